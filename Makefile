@@ -1,0 +1,59 @@
+# The commands of a checkout. Those that need an environment make it first: .venv, with the versions of constraints.txt.
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test lint types format bench clean
+SHELL := /bin/bash
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# Extra words for pip, for instance PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for the small torch without CUDA.
+PIP_FLAGS ?=
+# Extra words for pytest, for instance TESTS="tests/protocol -x".
+TESTS ?=
+
+help:  ## this list
+	@echo "offbeat: data-parallel training that keeps going when workers are slow, dead or new"; echo
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## *(.*)/  make \1\t\2/' | expand -t 16
+
+demo: $(READY)  ## four workers under several rules; one is slow, one is killed and comes back
+	@$(BIN)/python examples/demo.py
+
+test: $(READY)  ## all tests and the examples in docstrings
+	@$(BIN)/python -m pytest $(TESTS)
+
+lint: $(READY)  ## ruff: style and likely bugs
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(READY)  ## mypy --strict
+	@$(BIN)/mypy
+
+format: $(READY)  ## let ruff rewrite what it can
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+bench: $(READY)  ## measure this machine; see benchmarks/
+	@$(BIN)/python -m benchmarks
+
+clean:  ## remove the environment and everything tools and runs have left
+	rm -rf $(VENV) build dist runs out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests examples benchmarks experiments -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# Once per change of the two files. A half-made .venv (no pip, another Python, a broken link) is made anew; a good one is kept.
+$(READY): pyproject.toml constraints.txt
+	@if ! $(BIN)/python -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	  for python in python3.11 python3 python; do \
+	    if "$$python" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found="$$python"; break; fi; \
+	  done; \
+	  if [ -z "$${found:-}" ]; then \
+	    echo "offbeat needs Python 3.11 or newer with its venv module. Tried python3.11, python3 and python; 'python3 --version' says:"; \
+	    echo "  $$(python3 --version 2>&1)"; \
+	    echo "Install it first, on Debian or Ubuntu for instance: sudo apt install python3.11 python3.11-venv"; exit 1; \
+	  fi; \
+	  echo "Making the environment $(VENV) with $$("$$found" --version) ..."; \
+	  "$$found" -m venv --clear $(VENV); \
+	fi
+	@echo "Installing offbeat and what it needs into $(VENV) (once; a minute or two, mostly PyTorch) ..."
+	@$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[dev]' \
+	  || { echo "Could not install: pip's message above says what is missing. Mend it and say make again; nothing is lost."; exit 1; }
+	@touch $(READY)

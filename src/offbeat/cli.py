@@ -1,0 +1,184 @@
+"""The command line: it reads options, checks them before any process is started, and hands over."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from offbeat.errors import ConfigurationError, OffbeatError
+from offbeat.launch.faults import parse_all
+from offbeat.launch.local import Outcome, Supervisor
+from offbeat.policies import RULES, rule
+from offbeat.report.live import Progress
+from offbeat.report.table import comparison, job_table
+from offbeat.report.tally import Tally
+from offbeat.runtime.journal import read
+from offbeat.runtime.settings import JobSettings
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Data-parallel training for PyTorch that keeps going when workers are slow, dead or new.",
+)
+
+
+@app.callback()
+def _main() -> None:
+    """Keep ``run`` a subcommand."""
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": False},
+    epilog=f"Rules: {', '.join(sorted(RULES))}.",
+)
+def run(
+    context: typer.Context,
+    script: Annotated[str, typer.Argument(help="The training script; what follows are its own arguments.", show_default=False)],
+    workers: Annotated[int, typer.Option(help="Processes that compute gradients.")] = 2,
+    servers: Annotated[int, typer.Option(help="Processes that share the parameters among them.")] = 1,
+    sync: Annotated[str | None, typer.Option(help="Synchronization rule, for instance 'ssp(staleness=3)'; goes before the script's.")] = None,
+    max_restarts: Annotated[int, typer.Option(help="How often each worker is restarted when its process dies.")] = 3,
+    slow: Annotated[
+        list[str] | None, typer.Option(help="WORKER=SECONDS[@FROM-TO] or any=SECONDS: rehearse a straggler (FROM-TO: versions).")
+    ] = None,
+    kill: Annotated[list[str] | None, typer.Option(help="WORKER@VERSION: rehearse a death by SIGKILL.")] = None,
+    journal: Annotated[Path | None, typer.Option(help="Write every event to this file (docs/journal.md).")] = None,
+    summary: Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")] = None,
+    seed: Annotated[int, typer.Option(help="Of sample orders and of rehearsed slowness.")] = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds of silence after which a worker counts as dead.")] = 10.0,
+    port: Annotated[int, typer.Option(help="Where server 0 listens; 0: any free port.")] = 0,
+) -> None:
+    """Train SCRIPT on this machine, in one process per worker."""
+    settings = check(
+        script=script,
+        workers=workers,
+        servers=servers,
+        sync=sync,
+        max_restarts=max_restarts,
+        slow=slow or [],
+        kill=kill or [],
+        journal=journal,
+        summary=summary,
+        seed=seed,
+        timeout_s=timeout,
+        port=port,
+    )
+    console = Console()
+    progress = Progress(console)
+    command = [script, *context.args]
+    try:
+        outcome = Supervisor(settings, command, max_restarts=max_restarts, port=port, display=progress).run()
+    finally:
+        progress.close()
+    finish(console, outcome, summary)
+    raise typer.Exit(outcome.status)
+
+
+@app.command()
+def report(
+    journals: Annotated[list[Path], typer.Argument(help="Journals of one or more jobs.", show_default=False)],
+    picture: Annotated[Path | None, typer.Option(help="Draw who computed, waited and died when, into this PNG file.")] = None,
+) -> None:
+    """Show what the journals of finished jobs say."""
+    console = Console()
+    summaries = [Tally.of(read(path)).summary() for path in journals]
+    for one in summaries:
+        console.print(job_table(one))
+    if len(summaries) > 1:
+        console.print(comparison(summaries))
+    if picture is not None:
+        from offbeat.report.timeline import draw  # noqa: PLC0415 - matplotlib is optional, and slow to load
+
+        draw([(one["sync"], path) for one, path in zip(summaries, journals, strict=True)], picture)
+        console.print(f"picture: {picture}")
+
+
+def check(
+    *,
+    script: str,
+    workers: int,
+    servers: int,
+    sync: str | None,
+    max_restarts: int,
+    slow: list[str],
+    kill: list[str],
+    journal: Path | None,
+    summary: Path | None,
+    seed: int,
+    timeout_s: float,
+    port: int,
+) -> JobSettings:
+    """The job's settings, if they make sense.
+
+    Raises:
+        ConfigurationError: they do not; nothing has been started yet.
+    """
+    for name, value, least in (("workers", workers, 1), ("servers", servers, 1), ("max-restarts", max_restarts, 0), ("port", port, 0)):
+        if value < least:
+            raise ConfigurationError(f"--{name} {value}: at least {least} is needed")
+    if not 0.1 <= timeout_s < float("inf"):
+        raise ConfigurationError(f"--timeout {timeout_s:g}: seconds, at least 0.1")
+    if not Path(script).is_file():
+        raise ConfigurationError(f"there is no script {script!r} here ({Path.cwd()})")
+    spelling = None
+    if sync is not None:
+        chosen = rule(sync)
+        chosen.check(workers)
+        spelling = chosen.spelling
+    for option, path in (("journal", journal), ("summary", summary)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigurationError(f"--{option} {path}: there is no folder {path.absolute().parent}")
+    slow_faults, kills = parse_all(slow, kill, workers)
+    return JobSettings(
+        workers=workers,
+        servers=servers,
+        sync=spelling,
+        seed=seed,
+        timeout_s=timeout_s,
+        script=" ".join([script]),
+        journal=None if journal is None else str(journal.absolute()),
+        slow=slow_faults,
+        kill=kills,
+    )
+
+
+def finish(console: Console, outcome: Outcome, summary: Path | None) -> None:
+    """Print the table, or why there is none, and write the summary."""
+    figures: dict[str, Any] | None = outcome.summary
+    if figures is not None and figures["pushes"]:
+        console.print(job_table(figures))
+        for name, value in figures["metrics"].items():
+            console.print(f"{name}: {value}")
+    if outcome.status != 0:
+        fail(outcome.reason)
+    if summary is not None and figures is not None:
+        summary.write_text(json.dumps({**figures, "ok": outcome.status == 0, "reason": outcome.reason}, indent=1) + "\n")
+
+
+def fail(reason: str) -> None:
+    """Say why it did not work."""
+    width = shutil.get_terminal_size().columns
+    Console(stderr=True, width=width, soft_wrap=True, highlight=False).print(f"offbeat: {reason}", markup=False)
+
+
+def main() -> None:
+    """The entry point; a mistake of the user's ends in one sentence and status 2, a job that cannot go on in status 1."""
+    try:
+        app()
+    except ConfigurationError as error:
+        fail(str(error))
+        sys.exit(2)
+    except OffbeatError as error:
+        fail(str(error))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

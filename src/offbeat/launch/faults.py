@@ -1,0 +1,57 @@
+"""Rehearsed faults as they are written on the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from offbeat.errors import ConfigurationError
+from offbeat.runtime.settings import ANY, Kill, Slow
+
+_SLOW = re.compile(r"(any|\d+)=(\d+(?:\.\d*)?|\.\d+)(?:@(\d+)-(\d+))?")
+_KILL = re.compile(r"(\d+)@(\d+)")
+
+
+def parse_slow(text: str, workers: int) -> Slow:
+    """A straggler: ``WORKER=SECONDS``, ``any=SECONDS``, either with ``@FROM-TO``, the first and the last version it holds for.
+
+    >>> parse_slow("2=0.2@50-100", workers=4)
+    Slow(worker=2, seconds=0.2, start=50, stop=100)
+
+    Raises:
+        ConfigurationError: it cannot be read, or there is no such worker.
+    """
+    match = _SLOW.fullmatch(text)
+    if match is None:
+        raise ConfigurationError(f"--slow {text}: write WORKER=SECONDS or any=SECONDS, for instance 2=0.2, or 2=0.2@50-100 for versions 50 to 100")
+    who, seconds, start, stop = match.groups()
+    worker = ANY if who == "any" else _existing(int(who), workers, f"--slow {text}")
+    if stop is not None and int(stop) < int(start):
+        raise ConfigurationError(f"--slow {text}: the last version, {stop}, comes before the first, {start}")
+    return Slow(worker=worker, seconds=float(seconds), start=int(start or 0), stop=None if stop is None else int(stop))
+
+
+def parse_kill(text: str, workers: int) -> Kill:
+    """A death: ``WORKER@VERSION``.
+
+    >>> parse_kill("1@200", workers=4)
+    Kill(worker=1, version=200)
+
+    Raises:
+        ConfigurationError: it cannot be read, or there is no such worker.
+    """
+    match = _KILL.fullmatch(text)
+    if match is None:
+        raise ConfigurationError(f"--kill {text}: write WORKER@VERSION, for instance 1@200")
+    return Kill(worker=_existing(int(match[1]), workers, f"--kill {text}"), version=int(match[2]))
+
+
+def parse_all(slow: Sequence[str], kill: Sequence[str], workers: int) -> tuple[tuple[Slow, ...], tuple[Kill, ...]]:
+    """All of a command line's."""
+    return tuple(parse_slow(text, workers) for text in slow), tuple(parse_kill(text, workers) for text in kill)
+
+
+def _existing(worker: int, workers: int, where: str) -> int:
+    if worker >= workers:
+        raise ConfigurationError(f"{where}: there is no worker {worker}, {workers} workers are numbered 0 to {workers - 1}")
+    return worker

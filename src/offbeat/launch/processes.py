@@ -1,0 +1,81 @@
+"""Child processes that cannot outlive us: started in their own session, killed with all they started, and by the kernel if we are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """One process of the job.
+
+    Args:
+        command: the program and its arguments.
+        environment: all of its variables.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(command, env=dict(environment), start_new_session=True, preexec_fn=_die_with_parent())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ended(self) -> int | None:
+        """The exit status, negative for a signal; None while it runs. What the process left behind is killed."""
+        status = self._process.poll()
+        if status is not None:
+            self._signal_group(signal.SIGKILL)
+        return status
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process alone."""
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL to the process and all that it has started in its session; a stopped process dies too."""
+        self._signal_group(signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+
+    def _signal_group(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """For the child, before its program starts: let the kernel kill it when its parent dies. Linux only; elsewhere the lost connection tells."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the kernel was told
+            os._exit(1)
+
+    return prepare
+
+
+def describe(status: int) -> str:
+    """An exit status in words.
+
+    >>> describe(-9), describe(3), describe(0)
+    ('killed by SIGKILL', 'exited with status 3', 'finished')
+    """
+    if status == 0:
+        return "finished"
+    if status < 0:
+        with contextlib.suppress(ValueError):
+            return f"killed by {signal.Signals(-status).name}"
+        return f"killed by signal {-status}"
+    return f"exited with status {status}"

@@ -1,0 +1,176 @@
+"""The changed line of a user's script: an optimizer whose ``step`` pushes, waits to be admitted, and pulls."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sized
+from typing import Any, Literal, NoReturn
+
+import torch
+
+from offbeat import session as sessions
+from offbeat.data import ElasticBatchSampler, elastic_batch_sampler
+from offbeat.errors import ConfigurationError
+from offbeat.policies import rule
+from offbeat.protocol.policy import Policy
+from offbeat.runtime.settings import WorkerSettings
+from offbeat.session import LocalSession, Session
+from offbeat.tensors.layout import Layout
+from offbeat.tensors.optimizers import spec_of
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """Wraps a ``torch.optim`` optimizer: the servers run its update on the sum of the workers' gradients.
+
+    ``step()`` hands in this worker's gradient, waits until the rule lets it go on, and leaves the newest parameters in the model. Under
+    ``offbeat run`` the wrapped optimizer's class steps on the servers, with the learning rates and other hyperparameters that its ``param_groups`` have
+    here, so learning-rate schedulers and gradient clipping work as ever. Without a launcher it is the wrapped optimizer.
+
+    From here on ``p.grad`` and ``p.data`` are views of memory that the job shares, and every worker's parameters are those of worker 0. A parameter
+    without a gradient counts as one with a gradient of zero. BatchNorm's statistics are each worker's own until an epoch's end, when
+    they are averaged.
+
+    Args:
+        optimizer: SGD, Adam, AdamW and the other elementwise classes of ``torch.optim``; those that look at whole tensors, such as
+            Adafactor, work too, on servers that keep tensors whole.
+        model: what the optimizer trains.
+        sync: the rule, as an object (``offbeat.SSP(staleness=3)``) or spelled (``"ssp(staleness=3)"``); ``--sync`` on the command line goes before it.
+        nonfinite: what to do with a gradient that has infinity or NaN in it: ``"reject"`` it, the fold goes without, or ``"stop"`` the job.
+
+    Raises:
+        ConfigurationError: the optimizer cannot run on a server, or is not the model's, or nothing is trainable, or no such rule.
+        RefusedError: the job's other workers have a different model, optimizer or rule.
+
+    >>> model = torch.nn.Linear(3, 1)
+    >>> optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, sync="ssp(staleness=3)")
+    >>> loss = model(torch.ones(2, 3)).square().mean()
+    >>> loss.backward()
+    >>> optimizer.step()
+    >>> optimizer.version
+    1
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        sync: str | Policy = "bsp",
+        *,
+        nonfinite: Literal["reject", "stop"] = "reject",
+    ) -> None:
+        if nonfinite not in ("reject", "stop"):
+            raise ConfigurationError(f"nonfinite={nonfinite!r}: say 'reject' or 'stop'")
+        if isinstance(optimizer, DistributedOptimizer):
+            raise ConfigurationError("this optimizer is distributed already: wrap an optimizer of torch.optim")
+        policy = rule(sync)
+        layout, spec = Layout.of(model, optimizer), spec_of(optimizer)
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self.state = optimizer.state
+        self.wrapped = optimizer
+        self._nonfinite = nonfinite
+        self._session = self._open(layout, spec, model, policy)
+        sessions.current = self._session
+
+    def _open(self, layout: Layout, spec: Any, model: torch.nn.Module, policy: Policy) -> Session:
+        settings = WorkerSettings.from_environment()
+        if settings is None:
+            return LocalSession(self.wrapped)
+        if sessions.current is not None:
+            raise ConfigurationError(
+                "this process has a DistributedOptimizer already: put all parameters into one optimizer, in parameter groups if they differ"
+            )
+        from offbeat.runtime.worker import WorkerSession  # noqa: PLC0415 - a script without a launcher needs no sockets
+
+        return WorkerSession(settings, layout, spec, model, self.wrapped, policy.spelling, stop_on_nonfinite=self._nonfinite == "stop")
+
+    @property
+    def version(self) -> int:
+        """How many folds the parameters in the model have seen."""
+        return self._session.version
+
+    @property
+    def worker(self) -> int:
+        """This process's number in the job, 0 without a launcher."""
+        return self._session.worker
+
+    @property
+    def workers(self) -> int:
+        """How many workers the job was started with."""
+        return self._session.workers
+
+    def batch_sampler(self, dataset: Sized, *, batch_size: int, shuffle: bool = True, seed: int | None = None) -> ElasticBatchSampler:
+        """A ``batch_sampler`` for a ``DataLoader``, dealing each index of an epoch to one worker.
+
+        Args:
+            dataset: anything with a length; the same on all workers.
+            batch_size: samples in one worker's batch.
+            shuffle: a new order each epoch.
+            seed: of the orders; default: the job's.
+
+        Raises:
+            ConfigurationError: the data set has no length, or fewer samples than the job has workers, or the batch size is below 1.
+        """
+        return elastic_batch_sampler(self._session, dataset, batch_size, shuffle=shuffle, seed=seed)
+
+    def step(self, closure: Callable[[], float] | None = None, *, samples: int | None = None) -> None:  # type: ignore[override]
+        """Push this worker's gradient, wait to be admitted, and pull the newest parameters.
+
+        Args:
+            closure: must be None.
+            samples: how many samples the gradient is the mean of, its weight in the fold. Known by itself when the batches come from
+                `batch_sampler`; without either, contributions weigh the same.
+
+        Raises:
+            ConfigurationError: a closure was given.
+            JobError: the servers are gone.
+        """
+        if closure is not None:
+            raise ConfigurationError(
+                "step(closure) is not possible: parameters are updated on the servers, which cannot evaluate the model again; "
+                "use an optimizer that takes one gradient a step"
+            )
+        if isinstance(self._session, LocalSession) and (name := self._first_nonfinite()) is not None:
+            if self._nonfinite == "stop":
+                raise FloatingPointError(f"the gradient of {name} is not finite")
+            warnings.warn(f"the gradient of {name} is not finite: this step is left out", stacklevel=2)
+            return
+        self._session.step(samples)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients; ``set_to_none`` is the cheaper way, and safe."""
+        self.wrapped.zero_grad(set_to_none)
+
+    def pull(self) -> None:
+        """Take the newest parameters without a push, for instance before an evaluation in mid-epoch."""
+        self._session.pull()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state, gathered from the servers, in the format of the wrapped optimizer's own ``state_dict``."""
+        return self._session.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume: hand the servers this state, and the parameters that the model has now (load the model's state first).
+
+        Every worker calls it with the same state. A worker that comes to a running job, past version 0, gets the job's state instead.
+        """
+        self._session.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused once the servers have the parameters: add groups to the optimizer before wrapping it."""
+        if hasattr(self, "_session"):
+            self._refuse_group()
+        super().add_param_group(param_group)
+
+    def _refuse_group(self) -> NoReturn:
+        raise ConfigurationError("parameter groups cannot be added to a running job: add them to the optimizer before wrapping it")
+
+    def _first_nonfinite(self) -> str | None:
+        for number, group in enumerate(self.param_groups):
+            for p in group["params"]:
+                if p.grad is not None and not bool(torch.isfinite(p.grad).all()):
+                    return f"a tensor of shape {tuple(p.shape)} in parameter group {number}"
+        return None
+
+    def close(self) -> None:
+        """Leave the job; the model keeps its parameters. Called by itself when the script ends."""
+        self._session.close()

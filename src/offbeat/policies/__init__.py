@@ -1,0 +1,35 @@
+"""The synchronization rules: one paper and one file each. To add one, write the file and name the class in `RULES`."""
+
+from __future__ import annotations
+
+from offbeat.errors import ConfigurationError
+from offbeat.policies.asp import ASP
+from offbeat.policies.backup import Backup
+from offbeat.policies.bsp import BSP
+from offbeat.policies.ssp import DSSP, SSP
+from offbeat.protocol.policy import Policy
+from offbeat.spelling import build
+
+RULES: dict[str, type[Policy]] = {rule.__name__.lower(): rule for rule in (BSP, ASP, SSP, DSSP, Backup)}
+"""Every rule by the word that spells it."""
+
+
+def rule(spec: str | Policy) -> Policy:
+    """The rule that ``spec`` spells, or ``spec`` itself if it is one.
+
+    >>> rule("ssp(staleness=3)")
+    SSP(staleness=3)
+    >>> rule(BSP())
+    BSP()
+
+    Raises:
+        ConfigurationError: there is no such rule, or it refuses its settings.
+    """
+    if isinstance(spec, Policy):
+        return spec
+    if not isinstance(spec, str):
+        raise ConfigurationError(f"sync={spec!r}: pass a rule such as offbeat.SSP(staleness=3), or its spelling 'ssp(staleness=3)'")
+    return build(spec, RULES, "synchronization rule")
+
+
+__all__ = ["ASP", "BSP", "DSSP", "RULES", "SSP", "Backup", "rule"]

@@ -1,0 +1,35 @@
+"""Bulk synchronous parallel: the plain barrier that every other rule is measured against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offbeat.protocol.policy import Admit, Decision, Hold, Policy, View
+from offbeat.types import WorkerId
+
+
+@dataclass(frozen=True, kw_only=True)
+class BSP(Policy):
+    """Fold when every active worker has pushed; nobody goes on before that.
+
+    Update rule: ``w[t+1] = step(w[t], sum_i samples_i * g_i / sum_i samples_i)`` over all that pushed in the round. A worker that
+    died after its push still counts in the fold; one that dies before it is not waited for.
+
+    Source: the baseline of Zhao et al., "ElasticBSP", section I, with k = 1. The release condition is the set rule, active
+    workers being a subset of those that pushed; comparing counts would release too early when a worker pushes and dies.
+
+    >>> BSP().spelling
+    'bsp'
+    """
+
+    lockstep = True
+
+    def fold(self, view: View) -> Decision | None:
+        if view.missing or not view.pending:
+            return None
+        return Decision(tuple(view.pending.values()), f"all {len(view.active)} active workers have pushed")
+
+    def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
+        if worker in view.pending:
+            return Hold(f"barrier: {view.missing} of {len(view.active)} active workers are still computing")
+        return Admit("the barrier is open")

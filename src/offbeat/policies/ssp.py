@@ -1,0 +1,109 @@
+"""Stale synchronous parallel, and its dynamic form: the fast may run ahead of the slowest, but only so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from offbeat.errors import ConfigurationError
+from offbeat.policies.asp import ASP
+from offbeat.protocol.policy import Admit, Hold, Policy, View, whole_number
+from offbeat.types import Clock, WorkerId
+
+
+@dataclass(frozen=True, kw_only=True)
+class SSP(ASP):
+    """Fold each contribution as it arrives; hold a worker that is more than ``staleness`` iterations ahead of the slowest.
+
+    Worker p, having pushed t_p times, may go on iff ``t_p - min(t) <= staleness``. So a worker in iteration c (from 0) sees all
+    its own updates and every update of others from their iterations up to c - staleness - 1, and completed counts never differ by more than
+    staleness + 1. ``staleness=0`` is a barrier without summing: every push is still folded by itself.
+
+    Against a worker that is *always* slow the bound is reached after a few iterations and then everybody goes at its pace; SSP
+    helps when slowness wanders.
+
+    Source: Ho et al. 2013, as described in Zhao et al., "ElasticBSP", section I, which uses ``staleness=3``. A dead worker
+    does not hold anybody; a returning one starts at the slowest clock.
+
+    >>> SSP(staleness=3).spelling
+    'ssp(staleness=3)'
+    """
+
+    staleness: int
+    """How many iterations a worker may have completed more than the slowest and still go on; at least 0."""
+
+    def __post_init__(self) -> None:
+        whole_number("ssp", "staleness", self.staleness, least=0)
+
+    def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
+        return within(view, worker, self.staleness)
+
+
+def within(view: View, worker: WorkerId, bound: int) -> Admit | Hold:
+    """Admit a worker at most ``bound`` iterations ahead of the slowest."""
+    lead = view.clock(worker) - view.slowest
+    if lead <= bound:
+        return Admit("within the staleness bound")
+    return Hold(f"{lead} iterations ahead of the slowest worker, {bound} allowed", slowest=view.clock(worker) - bound)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSSP(ASP):
+    """SSP whose bound is chosen anew, between ``lower`` and ``upper``, each time the fastest worker would be held.
+
+    The fastest worker gets r extra iterations, r being where its predicted push falls nearest to a predicted push of the
+    slowest: with last push times A and last intervals I, ``r = argmin_r min_j |A_q + j*I_q - A_p - r*I_p|``, 0 <= r <= upper - lower
+    and j >= 1, the smallest r on ties. ``lower == upper`` is SSP.
+
+    Source: Zhao et al. 2019, "Dynamic Stale Synchronous Parallel" (arXiv 1908.11848), after its authors' notes; the defaults are its
+    experiments'. Departure: ``t_p - min(t) <= upper`` holds always, not only at the time of a grant.
+
+    >>> DSSP(lower=1, upper=4).spelling
+    'dssp(lower=1, upper=4)'
+    """
+
+    lower: int = 3
+    """The lead that is always allowed; at least 0."""
+    upper: int = 15
+    """The lead that is never exceeded; at least ``lower``."""
+
+    def __post_init__(self) -> None:
+        whole_number("dssp", "lower", self.lower, least=0)
+        whole_number("dssp", "upper", self.upper, least=0)
+        if self.upper < self.lower:
+            raise ConfigurationError(f"dssp(lower={self.lower}, upper={self.upper}): upper must be at least lower")
+
+    def start(self) -> Policy:
+        return _RunningDSSP(lower=self.lower, upper=self.upper)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RunningDSSP(DSSP):
+    credits: dict[WorkerId, Clock] = field(default_factory=dict, repr=False)
+    """How many more iterations each worker may run beyond ``lower``."""
+
+    def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
+        inside = within(view, worker, self.lower)
+        if isinstance(inside, Admit):
+            return inside
+        lead = view.clock(worker) - view.slowest
+        credit = self.credits.get(worker, 0)
+        if credit == 0 and view.clock(worker) == view.fastest:
+            credit = self._grant(view, worker)
+        if credit == 0 or lead > self.upper:
+            return inside
+        self.credits[worker] = credit - 1
+        return Admit(f"{lead} ahead of the slowest worker, granted: their pushes are predicted to meet {credit} iterations on")
+
+    def _grant(self, view: View, worker: WorkerId) -> int:
+        slow = view.slowest_worker()
+        last_fast, step_fast = view.pushed_at(worker), view.interval(worker)
+        last_slow, step_slow = view.pushed_at(slow), view.interval(slow)
+        if last_fast is None or step_fast is None or last_slow is None or step_slow is None or step_slow <= 0.0:
+            return 0
+
+        def distance(r: int) -> float:
+            ahead = last_fast + r * step_fast - last_slow
+            j = max(1, round(ahead / step_slow))
+            return min(abs(ahead - i * step_slow) for i in (max(1, j - 1), j, j + 1))
+
+        return min(range(self.upper - self.lower + 1), key=distance)

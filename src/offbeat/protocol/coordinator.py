@@ -1,0 +1,303 @@
+"""One job: its membership, its ledger with one rule, and its sample leases, behind one entrance.
+
+`Coordinator.on` takes an event and the time and returns what is to be done, in order; `Coordinator.wake_at` says when to call
+`Coordinator.wake` even if nothing happens. The live server and the simulator drive the same object.
+
+What it adds to its parts: the start (version 0 exists once nobody is expected any more), fencing, and the end of an epoch. A worker for
+whom an epoch has no samples left is idle until its end, so that samples of the dead still find somebody; the rule does not wait for the idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from offbeat.protocol.effects import Effect, EpochEnded, Fence, Grant, Initialise, NoMore, Settle, StateChanged
+from offbeat.protocol.events import (
+    EpochWanted,
+    Event,
+    Heard,
+    Initialised,
+    Joined,
+    LeaseWanted,
+    Left,
+    Lost,
+    PullWanted,
+    Pushed,
+)
+from offbeat.protocol.leases import Leases
+from offbeat.protocol.ledger import Ledger
+from offbeat.protocol.membership import Membership
+from offbeat.protocol.policy import Policy
+from offbeat.types import Fate, Incarnation, LeaseId, Seconds, Version, WorkerId, WorkerState
+
+
+class Coordinator:
+    """The pure part of a job of the server family.
+
+    Args:
+        policy: the synchronization rule.
+        workers: how many are expected at the start; nobody computes before each of them has joined or is lost.
+        timeout_s: silence after which a worker is dead; None: only a closed connection tells.
+
+    >>> from offbeat.policies import BSP
+    >>> job = Coordinator(BSP(), workers=1)
+    >>> job.on(Joined(0), now=0.0)[-1].reason
+    'every expected worker has joined or is lost'
+    >>> [type(effect).__name__ for effect in job.on(Initialised(0), now=0.1)]
+    ['Release']
+    >>> push = Pushed(0, incarnation=1, version=0, samples=32, compute_s=0.2)
+    >>> [type(effect).__name__ for effect in job.on(push, now=0.3)]
+    ['Fold', 'Settle', 'Release']
+    """
+
+    def __init__(self, policy: Policy, workers: int, timeout_s: Seconds | None = None) -> None:
+        policy.check(workers)
+        self.membership = Membership(workers, timeout_s)
+        self._ledger = Ledger(policy)
+        self._leases = Leases()
+        self._riding: dict[tuple[WorkerId, Incarnation], tuple[LeaseId, ...]] = {}
+        self._idle: dict[WorkerId, LeaseWanted | EpochWanted] = {}
+        self._initialiser: WorkerId | None = None
+        self._begun = False
+        self._effects: list[Effect] = []
+        self._handlers: dict[type, Callable[[Any, Seconds], None]] = {
+            Joined: self._joined,
+            Initialised: self._initialised,
+            Heard: self._heard,
+            Pushed: self._pushed,
+            PullWanted: self._pull_wanted,
+            LeaseWanted: self._samples_wanted,
+            EpochWanted: self._samples_wanted,
+            Lost: self._lost,
+            Left: self._left,
+        }
+
+    @property
+    def version(self) -> Version:
+        return self._ledger.version
+
+    @property
+    def begun(self) -> bool:
+        """Whether version 0 exists."""
+        return self._begun
+
+    @property
+    def unsettled(self) -> Collection[WorkerId]:
+        """Workers, dead ones too, whose last contribution has no fate yet."""
+        return self._ledger.pending.keys()
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody takes part any more and nobody is expected."""
+        return not self.membership.in_state(WorkerState.EXPECTED, WorkerState.ALIVE, WorkerState.RECOVERED)
+
+    def on(self, event: Event, now: Seconds) -> list[Effect]:
+        """Take note of an event; the answer is what to do about it, in order."""
+        self._handlers[type(event)](event, now)
+        return self._flush()
+
+    def wake_at(self) -> Seconds | None:
+        """When `wake` is to be called at the latest; None: only events matter."""
+        times = [t for t in (self.membership.wake_at(), self._ledger.wake_at()) if t is not None]
+        return min(times, default=None)
+
+    def wake(self, now: Seconds) -> list[Effect]:
+        """Time has passed: declare the silent dead, and let the rule look again."""
+        for worker in self.membership.silent(now):
+            silence = now - self.membership[worker].heard_at
+            self._take_out(worker, WorkerState.DEAD, f"not heard of for {silence:.1f} s", now)
+        self._do(self._ledger.wake(now))
+        return self._flush()
+
+    def close(self, now: Seconds, reason: str) -> list[Effect]:
+        """End the job: contributions without a fate are dropped, epochs under way are reported as they stand."""
+        self._do(self._ledger.close(now, reason))
+        for worker in self.membership:
+            self._leases.give_back(worker)
+        for pool in self._leases.under_way():
+            self._end_epoch(pool, now)
+        return self._flush()
+
+    # Members.
+
+    def _joined(self, event: Joined, now: Seconds) -> None:
+        worker = event.worker
+        if self.membership[worker].state is WorkerState.ALIVE:
+            self._take_out(worker, WorkerState.DEAD, "a new process has taken its place", now)
+        incarnation = self.membership.join(worker, now)
+        self._effects.append(StateChanged(worker, incarnation, WorkerState.ALIVE, "joined"))
+        if self._begun:
+            self._enter(worker, now)
+        else:
+            self._begin(now)
+
+    def _enter(self, worker: WorkerId, now: Seconds) -> None:
+        returned = self._ledger.pending.get(worker)
+        if returned is not None:
+            self._leases.withdraw(returned.leases)
+        self._do(self._ledger.enter(worker, self.membership[worker].incarnation, now))
+        self._deal(now)
+
+    def _begin(self, now: Seconds) -> None:
+        """Once nobody is expected any more, ask the first living worker for the initial parameters."""
+        alive = self.membership.in_state(WorkerState.ALIVE)
+        if self.membership.in_state(WorkerState.EXPECTED) or not alive or self._initialiser is not None:
+            return
+        self._initialiser = alive[0]
+        self._effects.append(Initialise(alive[0], "every expected worker has joined or is lost"))
+
+    def _initialised(self, event: Initialised, now: Seconds) -> None:
+        if self._begun or event.worker != self._initialiser:
+            return
+        self._begun = True
+        for worker in self.membership.in_state(WorkerState.ALIVE):
+            self._enter(worker, now)
+
+    def _heard(self, event: Heard, now: Seconds) -> None:
+        self._speaks(event.worker, event.incarnation, now)
+
+    def _speaks(self, worker: WorkerId, incarnation: Incarnation, now: Seconds) -> bool:
+        """Whether to listen. A dead worker's own process is told, once, to join again; a replaced one's is not answered."""
+        if self.membership.speaks(worker, incarnation, now):
+            return True
+        if worker not in self.membership:
+            return False
+        member = self.membership[worker]
+        if member.state is WorkerState.DEAD and incarnation == member.incarnation:
+            member.state = WorkerState.RECOVERED
+            reason = f"incarnation {incarnation} was declared dead"
+            self._effects += [
+                StateChanged(worker, incarnation, WorkerState.RECOVERED, "heard of again"),
+                Fence(worker, incarnation, reason),
+            ]
+        return False
+
+    def _lost(self, event: Lost, now: Seconds) -> None:
+        member = self.membership[event.worker]
+        if event.incarnation in (None, member.incarnation):
+            self._take_out(event.worker, WorkerState.DEAD, event.reason, now)
+
+    def _left(self, event: Left, now: Seconds) -> None:
+        if self._speaks(event.worker, event.incarnation, now):
+            self._take_out(event.worker, WorkerState.FINISHED, "its script has ended", now)
+
+    def _take_out(self, worker: WorkerId, state: WorkerState, reason: str, now: Seconds) -> None:
+        member = self.membership[worker]
+        before, member.state = member.state, state
+        if before in (WorkerState.DEAD, WorkerState.FINISHED):
+            member.state = before
+            return
+        self._effects.append(StateChanged(worker, member.incarnation, state, reason))
+        if worker == self._initialiser:
+            self._initialiser = None
+        self._idle.pop(worker, None)
+        self._leases.give_back(worker)
+        if not self._begun:
+            self._begin(now)
+            return
+        self._do(self._ledger.leave(worker, now))
+        self._deal(now)
+
+    # Contributions.
+
+    def _pushed(self, event: Pushed, now: Seconds) -> None:
+        worker, incarnation = event.worker, event.incarnation
+        fenced = None
+        if not self._speaks(worker, incarnation, now):
+            fenced = f"sent by incarnation {incarnation}, which was declared dead"
+        elif not self._begun or worker in self._ledger.waiting:
+            fenced = "pushed without having been admitted"
+        if fenced is not None:
+            self._effects.append(Settle(worker, incarnation, 0, Fate.REJECTED, fenced, self.version, event.samples))
+            return
+        refusal = None
+        if not self._leases.valid(worker, event.leases):
+            refusal = "its samples have gone to another worker"
+        else:
+            self._leases.submit(event.leases)
+            self._riding[worker, incarnation] = event.leases
+        if event.nonfinite is not None:
+            refusal = f"gradient not finite in {event.nonfinite}"
+        if worker in self._idle:
+            del self._idle[worker]
+            self._do(self._ledger.resume(worker, now))
+        self._do(self._ledger.push(event, now, refusal))
+        self._deal(now)
+
+    def _pull_wanted(self, event: PullWanted, now: Seconds) -> None:
+        # A worker that waits to be admitted gets the newest parameters with that, and not before its contribution has a fate.
+        if self._speaks(event.worker, event.incarnation, now) and self._begun and event.worker not in self._ledger.waiting:
+            self._do(self._ledger.refresh(event.worker, now, "asked for"))
+
+    def _do(self, effects: list[Effect]) -> None:
+        """Pass on the ledger's effects; the samples of a contribution share its fate."""
+        for effect in effects:
+            if isinstance(effect, Settle):
+                leases = self._riding.pop((effect.worker, effect.incarnation), ())
+                self._leases.settle(leases, effect.fate, effect.reason)
+        self._effects += effects
+
+    # Samples.
+
+    def _samples_wanted(self, event: LeaseWanted | EpochWanted, now: Seconds) -> None:
+        worker, incarnation, pool, epoch = event.worker, event.incarnation, event.pool, event.epoch
+        if not self._speaks(worker, incarnation, now):
+            return
+        self._leases.open(pool, epoch, event.size)
+        current = self._leases.epoch(pool)
+        if epoch < current:
+            just = epoch == current - 1
+            self._effects.append(NoMore(worker, incarnation, pool, epoch, just, f"epoch {epoch} is over, epoch {current} is next"))
+            if just:
+                self._do(self._ledger.refresh(worker, now, f"epoch {epoch} is over"))
+            return
+        if isinstance(event, EpochWanted) or epoch > current:
+            self._leases.give_back(worker, pool)
+        elif self._grant(event):
+            return
+        elif self._leases.holds(worker, pool):
+            reason = "the rest of this epoch is what this worker already holds"
+            self._effects.append(NoMore(worker, incarnation, pool, epoch, False, reason))
+            return
+        self._idle[worker] = event
+        self._do(self._ledger.pause(worker, now))
+        self._deal(now)
+
+    def _grant(self, event: LeaseWanted, refreshed: bool = False) -> bool:
+        lease = self._leases.take(event.worker, event.pool, event.batch)
+        if lease is None:
+            return False
+        self._effects.append(Grant(event.worker, event.incarnation, event.pool, lease.epoch, lease.id, lease.start, lease.stop, refreshed))
+        return True
+
+    def _deal(self, now: Seconds) -> None:
+        """Give samples that have come back to workers that wait for some, and end the epochs that have no more to wait for."""
+        if not self._idle:
+            return
+        for worker, event in list(self._idle.items()):
+            if isinstance(event, LeaseWanted) and event.epoch == self._leases.epoch(event.pool) and self._grant(event, True):
+                del self._idle[worker]
+                self._do(self._ledger.resume(worker, now))
+                self._do(self._ledger.refresh(worker, now, "samples have come back"))
+        for pool in sorted({event.pool for event in self._idle.values()}):
+            if self._leases.accounted(pool) or (self._leases.quiet(pool) and self._all_wait_for(pool)):
+                self._end_epoch(pool, now)
+
+    def _all_wait_for(self, pool: int) -> bool:
+        waiting = {worker for worker, event in self._idle.items() if event.pool == pool}
+        return waiting.issuperset(self.membership.in_state(WorkerState.ALIVE))
+
+    def _end_epoch(self, pool: int, now: Seconds) -> None:
+        epoch = self._leases.epoch(pool)
+        waiting = tuple(sorted(w for w, event in self._idle.items() if event.pool == pool))
+        self._effects.append(EpochEnded(pool, epoch, self._leases.end(pool), waiting))
+        for worker in waiting:
+            del self._idle[worker]
+            self._do(self._ledger.resume(worker, now))
+        for worker in waiting:
+            self._do(self._ledger.refresh(worker, now, f"epoch {epoch} is over"))
+
+    def _flush(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects

@@ -1,0 +1,113 @@
+"""What to do about an event, in the order in which it is to be done. Each effect carries its reason in words."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Version, WorkerId, WorkerState
+
+
+class Part(NamedTuple):
+    """One contribution's share in a fold."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    clock: Clock
+    weight: float
+    """The factor of its gradient in the sum; the weights of a fold add up to 1."""
+    staleness: int
+
+
+class Initialise(NamedTuple):
+    """Ask this worker for its parameters: they become version 0."""
+
+    worker: WorkerId
+    reason: str
+
+
+class Fold(NamedTuple):
+    """Every shard: g = sum(weight * gradient) over the parts, one optimizer step with g, and this is the new version."""
+
+    version: Version
+    parts: tuple[Part, ...]
+    reason: str
+
+
+class Settle(NamedTuple):
+    """A contribution has met its fate. There is exactly one of these per push."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    clock: Clock
+    fate: Fate
+    reason: str
+    version: Version
+    """Folded: the version it is part of. Otherwise the version of the job at the time."""
+    samples: int
+
+
+class Release(NamedTuple):
+    """Send this worker the parameters of this version: it may go on."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    version: Version
+    clock: Clock
+    reason: str
+
+
+class Fence(NamedTuple):
+    """Tell a process that speaks for a dead incarnation to join again."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    reason: str
+
+
+class Grant(NamedTuple):
+    """Positions ``start`` to ``stop`` of the epoch's order are this worker's until it pushes, or dies."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    pool: int
+    epoch: Epoch
+    lease: LeaseId
+    start: int
+    stop: int
+    refreshed: bool = False
+    """Whether a `Release` with the newest parameters comes with it: the worker has been idle, and the others have gone on."""
+
+
+class NoMore(NamedTuple):
+    """Nothing of this epoch is left for this worker, which still holds leases of it or has come after its end."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    pool: int
+    epoch: Epoch
+    refreshed: bool
+    """Whether a `Release` with the newest parameters comes with it."""
+    reason: str
+
+
+class EpochEnded(NamedTuple):
+    """Every index of an epoch is accounted for. The waiting workers are released beside this."""
+
+    pool: int
+    epoch: Epoch
+    report: dict[str, Any]
+    """See ``protocol/leases.py``."""
+    workers: tuple[WorkerId, ...]
+    """Who was waiting for it."""
+
+
+class StateChanged(NamedTuple):
+    """A worker's state has changed."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    state: WorkerState
+    reason: str
+
+
+Effect: TypeAlias = Initialise | Fold | Settle | Release | Fence | Grant | NoMore | EpochEnded | StateChanged

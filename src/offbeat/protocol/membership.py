@@ -1,0 +1,91 @@
+"""Who is in the job. States and incarnations, and suspicion from silence; nothing here knows what a worker contributes.
+
+```
+            joins                      silent, disconnected, reported dead
+ EXPECTED ─────────────────► ALIVE ────────────────────────────────────────► DEAD
+     │                        ▲  │ leaves                                     │  heard of again: fenced
+     │ lost before it joined  │  └────────► FINISHED                          ▼
+     └──────────► DEAD        └───────────────── joins, new incarnation ── RECOVERED ── silent, disconnected ──► DEAD
+```
+
+Joining is possible from every state, also from DEAD (a restarted process) and ALIVE (a process whose predecessor's end has not been
+seen yet); each join begins a new incarnation, and only the newest is listened to.
+
+Source: EnsembleSync, section 3.3 (alive, dead, recovered). Departures: heartbeats keep a busy or blocked worker alive, where the paper's
+only sign of life is an operation; a rejoining worker of a gradient rule takes part at once, not from the next epoch on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from offbeat.types import Incarnation, Seconds, WorkerId, WorkerState
+
+
+@dataclass(slots=True)
+class Member:
+    """What is known of one worker."""
+
+    state: WorkerState = WorkerState.EXPECTED
+    incarnation: Incarnation = 0
+    heard_at: Seconds = 0.0
+
+
+class Membership:
+    """The states of workers 0 .. n-1; more may join.
+
+    Args:
+        workers: how many are expected at the start.
+        timeout_s: silence after which an alive worker is dead; None: never.
+    """
+
+    def __init__(self, workers: int, timeout_s: Seconds | None) -> None:
+        self._members = {worker: Member() for worker in range(workers)}
+        self._timeout_s = timeout_s
+
+    def __contains__(self, worker: WorkerId) -> bool:
+        return worker in self._members
+
+    def __getitem__(self, worker: WorkerId) -> Member:
+        return self._members.setdefault(worker, Member())
+
+    def __iter__(self) -> Iterator[WorkerId]:
+        return iter(sorted(self._members))
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def in_state(self, *states: WorkerState) -> list[WorkerId]:
+        """The workers in one of these states, in order of their numbers."""
+        return [worker for worker in self if self._members[worker].state in states]
+
+    def speaks(self, worker: WorkerId, incarnation: Incarnation, now: Seconds) -> bool:
+        """Note a sign of life; True if it comes from an alive worker's newest incarnation, False if it is to be fenced."""
+        member = self._members.get(worker)
+        if member is None or incarnation != member.incarnation:
+            return False
+        member.heard_at = now
+        return member.state is WorkerState.ALIVE
+
+    def join(self, worker: WorkerId, now: Seconds) -> Incarnation:
+        """Begin a new incarnation."""
+        member = self[worker]
+        member.state = WorkerState.ALIVE
+        member.incarnation += 1
+        member.heard_at = now
+        return member.incarnation
+
+    def silent(self, now: Seconds) -> list[WorkerId]:
+        """The workers not heard of for the timeout or longer, of those that are alive or have been told to rejoin."""
+        if self._timeout_s is None:
+            return []
+        # The same sum as in `wake_at`: a difference may round to less than the timeout at the very time that `wake_at` has announced.
+        return [w for w in self.in_state(WorkerState.ALIVE, WorkerState.RECOVERED) if now >= self._members[w].heard_at + self._timeout_s]
+
+    def wake_at(self) -> Seconds | None:
+        """When the next worker will have been silent for too long; None: never."""
+        if self._timeout_s is None:
+            return None
+        heard = [m.heard_at for m in self._members.values() if m.state in (WorkerState.ALIVE, WorkerState.RECOVERED)]
+        return min(heard) + self._timeout_s if heard else None

@@ -1,0 +1,158 @@
+"""The display of a running job: redrawn in place on a terminal, a plain line now and then anywhere else.
+
+Fed snapshots (`report.tally.Tally.summary`) a few times per second by whoever runs the job. What is shown is put together by pure
+functions; `Progress` only prints. It starts no thread and reads no clock, so nothing moves unless it is told to.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from offbeat.report.table import Summary, per_push, seconds, share, slow_workers, state_words, waiting_share
+from offbeat.types import Seconds
+
+PLAIN_EVERY_S: Final = 5.0
+RATE_OVER_S: Final = 5.0
+"""The rate shown is that of the last few seconds, so that a change is seen when it happens."""
+STYLES: Final = {"dead": "red", "recovered": "magenta", "expected": "dim", "finished": "green"}
+
+
+class Progress:
+    """Shows how a job gets on.
+
+    Args:
+        console: where to; a rich `Live` is used if it is a terminal.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._before: Summary | None = None
+        self._began: Seconds = 0.0
+        self._printed: Seconds | None = None
+        self._history: deque[tuple[Seconds, int]] = deque()
+
+    def update(self, snapshot: Summary, now: Seconds) -> None:
+        """Show a snapshot. ``now`` is any clock that goes on when nothing happens in the job."""
+        if self._before is None:
+            self._began = now - snapshot["elapsed_s"]
+        elapsed_s = now - self._began
+        for text in changes(self._before, snapshot):
+            self.note(f"{elapsed_s:8.1f} s  {text}")
+        self._before = snapshot
+        rate = self._rate(snapshot, now)
+        if self._console.is_terminal:
+            self._draw(snapshot, elapsed_s, rate)
+        elif self._printed is None or now - self._printed >= PLAIN_EVERY_S:
+            self._printed = now
+            self.note(f"{elapsed_s:8.1f} s  {headline(snapshot, rate)}")
+
+    def note(self, text: str) -> None:
+        """Print a line that stays, above the display if there is one."""
+        # Not console.print's markup or wrapping: what comes here may be anybody's output, to be read by programs as well.
+        self._console.print(Text(text), soft_wrap=True)
+
+    def close(self) -> None:
+        """Leave the last state on the screen. May be called twice."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        elif self._before is not None and not self._console.is_terminal:
+            elapsed_s = self._before["elapsed_s"]
+            self.note(f"{elapsed_s:8.1f} s  {headline(self._before, self._before['samples_per_s'])}")
+        self._before = None
+
+    def _draw(self, snapshot: Summary, elapsed_s: Seconds, rate: float) -> None:
+        if self._live is None:
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+        rows = max(1, self._console.height - 5)
+        head = Text(f"{elapsed_s:8.1f} s  {headline(snapshot, rate)}", style="bold", no_wrap=True, overflow="ellipsis")
+        self._live.update(Group(head, worker_table(snapshot, rows)), refresh=True)
+
+    def _rate(self, snapshot: Summary, now: Seconds) -> float:
+        self._history.append((now, snapshot["samples"]))
+        while len(self._history) > 2 and now - self._history[1][0] >= RATE_OVER_S:
+            self._history.popleft()
+        (start, before), (stop, after) = self._history[0], self._history[-1]
+        return (after - before) / (stop - start) if stop > start else float(snapshot["samples_per_s"])
+
+
+def headline(snapshot: Summary, rate: float) -> str:
+    """The job in one line; ``rate`` is in samples per second."""
+    workers = snapshot["per_worker"]
+    alive = sum(worker["state"] == "alive" for worker in workers)
+    loss = "" if snapshot["loss"] is None else f"  loss {float(snapshot['loss']):.4f}"
+    epochs = f"  epoch {len(snapshot['epochs'])}" if snapshot["epochs"] else ""
+    return (
+        f"{snapshot['sync'] or '?'}{epochs}  version {snapshot['version']:,}  {rate:,.0f} samples/s{loss}  {alive} of {len(workers)} alive"
+    )
+
+
+def worker_table(snapshot: Summary, rows: int) -> Table:
+    """A row for each worker; where there is no room for all, those that are slow or not alive come first.
+
+    Args:
+        snapshot: a summary.
+        rows: how many rows fit, at least 1.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("worker", "state", "doing", "clock", "compute/push", "waiting", "folded", "dropped", "rejected"):
+        table.add_column(name, justify="left" if name in ("state", "doing") else "right", header_style="dim", no_wrap=True)
+    slow = slow_workers(snapshot)
+    shown = _chosen(snapshot["per_worker"], slow, rows)
+    for worker in shown:
+        style = STYLES.get(worker["state"], "yellow" if worker["worker"] in slow else None)
+        table.add_row(*worker_cells(worker), style=style)
+    hidden = len(snapshot["per_worker"]) - len(shown)
+    if hidden:
+        table.add_row("", f"and {hidden} more", style="dim")
+    return table
+
+
+def worker_cells(worker: dict[str, Any]) -> list[str]:
+    """What is shown of one worker."""
+    fates = worker["fates"]
+    return [
+        str(worker["worker"]),
+        state_words(worker),
+        worker["doing"] if worker["state"] == "alive" else "",
+        f"{worker['clock']:,}",
+        seconds(per_push(worker)),
+        share(waiting_share([worker])),
+        *(f"{fates[fate]:,}" for fate in ("folded", "dropped", "rejected")),
+    ]
+
+
+def changes(before: Summary | None, after: Summary) -> list[str]:
+    """A line for each worker that died, came back or finished between two snapshots."""
+    old = {} if before is None else {worker["worker"]: worker for worker in before["per_worker"]}
+    return [text for worker in after["per_worker"] for text in _changes(old.get(worker["worker"]), worker)]
+
+
+def _changes(old: dict[str, Any] | None, new: dict[str, Any]) -> list[str]:
+    state, number = new["state"], new["worker"]
+    was, deaths, incarnations = ("expected", 0, 1) if old is None else (old["state"], old["deaths"], max(1, old["incarnations"]))
+    lines = []
+    # A death and a return may both lie between two snapshots: the counters tell, where the states look as before.
+    if new["deaths"] > deaths:
+        lines.append(f"worker {number} died" + (f": {new['reason']}" if state == "dead" else ""))
+    if new["incarnations"] > incarnations:
+        lines.append(f"worker {number} returned as incarnation {new['incarnations']}")
+    if state != was and state in ("finished", "recovered"):
+        lines.append(f"worker {number} " + ("finished" if state == "finished" else f"was declared dead but lives: {new['reason']}"))
+    return lines
+
+
+def _chosen(workers: Sequence[dict[str, Any]], slow: Sequence[int], rows: int) -> list[dict[str, Any]]:
+    if len(workers) <= rows:
+        return list(workers)
+    urgent = sorted(workers, key=lambda worker: (worker["state"] == "alive" and worker["worker"] not in slow, worker["worker"]))
+    return sorted(urgent[: max(0, rows - 1)], key=lambda worker: int(worker["worker"]))

@@ -1,0 +1,168 @@
+"""The timeline as a picture: for each job a row of lanes, a lane per worker, on one common time axis. Needs matplotlib.
+
+What is drawn comes from `report.lanes`; this file knows colours and shapes only. Colours are Okabe and Ito's, which people with any
+kind of colour blindness can tell apart, and they differ in brightness too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from offbeat.errors import ConfigurationError
+from offbeat.report.audit import Record
+from offbeat.report.lanes import MARKS, SPANS, Chart, Lane, Span, shares
+from offbeat.runtime.journal import read
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS: Final = {"computing": "#56B4E9", "waiting": "#E69F00", "idle": "#DDDDDD", "dead": "#FFFFFF"}
+LABELS: Final = {"computing": "computing", "waiting": "waiting for the rule", "idle": "idle, no samples", "dead": "dead or rejoining"}
+BUSY: Final = ("computing", "waiting", "idle")
+SHAPES: Final = {
+    "killed": ("X", "#D55E00", 9.0),
+    "returned": ("P", "#009E73", 9.0),
+    "dropped": ("v", "#000000", 4.5),
+    "rejected": ("D", "#CC79A7", 4.5),
+}
+HATCH: Final = "#999999"
+INK: Final = "#333333"
+
+WIDTH_INCHES: Final = 14.0
+DPI: Final = 100
+AXIS_PIXELS: Final = WIDTH_INCHES * DPI * 0.91
+DENSE_PIXELS: Final = 4.0
+"""A lane whose spans are narrower than this on average is drawn as shares of time, computing below and waiting above."""
+EDGED_PIXELS: Final = 8.0
+"""Spans at least this wide get white edges, which tell one iteration from the next."""
+BAR: Final = 0.74
+"""The height of a lane's bar; lanes are 1 apart."""
+
+
+def draw(jobs: Sequence[tuple[str, Path | str | Iterable[Record]]], picture: Path | str) -> None:
+    """Draw jobs one below the other, so that their waiting can be compared at a glance.
+
+    Args:
+        jobs: for each its title and its journal: a path, or the records themselves.
+        picture: the file to write; its ending names the format, ``.png`` or ``.svg`` for instance. A PNG is 1400 pixels wide.
+
+    Raises:
+        ConfigurationError: matplotlib is not installed, a journal cannot be read, or the picture cannot be written.
+    """
+    if not jobs:
+        raise ConfigurationError("a timeline of 0 jobs: give at least one journal")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigurationError(f'drawing a timeline needs matplotlib ({error}); pip install "offbeat[plots]"') from error
+    charts = [(title, Chart.of(read(source) if isinstance(source, Path | str) else source)) for title, source in jobs]
+    heights = [max(1, len(chart.lanes)) + 1.0 for _, chart in charts]
+    inches = sum(0.30 * lanes + 0.45 for lanes in heights) + 1.0
+    figure = Figure(figsize=(WIDTH_INCHES, inches), dpi=DPI, facecolor="white")
+    rows = figure.subplots(len(charts), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})
+    stop_s = max(chart.end_s for _, chart in charts) or 1.0
+    dense = [_job(axes, title, chart, stop_s) for axes, (title, chart) in zip(rows[:, 0], charts, strict=True)]
+    if any(dense):
+        figure.text(0.985, 0.1 / inches, "lanes too dense for single spans show shares of time", ha="right", fontsize=9, color="#666666")
+    rows[-1, 0].set_xlabel("seconds since the job began", color=INK)
+    _legend(figure, [chart for _, chart in charts])
+    figure.subplots_adjust(left=0.075, right=0.985, top=1 - 0.75 / inches, bottom=0.5 / inches, hspace=0.42)
+    try:
+        figure.savefig(picture)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot write the picture {picture}: {error}") from error
+
+
+def _job(axes: Axes, title: str, chart: Chart, stop_s: float) -> bool:
+    numbers = sorted(chart.lanes)
+    dense = [_lane(axes, row, chart.lanes[number], stop_s) for row, number in enumerate(numbers)]
+    strip = -0.85
+    crowded = len(chart.folds) * DENSE_PIXELS > AXIS_PIXELS * chart.end_s / stop_s
+    axes.vlines(chart.folds, strip - 0.25, strip + 0.25, color=INK, linewidth=0.6, alpha=0.2 if crowded else 0.8)
+    axes.set_yticks([strip, *range(len(numbers))], ["folds", *(f"worker {number}" for number in numbers)])
+    axes.set_ylim(len(numbers) - 0.45, strip - 0.4)
+    axes.set_xlim(0.0, stop_s)
+    axes.tick_params(axis="y", length=0, labelsize=9, labelcolor=INK)
+    axes.tick_params(axis="x", labelsize=9, color="#AAAAAA", labelcolor=INK)
+    axes.grid(axis="x", color="#EEEEEE", linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color("#AAAAAA")
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=4)
+    axes.set_title(_facts(chart, title), loc="right", fontsize=9, color="#666666", pad=4)
+    return any(dense)
+
+
+def _lane(axes: Axes, row: int, lane: Lane, stop_s: float) -> bool:
+    low = row - BAR / 2
+    dead = [(span.start_s, span.stop_s - span.start_s) for span in lane.spans if span.what == "dead"]
+    axes.broken_barh(dead, (low, BAR), **_face("dead"))
+    busy = [span for span in lane.spans if span.what != "dead"]
+    width = sum(span.stop_s - span.start_s for span in busy) / stop_s * AXIS_PIXELS / max(1, len(busy))
+    if width < DENSE_PIXELS:
+        _as_shares(axes, row, busy)
+    else:
+        edge: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.6} if width >= EDGED_PIXELS else {}
+        for what in BUSY:
+            bars = [(span.start_s, span.stop_s - span.start_s) for span in busy if span.what == what]
+            axes.broken_barh(bars, (low, BAR), **_face(what) | edge)
+    _marks(axes, row, lane)
+    return width < DENSE_PIXELS and bool(busy)
+
+
+def _as_shares(axes: Axes, row: int, busy: Sequence[Span]) -> None:
+    if not busy:
+        return
+    start_s, stop_s = busy[0].start_s, busy[-1].stop_s
+    # Ten spans or more to a column: with fewer, one more or less in a column would look like a change of pace.
+    columns = max(1, min(len(busy) // 10, int(AXIS_PIXELS / 3)))
+    parts = shares(busy, start_s, stop_s, columns)
+    edges = [start_s + (stop_s - start_s) * column / columns for column in range(columns + 1)]
+    top = [row + BAR / 2] * columns
+    for what in BUSY:
+        base, top = top, [y - BAR * part for y, part in zip(top, parts[what], strict=True)]
+        axes.fill_between(edges, [*base, base[-1]], [*top, top[-1]], step="post", **_face(what))
+
+
+def _marks(axes: Axes, row: int, lane: Lane) -> None:
+    for what in MARKS:
+        marker, colour, size = SHAPES[what]
+        times = [mark.t for mark in lane.marks if mark.what == what]
+        # Deaths and returns sit in the middle of the lane; the many small marks hang at its upper edge.
+        height = row if size > 5 else row - BAR / 2
+        rim: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 1.0 if size > 5 else 0.4}
+        axes.plot(times, [height] * len(times), marker, color=colour, markersize=size, linestyle="none", clip_on=False, zorder=3, **rim)
+
+
+def _face(what: str) -> dict[str, Any]:
+    if what == "dead":
+        return {"facecolor": COLOURS["dead"], "edgecolor": HATCH, "hatch": "/////", "linewidth": 0.6}
+    return {"facecolor": COLOURS[what], "linewidth": 0}
+
+
+def _facts(chart: Chart, title: str) -> str:
+    spans = [span for lane in chart.lanes.values() for span in lane.spans]
+    spent = {what: sum(span.stop_s - span.start_s for span in spans if span.what == what) for what in SPANS}
+    busy_s = spent["computing"] + spent["waiting"]
+    waiting = f", {100 * spent['waiting'] / busy_s:.0f}% of working time spent waiting" if busy_s > 0 else ""
+    rule = "" if title == chart.sync else f"{chart.sync}, "
+    return f"{rule}{len(chart.folds):,} folds in {chart.end_s:.1f} s{waiting}"
+
+
+def _legend(figure: Figure, charts: Sequence[Chart]) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    lanes = [lane for chart in charts for lane in chart.lanes.values()]
+    spans = {span.what for lane in lanes for span in lane.spans}
+    marks = {mark.what for lane in lanes for mark in lane.marks}
+    handles: list[Any] = [Patch(label=LABELS[what], **_face(what)) for what in SPANS if what in spans]
+    for what in MARKS:
+        if what in marks:
+            marker, colour, size = SHAPES[what]
+            handles.append(Line2D([], [], marker=marker, color=colour, markersize=size, linestyle="none", label=what))
+    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.07, 1.0), ncols=len(handles) or 1, frameon=False, fontsize=10)

@@ -1,0 +1,222 @@
+"""One server process: ``python -m offbeat.runtime.server``, started by a launcher. A loop around a hub, and nothing else.
+
+It listens and reports its address before it imports torch, so that workers can start at the same time.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from offbeat.errors import ConfigurationError, JobError, OffbeatError, ProtocolError
+from offbeat.runtime.settings import JobSettings, read_addresses
+from offbeat.transport.base import Closed, Connection, Message
+from offbeat.transport.hub import SocketHub
+from offbeat.types import Seconds
+
+if TYPE_CHECKING:
+    from offbeat.runtime.coordinator_host import CoordinatorHost
+    from offbeat.runtime.shard_host import ShardHost
+
+STATUS_PERIOD_S = 0.2
+
+
+class Finished(Exception):
+    """The supervisor wants this server to end."""
+
+
+class Server:
+    """The state of one server process.
+
+    Args:
+        number: 0 hosts the coordinator.
+        hub: listening already.
+        supervisor: the connection to the launcher.
+    """
+
+    def __init__(self, number: int, hub: SocketHub, supervisor: Connection) -> None:
+        self._number = number
+        self._hub = hub
+        self._supervisor = supervisor
+        self._began = time.monotonic()
+        self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self._settings: JobSettings | None = None
+        self._shards: dict[int, Connection] = {}
+        self._coordinator: CoordinatorHost | None = None
+        self._to_coordinator: Connection | None = None
+        self._host: ShardHost | None = None
+        self._early: list[tuple[Connection, Message]] = []
+        self._status_at: Seconds = 0.0
+
+    def now(self) -> Seconds:
+        """Seconds since this server began."""
+        return time.monotonic() - self._began
+
+    def run(self) -> None:
+        """Serve until the supervisor says that the job is over."""
+        while True:
+            for connection, item in self._hub.poll(self._patience()):
+                self._handle(connection, item)
+            if self._coordinator is not None:
+                self._coordinator.tick(self.now())
+                self._report()
+
+    def _patience(self) -> Seconds:
+        due = self._coordinator.wake_at() if self._coordinator is not None else None
+        return STATUS_PERIOD_S if due is None else min(STATUS_PERIOD_S, max(0.0, due - self.now()))
+
+    def _handle(self, connection: Connection, item: Message | Closed) -> None:
+        if connection is self._supervisor:
+            if isinstance(item, Closed):
+                raise JobError("the supervisor is gone")
+            self._on_supervisor(item)
+        elif isinstance(item, Closed):
+            self._on_closed(connection, item.reason)
+        else:
+            try:
+                self._on_message(connection, item)
+            except (ProtocolError, KeyError, TypeError, ValueError) as error:
+                connection.send({"kind": "refused", "reason": f"server {self._number} does not understand this peer: {error!r}"})
+                connection.close()
+                self._on_closed(connection, f"it broke the protocol: {error!r}")
+
+    def _on_supervisor(self, message: Message) -> None:
+        header = message.header
+        match header["kind"]:
+            case "job":
+                self._begin(JobSettings.from_wire(header["settings"]), header["servers"])
+            case "process":
+                assert self._coordinator is not None
+                self._coordinator.on_process(header["fields"], self.now())
+            case "lost":
+                assert self._coordinator is not None
+                self._coordinator.on_lost(header["worker"], header["reason"], self.now())
+            case "finish":
+                self._finish(header["ok"], header["reason"])
+
+    def _begin(self, settings: JobSettings, servers: str) -> None:
+        """Every server listens: server 0 waits for the others, the others call it."""
+        self._settings = settings
+        if self._number > 0:
+            self._to_coordinator = self._hub.connect(read_addresses(servers)[0])
+            self._to_coordinator.send({"kind": "shard", "number": self._number})
+        elif settings.servers == 1:
+            self._open()
+
+    def _open(self) -> None:
+        """Server 0, once every other server has called: workers may come."""
+        from offbeat.runtime.coordinator_host import CoordinatorHost  # noqa: PLC0415 - torch loads while workers start
+        from offbeat.transport.shm import MemoryBlock  # noqa: PLC0415
+
+        assert self._settings is not None
+        self._coordinator = CoordinatorHost(
+            self._settings, self._shards, self._supervisor, MemoryBlock.allocate, self._started, self.now
+        )
+        early, self._early = self._early, []
+        for connection, message in early:
+            self._on_message(connection, message)
+
+    def _on_message(self, connection: Connection, message: Message) -> None:
+        kind = message.header.get("kind")
+        if self._number == 0:
+            if kind == "shard":
+                assert self._settings is not None
+                self._shards[message.header["number"]] = connection
+                if len(self._shards) == self._settings.servers - 1:
+                    self._open()
+            elif self._coordinator is None:
+                self._early.append((connection, message))
+            else:
+                self._coordinator.on_message(connection, message, self.now())
+        elif kind == "setup" and connection is self._to_coordinator:
+            self._set_up(message)
+        elif self._host is None:
+            self._early.append((connection, message))
+        else:
+            self._serve(self._host, connection, message)
+
+    def _set_up(self, message: Message) -> None:
+        from offbeat.runtime.shard_host import ShardHost  # noqa: PLC0415
+        from offbeat.tensors.layout import Layout  # noqa: PLC0415
+        from offbeat.tensors.optimizers import OptimizerSpec  # noqa: PLC0415
+
+        header = message.header
+        layout, spec = Layout.from_wire(header["layout"]), OptimizerSpec.from_wire(header["optimizer"])
+        span = layout.spans(header["servers"], spec.elementwise)[self._number]
+        memory = message.memory[0] if message.memory else None
+        self._host = ShardHost(self._number, layout, span, spec, lockstep=header["lockstep"], memory=memory)
+        early, self._early = self._early, []
+        for connection, waiting in early:
+            self._serve(self._host, connection, waiting)
+
+    def _serve(self, host: ShardHost, connection: Connection, message: Message) -> None:
+        """A server other than 0: everything it does is ordered by the coordinator, or copying."""
+        header = message.header
+        match header["kind"]:
+            case "orders":
+                host.apply(header["orders"])
+            case "attach":
+                host.attach(header["worker"], connection, message)
+                connection.send({"kind": "attached"})
+            case "push":
+                self._tell_coordinator({"kind": "arrived", "worker": header["worker"], "number": header["number"]})
+            case "initial":
+                host.initialise(header["worker"])
+                self._tell_coordinator({"kind": "initialised", "worker": header["worker"], "number": header["number"]})
+            case "state":
+                from offbeat.runtime.coordinator_host import answer_state  # noqa: PLC0415
+
+                answer_state(host, connection, message, frozen=header["frozen"])
+            case kind:
+                raise ProtocolError(f"unknown message {kind!r}")
+
+    def _tell_coordinator(self, header: dict[str, Any]) -> None:
+        assert self._to_coordinator is not None
+        self._to_coordinator.send({**header, "shard": self._number})
+
+    def _on_closed(self, connection: Connection, reason: str) -> None:
+        if connection is self._to_coordinator:
+            raise JobError(f"server {self._number} has lost server 0: {reason}")
+        self._early = [(c, m) for c, m in self._early if c is not connection]
+        if self._coordinator is not None:
+            self._coordinator.on_closed(connection, reason, self.now())
+
+    def _report(self) -> None:
+        assert self._coordinator is not None
+        if self.now() - self._status_at >= STATUS_PERIOD_S:
+            self._status_at = self.now()
+            self._supervisor.send({"kind": "status", "snapshot": self._coordinator.tally.summary()})
+
+    def _finish(self, ok: bool, reason: str) -> None:
+        if self._coordinator is not None:
+            self._coordinator.close(ok, reason, self.now())
+            self._supervisor.send({"kind": "summary", "summary": self._coordinator.tally.summary()})
+        raise Finished
+
+
+def main() -> int:
+    """Be server OFFBEAT_SERVER of the job whose supervisor listens at OFFBEAT_SUPERVISOR."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor tells servers when to end, after the workers
+    number = int(os.environ["OFFBEAT_SERVER"])
+    hub = SocketHub(os.environ["OFFBEAT_TOKEN"])
+    supervisor = hub.connect(read_addresses(os.environ["OFFBEAT_SUPERVISOR"])[0])
+    try:
+        address = hub.listen(port=int(os.environ.get("OFFBEAT_PORT", "0")) if number == 0 else 0)
+        supervisor.send({"kind": "listening", "number": number, "address": address})
+        Server(number, hub, supervisor).run()
+    except Finished:
+        return 0
+    except OffbeatError as error:
+        supervisor.send({"kind": "failed", "reason": str(error), "mistake": isinstance(error, ConfigurationError)})
+        return 1
+    finally:
+        hub.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""What the launcher tells the processes of a job: settings as one message, and the environment variables of a worker.
+
+A launcher sets the variables, users need not; OFFBEAT_HOST (see ``transport/shm.py``) is the one that tests set by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from offbeat.errors import ConfigurationError
+from offbeat.transport.base import Address
+from offbeat.types import Seconds, Version, WorkerId
+
+ANY = -1
+"""In a `Slow`: not one worker for good, but one drawn anew for each step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow:
+    """A rehearsed straggler: ``seconds`` more for each step of ``worker`` while the version is in ``start`` .. ``stop`` (None: no end)."""
+
+    worker: WorkerId
+    seconds: Seconds
+    start: Version = 0
+    stop: Version | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """A rehearsed death: SIGKILL for ``worker`` once the job has reached ``version``."""
+
+    worker: WorkerId
+    version: Version
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSettings:
+    """Everything about a job that is known before its script runs."""
+
+    workers: int
+    servers: int = 1
+    sync: str | None = None
+    """The rule that overrides the script's; None: the script's."""
+    seed: int = 0
+    timeout_s: Seconds = 10.0
+    """Silence after which a worker is dead. Workers send a heartbeat ten times as often."""
+    script: str = ""
+    journal: str | None = None
+    slow: tuple[Slow, ...] = ()
+    kill: tuple[Kill, ...] = ()
+
+    def to_wire(self) -> dict[str, Any]:
+        """Plain data for a message."""
+        return asdict(self)
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any]) -> JobSettings:
+        """The inverse of `to_wire`."""
+        plain = dict(data)
+        plain["slow"] = tuple(Slow(**item) for item in plain["slow"])
+        plain["kill"] = tuple(Kill(**item) for item in plain["kill"])
+        return cls(**plain)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings:
+    """What one worker process finds in its environment."""
+
+    worker: WorkerId
+    workers: int
+    token: str = field(repr=False)
+    servers: tuple[Address, ...]
+    seed: int = 0
+    timeout_s: Seconds = 10.0
+    slow: tuple[Slow, ...] = ()
+
+    def to_environment(self) -> dict[str, str]:
+        """The variables that `from_environment` reads."""
+        return {
+            "OFFBEAT_WORKER": str(self.worker),
+            "OFFBEAT_WORKERS": str(self.workers),
+            "OFFBEAT_TOKEN": self.token,
+            "OFFBEAT_SERVERS": json.dumps(self.servers),
+            "OFFBEAT_SEED": str(self.seed),
+            "OFFBEAT_TIMEOUT": repr(self.timeout_s),
+            "OFFBEAT_SLOW": json.dumps([asdict(slow) for slow in self.slow]),
+        }
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> WorkerSettings | None:
+        """The settings of this process; None: no launcher has started it.
+
+        Raises:
+            ConfigurationError: a variable is missing or cannot be read.
+        """
+        if "OFFBEAT_SERVERS" not in environment:
+            return None
+        try:
+            return cls(
+                worker=int(environment["OFFBEAT_WORKER"]),
+                workers=int(environment["OFFBEAT_WORKERS"]),
+                token=environment["OFFBEAT_TOKEN"],
+                servers=read_addresses(environment["OFFBEAT_SERVERS"]),
+                seed=int(environment.get("OFFBEAT_SEED", "0")),
+                timeout_s=float(environment.get("OFFBEAT_TIMEOUT", "10")),
+                slow=tuple(Slow(**item) for item in json.loads(environment.get("OFFBEAT_SLOW", "[]"))),
+            )
+        except KeyError as error:
+            raise ConfigurationError(
+                f"OFFBEAT_SERVERS is set but {error.args[0]} is not: start the script with 'offbeat run', or unset OFFBEAT_SERVERS"
+            ) from None
+        except (ValueError, TypeError) as error:
+            raise ConfigurationError(f"an OFFBEAT_ variable cannot be read ({error}): start the script with 'offbeat run'") from None
+
+
+def read_addresses(text: str) -> tuple[Address, ...]:
+    """Addresses from their JSON form."""
+    return tuple(Address(host, (tcp[0], int(tcp[1])), local) for host, tcp, local in json.loads(text))

@@ -1,0 +1,98 @@
+"""One server's shard and the memory that it shares with its workers. It carries out orders; what to do is the coordinator's business."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from offbeat.tensors.layout import Layout, Span
+from offbeat.tensors.optimizers import OptimizerSpec
+from offbeat.tensors.shard import Shard
+from offbeat.transport.base import Connection, Message, SharedMemory
+from offbeat.transport.shm import PrivateBlock
+from offbeat.types import WorkerId
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One worker's memory at this shard."""
+
+    connection: Connection
+    push: memoryview
+    pull: memoryview | None
+    """Where its parameters go; None: it reads the shard's own."""
+
+
+class ShardHost:
+    """A shard with its workers' slots.
+
+    Args:
+        number: which server this is, for error messages.
+        lockstep: nothing folds while a worker computes, so that workers may read the shard's own memory.
+        memory: the job's common block, if parameters are shared in place by everybody on this host; the shard lives in its span.
+    """
+
+    def __init__(
+        self, number: int, layout: Layout, span: Span, spec: OptimizerSpec, *, lockstep: bool, memory: SharedMemory | None = None
+    ) -> None:
+        self._span = span
+        self._lockstep = lockstep
+        block = memory if memory is not None else PrivateBlock.allocate(span.stop - span.start, f"parameters of server {number}")
+        self._memory = block.view[span.start : span.stop] if memory is not None else block.view
+        self._block = block
+        self.shard = Shard(layout, span, spec, self._memory)
+        self._slots: dict[WorkerId, _Slot] = {}
+        self._next: dict[WorkerId, _Slot] = {}
+
+    def attach(self, worker: WorkerId, connection: Connection, message: Message) -> None:
+        """A worker's process brings its memory: two blocks (gradients, parameters), or one if it uses the common block, or none over TCP.
+
+        The slot takes effect when the worker enters, see `apply`: until then its predecessor's gradient may still be folded.
+        """
+        start, stop = self._span
+        if connection.shares_memory:
+            push = message.memory[0].view[start:stop]
+            pull = message.memory[1].view[start:stop] if len(message.memory) > 1 else None
+        else:
+            push = PrivateBlock.allocate(stop - start, f"gradients of worker {worker}").view
+            pull = None if self._lockstep else PrivateBlock.allocate(stop - start, f"parameters for worker {worker}").view
+        connection.bind("push", push)
+        connection.bind("pull", pull if pull is not None else self._memory)
+        self._next[worker] = _Slot(connection, push, pull)
+
+    def initialise(self, worker: WorkerId) -> None:
+        """The initial parameters are what this worker has just pushed."""
+        slot = self._slots.get(worker) or self._next[worker]
+        _copy(self._memory, slot.push)
+
+    def apply(self, orders: Sequence[Mapping[str, Any]]) -> None:
+        """Carry out folds and releases, in order."""
+        for order in orders:
+            match order["do"]:
+                case "enter":
+                    worker = order["worker"]
+                    if worker in self._next:
+                        self._slots[worker] = self._next.pop(worker)
+                case "fold":
+                    gradients = [(self._slots[worker].push, weight) for worker, weight in order["parts"]]
+                    self.shard.fold(gradients, order["hyper"])
+                case "release":
+                    self._release(order)
+                case "forget":
+                    self._slots.pop(order["worker"], None)
+
+    def _release(self, order: Mapping[str, Any]) -> None:
+        slot = self._slots[order["worker"]]
+        if slot.pull is not None:
+            _copy(slot.pull, self._memory)
+        header = {key: value for key, value in order.items() if key not in ("do", "worker")}
+        slot.connection.send({"kind": "parameters", **header}, carry="pull")
+
+
+def _copy(target: memoryview, source: memoryview) -> None:
+    """Copy bytes, with all threads."""
+    if len(source):
+        torch.frombuffer(target, dtype=torch.uint8).copy_(torch.frombuffer(source, dtype=torch.uint8))

@@ -1,0 +1,152 @@
+"""What one process knows of its job: the interface between the user's face (`optimizer`, `data`) and whatever runs beneath it.
+
+`LocalSession` is a job of one worker and no server: ``python script.py`` without a launcher. ``runtime/worker.py`` has the other.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from offbeat.protocol.leases import Leases
+from offbeat.types import Epoch, Fate, LeaseId, Version, WorkerId
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Grant(NamedTuple):
+    """Positions ``start`` to ``stop`` of an epoch's order are this worker's."""
+
+    lease: LeaseId
+    start: int
+    stop: int
+
+
+class Session(ABC):
+    """One worker's part in a job."""
+
+    worker: WorkerId = 0
+    workers: int = 1
+    seed: int = 0
+    version: Version = 0
+    chief: bool = True
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+        self._pools = 0
+        self._loss: float | None = None
+        self._outstanding: deque[Grant] = deque()
+
+    def new_pool(self) -> int:
+        """Number a sampler; scripts make their samplers in the same order everywhere."""
+        self._pools += 1
+        return self._pools - 1
+
+    def log(self, values: dict[str, float]) -> None:
+        """Note metrics; ``loss`` goes with the next push."""
+        self._loss = values.get("loss", self._loss)
+        self.metrics.update(values)
+
+    def consume(self, backwards: int) -> tuple[tuple[LeaseId, ...], int]:
+        """The leases that a push was computed over, oldest first, one for each backward pass, and their number of samples."""
+        taken = [self._outstanding.popleft() for _ in range(min(max(1, backwards), len(self._outstanding)))]
+        return tuple(grant.lease for grant in taken), sum(grant.stop - grant.start for grant in taken)
+
+    @abstractmethod
+    def step(self, samples: int | None) -> None:
+        """Push what the gradients hold, wait to be admitted, pull."""
+
+    @abstractmethod
+    def take(self, pool: int, epoch: Epoch, size: int, batch: int) -> Grant | None:
+        """The next samples of an epoch; None once it is over for this worker."""
+
+    @abstractmethod
+    def pull(self) -> None:
+        """Get the newest parameters."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state, as the wrapped optimizer would give it."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the optimizer's state."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the job."""
+
+
+class LocalSession(Session):
+    """A job of one worker, without servers: the wrapped optimizer does the step itself."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
+        self._optimizer = optimizer
+        self._leases = Leases()
+
+    def step(self, samples: int | None) -> None:
+        self._optimizer.step()
+        self.version += 1
+        ids, _ = self.consume(len(self._outstanding))
+        self._leases.submit(ids)
+        self._leases.settle(ids, Fate.FOLDED, "")
+
+    def take(self, pool: int, epoch: Epoch, size: int, batch: int) -> Grant | None:
+        self._leases.open(pool, epoch, size)
+        if epoch > self._leases.epoch(pool):  # the loop over the epoch before was left early
+            self._end(pool)
+            self._leases.open(pool, epoch, size)
+        lease = self._leases.take(self.worker, pool, batch)
+        if lease is None:
+            self._end(pool)
+            return None
+        grant = Grant(lease.id, lease.start, lease.stop)
+        self._outstanding.append(grant)
+        return grant
+
+    def _end(self, pool: int) -> None:
+        self._outstanding.clear()
+        self._leases.give_back(self.worker, pool)
+        self._leases.end(pool)
+
+    def pull(self) -> None:
+        """Nothing to do: the parameters are here."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(state)
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+current: Session | None = None
+"""The session of the `DistributedOptimizer` made last in this process."""
+
+
+def log(**metrics: float) -> None:
+    """Report numbers of this worker: ``loss`` shows in the job's progress line, the others in its table and summary.
+
+    A metric's value in the summary is the one that was logged last.
+
+    Args:
+        metrics: plain numbers; call ``.item()`` on tensors.
+
+    Raises:
+        TypeError: a value is no number.
+    """
+    for name, value in metrics.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"offbeat.log({name}={value!r}): pass a number; for a tensor, its .item()")
+    if current is not None:
+        current.log({name: float(value) for name, value in metrics.items()})
+
+
+def chief() -> bool:
+    """Whether this is the worker that evaluates, prints and saves: the lowest-numbered living one; True without a launcher."""
+    return current is None or current.chief

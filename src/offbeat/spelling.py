@@ -1,0 +1,82 @@
+"""Spelled objects: ``ssp(staleness=3)`` in a script or on the command line, read with Python's own parser, nothing executed."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from offbeat.errors import ConfigurationError
+
+T = TypeVar("T")
+
+
+def parse_call(text: str) -> tuple[str, dict[str, Any]]:
+    """Split a spelling into its name and keyword arguments; values are Python literals or bare words.
+
+    >>> parse_call("ssp(staleness=3)")
+    ('ssp', {'staleness': 3})
+    >>> parse_call("bsp")
+    ('bsp', {})
+
+    Raises:
+        ConfigurationError: it does not parse; the message names the position and what was expected.
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError) as error:
+        position = getattr(error, "offset", None) or 1
+        raise ConfigurationError(f"{text!r}: cannot read it at character {position}; write name or name(key=value, ...)") from None
+    if isinstance(tree, ast.Name):
+        return tree.id, {}
+    if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
+        raise ConfigurationError(f"{text!r}: write name or name(key=value, ...), for instance ssp(staleness=3)")
+    if tree.args:
+        position = tree.args[0].col_offset + 1
+        raise ConfigurationError(f"{text!r}: the argument at character {position} has no name; write {tree.func.id}(key=value, ...)")
+    arguments: dict[str, Any] = {}
+    for keyword in tree.keywords:
+        if keyword.arg is None:
+            raise ConfigurationError(f"{text!r}: write key=value at character {keyword.col_offset + 1}, not **")
+        arguments[keyword.arg] = _literal(text, keyword.value)
+    return tree.func.id, arguments
+
+
+def _literal(text: str, node: ast.expr) -> Any:
+    if isinstance(node, ast.Name):
+        return {"inf": float("inf")}.get(node.id, node.id)
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise ConfigurationError(
+            f"{text!r}: the value at character {node.col_offset + 1} is neither a number, a word, nor a quoted string"
+        ) from None
+
+
+def build(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
+    """Make the object that ``text`` spells; ``kinds`` are the dataclasses to choose from, ``what`` is their common noun.
+
+    Raises:
+        ConfigurationError: an unknown name or setting, or a value that the object refuses.
+    """
+    name, arguments = parse_call(text)
+    kind = kinds.get(name.lower())
+    if kind is None:
+        raise ConfigurationError(f"there is no {what} {name!r}{_hint(name, kinds)}; the known ones are {', '.join(sorted(kinds))}")
+    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+    for key in arguments:
+        if key not in known:
+            settings = f"its settings are {', '.join(known)}" if known else "it has no settings"
+            raise ConfigurationError(f"{text!r}: {name} has no setting {key!r}{_hint(key, known)}; {settings}")
+    try:
+        return kind(**arguments)
+    except TypeError as error:
+        needed = ", ".join(known)
+        raise ConfigurationError(f"{text!r}: {name} needs its settings spelled out ({needed}): {error}") from None
+
+
+def _hint(word: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(word.lower(), list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

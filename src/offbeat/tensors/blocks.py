@@ -1,0 +1,164 @@
+"""How a span is cut into the blocks that are stepped one after another, and how optimizer state is dealt out to them.
+
+An elementwise optimizer does not care where tensors begin: neighbours of equal dtype, group and state form a run, padding included (nobody
+reads it), and runs are cut into blocks that fit the cache. The other optimizers get each tensor as a block of its true shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from offbeat.errors import ProtocolError
+from offbeat.tensors.layout import DTYPES, Layout, Memory, Span, TensorSpec, elements
+from offbeat.tensors.pieces import StatePiece
+
+BLOCK_NUMEL = 1 << 18
+"""Elements of one block: parameters, sum and optimizer state of a block stay in the cache while Python's part of a step, some 30 microseconds,
+stays small against it."""
+
+
+class Owned(NamedTuple):
+    """The part of one tensor that lies in a span."""
+
+    tensor: int
+    """Its index in `Layout.tensors`."""
+    spec: TensorSpec
+    start: int
+    """Elements ``start`` to ``stop``, in the order of memory."""
+    stop: int
+    at: int
+    """Where the part begins, in bytes from the beginning of the span."""
+    end: int
+    """The byte after it, padding included."""
+
+
+class Part(NamedTuple):
+    """Elements ``start`` to ``stop`` of a tensor, which lie at element ``at`` of a block."""
+
+    own: Owned
+    start: int
+    stop: int
+    at: int
+
+
+class Block(NamedTuple):
+    """What one step of the optimizer works on."""
+
+    parameter: torch.Tensor
+    first: int
+    """Its place: in elements of its dtype, from the beginning of the span."""
+    numel: int
+    group: int
+    whole: bool
+    """Whether the parameter is one tensor in its true shape; otherwise it is flat."""
+    parts: tuple[Part, ...]
+
+
+OwnState: TypeAlias = dict[int, dict[str, torch.Tensor]]
+"""Tensor index -> state key -> the elements that are owned, flat; or the whole value, where that is not of the parameter's shape."""
+
+
+def owned(layout: Layout, span: Span) -> list[Owned]:
+    """The parts of tensors in a span, by ascending place."""
+    parts = []
+    for index in layout.in_memory_order:
+        spec = layout.tensors[index]
+        low, high = max(spec.offset, span.start), min(spec.stop, span.stop)
+        start, stop = ((min(byte - spec.offset, spec.nbytes) // spec.itemsize) for byte in (low, high))
+        if start < stop:
+            parts.append(Owned(index, spec, start, stop, low - span.start, high - span.start))
+    return parts
+
+
+def blocks_of(parts: list[Owned], memory: Memory, state: OwnState, *, whole: bool) -> list[Block]:
+    """Cut the parts of a span, whose parameters are in ``memory``, into blocks."""
+    if whole:
+        return [_whole_block(own, memory) for own in parts]
+    blocks = []
+    for _, run in groupby(parts, key=lambda own: (own.spec.dtype, own.spec.group, *_signature(state.get(own.tensor, {})))):
+        blocks += _cut(list(run), memory)
+    return blocks
+
+
+def _whole_block(own: Owned, memory: Memory) -> Block:
+    spec = own.spec
+    flat = elements(memory, own.at, spec.numel, DTYPES[spec.dtype])
+    parameter = torch.as_strided(flat, spec.shape, spec.stride)
+    return Block(parameter, own.at // spec.itemsize, spec.numel, spec.group, True, (Part(own, 0, spec.numel, 0),))
+
+
+def _cut(run: list[Owned], memory: Memory) -> list[Block]:
+    spec = run[0].spec
+    last = run[-1]
+    run_stop = last.at + (last.stop - last.start) * spec.itemsize
+    blocks, next_own, block_nbytes = [], 0, BLOCK_NUMEL * spec.itemsize
+    for low in range(run[0].at, run_stop, block_nbytes):
+        high = min(low + block_nbytes, run_stop)
+        parts = []
+        while next_own < len(run) and run[next_own].at < high:
+            own = run[next_own]
+            start = own.start + max(low - own.at, 0) // spec.itemsize
+            stop = min(own.stop, own.start + (high - own.at) // spec.itemsize)
+            if start < stop:
+                parts.append(Part(own, start, stop, (own.at - low) // spec.itemsize + start - own.start))
+            if own.end > high:
+                break
+            next_own += 1
+        numel = (high - low) // spec.itemsize
+        parameter = elements(memory, low, numel, DTYPES[spec.dtype])
+        blocks.append(Block(parameter, low // spec.itemsize, numel, spec.group, False, tuple(parts)))
+    return blocks
+
+
+def _signature(state: dict[str, torch.Tensor]) -> tuple[Any, ...]:
+    """Tensors may be stepped together if they have state of the same kinds and the same numbers in it."""
+    return tuple((key, value.dtype, value.item() if value.dim() == 0 else None) for key, value in state.items())
+
+
+def owned_state(parts: list[Owned], pieces: Iterable[StatePiece], *, elementwise: bool) -> OwnState:
+    """Gather what ``pieces`` say of the tensors owned.
+
+    Raises:
+        ProtocolError: a state tensor is only partly there, or of a shape that cannot be.
+    """
+    own = {part.tensor: part for part in parts}
+    state: OwnState = {}
+    seen: dict[tuple[int, str], int] = {}
+    for piece in pieces:
+        if piece.tensor not in own:
+            continue
+        part, entry = own[piece.tensor], state.setdefault(piece.tensor, {})
+        if piece.shape is not None:
+            if elementwise and piece.shape:
+                raise ProtocolError(f"{piece.key} of {part.spec.name} has shape {piece.shape}; it must be a number or like the parameter")
+            entry[piece.key] = piece.values().reshape(piece.shape)
+            continue
+        start, stop = max(piece.start, part.start), min(piece.stop, part.stop)
+        if start < stop:
+            values = piece.values()
+            flat = entry.setdefault(piece.key, torch.empty(part.stop - part.start, dtype=values.dtype))
+            flat[start - part.start : stop - part.start] = values[start - piece.start : stop - piece.start]
+            seen[piece.tensor, piece.key] = seen.get((piece.tensor, piece.key), 0) + stop - start
+    for (index, key), count in seen.items():
+        if count != (wanted := own[index].stop - own[index].start):
+            raise ProtocolError(f"of {wanted} elements of {key} of {own[index].spec.name} here, {count} have come")
+    return state
+
+
+def spread(block: Block, state: OwnState) -> dict[str, torch.Tensor]:
+    """A block's state, in the optimizer's form. All parts of a block have the same keys and numbers: see `_signature`."""
+    first = block.parts[0].own
+    values: dict[str, torch.Tensor] = {}
+    for key, value in state.get(first.tensor, {}).items():
+        if block.whole or value.dim() == 0:
+            values[key] = value.clone()
+            continue
+        values[key] = torch.zeros(block.numel, dtype=value.dtype)
+        for part in block.parts:
+            source = state[part.own.tensor][key]
+            values[key][part.at : part.at + part.stop - part.start] = source[part.start - part.own.start : part.stop - part.own.start]
+    return values

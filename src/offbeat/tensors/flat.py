@@ -1,0 +1,182 @@
+"""A worker's model in flat memory: parameters read from the pull memory, gradients written into the push memory.
+
+On the CPU ``p.data`` and ``p.grad`` *are* views of these memories, so pushing and pulling copies nothing that is not already in place; the
+``Parameter`` objects stay the same, so optimizers, schedulers and the model's own code do not notice. Parameters on another device keep
+their own memory there, and `FlatModel.collect` and `FlatModel.pulled` copy.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from offbeat.errors import ConfigurationError
+from offbeat.tensors.layout import DTYPES, Layout, Memory, elements, view
+from offbeat.tensors.threads import single_threaded
+
+
+class FlatModel:
+    """Ties a model to its two flat memories.
+
+    Args:
+        layout: of this model, see `Layout.of`.
+        model: its trainable parameters are moved by `attach`.
+        push: ``layout.nbytes`` writable bytes for gradients.
+        pull: as many for parameters.
+
+    Raises:
+        ConfigurationError: a memory has another size.
+    """
+
+    backwards: int
+    """How many backward passes made the gradients that the last `collect` found: that of the tensor that took part most often."""
+
+    def __init__(self, layout: Layout, model: nn.Module, push: Memory, pull: Memory) -> None:
+        self._layout = layout
+        parameters = dict(model.named_parameters())
+        self._parameters = [parameters[spec.name] for spec in layout.tensors]
+        self._grads = self._views(push)
+        self._datas = self._views(pull)
+        self._push = elements(push, 0, layout.nbytes, torch.uint8)
+        self._hooks: list[RemovableHandle] = []
+        self._counts = [0] * len(self._parameters)
+        self._zeroed: set[int] = set()
+        self._warned: set[int] = set()
+        self.backwards = 0
+
+    def attach(self) -> None:
+        """Copy the present parameters into the pull memory and let each ``p.data`` be a view of it; gradients go to the push memory."""
+        assert not self._hooks, "attached twice"
+        self._push.zero_()
+        self._zeroed = set(range(len(self._parameters)))
+        with torch.no_grad():
+            for i, (parameter, data) in enumerate(zip(self._parameters, self._datas, strict=True)):
+                data.copy_(parameter)
+                if parameter.device.type == "cpu":
+                    parameter.data = data
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(partial(self._accumulated, i)))
+
+    def collect(self) -> str | None:
+        """See to it that the push memory holds the gradients, whatever has been done to ``p.grad``: clipped in place, replaced, deleted.
+
+        A tensor without a gradient pushes zeros, with a warning the first time. Sets `backwards`.
+
+        Returns:
+            The name of the first tensor whose gradient is not finite; None if all are.
+
+        Raises:
+            ConfigurationError: a gradient is sparse.
+        """
+        missing = []
+        with torch.no_grad():
+            for i, parameter in enumerate(self._parameters):
+                if parameter.grad is None:
+                    missing.append(i)
+                    if i not in self._zeroed:
+                        self._grads[i].zero_()
+                        self._zeroed.add(i)
+                else:
+                    self._keep(i, parameter)
+        self._warn(missing)
+        self.backwards = max(self._counts)
+        self._counts = [0] * len(self._parameters)
+        return self._nonfinite()
+
+    def pulled(self) -> None:
+        """Take over the parameters that are now in the pull memory. On the CPU they are in place, unless ``p.data`` was replaced."""
+        with torch.no_grad():
+            for parameter, data in zip(self._parameters, self._datas, strict=True):
+                if parameter.device.type != "cpu":
+                    parameter.copy_(data)
+                elif parameter.data_ptr() != data.data_ptr():
+                    parameter.data = data
+
+    def offer(self) -> None:
+        """Write the parameters into the push memory, as the initial ones of the job. Gradients that were there get memory of their own."""
+        with torch.no_grad():
+            for parameter, grad in zip(self._parameters, self._grads, strict=True):
+                if parameter.grad is not None and parameter.grad.data_ptr() == grad.data_ptr():
+                    parameter.grad = grad.clone()
+                grad.copy_(parameter)
+        self._zeroed.clear()
+
+    def repoint(self, pull: Memory) -> None:
+        """From now on parameters are those in another pull memory, which holds them already; it may be shared by several workers."""
+        self._datas = self._views(pull)
+        self.pulled()
+
+    def detach(self) -> None:
+        """Give parameters and gradients memory of their own again and forget the flat ones."""
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks.clear()
+        with torch.no_grad():
+            for parameter, data, grad in zip(self._parameters, self._datas, self._grads, strict=False):
+                if parameter.data_ptr() == data.data_ptr():
+                    parameter.data = data.clone()
+                if parameter.grad is not None and parameter.grad.data_ptr() == grad.data_ptr():
+                    parameter.grad = grad.clone()
+        self._grads, self._datas = [], []
+        self._push = torch.empty(0, dtype=torch.uint8)
+
+    def _views(self, memory: Memory) -> list[torch.Tensor]:
+        if memory.nbytes != self._layout.nbytes:
+            raise ConfigurationError(
+                f"a model of {self._layout.nbytes} bytes was given {memory.nbytes} bytes of memory; they must be equal"
+            )
+        return [view(memory, spec) for spec in self._layout.tensors]
+
+    def _accumulated(self, i: int, parameter: torch.Tensor) -> None:
+        """A backward pass has added to this gradient. A fresh one moves into the push memory; later passes then add to it there."""
+        self._counts[i] += 1
+        grad = parameter.grad
+        # With create_graph the gradient is part of a graph that the user still needs; `collect` copies it.
+        if parameter.device.type == "cpu" and grad is not None and not grad.requires_grad:
+            with torch.no_grad():
+                self._keep(i, parameter)
+
+    def _keep(self, i: int, parameter: torch.Tensor) -> None:
+        grad, place = parameter.grad, self._grads[i]
+        assert grad is not None
+        self._zeroed.discard(i)
+        if grad is place:
+            return
+        if grad.layout is not torch.strided:
+            raise ConfigurationError(
+                f"the gradient of {self._layout.tensors[i].name} is sparse; gradients are exchanged dense: use sparse=False"
+            )
+        place.copy_(grad)
+        if parameter.device.type == "cpu" and not grad.requires_grad:
+            parameter.grad = place
+
+    def _warn(self, missing: list[int]) -> None:
+        fresh = [i for i in missing if i not in self._warned]
+        if fresh:
+            self._warned.update(fresh)
+            names = ", ".join(self._layout.tensors[i].name for i in fresh[:3]) + (f" and {len(fresh) - 3} more" if len(fresh) > 3 else "")
+            warnings.warn(
+                f"no gradient for {names}: zeros are pushed instead, and the optimizer still applies momentum and weight decay; "
+                "leave parameters that are not used out of the optimizer, or freeze them before it is wrapped",
+                stacklevel=4,
+            )
+
+    def _nonfinite(self) -> str | None:
+        """One cheap pass first: infinity and NaN both survive a sum. Only if they did, or the sum overflowed, look at each tensor."""
+        with single_threaded():
+            if all(map(self._finite_sum, {spec.dtype for spec in self._layout.tensors})):
+                return None
+            for spec, grad in zip(self._layout.tensors, self._grads, strict=True):
+                if not bool(torch.isfinite(grad).all()):
+                    return spec.name
+        return None
+
+    def _finite_sum(self, dtype: str) -> bool:
+        of_dtype = [spec for spec in self._layout.tensors if spec.dtype == dtype]
+        start, stop = min(spec.offset for spec in of_dtype), max(spec.stop for spec in of_dtype)
+        flat = self._push[start:stop].view(DTYPES[dtype])
+        wide = torch.float32 if flat.itemsize < 4 else flat.dtype
+        return bool(torch.isfinite(flat.sum(dtype=wide)))

@@ -1,0 +1,284 @@
+"""How a model's trainable parameters lie in one flat memory: the map that every process of a job shares.
+
+Gradients ("push" memory) and parameters ("pull" memory) use the same map, so a server's share of the job is one contiguous range of bytes.
+This file owns offsets, sizes and the tensors seen through them; it never holds memory itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import nn
+
+from offbeat.errors import ConfigurationError, ProtocolError
+
+ALIGNMENT = 64
+"""Every tensor begins at a multiple of this many bytes: a cache line, and a whole number of elements of every dtype."""
+
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_NBYTES_MAX = 1 << 50
+_BALANCE = 0.05
+
+Memory: TypeAlias = memoryview | torch.Tensor
+
+
+class Span(NamedTuple):
+    """The bytes ``start`` to ``stop`` of a layout, both multiples of `ALIGNMENT`: one server's share."""
+
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.stop - self.start
+
+
+class TensorSpec(NamedTuple):
+    """One trainable parameter and its place."""
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    """In elements. Dense: the elements fill ``numel`` places, in whatever order (channels_last)."""
+    dtype: str
+    group: int
+    """The optimizer's parameter group."""
+    slot: int
+    """The parameter's number in the optimizer's ``state_dict``."""
+    offset: int
+    """In bytes, a multiple of `ALIGNMENT`."""
+    numel: int
+
+    @property
+    def itemsize(self) -> int:
+        return DTYPES[self.dtype].itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.itemsize
+
+    @property
+    def stop(self) -> int:
+        """The byte after the last, padding included."""
+        return _align(self.offset + self.nbytes)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The trainable parameters of a model, in model order, and the bytes that they take together.
+
+    In memory, tensors are sorted by dtype, then by parameter group, then by model order, so that long runs can be treated alike.
+
+    >>> model = nn.Linear(3, 2)
+    >>> layout = Layout.of(model, torch.optim.SGD(model.parameters()))
+    >>> [(t.name, t.shape, t.offset) for t in layout.tensors], layout.nbytes
+    ([('weight', (2, 3), 0), ('bias', (2,), 64)], 128)
+    """
+
+    tensors: tuple[TensorSpec, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer) -> Layout:
+        """Lay out the parameters that ``optimizer`` trains. Frozen ones, and ones it was not given, are left out.
+
+        Raises:
+            ConfigurationError: no parameter is left, the optimizer holds one that is not the model's or holds one twice, or one is of a
+                kind that cannot be laid out (sparse, complex, not initialised, on the meta device).
+        """
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        places = _places(optimizer, names)
+        specs = []
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and id(parameter) in places:
+                group, slot = places[id(parameter)]
+                dtype = _dtype_name(name, parameter)
+                shape = tuple(parameter.shape)
+                specs.append(TensorSpec(name, shape, _dense_stride(parameter), dtype, group, slot, 0, parameter.numel()))
+        if not specs:
+            raise ConfigurationError(
+                f"{type(model).__name__} has no trainable parameter in the optimizer: pass it model.parameters(), with requires_grad=True"
+            )
+        return cls(*_placed(specs))
+
+    @cached_property
+    def in_memory_order(self) -> tuple[int, ...]:
+        """The indices of `tensors`, by ascending offset."""
+        return tuple(sorted(range(len(self.tensors)), key=lambda i: (self.tensors[i].offset, self.tensors[i].stop, i)))
+
+    def to_wire(self) -> dict[str, Any]:
+        """The layout as plain data that msgpack can carry."""
+        return {"nbytes": self.nbytes, "tensors": [[list(x) if isinstance(x, tuple) else x for x in tensor] for tensor in self.tensors]}
+
+    @classmethod
+    def from_wire(cls, data: Any) -> Layout:
+        """The reverse of `to_wire`, for data that a peer sent.
+
+        Raises:
+            ProtocolError: it is not what `to_wire` writes, down to each offset.
+        """
+        if not isinstance(data, Mapping) or not isinstance(data.get("tensors"), Sequence) or isinstance(data["tensors"], str | bytes):
+            raise ProtocolError(f"a layout must be a map with 'tensors' and 'nbytes', not {type(data).__name__}")
+        specs = [_read_spec(i, row) for i, row in enumerate(data["tensors"])]
+        if not specs or len({spec.name for spec in specs}) < len(specs) or len({spec.slot for spec in specs}) < len(specs):
+            raise ProtocolError(f"a layout of {len(specs)} tensors: it must have some, each with its own name and slot")
+        placed, nbytes = _placed(specs)
+        for spec, expected in zip(specs, placed, strict=True):
+            if spec.offset != expected.offset:
+                raise ProtocolError(f"{spec.name!r} is at byte {spec.offset} of the layout; by the rules it belongs at {expected.offset}")
+        if data.get("nbytes") != nbytes or nbytes > _NBYTES_MAX:
+            raise ProtocolError(f"a layout of {data.get('nbytes')!r} bytes whose tensors take {nbytes} (at most {_NBYTES_MAX})")
+        return cls(placed, nbytes)
+
+    def difference(self, other: Layout) -> str | None:
+        """A sentence about the first tensor, in this model's order, that is not the same in ``other``; None if there is none."""
+        theirs = {tensor.name: tensor for tensor in other.tensors}
+        for mine in self.tensors:
+            if mine.name not in theirs:
+                return f"{mine.name} {mine.shape} is missing in the other model"
+            if (how := _differs(mine, theirs.pop(mine.name))) is not None:
+                return f"{mine.name} {how}"
+        if theirs:
+            extra = next(iter(theirs.values()))
+            return f"{extra.name} {extra.shape} is only in the other model"
+        if [t.offset for t in self.tensors] != [t.offset for t in other.tensors]:
+            return "the same tensors come in another order in the other model"
+        return None
+
+    def spans(self, count: int, splittable: bool) -> tuple[Span, ...]:
+        """Cut the layout into ``count`` contiguous spans of about equal size; some may be empty.
+
+        A cut is at a tensor's edge if there is one within 5 % of a share from the balanced place, or if tensors must stay whole
+        (``splittable=False``, then the nearest edge); otherwise at the balanced place, inside a tensor, at a multiple of `ALIGNMENT`.
+        """
+        assert count >= 1, count
+        edges = [0, *(self.tensors[i].stop for i in self.in_memory_order)]
+        share = self.nbytes / count
+        cuts = [0]
+        for k in range(1, count):
+            target = share * k
+            at = bisect_left(edges, target)
+            edge = min(edges[max(at - 1, 0) : at + 1], key=lambda edge: abs(edge - target))
+            near = not splittable or abs(edge - target) <= _BALANCE * share
+            cut = edge if near else round(target / ALIGNMENT) * ALIGNMENT
+            cuts.append(min(max(cut, cuts[-1]), self.nbytes))
+        return tuple(Span(a, b) for a, b in zip(cuts, [*cuts[1:], self.nbytes], strict=True))
+
+
+def view(memory: Memory, spec: TensorSpec, *, origin: int = 0) -> torch.Tensor:
+    """The tensor of ``spec`` in a memory that begins at byte ``origin`` of the layout. Nothing is copied.
+
+    Out of a memoryview each tensor gets a storage of exactly its own bytes, so that saving one does not save its neighbours.
+    """
+    flat = elements(memory, spec.offset - origin, spec.numel, DTYPES[spec.dtype])
+    return torch.as_strided(flat, spec.shape, spec.stride)
+
+
+def elements(memory: Memory, start: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """The ``numel`` elements from byte ``start`` of a memory, as a flat tensor. Nothing is copied."""
+    nbytes = numel * dtype.itemsize
+    assert start >= 0 and start + nbytes <= memory.nbytes, (start, nbytes, memory.nbytes)
+    if numel == 0:
+        return torch.empty(0, dtype=dtype)
+    if isinstance(memory, torch.Tensor):
+        return memory[start : start + nbytes].view(dtype)
+    return torch.frombuffer(memory[start : start + nbytes], dtype=dtype)
+
+
+def _align(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _placed(specs: Iterable[TensorSpec]) -> tuple[tuple[TensorSpec, ...], int]:
+    placed, offset = list(specs), 0
+    for i in sorted(range(len(placed)), key=lambda i: (placed[i].dtype, placed[i].group, i)):
+        placed[i] = placed[i]._replace(offset=offset)
+        offset = placed[i].stop
+    return tuple(placed), offset
+
+
+def _places(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[int, tuple[int, int]]:
+    """Parameter id -> (group, slot), after checking that each is the model's and held once."""
+    places: dict[int, tuple[int, int]] = {}
+    for group, entry in enumerate(optimizer.param_groups):
+        for position, parameter in enumerate(entry["params"]):
+            if id(parameter) not in names:
+                raise ConfigurationError(
+                    f"parameter {position} of the optimizer's group {group}, of shape {tuple(parameter.shape)}, is not the model's: "
+                    "build the optimizer from the parameters of the model that is passed beside it"
+                )
+            if id(parameter) in places:
+                raise ConfigurationError(f"the optimizer holds {names[id(parameter)]} twice; give each parameter to one group, once")
+            places[id(parameter)] = (group, len(places))
+    return places
+
+
+def _dtype_name(name: str, parameter: torch.Tensor) -> str:
+    if isinstance(parameter, nn.UninitializedParameter):
+        raise ConfigurationError(f"{name} has no shape yet: run one batch through the model before its optimizer is made")
+    if parameter.layout is not torch.strided:
+        raise ConfigurationError(f"{name} is a {parameter.layout} tensor; only dense parameters can be trained here")
+    if parameter.device.type == "meta":
+        raise ConfigurationError(f"{name} is on the meta device and has no values: call model.to_empty(...) and initialise it first")
+    if parameter.dtype not in _NAMES:
+        raise ConfigurationError(f"{name} is {parameter.dtype}; trainable parameters must be one of {', '.join(DTYPES)}")
+    return _NAMES[parameter.dtype]
+
+
+def _dense_stride(parameter: torch.Tensor) -> tuple[int, ...]:
+    stride, shape = tuple(parameter.stride()), tuple(parameter.shape)
+    if _is_dense(shape, stride):
+        return stride
+    return tuple(torch.empty(shape, device="meta").stride())
+
+
+def _is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether the elements fill exactly prod(shape) places. Strides of axes with one element are never used, but must not be negative."""
+    if prod(shape) == 0:
+        return all(s >= 0 for s in stride)
+    expected = 1
+    for step, size in sorted((s, n) for s, n in zip(stride, shape, strict=True) if n > 1):
+        if step != expected:
+            return False
+        expected *= size
+    return all(0 <= s <= _NBYTES_MAX for s in stride)
+
+
+def _read_spec(index: int, row: Any) -> TensorSpec:
+    def whole(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _NBYTES_MAX
+
+    def wholes(value: Any) -> bool:
+        return isinstance(value, list | tuple) and len(value) <= 64 and all(map(whole, value))
+
+    if not isinstance(row, list | tuple) or len(row) != len(TensorSpec._fields):
+        raise ProtocolError(f"tensor {index} of a layout must be a list of {', '.join(TensorSpec._fields)}")
+    name, shape, stride, dtype, group, slot, offset, numel = row
+    if not isinstance(name, str) or not name or not wholes(shape) or not wholes(stride) or len(shape) != len(stride):
+        raise ProtocolError(f"tensor {index} of a layout: {name!r} with shape {shape!r} and stride {stride!r} is no tensor")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ProtocolError(f"{name!r} of a layout has dtype {dtype!r}; known are {', '.join(DTYPES)}")
+    if not all(map(whole, (group, slot, offset, numel))) or prod(shape) != numel or not _is_dense(shape, stride):
+        raise ProtocolError(f"{name!r} of a layout: shape {shape!r}, stride {stride!r}, {numel!r} elements, at {offset!r} do not fit")
+    return TensorSpec(name, tuple(shape), tuple(stride), dtype, group, slot, offset, numel)
+
+
+def _differs(mine: TensorSpec, theirs: TensorSpec) -> str | None:
+    if mine.shape != theirs.shape:
+        return f"has shape {mine.shape}, in the other model {theirs.shape}"
+    if mine.dtype != theirs.dtype:
+        return f"is {mine.dtype}, in the other model {theirs.dtype}"
+    if mine.group != theirs.group:
+        return f"is in the optimizer's group {mine.group}, in the other's {theirs.group}"
+    if mine.slot != theirs.slot:
+        return f"is parameter {mine.slot} of the optimizer, of the other's {theirs.slot}"
+    if any(a != b for a, b, n in zip(mine.stride, theirs.stride, mine.shape, strict=True) if n > 1):
+        return f"has strides {mine.stride}, in the other model {theirs.stride} (another memory format)"
+    return None

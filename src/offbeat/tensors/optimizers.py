@@ -1,0 +1,182 @@
+"""Which optimizers a server can run, and how one travels: a name from a fixed list, and plain numbers.
+
+The server builds the user's optimizer by that name out of its own ``torch.optim``, so nothing that arrives can run code. That is also
+why subclasses and foreign classes are refused: the server would run something else than the user wrote.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from numbers import Integral, Real
+from typing import Any, TypeAlias
+
+import torch
+
+from offbeat.errors import ConfigurationError, ProtocolError
+from offbeat.tensors.state import assemble_state_dict, split_state_dict
+
+__all__ = ["Hyperparameters", "OptimizerSpec", "assemble_state_dict", "hyperparameters", "spec_of", "split_state_dict", "supported"]
+
+Hyperparameters: TypeAlias = dict[str, Any]
+
+_ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "ASGD", "Rprop")
+"""Each element's step depends on that element alone (and on scalars that are equal for all), so that tensors may be cut anywhere."""
+_WHOLE = ("Adafactor", "Muon")
+"""The step needs the whole tensor in its true shape: row and column means, or its singular vectors."""
+_REFUSED = {
+    "LBFGS": "it evaluates the loss several times within a step, which a server cannot do",
+    "SparseAdam": "it needs sparse gradients, and gradients are exchanged dense; use Adam",
+}
+_FUSED = ("Adam", "AdamW", "Adagrad")
+"""Where the fused CPU kernel is faster: it makes one pass, and no temporaries, of what takes eight."""
+_IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
+"""Settings of how a step is computed, not of what it computes: the server chooses them."""
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """An optimizer as plain data."""
+
+    name: str
+    """Its class in ``torch.optim``."""
+    groups: tuple[Hyperparameters, ...]
+    """Each parameter group's settings, parameters left out; see `hyperparameters`."""
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether a tensor may be cut and the parts stepped by different servers."""
+        return self.name in _ELEMENTWISE
+
+    def to_wire(self) -> dict[str, Any]:
+        return {"name": self.name, "groups": [dict(group) for group in self.groups]}
+
+    @classmethod
+    def from_wire(cls, data: Any) -> OptimizerSpec:
+        """The reverse of `to_wire`, for data that a peer sent.
+
+        Raises:
+            ProtocolError: an optimizer that is not on the list, or settings that it does not have or refuses.
+        """
+        name = data.get("name") if isinstance(data, Mapping) else None
+        if not isinstance(name, str) or name not in supported():
+            raise ProtocolError(f"no optimizer {name!r} can be run here; the known ones are {', '.join(supported())}")
+        return cls(name, tuple(checked(name, data.get("groups"))))
+
+
+@cache
+def supported() -> tuple[str, ...]:
+    """The names of the optimizers that this version of torch has and a server can run."""
+    return tuple(name for name in _ELEMENTWISE + _WHOLE if hasattr(torch.optim, name))
+
+
+def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
+    """Describe an optimizer, for servers to build the same.
+
+    >>> spec_of(torch.optim.SGD([torch.zeros(2)], lr=0.1, momentum=0.9)).name
+    'SGD'
+
+    Raises:
+        ConfigurationError: it cannot be run on a server; the sentence says why and what to use.
+    """
+    kind = type(optimizer)
+    if kind is not getattr(torch.optim, kind.__name__, None):
+        raise ConfigurationError(
+            f"{kind.__module__}.{kind.__qualname__} is not one of torch.optim's own classes, and servers run no code that is sent to them: "
+            f"use one of {', '.join(supported())}, itself and not a subclass"
+        )
+    if kind.__name__ not in supported():
+        reason = _REFUSED.get(kind.__name__, "nobody has checked yet how its state can be divided")
+        raise ConfigurationError(f"{kind.__name__} cannot be run by a server: {reason}; the known ones are {', '.join(supported())}")
+    return OptimizerSpec(kind.__name__, tuple(hyperparameters(optimizer)))
+
+
+def hyperparameters(optimizer: torch.optim.Optimizer) -> list[Hyperparameters]:
+    """The present settings of each parameter group (learning rate, betas ...) as numbers, words and lists that msgpack can carry.
+
+    Left out are the parameters, how a step is computed (``foreach``, ``fused``), and what schedulers leave behind (``initial_lr``).
+
+    >>> hyperparameters(torch.optim.RMSprop([torch.zeros(2)], lr=torch.tensor(0.5)))[0]["lr"]
+    0.5
+
+    Raises:
+        ConfigurationError: a value cannot be sent, or ``capturable`` or ``differentiable`` is set.
+    """
+    name = type(optimizer).__name__
+    groups = []
+    for index, group in enumerate(optimizer.param_groups):
+        for key in ("capturable", "differentiable"):
+            if group.get(key):
+                raise ConfigurationError(
+                    f"{name}({key}=True) in group {index}: steps run on servers, where this means nothing; leave it out"
+                )
+        plain = {key: _plain(f"{name}({key}=...) in group {index}", group[key]) for key in _settings(name) if key in group}
+        if "initial_accumulator_value" in plain:
+            # Adagrad fills its state from the defaults, whatever the group says.
+            plain["initial_accumulator_value"] = optimizer.defaults["initial_accumulator_value"]
+        groups.append(plain)
+    return groups
+
+
+def checked(name: str, groups: Any) -> list[Hyperparameters]:
+    """Settings that a peer sent for optimizer ``name``, after torch has accepted them.
+
+    Raises:
+        ProtocolError: they are not a list of maps from its settings to numbers, words, None, or lists of numbers; or torch refuses them.
+    """
+    if not isinstance(groups, list | tuple) or not groups:
+        raise ProtocolError(f"the settings of {name} must be a list of at least one group, not {groups!r}")
+    known = _settings(name)
+    for group in groups:
+        if not isinstance(group, Mapping):
+            raise ProtocolError(f"a group of {name}'s settings must be a map, not {group!r}")
+        for key, value in group.items():
+            if key not in known or not _is_plain(value):
+                raise ProtocolError(f"{name} has no setting {key!r} that can be {value!r}; its settings are {', '.join(sorted(known))}")
+        try:
+            build(name, group, [torch.zeros(1, 1)])
+        except (TypeError, ValueError, IndexError) as error:
+            raise ProtocolError(f"{name} refuses the settings {group!r}: {error}") from None
+    return [dict(group) for group in groups]
+
+
+def build(name: str, settings: Mapping[str, Any], params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+    """Make optimizer ``name`` of the list over ``params``, to step them on the CPU. The caller has checked ``settings``."""
+    assert name in supported(), name
+    extra = {"fused": True} if name in _FUSED else {}
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(params, **as_arguments(settings), **extra)
+    return optimizer
+
+
+def as_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as torch keeps them in a parameter group: what msgpack made a list is a tuple again."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+
+
+@cache
+def _settings(name: str) -> frozenset[str]:
+    if name not in supported():
+        return frozenset()
+    return frozenset(inspect.signature(getattr(torch.optim, name)).parameters) - {"params"} - _IMPLEMENTATION
+
+
+def _plain(where: str, value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, tuple | list):
+        return [_plain(where, item) for item in value]
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    raise ConfigurationError(f"{where} is {value!r}, which cannot be sent to a server; use a number")
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(item is None or isinstance(item, int | float) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)

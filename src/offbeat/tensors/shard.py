@@ -1,0 +1,227 @@
+"""A server's share of the model: parameters of one span, the optimizer's state for them, and the fold that makes a new version.
+
+A fold is bound by memory, so it goes through the span in blocks that stay in the cache: sum a block of every gradient into one scratch
+block, step the optimizer on that block of the parameters, go on. Nothing large is allocated once the optimizer's state exists. How a span
+is cut into blocks is `blocks.py`'s part; this file sums, steps, and hands the state out and in.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+
+from offbeat.errors import ConfigurationError, ProtocolError
+from offbeat.tensors.blocks import BLOCK_NUMEL, Block, OwnState, blocks_of, owned, owned_state, spread
+from offbeat.tensors.layout import Layout, Memory, Span, elements
+from offbeat.tensors.optimizers import Hyperparameters, OptimizerSpec, as_arguments, build, checked
+from offbeat.tensors.pieces import Headers, pack, piece_of, unpack
+from offbeat.tensors.threads import single_threaded
+
+
+class SquaredNorms(NamedTuple):
+    """Squared Euclidean norms over one span; those of a whole model are the sums over its spans."""
+
+    parts: tuple[float, ...]
+    """Of each gradient, in the order given."""
+    total: float
+    """Of their weighted sum g."""
+
+
+class Shard:
+    """The parameters of one span and their optimizer.
+
+    Args:
+        layout: the job's layout.
+        span: which bytes of it are here.
+        spec: the optimizer; it is built here, from torch's own classes.
+        memory: the ``span.nbytes`` bytes of parameters, writable: a memoryview (format ``B``) or a flat uint8 tensor. They are stepped
+            in place.
+        threads: how many blocks are worked on at a time. torch's own threads are not used: where cores are oversubscribed, as on a host
+            full of workers, waiting for them at the end of each of many small operations costs more than a hundred times the work.
+
+    Raises:
+        ConfigurationError: the span cuts a tensor although the optimizer needs whole ones, or the memory has another size.
+
+    >>> from torch import nn
+    >>> from offbeat.tensors.optimizers import spec_of
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    >>> layout = Layout.of(model, sgd)
+    >>> parameters, gradient = torch.zeros(64, dtype=torch.uint8), torch.zeros(64, dtype=torch.uint8)
+    >>> gradient.view(torch.float32)[:2] = torch.tensor([4.0, 8.0])
+    >>> shard = Shard(layout, layout.spans(1, True)[0], spec_of(sgd), parameters)
+    >>> shard.fold([(gradient, 0.5)])
+    >>> parameters.view(torch.float32)[:2]
+    tensor([-2., -4.])
+    """
+
+    def __init__(self, layout: Layout, span: Span, spec: OptimizerSpec, memory: Memory, *, threads: int = 1) -> None:
+        if memory.nbytes != span.nbytes:
+            raise ConfigurationError(f"a span of {span.nbytes} bytes was given {memory.nbytes} bytes of memory; they must be equal")
+        if max(tensor.group for tensor in layout.tensors) >= len(spec.groups):
+            raise ConfigurationError(f"the layout speaks of more parameter groups than the {len(spec.groups)} of the optimizer")
+        self.layout, self.span, self.spec = layout, span, spec
+        self._memory = memory
+        self._own = owned(layout, span)
+        if not spec.elementwise and any((own.start, own.stop) != (0, own.spec.numel) for own in self._own):
+            raise ConfigurationError(f"{spec.name} needs whole tensors, but a span cuts one: use layout.spans(count, splittable=False)")
+        self._groups = [dict(group) for group in spec.groups]
+        self._state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
+        self._blocks = self._cut({})
+        self._lanes = [_Lane(spec.name, self._groups, self._blocks, self._state) for _ in range(max(1, threads))]
+        self._pool = ThreadPoolExecutor(threads - 1, "offbeat-fold") if threads > 1 else None
+
+    def fold(
+        self, gradients: Sequence[tuple[Memory, float]], hyperparameters: Sequence[Hyperparameters] | None = None, *, norms: bool = False
+    ) -> SquaredNorms | None:
+        """Make a new version: ``g = sum(weight * gradient)``, then one step of the optimizer with g.
+
+        Sums of bfloat16 and float16 gradients are accumulated in float32 and rounded once.
+
+        Args:
+            gradients: for each contribution the ``span.nbytes`` bytes of its push memory that belong to this span, and its weight.
+            hyperparameters: each parameter group's settings from now on (see `optimizers.hyperparameters`); None: as before.
+            norms: also return the squared norms of the gradients and of g. They are summed in float64 over blocks, each block's in float32
+                (float64 for float64 gradients); relative error about 1e-6.
+
+        Raises:
+            ProtocolError: a gradient of another size, or settings that this optimizer refuses. Nothing has changed then.
+        """
+        assert gradients, "a fold of nothing"
+        for memory, _ in gradients:
+            if memory.nbytes != self.span.nbytes:
+                raise ProtocolError(f"a gradient of {memory.nbytes} bytes for a span of {self.span.nbytes} bytes")
+        if hyperparameters is not None and list(hyperparameters) != self._groups:
+            self._configure(checked(self.spec.name, hyperparameters))
+        typed = {dtype: [elements(m, 0, self.span.nbytes // dtype.itemsize, dtype) for m, _ in gradients] for dtype in self._dtypes()}
+        work = _Work(iter(self._blocks), typed, [weight for _, weight in gradients], norms)
+        with single_threaded():
+            others = [self._pool.submit(_in_thread, lane, work) for lane in self._lanes[1:]] if self._pool is not None else []
+            sums = [self._lanes[0].run(work), *(other.result() for other in others)]
+        if not norms:
+            return None
+        totals = [sum(column) for column in zip(*sums, strict=True)]
+        return SquaredNorms(tuple(totals[:-1]), totals[-1])
+
+    def state(self) -> tuple[Headers, list[bytes | memoryview]]:
+        """The optimizer's state of this span, copied: headers, and their bytes. See `state.assemble_state_dict`."""
+        pieces = []
+        for block in self._blocks:
+            for part in block.parts:
+                for key, value in self._state.get(block.parameter, {}).items():
+                    value = torch.as_tensor(value)
+                    if block.whole or value.dim() == 0:
+                        if part.start == part.own.start:
+                            pieces.append(piece_of(part.own.tensor, key, 0, value.reshape(-1), tuple(value.shape)))
+                    else:
+                        values = value[part.at : part.at + part.stop - part.start]
+                        pieces.append(piece_of(part.own.tensor, key, part.start, values, None))
+        return pack(pieces)
+
+    def load_state(self, headers: Any, payload: bytes | memoryview) -> None:
+        """Replace the optimizer's state by what these pieces say of this span; what they do not mention starts afresh.
+
+        Args:
+            headers: as `state` or `state.split_state_dict` gave them; pieces of other spans are passed over.
+            payload: their bytes, joined.
+
+        Raises:
+            ProtocolError: it does not fit the layout, or a state tensor is only partly there. Nothing has changed then.
+        """
+        state = owned_state(self._own, unpack(self.layout, headers, payload), elementwise=self.spec.elementwise)
+        self._blocks = self._cut(state)
+        self._state.clear()
+        for block in self._blocks:
+            if values := spread(block, state):
+                self._state[block.parameter] = values
+        self._lanes = [_Lane(self.spec.name, self._groups, self._blocks, self._state) for _ in self._lanes]
+
+    def _cut(self, state: OwnState) -> list[Block]:
+        return blocks_of(self._own, self._memory, state, whole=not self.spec.elementwise)
+
+    def _dtypes(self) -> set[torch.dtype]:
+        return {block.parameter.dtype for block in self._blocks}
+
+    def _configure(self, groups: list[Hyperparameters]) -> None:
+        if len(groups) != len(self._groups):
+            raise ProtocolError(f"settings for {len(groups)} parameter groups; the optimizer has {len(self._groups)}")
+        self._groups = groups
+        for lane in self._lanes:
+            lane.configure(groups)
+
+
+class _Work(NamedTuple):
+    """One fold. The lanes take blocks from the same iterator until there are no more."""
+
+    blocks: Iterator[Block]
+    gradients: dict[torch.dtype, list[torch.Tensor]]
+    """By dtype: each contribution's span, read as that dtype."""
+    weights: list[float]
+    norms: bool
+
+
+class _Lane:
+    """What one thread needs: scratch memory, and an optimizer per parameter group that is pointed at one block after another.
+
+    The lanes share the state, which torch keeps by parameter; a block belongs to one lane at a time.
+    """
+
+    def __init__(self, name: str, groups: list[Hyperparameters], blocks: list[Block], state: defaultdict[torch.Tensor, Any]) -> None:
+        self._optimizers: dict[int, torch.optim.Optimizer] = {}
+        for block in blocks:
+            if block.group not in self._optimizers:
+                self._optimizers[block.group] = build(name, groups[block.group], [torch.zeros(1, 1)])
+                self._optimizers[block.group].state = state
+        self._scratch: dict[torch.dtype, torch.Tensor] = {}
+        for dtype in {block.parameter.dtype for block in blocks}:
+            numel = max(block.numel for block in blocks if block.parameter.dtype == dtype)
+            self._scratch[dtype] = torch.empty(numel, dtype=dtype)
+        self._wide = torch.empty(2, BLOCK_NUMEL if any(dtype.itemsize == 2 for dtype in self._scratch) else 0)
+
+    def configure(self, groups: list[Hyperparameters]) -> None:
+        for group, optimizer in self._optimizers.items():
+            optimizer.param_groups[0].update(as_arguments(groups[group]))
+
+    def run(self, work: _Work) -> list[float]:
+        """Sum and step blocks until none is left. Returns the squared norms: one per gradient, then that of g."""
+        norms = [0.0] * (len(work.weights) + 1)
+        for block in work.blocks:
+            total = self._scratch[block.parameter.dtype][: block.numel]
+            for start in range(0, block.numel, BLOCK_NUMEL):
+                stop = min(start + BLOCK_NUMEL, block.numel)
+                parts = [g[block.first + start : block.first + stop] for g in work.gradients[total.dtype]]
+                (self._sum if total.itemsize > 2 else self._sum_wide)(parts, work, total[start:stop], norms)
+            parameter, optimizer = block.parameter, self._optimizers[block.group]
+            parameter.grad = torch.as_strided(total, parameter.shape, parameter.stride()) if block.whole else total
+            optimizer.param_groups[0]["params"] = [parameter]
+            optimizer.step()
+            parameter.grad = None
+        return norms
+
+    def _sum(self, parts: list[torch.Tensor], work: _Work, out: torch.Tensor, norms: list[float]) -> None:
+        torch.mul(parts[0], work.weights[0], out=out)
+        for part, weight in zip(parts[1:], work.weights[1:], strict=True):
+            out.add_(part, alpha=weight)
+        if work.norms:
+            for i, part in enumerate((*parts, out)):
+                norms[i] += float(torch.dot(part, part))
+
+    def _sum_wide(self, parts: list[torch.Tensor], work: _Work, out: torch.Tensor, norms: list[float]) -> None:
+        total, wide = self._wide[0, : out.numel()], self._wide[1, : out.numel()]
+        for i, (part, weight) in enumerate(zip(parts, work.weights, strict=True)):
+            wide.copy_(part)
+            torch.mul(wide, weight, out=total) if i == 0 else total.add_(wide, alpha=weight)
+            if work.norms:
+                norms[i] += float(torch.dot(wide, wide))
+        if work.norms:
+            norms[-1] += float(torch.dot(total, total))
+        out.copy_(total)
+
+
+def _in_thread(lane: _Lane, work: _Work) -> list[float]:
+    torch.set_num_threads(1)
+    return lane.run(work)

@@ -1,0 +1,105 @@
+"""Optimizer state as checkpoints have it: to torch's own ``state_dict`` format out of the shards' pieces, and back.
+
+What is assembled here loads into the plain optimizer, and what the plain optimizer saved can be dealt out to any number of shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from offbeat.errors import ConfigurationError, ProtocolError
+from offbeat.tensors.blocks import owned
+from offbeat.tensors.layout import Layout, Span, TensorSpec
+from offbeat.tensors.pieces import SCALARS, STATE_DTYPES, Headers, StatePiece, pack, piece_of, unpack
+
+if TYPE_CHECKING:
+    from offbeat.tensors.optimizers import OptimizerSpec
+
+
+def assemble_state_dict(
+    layout: Layout, spec: OptimizerSpec, parts: Iterable[tuple[Any, bytes | memoryview]], optimizer: torch.optim.Optimizer
+) -> dict[str, Any]:
+    """A ``state_dict`` of the plain optimizer, out of the state of all shards.
+
+    Args:
+        layout: what the pieces' indices mean.
+        spec: the job's optimizer.
+        parts: what each shard's `Shard.state` returned, its bytes joined.
+        optimizer: the worker's optimizer, for the ``param_groups`` with its present settings.
+
+    Raises:
+        ProtocolError: the parts do not fit the layout, or elements are missing, as when a shard is.
+    """
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    seen: dict[tuple[int, str], int] = {}
+    for headers, payload in parts:
+        for piece in unpack(layout, headers, payload):
+            _place(layout.tensors[piece.tensor], piece, state, seen)
+    for (slot, key), count in seen.items():
+        tensor = next(tensor for tensor in layout.tensors if tensor.slot == slot)
+        if count != tensor.numel:
+            raise ProtocolError(
+                f"{spec.name}: of {tensor.numel} elements of {key} of {tensor.name}, {count} have come; a shard's are missing"
+            )
+    return {"state": {slot: state[slot] for slot in sorted(state)}, "param_groups": optimizer.state_dict()["param_groups"]}
+
+
+def _place(tensor: TensorSpec, piece: StatePiece, state: dict[int, dict[str, torch.Tensor]], seen: dict[tuple[int, str], int]) -> None:
+    values, entry = piece.values(), state.setdefault(tensor.slot, {})
+    if piece.shape is not None:
+        entry[piece.key] = values.reshape(piece.shape)
+        return
+    if piece.key not in entry:
+        entry[piece.key] = torch.empty_strided(tensor.shape, tensor.stride, dtype=values.dtype)
+    torch.as_strided(entry[piece.key], (tensor.numel,), (1,))[piece.start : piece.stop] = values
+    seen[tensor.slot, piece.key] = seen.get((tensor.slot, piece.key), 0) + len(values)
+
+
+def split_state_dict(
+    layout: Layout, spec: OptimizerSpec, state_dict: Mapping[str, Any], optimizer: torch.optim.Optimizer, spans: Sequence[Span]
+) -> list[tuple[Headers, list[bytes | memoryview]]]:
+    """What `Shard.load_state` of each span takes, out of a plain optimizer's ``state_dict``. The settings in it are the worker's to load.
+
+    State of parameters that are not in the layout is left out.
+
+    Raises:
+        ConfigurationError: it was saved from another optimizer or another model; the message names the first difference.
+    """
+    saved = [len(group["params"]) for group in state_dict["param_groups"]]
+    present = [len(group["params"]) for group in optimizer.param_groups]
+    if saved != present:
+        raise ConfigurationError(
+            f"the saved optimizer's groups have {saved} parameters, this {spec.name}'s {present}: load it where it was saved from"
+        )
+    state = {index: _saved(spec, tensor, state_dict["state"].get(tensor.slot, {})) for index, tensor in enumerate(layout.tensors)}
+    parts = []
+    for span in spans:
+        pieces = []
+        for own in owned(layout, span):
+            for key, (values, shape) in state[own.tensor].items():
+                start, stop = (own.start, own.stop) if shape is None else (0, len(values))
+                pieces.append(piece_of(own.tensor, key, start, values[start:stop], shape))
+        parts.append(pack(pieces))
+    return parts
+
+
+def _saved(spec: OptimizerSpec, tensor: TensorSpec, entry: Mapping[str, Any]) -> dict[str, tuple[torch.Tensor, tuple[int, ...] | None]]:
+    """One parameter's saved state: flat values in memory order, and their shape if that is not the parameter's."""
+    values: dict[str, tuple[torch.Tensor, tuple[int, ...] | None]] = {}
+    for key, value in entry.items():
+        if value is None:
+            continue
+        value = torch.as_tensor(value).detach().cpu()
+        if value.dtype not in STATE_DTYPES.values():
+            raise ConfigurationError(f"the saved {key} of {tensor.name} is {value.dtype}; it must be one of {', '.join(STATE_DTYPES)}")
+        if key in SCALARS or not spec.elementwise:
+            values[key] = (value.reshape(-1), tuple(value.shape))
+            continue
+        if tuple(value.shape) != tensor.shape:
+            raise ConfigurationError(f"the saved {key} of {tensor.name} has shape {tuple(value.shape)}, the parameter has {tensor.shape}")
+        dense = torch.empty_strided(tensor.shape, tensor.stride, dtype=value.dtype).copy_(value)
+        values[key] = (torch.as_strided(dense, (tensor.numel,), (1,)), None)
+    return values

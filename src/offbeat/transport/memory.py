@@ -1,0 +1,216 @@
+"""A transport within one process, for tests and for driving the live runtime step by step. No socket, no thread, no clock.
+
+Hubs on one `MemoryNetwork` talk to each other. Everything is delivered by `poll` of the receiver, in the order of sending, so a single
+thread that polls the hubs in turn gets the same run every time. Headers go through msgpack and regions are checked as on a wire, lest a
+program that works here fail there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import msgpack  # type: ignore[import-untyped]
+
+from offbeat.errors import ConfigurationError, JobError, ProtocolError
+from offbeat.transport import wire
+from offbeat.transport.base import Address, Arrivals, Buffer, Closed, Connection, Hub, Message, SharedMemory
+from offbeat.transport.handshake import WRONG_TOKEN
+
+
+class MemoryNetwork:
+    """What the hubs of one test have in common.
+
+    Args:
+        shares_memory: whether carrying a region costs nothing, as on one host, or copies, as over TCP.
+        blocking: whether `Hub.poll` waits for other threads; otherwise it returns at once when nothing is there.
+    """
+
+    def __init__(self, *, shares_memory: bool = True, blocking: bool = False) -> None:
+        self.shares_memory = shares_memory
+        self.blocking = blocking
+        # Condition's lock is reentrant, so a signal handler may wake the thread that it interrupted.
+        self.changed = threading.Condition()
+        self.listening: dict[int, MemoryHub] = {}
+        self.ports = itertools.count(1)
+        self.names = itertools.count()
+
+
+class _Sent(NamedTuple):
+    """A message on its way."""
+
+    packed: bytes
+    carry: str | None
+    carry_nbytes: int
+    data: bytes
+    """The bytes of the region where memory is not shared, or the payload."""
+    memory: tuple[SharedMemory, ...]
+
+
+class MemoryConnection(Connection):
+    """One end of a connection within this process."""
+
+    def __init__(self, hub: MemoryHub, peer: str) -> None:
+        self.peer = peer
+        self.shares_memory = hub.network.shares_memory
+        self.bytes_received = 0
+        self.hub = hub
+        self.other: MemoryConnection | None = None
+        """The other end; None once either is closed."""
+        self.closed = False
+        self._regions: dict[str, memoryview] = {}
+
+    def __repr__(self) -> str:
+        return f"<connection to {self.peer}>"
+
+    def bind(self, name: str, region: memoryview) -> None:
+        self._regions[name] = region.cast("B")
+
+    def send(
+        self, header: Mapping[str, Any], *, carry: str | None = None, payload: Sequence[Buffer] = (), memory: Sequence[SharedMemory] = ()
+    ) -> None:
+        assert not any(key.startswith("_") for key in header), f"header keys that start with '_' are the transport's own: {sorted(header)}"
+        assert not (carry is not None and payload), "a message carries a region or a payload, not both"
+        assert self.shares_memory or not memory, f"memory cannot be handed over to {self.peer}: the ends do not share memory"
+        assert carry is None or carry in self._regions, f"region {carry!r} is not bound; bound are {sorted(self._regions)}"
+        region = memoryview(b"") if carry is None else self._regions[carry]
+        data = b"".join(payload) if carry is None or self.shares_memory else bytes(region)
+        with self.hub.network.changed:
+            if self.other is not None:
+                blocks = tuple(block.duplicate() for block in memory)
+                self.other.deliver(_Sent(msgpack.packb(header), carry, len(region), data, blocks))
+
+    def deliver(self, item: _Sent | Closed) -> None:
+        """Put this where the hub of this end polls. Called with the network's lock held."""
+        self.hub.inbox.append((self, item))
+        self.hub.network.changed.notify_all()
+
+    def receive(self, sent: _Sent) -> Message:
+        """Make a message of what came.
+
+        Raises:
+            ProtocolError: it carries a region that is not bound here, or not in this size.
+        """
+        self.bytes_received += len(sent.packed) + len(sent.data)
+        header = wire.decode_header(sent.packed)
+        if sent.carry is None:
+            return Message(header, memoryview(bytearray(sent.data)), sent.memory)
+        bound = self._regions.get(sent.carry)
+        if bound is None:
+            raise ProtocolError(
+                f"region {sent.carry!r} of {sent.carry_nbytes} bytes came, but it is not bound here; bound are {sorted(self._regions)}"
+            )
+        if len(bound) != sent.carry_nbytes:
+            raise ProtocolError(f"region {sent.carry!r} came with {sent.carry_nbytes} bytes, but {len(bound)} bytes are bound here")
+        if not self.shares_memory and sent.data:
+            if bound.readonly:
+                raise ProtocolError(f"region {sent.carry!r} of {sent.carry_nbytes} bytes came, but what is bound here cannot be written")
+            bound[:] = sent.data
+        return Message(header, wire.EMPTY, sent.memory)
+
+    def close(self) -> None:
+        self.end("end of stream")
+
+    def end(self, reason: str) -> None:
+        """Close this end and let the other hear why."""
+        with self.hub.network.changed:
+            self.closed = True
+            other, self.other = self.other, None
+            self.hub.connections.pop(self, None)
+            if other is not None:
+                other.other = None
+                other.deliver(Closed(reason))
+
+
+_Inbox: TypeAlias = deque[tuple[MemoryConnection, _Sent | Closed]]
+
+
+class MemoryHub(Hub):
+    """The hub of one pretended process.
+
+    Args:
+        network: whom it can reach.
+        token: the job's secret, compared when a connection is made.
+
+    >>> network = MemoryNetwork()
+    >>> server, worker = MemoryHub(network, "secret"), MemoryHub(network, "secret")
+    >>> connection = worker.connect(server.listen())
+    >>> connection.send({"kind": "join"})
+    >>> [(_, message)] = server.poll(None)
+    >>> message.header
+    {'kind': 'join'}
+    """
+
+    def __init__(self, network: MemoryNetwork, token: str) -> None:
+        self.network = network
+        self.token = token
+        self.name = f"memory-{next(network.names)}"
+        self.inbox: _Inbox = deque()
+        self.connections: dict[MemoryConnection, None] = {}
+        """In the order of making, so that closing them is deterministic."""
+        self._port: int | None = None
+        self._woken = False
+
+    def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
+        assert self._port is None, "this hub listens already"
+        with self.network.changed:
+            if not port:
+                port = next(free for free in self.network.ports if free not in self.network.listening)
+            if port in self.network.listening:
+                raise ConfigurationError(f"port {port} of {host} is taken by another hub: choose another, or 0 to let the network choose")
+            self._port = port
+            self.network.listening[port] = self
+        return Address("memory", (host, port), "")
+
+    def connect(self, address: Address) -> Connection:
+        with self.network.changed:
+            server = self.network.listening.get(address.tcp[1])
+            if server is None:
+                raise JobError(f"nobody listens at {address.tcp[0]}, port {address.tcp[1]}: is the server running, and the address right?")
+            ours, theirs = MemoryConnection(self, server.name), MemoryConnection(server, self.name)
+            self.connections[ours] = None
+            if server.token != self.token:
+                ours.deliver(Closed(f"refused: {WRONG_TOKEN}"))
+                return ours
+            server.connections[theirs] = None
+            ours.other, theirs.other = theirs, ours
+            return ours
+
+    def poll(self, timeout_s: float | None) -> Arrivals:
+        with self.network.changed:
+            if self.network.blocking:
+                self.network.changed.wait_for(lambda: self.inbox or self._woken, timeout_s)
+            self._woken = False
+            arrived: Arrivals = []
+            while self.inbox:
+                connection, item = self.inbox.popleft()
+                if not connection.closed:
+                    arrived.append((connection, self._take(connection, item)))
+            return arrived
+
+    def _take(self, connection: MemoryConnection, item: _Sent | Closed) -> Message | Closed:
+        if isinstance(item, Closed):
+            connection.end(item.reason)
+            return item
+        try:
+            return connection.receive(item)
+        except ProtocolError as error:
+            connection.end(f"refused: {error}")
+            return Closed(str(error))
+
+    def wake(self) -> None:
+        with self.network.changed:
+            self._woken = True
+            self.network.changed.notify_all()
+
+    def close(self) -> None:
+        with self.network.changed:
+            if self._port is not None:
+                self.network.listening.pop(self._port, None)
+                self._port = None
+            for connection in list(self.connections):
+                connection.close()
+            self.inbox.clear()

@@ -1,0 +1,95 @@
+"""What a connection still has to send: views in order, and the file descriptors that go with some of them. Takes no lock, knows no frame.
+
+A view of a region is kept, not copied: its owner has promised to leave it alone. Descriptors are duplicates that belong to the outbox.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from collections import deque
+from collections.abc import Sequence
+
+from offbeat.transport.wire import EMPTY
+
+_VIEWS_PER_CALL = 64
+
+
+class Piece:
+    """Bytes that wait to be sent, and the descriptors that go with the first of them."""
+
+    __slots__ = ("descriptors", "view")
+
+    def __init__(self, view: memoryview, descriptors: Sequence[int] = ()) -> None:
+        assert len(view), "an empty piece would never count as sent"
+        self.view = view
+        self.descriptors = list(descriptors)
+
+    def own(self) -> None:
+        """Copy what is left, so that the sender may change its buffer."""
+        if len(self.view) and not isinstance(self.view.obj, bytes):
+            self.view = memoryview(bytes(self.view))
+
+    def drop(self) -> None:
+        """Let go of what is left."""
+        self.view = EMPTY
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+
+class Outbox:
+    """A queue of pieces in front of a non-blocking stream socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._queue: deque[Piece] = deque()
+
+    def extend(self, pieces: Sequence[Piece]) -> None:
+        """Queue these after the others."""
+        self._queue.extend(pieces)
+
+    def flush(self) -> bool:
+        """Offer everything to the kernel; whether it took everything.
+
+        Raises:
+            OSError: the socket does not send any more.
+        """
+        try:
+            while self._queue:
+                self._sent(self._offer())
+        except (BlockingIOError, InterruptedError):
+            return False
+        return True
+
+    def drop(self) -> None:
+        """Forget what is queued."""
+        for piece in self._queue:
+            piece.drop()
+        self._queue.clear()
+
+    def _offer(self) -> int:
+        first = self._queue[0]
+        if first.descriptors:
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", first.descriptors))]
+            return self._sock.sendmsg([first.view], ancillary)
+        if len(self._queue) == 1:
+            return self._sock.send(first.view)
+        views: list[memoryview] = []
+        for piece in self._queue:
+            if piece.descriptors or len(views) == _VIEWS_PER_CALL:
+                break
+            views.append(piece.view)
+        return self._sock.sendmsg(views)
+
+    def _sent(self, nbytes: int) -> None:
+        while nbytes:
+            piece = self._queue[0]
+            if nbytes < len(piece.view):
+                rest = piece.view[nbytes:]
+                piece.drop()
+                piece.view = rest
+                return
+            nbytes -= len(piece.view)
+            piece.drop()
+            self._queue.popleft()

@@ -1,0 +1,262 @@
+"""One connection over a stream socket, local or TCP: frames in, frames out, regions received in place. `hub` drives it.
+
+Two threads may meet here: the one that polls reads, and any thread sends. What is sent is offered to the kernel at once; what the kernel
+does not take waits in an outbox that the polling thread flushes. Reading takes no lock.
+
+File descriptors travel beside the bytes of the frame that announces them, so they are never later than it.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from offbeat.errors import ProtocolError, RefusedError
+from offbeat.transport import wire
+from offbeat.transport.base import Buffer, Closed, Connection, Message, SharedMemory
+from offbeat.transport.handshake import Gate
+from offbeat.transport.outbox import Outbox, Piece
+from offbeat.transport.shm import MemoryBlock
+from offbeat.transport.wire import Frame, FrameReader, Header
+
+READS_PER_TURN = 16
+"""After so many full reads the other connections get their turn."""
+DRAIN_NBYTES = 16 << 20
+_ANCILLARY_NBYTES = socket.CMSG_SPACE(4 * wire.MEMBER.descriptors) if hasattr(socket, "CMSG_SPACE") else 0
+_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+
+class StreamConnection(Connection):
+    """One end of a connection over a stream socket."""
+
+    def __init__(self, sock: socket.socket, peer: str, gate: Gate, attend: Callable[[StreamConnection], None]) -> None:
+        """Take over a connected, non-blocking socket.
+
+        Args:
+            sock: belongs to the connection from now on. On a local socket memory is shared.
+            peer: who is at the other end, in words.
+            gate: the exchange of proofs; nothing else is heard or said before it is over.
+            attend: called, from any thread, when the kernel did not take all there was to send, and when the connection was closed.
+        """
+        self.sock = sock
+        self.peer = peer
+        self.shares_memory = sock.family == getattr(socket, "AF_UNIX", None)
+        self.bytes_received = 0
+        self.gate = gate
+        self._attend = attend
+        self._regions: dict[str, memoryview] = {}
+        self._reader = FrameReader(self._place)
+        self._received_descriptors: deque[int] = deque()
+        self._lock = threading.Lock()
+        self._outbox = Outbox(sock)
+        self._held: list[Piece] = []
+        """What was sent before the gate was open."""
+        self._open = False
+        """The gate is open and nothing is held. Not the gate's own word, lest another thread overtake what is held."""
+        self._broken: str | None = None
+        self.closed = False
+        opening = gate.opening()
+        if opening is not None:
+            self._say(opening)
+
+    def __repr__(self) -> str:
+        return f"<connection to {self.peer}>"
+
+    # Sending: any thread.
+
+    def bind(self, name: str, region: memoryview) -> None:
+        self._regions[name] = region.cast("B")
+
+    def send(
+        self, header: Mapping[str, Any], *, carry: str | None = None, payload: Sequence[Buffer] = (), memory: Sequence[SharedMemory] = ()
+    ) -> None:
+        assert not any(key.startswith("_") for key in header), f"header keys that start with '_' are the transport's own: {sorted(header)}"
+        assert not (carry is not None and payload), "a message carries a region or a payload, not both"
+        assert self.shares_memory or not memory, f"memory cannot be handed over to {self.peer}: the ends do not share memory"
+        assert carry is None or carry in self._regions, f"region {carry!r} is not bound; bound are {sorted(self._regions)}"
+        views = [view for view in (memoryview(part).cast("B") for part in payload) if len(view)]
+        nbytes = sum(map(len, views))
+        assert nbytes <= wire.MEMBER.payload_nbytes, f"a payload of {nbytes} bytes is over the limit: bind a region for so much"
+        if carry is not None:
+            region = self._regions[carry]
+            header = {**header, "_region": [carry, len(region)]}
+            if not self.shares_memory and len(region):
+                views = [region]
+        first = wire.encode(header, sum(map(len, views)), len(memory))
+        with self._lock:
+            if self.closed:
+                return
+            # Duplicates, so that the sender may close its block before the kernel has taken the message.
+            pieces = [Piece(memoryview(first), [os.dup(_block(block).descriptor) for block in memory]), *map(Piece, views)]
+            (self._outbox if self._open else self._held).extend(pieces)
+            self._flush()
+            for piece in pieces if payload else ():
+                piece.own()
+
+    def flush(self) -> bool:
+        """Offer what is queued to the kernel; whether nothing is left to send."""
+        with self._lock:
+            return self.closed or self._flush()
+
+    def _say(self, header: Header) -> None:
+        """Send something of the transport's own, past what is held."""
+        with self._lock:
+            self._outbox.extend([Piece(memoryview(wire.encode(header)))])
+            self._flush()
+
+    def _flush(self) -> bool:
+        try:
+            if not self._outbox.flush():
+                self._attend(self)
+                return False
+        except OSError as error:
+            # Most likely the peer is gone: reading says so, after what it sent before. Anything else is made to end the reading.
+            self._forget_unsent()
+            if not isinstance(error, ConnectionError):
+                self._broken = f"sending failed: {error.strerror}"
+                with contextlib.suppress(OSError):
+                    self.sock.shutdown(socket.SHUT_RDWR)
+        return True
+
+    def _forget_unsent(self) -> None:
+        self._outbox.drop()
+        for piece in self._held:
+            piece.drop()
+        self._held.clear()
+
+    # Receiving: the polling thread.
+
+    def receive(self) -> tuple[list[Message], Closed | None]:
+        """Read what has come, as far as it is this connection's turn."""
+        messages: list[Message] = []
+        try:
+            for _ in range(READS_PER_TURN):
+                space = self._reader.space()
+                nbytes = self._read(space)
+                if nbytes == 0:
+                    return messages, Closed(self._why_ended())
+                self.bytes_received += nbytes
+                self._reader.received(nbytes)
+                while (frame := self._reader.next_frame()) is not None:
+                    self._take(frame, messages)
+                if nbytes < len(space):
+                    break
+        except (BlockingIOError, InterruptedError):
+            pass
+        except ProtocolError as error:
+            self._refuse(str(error))
+            return messages, Closed(str(error))
+        except RefusedError as error:
+            return messages, Closed(str(error))
+        except OSError as error:
+            return messages, Closed(f"connection lost: {error.strerror}")
+        return messages, None
+
+    def _read(self, space: memoryview) -> int:
+        if not self.shares_memory:
+            return self.sock.recv_into(space)
+        nbytes, ancillary, flags, _ = self.sock.recvmsg_into([space], _ANCILLARY_NBYTES, _CLOEXEC)
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors = array.array("i")
+                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+                self._received_descriptors.extend(descriptors)
+        if flags & socket.MSG_CTRUNC:
+            raise ProtocolError("file descriptors were lost: more came than announced, or this process has too many open (ulimit -n)")
+        return nbytes
+
+    def _take(self, frame: Frame, messages: list[Message]) -> None:
+        header = frame.header
+        if "_refused" in header:
+            raise RefusedError(f"refused: {header['_refused']}")
+        if not self.gate.open:
+            self._pass_gate(header)
+            return
+        carried = header.pop("_region", None) is not None
+        if frame.descriptors > len(self._received_descriptors):
+            raise ProtocolError(f"{frame.descriptors} blocks of memory were announced, {len(self._received_descriptors)} came")
+        memory = tuple(MemoryBlock.receive(self._received_descriptors.popleft()) for _ in range(frame.descriptors))
+        messages.append(Message(header, wire.EMPTY if carried else frame.payload, memory))
+
+    def _pass_gate(self, header: Header) -> None:
+        try:
+            answer = self.gate.answer(header)
+        except RefusedError as error:
+            self._refuse(str(error))
+            raise
+        if answer is not None:
+            self._say(answer)
+        if self.gate.open:
+            self._reader.limits = wire.MEMBER
+            with self._lock:
+                self._outbox.extend(self._held)
+                self._held.clear()
+                self._open = True
+                self._flush()
+
+    def _place(self, header: Header, nbytes: int) -> memoryview:
+        """Where a payload goes. Everything about it is checked here, before a byte of it is written."""
+        region = header.get("_region")
+        if region is None:
+            if nbytes > self._reader.limits.payload_nbytes:
+                raise ProtocolError(f"a payload of {nbytes} bytes is over the limit of {self._reader.limits.payload_nbytes}")
+            return wire.fresh(nbytes)
+        if not self.gate.open or not (isinstance(region, list) and len(region) == 2 and isinstance(region[0], str)):
+            raise ProtocolError("a region was sent before the token, or without its name and size")
+        name, sent_nbytes = region
+        bound = self._regions.get(name)
+        if bound is None:
+            raise ProtocolError(f"region {name!r} of {sent_nbytes} bytes came, but it is not bound here; bound are {sorted(self._regions)}")
+        if sent_nbytes != len(bound) or nbytes != (0 if self.shares_memory else sent_nbytes):
+            raise ProtocolError(f"region {name!r} came with {sent_nbytes} bytes (payload {nbytes}), but {len(bound)} bytes are bound here")
+        if bound.readonly and nbytes:
+            raise ProtocolError(f"region {name!r} of {sent_nbytes} bytes came, but what is bound here cannot be written")
+        return bound if nbytes else wire.EMPTY
+
+    def _why_ended(self) -> str:
+        if self._broken is not None:
+            return self._broken
+        if not self.gate.open:
+            return "end of stream before the token was checked"
+        return "end of stream in the middle of a message" if self._reader.unfinished else "end of stream"
+
+    def _refuse(self, reason: str) -> None:
+        """Tell the peer why nothing more will come, if it can be told at once."""
+        with contextlib.suppress(OSError):
+            self._say({"_refused": reason[:1024]})
+
+    # The end.
+
+    def close(self) -> None:
+        with self._lock:
+            if self.closed:
+                return
+            self._flush()
+            self.closed = True
+            self._forget_unsent()
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_WR)
+        self._attend(self)
+
+    def release(self) -> None:
+        """Let go of the socket: the hub does, once it no longer waits for it."""
+        self.close()
+        while self._received_descriptors:
+            os.close(self._received_descriptors.pop())
+        # The kernel answers unread bytes with a reset, which would overtake what was sent last, such as a refusal.
+        drained = 0
+        with contextlib.suppress(OSError):
+            while drained < DRAIN_NBYTES and (nbytes := len(self.sock.recv(wire.STAGE_NBYTES))):
+                drained += nbytes
+        self.sock.close()
+
+
+def _block(memory: SharedMemory) -> MemoryBlock:
+    assert isinstance(memory, MemoryBlock), f"a {type(memory).__name__} cannot be handed to another process; use MemoryBlock"
+    return memory

@@ -1,0 +1,201 @@
+"""Frames: how a message lies on a stream of bytes, and the reading of it. No socket is known here.
+
+A frame is a fixed prefix (magic, wire version, number of descriptors, length of the header, length of the payload), a msgpack header
+and raw payload bytes. The reader hands out the memory that the next bytes belong to, so that a large payload is received straight into
+the place its owner chose after seeing the header; only small things pass through the reader's stage.
+
+Every length is checked against a limit before memory is set aside for it, and the limits are small until the peer has shown the token.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+
+from offbeat.errors import ProtocolError
+
+Header: TypeAlias = dict[str, Any]
+Placing: TypeAlias = Callable[[Header, int], memoryview]
+"""Chooses the memory for a payload of so many bytes, or raises `ProtocolError`."""
+
+MAGIC = b"ofbt"
+WIRE_VERSION = 1
+STAGE_NBYTES = 1 << 16
+_PREFIX = struct.Struct("!4sBBHIQ")
+EMPTY = memoryview(b"")
+
+
+class Limits(NamedTuple):
+    """How much a peer may ask us to hold."""
+
+    header_nbytes: int
+    payload_nbytes: int
+    """Of payloads that go to fresh memory. A region's size is fixed by its owner."""
+    descriptors: int
+
+
+STRANGER = Limits(header_nbytes=4 << 10, payload_nbytes=0, descriptors=0)
+MEMBER = Limits(header_nbytes=64 << 20, payload_nbytes=1 << 30, descriptors=64)
+
+
+class Frame(NamedTuple):
+    """One message as it lies on the wire."""
+
+    header: Header
+    payload: memoryview
+    descriptors: int
+    """How many file descriptors came with it."""
+
+
+def encode(header: Mapping[str, Any], payload_nbytes: int = 0, descriptors: int = 0) -> bytes:
+    """The bytes that go before a payload."""
+    packed: bytes = msgpack.packb(header)
+    assert len(packed) <= MEMBER.header_nbytes, f"a header of {len(packed)} bytes is over the limit of {MEMBER.header_nbytes}"
+    assert descriptors <= MEMBER.descriptors, f"{descriptors} blocks of memory in one message are over the limit of {MEMBER.descriptors}"
+    return _PREFIX.pack(MAGIC, WIRE_VERSION, descriptors, 0, len(packed), payload_nbytes) + packed
+
+
+def decode_header(packed: bytes | memoryview) -> Header:
+    """Read a header.
+
+    >>> decode_header(msgpack.packb({"kind": "pushed", "slot": 3}))
+    {'kind': 'pushed', 'slot': 3}
+
+    Raises:
+        ProtocolError: it is not msgpack, or not a dict with text keys.
+    """
+    try:
+        header = msgpack.unpackb(packed, strict_map_key=False)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"the header of a message ({len(packed)} bytes) is not msgpack: {error!r}") from error
+    if not isinstance(header, dict) or not all(isinstance(key, str) for key in header):
+        raise ProtocolError(f"the header of a message is a {type(header).__name__}; it must be a dict with text keys")
+    return header
+
+
+def fresh(nbytes: int) -> memoryview:
+    """New memory of this size. NumPy's, because a bytearray would be written with zeros first."""
+    return np.empty(nbytes, dtype=np.uint8).data if nbytes else EMPTY
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames: receive into `space`, tell `received`, then take frames until there is None."""
+
+    def __init__(self, place: Placing) -> None:
+        self.limits = STRANGER
+        self._place = place
+        self._stage = memoryview(bytearray(STAGE_NBYTES))
+        self._start = 0
+        self._end = 0
+        self._prefix: tuple[int, int, int] | None = None
+        """Descriptors, header length, payload length of the frame being read."""
+        self._header: Header | None = None
+        self._target: memoryview | None = None
+        """Where the part being read goes, if not to the stage: a payload, or a header larger than the stage."""
+        self._filled = 0
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a frame has begun and not ended."""
+        return self._prefix is not None or self._start != self._end
+
+    def space(self) -> memoryview:
+        """Where the next bytes shall be received; never empty."""
+        if self._target is not None:
+            return self._target[self._filled :]
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._end == STAGE_NBYTES:
+            self._move_to_front()
+        return self._stage[self._end :]
+
+    def received(self, nbytes: int) -> None:
+        """So many bytes have been written to `space`."""
+        if self._target is not None:
+            self._filled += nbytes
+        else:
+            self._end += nbytes
+
+    def next_frame(self) -> Frame | None:
+        """The next whole frame, or None: more bytes are needed.
+
+        Raises:
+            ProtocolError: the peer broke a rule of the wire; nothing more can be read.
+        """
+        if self._prefix is None:
+            self._prefix = self._read_prefix()
+            if self._prefix is None:
+                return None
+        descriptors, header_nbytes, payload_nbytes = self._prefix
+        if self._header is None:
+            packed = self._read_part(header_nbytes)
+            if packed is None:
+                return None
+            self._header = decode_header(packed)
+            self._target = self._place(self._header, payload_nbytes)
+            assert len(self._target) == payload_nbytes, "a payload was given memory of another size"
+            self._filled = 0
+        payload = self._fill_target()
+        if payload is None:
+            return None
+        frame = Frame(self._header, payload, descriptors)
+        self._prefix = self._header = None
+        return frame
+
+    def _read_prefix(self) -> tuple[int, int, int] | None:
+        seen = self._stage[self._start : self._end]
+        if seen[: len(MAGIC)] != MAGIC[: len(seen)]:
+            raise ProtocolError(f"the peer does not speak offbeat's protocol: it sent {bytes(seen[:16])!r}")
+        if len(seen) > len(MAGIC) and seen[len(MAGIC)] != WIRE_VERSION:
+            raise ProtocolError(
+                f"the peer speaks version {seen[len(MAGIC)]} of the wire protocol, this process version {WIRE_VERSION}: "
+                "install the same offbeat everywhere"
+            )
+        packed = self._read_part(_PREFIX.size)
+        if packed is None:
+            return None
+        _, _, descriptors, _, header_nbytes, payload_nbytes = _PREFIX.unpack(packed)
+        if header_nbytes > self.limits.header_nbytes:
+            raise ProtocolError(f"a header of {header_nbytes} bytes is over the limit of {self.limits.header_nbytes}")
+        if descriptors > self.limits.descriptors:
+            raise ProtocolError(f"{descriptors} descriptors in one message are over the limit of {self.limits.descriptors}")
+        return descriptors, header_nbytes, payload_nbytes
+
+    def _read_part(self, nbytes: int) -> memoryview | None:
+        """The next ``nbytes`` bytes; the view is good until the next call."""
+        if self._target is None and nbytes <= STAGE_NBYTES:
+            if self._end - self._start < nbytes:
+                if self._start + nbytes > STAGE_NBYTES:
+                    self._move_to_front()
+                return None
+            self._start += nbytes
+            return self._stage[self._start - nbytes : self._start]
+        if self._target is None:
+            self._target = fresh(nbytes)
+            self._filled = 0
+        return self._fill_target()
+
+    def _fill_target(self) -> memoryview | None:
+        """Move what the stage has to the target; the target if that completes it."""
+        target = self._target
+        assert target is not None
+        missing = len(target) - self._filled
+        nbytes = min(missing, self._end - self._start)
+        if nbytes:
+            target[self._filled : self._filled + nbytes] = self._stage[self._start : self._start + nbytes]
+            self._start += nbytes
+            self._filled += nbytes
+        if nbytes < missing:
+            return None
+        self._target = None
+        return target
+
+    def _move_to_front(self) -> None:
+        left = self._end - self._start
+        # Through a copy: the two ranges may overlap, and there is little left (less than a prefix or a header).
+        self._stage[:left] = bytes(self._stage[self._start : self._end])
+        self._start, self._end = 0, left

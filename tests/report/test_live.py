@@ -1,0 +1,99 @@
+"""The display: what is shown is right, and nothing moves unless it is told to."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from rich.console import Console
+
+from offbeat.policies import SSP
+from offbeat.report.live import PLAIN_EVERY_S, Progress, changes, headline, worker_cells, worker_table
+from offbeat.report.tally import Tally
+
+Record: TypeAlias = dict[str, Any]
+RunJob: TypeAlias = Callable[..., list[Record]]
+
+
+def snapshots(records: list[Record], every: int) -> list[Record]:
+    tally, result = Tally(), []
+    for number, entry in enumerate(records, start=1):
+        tally.add(entry)
+        if number % every == 0 or number == len(records):
+            result.append(tally.summary())
+    return result
+
+
+def screen(*, terminal: bool) -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, force_terminal=terminal, width=120, height=12, legacy_windows=False), file
+
+
+def test_deaths_returns_and_ends_are_told_once_however_rarely_one_looks(run_job: RunJob) -> None:
+    records = run_job(SSP(staleness=2), [0.1, 0.1, 0.1], kill={1: 0.5})
+    for every in (1, 40, len(records)):
+        seen = snapshots(records, every)
+        told = [text for before, after in zip([None, *seen[:-1]], seen, strict=True) for text in changes(before, after)]
+        assert sum("worker 1 died" in text for text in told) == 1
+        assert told.count("worker 1 returned as incarnation 2") == 1
+        assert sorted(text for text in told if "finished" in text) == [f"worker {number} finished" for number in range(3)]
+
+
+def test_plain_output_is_a_line_now_and_then(run_job: RunJob) -> None:
+    records = run_job(SSP(staleness=2), [0.1, 0.1, 0.1], kill={1: 0.5})
+    console, file = screen(terminal=False)
+    progress = Progress(console)
+    seen = snapshots(records, 10)
+    for number, snapshot in enumerate(seen):
+        progress.update(snapshot, now=1000.0 + number * 0.25)
+    progress.note("worker 2: [bold] is not markup here")
+    progress.close()
+    progress.close()
+    lines = file.getvalue().splitlines()
+    assert "\x1b" not in file.getvalue()
+    regular = [line for line in lines if "samples/s" in line]
+    assert len(regular) == 1 + int((len(seen) - 1) * 0.25 // PLAIN_EVERY_S) + 1
+    assert sum("worker 1 died: its process was killed by signal 9" in line for line in lines) == 1
+    assert any(line == "worker 2: [bold] is not markup here" for line in lines)
+
+
+def test_a_terminal_shows_the_job_and_each_worker(run_job: RunJob) -> None:
+    console, file = screen(terminal=True)
+    progress = Progress(console)
+    for number, snapshot in enumerate(snapshots(run_job(SSP(staleness=2), [0.1, 0.1, 0.3], kill={1: 0.5}), 20)):
+        progress.update(snapshot, now=number * 0.25)
+        progress.note("a line of a worker's own")
+    progress.close()
+    text = file.getvalue()
+    assert "ssp(staleness=2)" in text
+    assert "a line of a worker's own" in text
+    assert "compute/push" in text
+
+
+def test_the_headline_and_the_rows(run_job: RunJob) -> None:
+    snapshot = snapshots(run_job(SSP(staleness=2), [0.1, 0.1], epochs=1), 30)[0]
+    assert headline(snapshot, 1234.5).startswith("ssp(staleness=2)  version ")
+    assert "1,234 samples/s" in headline(snapshot, 1234.5)
+    assert headline(snapshot, 0.0).endswith("2 of 2 alive")
+    cells = worker_cells(snapshot["per_worker"][0])
+    assert cells[:2] == ["0", "alive"]
+    assert cells[2] in ("computing", "waiting", "idle")
+
+
+def test_where_rows_are_few_those_that_matter_are_shown(run_job: RunJob) -> None:
+    records = run_job(SSP(staleness=2), [0.1] * 8, kill={6: 0.3}, back_after_s=9.0)
+    dead = next(snapshot for snapshot in snapshots(records, 5) if snapshot["per_worker"][6]["state"] == "dead")
+    table = worker_table(dead, rows=3)
+    assert list(table.columns[0].cells) == ["0", "6", ""]
+    assert list(table.columns[1].cells)[-1] == "and 6 more"
+    assert len(worker_table(dead, rows=8).rows) == 8
+
+
+def test_the_rate_is_that_of_the_last_seconds() -> None:
+    console, file = screen(terminal=False)
+    progress, snapshot = Progress(console), Tally().summary()
+    for second in range(21):
+        progress.update(snapshot | {"samples": 100 * min(second, 10)}, now=float(second))
+    assert " 100 samples/s" in file.getvalue()
+    assert file.getvalue().splitlines()[-1].split("version")[1].split()[1] == "0"

@@ -1,0 +1,106 @@
+"""Lanes: every moment of a worker is one kind of span. The picture: it is made, at the promised size."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbeat.errors import ConfigurationError
+from offbeat.policies import ASP, BSP, SSP, Backup
+from offbeat.report.lanes import Chart, Span, shares
+from offbeat.report.tally import Tally
+from offbeat.report.timeline import draw
+from offbeat.runtime.journal import Journal
+
+Record: TypeAlias = dict[str, Any]
+RunJob: TypeAlias = Callable[..., list[Record]]
+
+
+def spent(chart: Chart, worker: int, what: str) -> float:
+    return sum(span.stop_s - span.start_s for span in chart.lanes[worker].spans if span.what == what)
+
+
+def marks(chart: Chart, worker: int) -> list[str]:
+    return [mark.what for mark in chart.lanes[worker].marks]
+
+
+def test_a_lane_agrees_with_the_tally(run_job: RunJob) -> None:
+    records = run_job(SSP(staleness=1), [0.1, 0.1, 0.3], leaving_early=0.02)
+    chart, summary = Chart.of(records), Tally.of(records).summary()
+    assert len(chart.folds) == summary["version"]
+    for number, worker in enumerate(summary["per_worker"]):
+        assert spent(chart, number, "waiting") == pytest.approx(worker["wait_s"], abs=1e-3)
+        assert spent(chart, number, "computing") == pytest.approx(worker["compute_s"], abs=0.05)
+        spans = chart.lanes[number].spans
+        assert all(a.stop_s <= b.start_s and a.start_s < a.stop_s for a, b in itertools.pairwise(spans))
+
+
+def test_a_death_is_one_mark_and_one_span(run_job: RunJob) -> None:
+    chart = Chart.of(run_job(BSP(), [0.1, 0.1, 0.1], kill={1: 0.5}, back_after_s=0.4))
+    assert marks(chart, 1) == ["killed", "returned"]
+    dead = [span for span in chart.lanes[1].spans if span.what == "dead"]
+    assert len(dead) == 1
+    assert dead[0].start_s == 0.5
+    assert dead[0].stop_s >= 0.9
+    assert marks(chart, 0) == []
+
+
+def test_dropped_pushes_are_marked(run_job: RunJob) -> None:
+    records = run_job(Backup(b=1), [0.1, 0.1, 0.3])
+    chart, summary = Chart.of(records), Tally.of(records).summary()
+    assert [marks(chart, number).count("dropped") for number in range(3)] == [w["fates"]["dropped"] for w in summary["per_worker"]]
+
+
+def test_a_release_for_a_process_that_is_gone_does_not_wake_its_lane() -> None:
+    release = {"kind": "release", "worker": 0, "incarnation": 1, "version": 0, "clock": 0, "reason": ""}
+    kill = {"kind": "fault", "t": 2.0, "worker": 0, "what": "kill", "detail": ""}
+    slow = {"kind": "fault", "t": 0.0, "worker": -1, "what": "slow", "detail": "one worker, drawn anew"}
+    chart = Chart.of([slow, release | {"t": 1.0}, kill, release | {"t": 2.5}, {"kind": "end", "t": 4.0, "ok": True, "reason": ""}])
+    assert chart.lanes[0].spans == [Span(1.0, 2.0, "computing"), Span(2.0, 4.0, "dead")]
+    assert list(chart.lanes) == [0]
+
+
+@given(st.lists(st.floats(0.001, 5.0), min_size=1, max_size=30), st.integers(1, 20))
+def test_shares_keep_the_time(lengths: list[float], columns: int) -> None:
+    edges = [0.0, *itertools.accumulate(lengths)]
+    kinds = itertools.cycle(["computing", "waiting", "idle"])
+    spans = [Span(a, b, kind) for (a, b), kind in zip(itertools.pairwise(edges), kinds, strict=False)]
+    result = shares(spans, 0.0, edges[-1], columns)
+    for what in ("computing", "waiting", "idle"):
+        total = sum(span.stop_s - span.start_s for span in spans if span.what == what)
+        assert sum(result[what]) * edges[-1] / columns == pytest.approx(total, rel=1e-6, abs=1e-9)
+    assert all(sum(row[column] for row in result.values()) == pytest.approx(1.0) for column in range(columns))
+
+
+def test_a_picture_of_journals_and_records(run_job: RunJob, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    records = run_job(ASP(), [0.1, 0.1], kill={0: 0.4})
+    journal = Journal(tmp_path / "run.jsonl", now=lambda: 0.0)
+    for entry in records:
+        journal.write(entry)
+    journal.close()
+    many = run_job(BSP(), [0.01, 0.03], size=8 * 800)
+    picture = tmp_path / "timeline.png"
+    draw([("asp", tmp_path / "run.jsonl"), ("many", many)], picture)
+    head = picture.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">I", head[16:20]) == (1400,)
+    draw([("nothing yet", records[:1])], tmp_path / "empty.svg")
+    with pytest.raises(ConfigurationError, match="cannot write the picture"):
+        draw([("asp", records)], tmp_path / "timeline.unknown")
+    with pytest.raises(ConfigurationError, match="at least one"):
+        draw([], picture)
+
+
+def test_without_matplotlib_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigurationError, match=r'pip install "offbeat\[plots\]"'):
+        draw([("job", [])], tmp_path / "timeline.png")

@@ -1,0 +1,261 @@
+"""A model in flat memory behaves like the model it was, and the push memory always holds its gradients."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from offbeat.errors import ConfigurationError
+from offbeat.tensors.flat import FlatModel
+from offbeat.tensors.layout import Layout, view
+
+
+class Tied(nn.Module):
+    """Something of everything: tied weights, a frozen layer, channels_last, bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3, padding=1).to(memory_format=torch.channels_last)
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.low = nn.Linear(4, 2).bfloat16()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x).mean((2, 3))
+        result: torch.Tensor = self.low(self.second(torch.tanh(self.frozen(self.first(x)))).bfloat16()).float().square().mean()
+        return result
+
+
+class Fixture:
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        self.layout = Layout.of(model, self.optimizer)
+        self.push, self.pull = bytearray(b"\xff" * self.layout.nbytes), bytearray(self.layout.nbytes)
+        self.flat = FlatModel(self.layout, model, memoryview(self.push), memoryview(self.pull))
+        self.flat.attach()
+
+    def pushed(self) -> dict[str, torch.Tensor]:
+        return {spec.name: view(memoryview(self.push), spec).clone() for spec in self.layout.tensors}
+
+    def in_place(self) -> bool:
+        parameters = dict(self.model.named_parameters())
+        return all(parameters[s.name].data_ptr() == view(memoryview(self.pull), s).data_ptr() for s in self.layout.tensors)
+
+
+def tied() -> Fixture:
+    torch.manual_seed(0)
+    return Fixture(Tied())
+
+
+def batch(seed: int = 0) -> torch.Tensor:
+    return torch.randn(3, 2, 5, 5, generator=torch.Generator().manual_seed(seed))
+
+
+def plain_gradients(passes: int = 1) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    model = Tied()
+    for seed in range(passes):
+        model(batch(seed)).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        torch.testing.assert_close(value, b[name], msg=name)
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_are_pushed_and_accumulate(passes: int, set_to_none: bool) -> None:
+    fixture = tied()
+    for _ in range(2):
+        fixture.model.zero_grad(set_to_none=set_to_none)
+        for seed in range(passes):
+            fixture.model(batch(seed)).backward()
+        assert fixture.flat.collect() is None
+        assert fixture.flat.backwards == passes
+        same(fixture.pushed(), plain_gradients(passes))
+    assert fixture.in_place()
+
+
+def test_gradients_are_views_after_backward() -> None:
+    fixture = tied()
+    fixture.model(batch()).backward()
+    before = fixture.pushed()
+    torch.nn.utils.clip_grad_norm_(fixture.model.parameters(), 1e-3)
+    fixture.flat.collect()
+    after = fixture.pushed()
+    assert all(after[name].abs().max() < before[name].abs().max() for name in before if before[name].abs().max() > 0)
+
+
+def test_replaced_and_deleted_gradients() -> None:
+    fixture = tied()
+    model = fixture.model
+    assert isinstance(model, Tied)
+    model(batch()).backward()
+    model.first.bias.grad = torch.full((4,), 2.0)
+    model.conv.weight.grad = None
+    with pytest.warns(UserWarning, match=r"no gradient for conv\.weight"):
+        fixture.flat.collect()
+    assert fixture.pushed()["first.bias"].tolist() == [2.0] * 4
+    assert not fixture.pushed()["conv.weight"].any()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fixture.flat.collect()
+    model(batch()).backward()
+    fixture.flat.collect()
+    assert fixture.pushed()["conv.weight"].any()
+
+
+def test_gradients_from_before_are_kept() -> None:
+    torch.manual_seed(0)
+    model = Tied()
+    model(batch(0)).backward()
+    fixture = Fixture(model)
+    model(batch(1)).backward()
+    fixture.flat.collect()
+    same(fixture.pushed(), plain_gradients(2))
+
+
+def test_a_gradient_with_a_graph_stays_the_users() -> None:
+    model = nn.Linear(3, 1, bias=False)
+    fixture = Fixture(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model(torch.ones(1, 3)).square().sum().backward(create_graph=True)
+    assert model.weight.grad is not None and model.weight.grad.requires_grad
+    fixture.flat.collect()
+    torch.testing.assert_close(fixture.pushed()["weight"], model.weight.grad.detach())
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("name", ["conv.bias", "low.weight"])
+def test_names_what_is_not_finite(value: float, name: str) -> None:
+    fixture = tied()
+    fixture.model(batch()).backward()
+    grad = dict(fixture.model.named_parameters())[name].grad
+    assert grad is not None
+    grad.view(-1)[1] = value
+    assert fixture.flat.collect() == name
+
+
+def test_large_finite_values_are_finite() -> None:
+    for dtype, value in ((torch.float32, 3e38), (torch.float16, 6e4), (torch.bfloat16, 3e38)):
+        model = nn.Linear(64, 4, bias=False, dtype=dtype)
+        fixture = Fixture(model)
+        model.weight.grad = torch.full_like(model.weight, value)
+        assert fixture.flat.collect() is None
+
+
+def test_sparse_gradients_are_refused() -> None:
+    model = nn.Embedding(5, 2, sparse=True)
+    Fixture(model)
+    with pytest.raises(ConfigurationError, match="gradient of weight is sparse"):
+        model(torch.tensor([1])).sum().backward()
+
+
+def test_parameters_follow_the_pull_memory() -> None:
+    fixture = tied()
+    model = fixture.model
+    assert isinstance(model, Tied)
+    identities = [id(p) for p in model.parameters()]
+    view(memoryview(fixture.pull), fixture.layout.tensors[1]).fill_(7.0)
+    fixture.flat.pulled()
+    assert model.conv.bias.tolist() == [7.0] * 4
+    other = bytearray(fixture.pull)
+    fixture.flat.repoint(memoryview(other))
+    view(memoryview(other), fixture.layout.tensors[1]).fill_(8.0)
+    assert model.conv.bias.tolist() == [8.0] * 4
+    assert model.second.weight is model.first.weight and identities == [id(p) for p in model.parameters()]
+    model.conv.bias.data = torch.zeros(4)
+    fixture.flat.pulled()
+    assert model.conv.bias.tolist() == [8.0] * 4
+
+
+def test_offers_the_parameters_without_losing_gradients() -> None:
+    fixture = tied()
+    fixture.model(batch(0)).backward()
+    fixture.flat.offer()
+    assert fixture.push == fixture.pull
+    fixture.model(batch(1)).backward()
+    fixture.flat.collect()
+    same(fixture.pushed(), plain_gradients(2))
+
+
+def test_detach_gives_everything_back() -> None:
+    fixture = tied()
+    fixture.model(batch()).backward()
+    fixture.flat.collect()
+    fixture.flat.detach()
+    before = copy.deepcopy(fixture.model.state_dict())
+    same({n: p.grad for n, p in fixture.model.named_parameters() if p.grad is not None}, fixture.pushed())
+    fixture.push[:], fixture.pull[:] = b"\xff" * len(fixture.push), b"\xff" * len(fixture.pull)
+    same(dict(fixture.model.state_dict()), dict(before))
+    fixture.model.zero_grad()
+    fixture.model(batch()).backward()
+    same({n: p.grad for n, p in fixture.model.named_parameters() if p.grad is not None}, plain_gradients())
+
+
+class TestUsualThings:
+    def test_deepcopy_is_private(self) -> None:
+        fixture = tied()
+        twin = copy.deepcopy(fixture.model)
+        same(dict(twin.state_dict()), dict(fixture.model.state_dict()))
+        twin(batch()).backward()
+        fixture.pull[:] = bytes(len(fixture.pull))
+        assert any(p.any() for p in twin.parameters()) and not any(g.any() for g in fixture.pushed().values())
+
+    def test_saving_takes_only_what_is_saved(self) -> None:
+        fixture = Fixture(nn.Sequential(nn.Linear(300, 300), nn.Linear(4, 4)))
+        file = io.BytesIO()
+        torch.save(fixture.model[1].state_dict(), file)  # type: ignore[index]
+        assert len(file.getvalue()) < 10_000
+        file.seek(0)
+        loaded: dict[str, Any] = torch.load(file, weights_only=True)
+        same(loaded, dict(fixture.model[1].state_dict()))  # type: ignore[index]
+
+    def test_a_whole_model_can_be_pickled(self) -> None:
+        fixture = tied()
+        file = io.BytesIO()
+        torch.save(fixture.model, file)
+        file.seek(0)
+        same(dict(torch.load(file, weights_only=False).state_dict()), dict(fixture.model.state_dict()))
+
+    def test_load_state_dict_and_a_local_step_work_in_place(self) -> None:
+        fixture = tied()
+        fixture.model.load_state_dict({k: torch.ones_like(v) for k, v in fixture.model.state_dict().items()})
+        fixture.model(batch()).backward()
+        fixture.optimizer.step()
+        assert fixture.in_place()
+        reference = Tied()
+        reference.load_state_dict({k: torch.ones_like(v) for k, v in reference.state_dict().items()})
+        reference(batch()).backward()
+        torch.optim.SGD([p for p in reference.parameters() if p.requires_grad], lr=0.1).step()
+        same(dict(reference.state_dict()), dict(fixture.model.state_dict()))
+
+    def test_only_a_part_of_the_model_takes_part(self) -> None:
+        model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        fixture = Fixture(model)
+        for _ in range(3):
+            F.mse_loss(model[0](torch.ones(1, 2)), torch.zeros(1, 2)).backward()
+        with pytest.warns(UserWarning, match=r"1\.weight, 1\.bias"):
+            fixture.flat.collect()
+        assert fixture.flat.backwards == 3
+
+
+def test_wrong_sizes_are_refused() -> None:
+    model = nn.Linear(2, 2)
+    layout = Layout.of(model, torch.optim.SGD(model.parameters()))
+    with pytest.raises(ConfigurationError, match="was given 4 bytes"):
+        FlatModel(layout, model, memoryview(bytearray(4)), memoryview(bytearray(layout.nbytes)))

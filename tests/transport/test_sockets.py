@@ -1,0 +1,396 @@
+"""Peers that die, lie, stay silent or speak something else, on real sockets; memory blocks; and what is left afterwards: nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from offbeat.errors import ConfigurationError, ProtocolError
+from offbeat.transport import hub as hub_module
+from offbeat.transport import shm, wire
+from offbeat.transport.base import Address, Arrivals, Closed, Message
+from offbeat.transport.handshake import ClientGate
+from offbeat.transport.hub import SocketHub
+from offbeat.transport.shm import MemoryBlock, PrivateBlock
+
+DEADLINE_S = 30.0
+MB = 1 << 20
+pytestmark = pytest.mark.skipif(not shm.AVAILABLE, reason="the local half of these needs Linux")
+
+
+def pump(hubs: list[SocketHub], until: Callable[[list[Arrivals]], bool]) -> list[Arrivals]:
+    deadline = time.monotonic() + DEADLINE_S
+    arrived: list[Arrivals] = [[] for _ in hubs]
+    while not until(arrived):
+        assert time.monotonic() < deadline, f"nothing more came after {[part[-1:] for part in arrived]}"
+        for hub, part in zip(hubs, arrived, strict=True):
+            part.extend(hub.poll(0.002))
+    return arrived
+
+
+class Raw:
+    """A peer made by hand, on a blocking socket."""
+
+    def __init__(self, address: Address, kind: str) -> None:
+        if kind == "shm":
+            self.sock = socket.socket(socket.AF_UNIX)
+            self.sock.connect(f"\0{address.local}")
+        else:
+            self.sock = socket.create_connection(address.tcp)
+        self.sock.settimeout(DEADLINE_S)
+
+    def hear(self, hub: SocketHub) -> bytes:
+        """What the server says next."""
+        self.sock.setblocking(False)
+        deadline = time.monotonic() + DEADLINE_S
+        try:
+            while time.monotonic() < deadline:
+                assert hub.poll(0.002) == []
+                with contextlib.suppress(BlockingIOError):
+                    return self.sock.recv(1 << 16)
+        finally:
+            self.sock.settimeout(DEADLINE_S)
+        raise AssertionError("the server said nothing")
+
+    def hear_header(self, hub: SocketHub) -> wire.Header:
+        return wire.decode_header(self.hear(hub)[20:])
+
+    def pass_gate(self, hub: SocketHub, token: str = "secret") -> None:
+        gate = ClientGate(token)
+        shown = gate.answer(self.hear_header(hub))
+        assert shown is not None
+        self.sock.sendall(wire.encode(shown))
+        gate.answer(self.hear_header(hub))
+        assert gate.open
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def server() -> Iterator[SocketHub]:
+    hub = SocketHub("secret")
+    yield hub
+    hub.close()
+
+
+def open_files() -> list[str]:
+    gc.collect()
+    found = []
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{entry}").split(":")[0])
+    return sorted(found)
+
+
+# Peers that die.
+
+
+@pytest.mark.parametrize("cut", ["prefix", "header", "payload", "region"])
+def test_a_peer_that_dies_in_the_middle_of_a_message(server: SocketHub, kind: str, cut: str) -> None:
+    raw = Raw(server.listen(), kind)
+    raw.pass_gate(server)
+    raw.sock.sendall(wire.encode({"n": 1}))
+    [[(connection, _)]] = pump([server], lambda arrived: bool(arrived[0]))
+    memory = bytearray(b"7" * 100_000)
+    connection.bind("gradient", memoryview(memory))
+    header = {"n": 2, "_region": ["gradient", 100_000]} if cut == "region" and kind == "tcp" else {"n": 2}
+    whole = wire.encode(header, 100_000) + b"x" * 100_000
+    raw.sock.sendall(wire.encode({"n": "whole"}) + whole[: {"prefix": 9, "header": 24}.get(cut, 50_000)])
+    raw.sock.close()
+    [arrived] = pump([server], lambda arrived: len(arrived[0]) >= 2)
+    assert isinstance(arrived[0][1], Message)
+    assert arrived[0][1].header == {"n": "whole"}
+    assert arrived[1:] == [(connection, Closed("end of stream in the middle of a message"))]
+    assert server.poll(0) == []
+
+
+DYING = """
+import sys
+from offbeat.transport.base import Address
+from offbeat.transport.hub import SocketHub
+host, name, port, local, kind = sys.argv[1:]
+hub = SocketHub("secret", host=host, local=kind == "shm")
+connection = hub.connect(Address(host, (name, int(port)), local))
+connection.send({"n": 1})
+connection.send({"n": 2}, payload=[bytes(300 << 20)])
+while True:
+    hub.poll(None)
+"""
+
+
+def test_a_process_killed_while_it_sends(server: SocketHub, kind: str) -> None:
+    address = server.listen()
+    arguments = [address.host, address.tcp[0], str(address.tcp[1]), address.local, kind]
+    process = subprocess.Popen([sys.executable, "-c", DYING, *arguments])
+    try:
+        [[(connection, first)]] = pump([server], lambda arrived: bool(arrived[0]))
+        assert isinstance(first, Message)
+        heard = connection.bytes_received
+        pump([server], lambda _: connection.bytes_received > heard)
+        process.kill()
+        process.wait(DEADLINE_S)
+        [arrived] = pump([server], lambda arrived: bool(arrived[0]))
+        assert len(arrived) == 1
+        assert isinstance(arrived[0][1], Closed)
+    finally:
+        process.kill()
+        process.wait(DEADLINE_S)
+
+
+# Peers that are not ours.
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        os.urandom(5000),
+        wire.MAGIC + b"\x63" * 40,
+        wire.encode({"kind": "push"}),
+        wire.encode({}, 1 << 40),
+        b"\0" * 5,
+    ],
+    ids=["http", "noise", "version", "no proof", "payload", "zeros"],
+)
+def test_what_a_stranger_says_is_not_heard(server: SocketHub, kind: str, said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    address = server.listen()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            raw = Raw(address, kind)
+            raw.hear(server)
+            raw.sock.sendall(said)
+            refusal = raw.hear_header(server)
+            assert len(refusal["_refused"]) > 10
+            assert raw.hear(server) == b""
+            raw.sock.close()
+    assert len(caplog.records) == 1, "one warning for each address"
+    assert "did not hear" in caplog.text
+
+
+def test_a_stranger_with_a_wrong_token_reads_why(server: SocketHub, kind: str) -> None:
+    raw = Raw(server.listen(), kind)
+    shown = ClientGate("guessed").answer(raw.hear_header(server))
+    assert shown is not None
+    raw.sock.sendall(wire.encode(shown) + wire.encode({"kind": "push"}))
+    assert "token" in raw.hear_header(server)["_refused"]
+    assert raw.hear(server) == b""
+    raw.sock.close()
+
+
+def test_silent_peers_hold_up_nobody_and_are_dropped(server: SocketHub, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = server.listen()
+    silent = [Raw(address, kind) for _ in range(40)]
+    worker = SocketHub("secret", local=kind == "shm")
+    connection = worker.connect(address)
+    connection.send({"n": 1})
+    [arrived, _] = pump([server, worker], lambda arrived: bool(arrived[0]))
+    assert [message.header for _, message in arrived if isinstance(message, Message)] == [{"n": 1}]
+    monkeypatch.setattr(hub_module, "STRANGER_TIMEOUT_S", 0.0)
+    worker.connect(address).send({"n": 2})
+    pump([server, worker], lambda arrived: bool(arrived[0]))
+    for raw in silent:
+        while raw.sock.recv(1000):
+            pass  # The nonce, then the end: a server that kept it would run into the deadline.
+        raw.sock.close()
+    connection.send({"n": 3})
+    pump([server, worker], lambda arrived: bool(arrived[0]))
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "does not speak"),
+        (wire.MAGIC + b"\x09" + b"\0" * 30, "version 9"),
+        (b"", "end of stream before the token"),
+    ],
+)
+def test_a_server_of_another_kind_is_named_so(said: bytes, why: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        worker = SocketHub("secret")
+        connection = worker.connect(Address("elsewhere", listener.getsockname(), ""))
+        accepted, _ = listener.accept()
+        accepted.sendall(said)
+        accepted.close()
+        [[(which, closed)]] = pump([worker], lambda arrived: bool(arrived[0]))
+        assert which is connection
+        assert isinstance(closed, Closed)
+        assert why in closed.reason
+        worker.close()
+
+
+def test_a_member_that_breaks_the_wire_is_closed_after_what_it_said_before(server: SocketHub, kind: str) -> None:
+    raw = Raw(server.listen(), kind)
+    raw.pass_gate(server)
+    raw.sock.sendall(wire.encode({"n": 1}) + wire.encode({"n": 2}, (1 << 30) + 1))
+    [arrived] = pump([server], lambda arrived: len(arrived[0]) >= 2)
+    assert isinstance(arrived[0][1], Message)
+    assert isinstance(arrived[1][1], Closed)
+    assert "payload of 1073741825 bytes is over the limit" in arrived[1][1].reason
+    assert "1073741825" in wire.decode_header(raw.sock.recv(1000)[20:])["_refused"]
+    raw.sock.close()
+
+
+def test_memory_that_could_shrink_is_not_mapped(server: SocketHub) -> None:
+    raw = Raw(server.listen(), "shm")
+    raw.pass_gate(server)
+    unsealed = os.memfd_create("unsealed")
+    os.truncate(unsealed, 4096)
+    socket.send_fds(raw.sock, [wire.encode({"n": 1}, 0, 1)], [unsealed])
+    os.close(unsealed)
+    [[(_, closed)]] = pump([server], lambda arrived: bool(arrived[0]))
+    assert isinstance(closed, Closed)
+    assert "not sealed" in closed.reason
+    raw.sock.close()
+
+
+def test_announced_memory_that_does_not_come(server: SocketHub) -> None:
+    raw = Raw(server.listen(), "shm")
+    raw.pass_gate(server)
+    raw.sock.sendall(wire.encode({"n": 1}, 0, 2))
+    [[(_, closed)]] = pump([server], lambda arrived: bool(arrived[0]))
+    assert closed == Closed("2 blocks of memory were announced, 0 came")
+    raw.sock.close()
+
+
+def test_a_server_out_of_descriptors_serves_those_it_has(server: SocketHub, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    address = server.listen()
+    worker = SocketHub("secret", local=kind == "shm")
+    connection = worker.connect(address)
+    connection.send({"n": 1})
+    pump([server, worker], lambda arrived: bool(arrived[0]))
+    waiting = socket.socket(socket.AF_UNIX if kind == "shm" else socket.AF_INET)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as fillers:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, limits[1]))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    fillers.enter_context(open(os.devnull))
+            waiting.connect(f"\0{address.local}" if kind == "shm" else address.tcp)
+            assert server.poll(0.01) == []
+            connection.send({"n": 2})
+            pump([server, worker], lambda arrived: bool(arrived[0]))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert "ulimit -n" in caplog.text
+    connection.close()
+    pump([server, worker], lambda arrived: bool(arrived[0]))
+    server.poll(0)
+    waiting.settimeout(DEADLINE_S)
+    assert b"_nonce" in waiting.recv(1000)
+    waiting.close()
+    worker.close()
+
+
+# Which way, and what is left.
+
+
+@pytest.mark.parametrize(("hosts", "shares"), [(("a", "a"), True), (("a", "b"), False), ((None, None), True), (("a", None), False)])
+def test_the_host_identity_chooses_the_way(hosts: tuple[str | None, str | None], shares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    hubs = []
+    for host in hosts:
+        if host is None:
+            monkeypatch.delenv(shm.HOST_VARIABLE, raising=False)
+        else:
+            monkeypatch.setenv(shm.HOST_VARIABLE, host)
+        hubs.append(SocketHub("secret"))
+    up = hubs[1].connect(hubs[0].listen())
+    up.send({"n": 1})
+    [[(down, _)], _] = pump(hubs, lambda arrived: bool(arrived[0]))
+    assert up.shares_memory == down.shares_memory == shares
+    for hub in hubs:
+        hub.close()
+
+
+def test_one_hub_serves_both_kinds_and_falls_back_to_tcp(server: SocketHub) -> None:
+    address = server.listen()
+    workers = [SocketHub("secret"), SocketHub("secret", local=False), SocketHub("secret")]
+    addresses = [address, address, address._replace(local="offbeat-of-a-namesake")]
+    connections = [worker.connect(where) for worker, where in zip(workers, addresses, strict=True)]
+    assert [connection.shares_memory for connection in connections] == [True, False, False]
+    for connection in connections:
+        connection.send({"n": 1})
+    pump([server, *workers], lambda arrived: len(arrived[0]) == 3)
+    for worker in workers:
+        worker.close()
+
+
+def test_a_wildcard_address_can_be_connected_to(server: SocketHub) -> None:
+    address = server.listen("0.0.0.0")
+    assert address.tcp[0] not in {"", "0.0.0.0"}
+
+
+def test_an_address_of_another_machine_is_refused(server: SocketHub) -> None:
+    with pytest.raises(ConfigurationError, match=r"'192\.0\.2\.7' is not an address of this machine"):
+        server.listen("192.0.2.7", 4444)
+
+
+def test_an_empty_token_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="token is empty"):
+        SocketHub("")
+
+
+def test_nothing_is_left_behind(kind: str) -> None:
+    files, shared = open_files(), sorted(os.listdir("/dev/shm"))
+    server, worker = SocketHub("secret"), SocketHub("secret", local=kind == "shm")
+    address = server.listen()
+    up = worker.connect(address)
+    blocks = [MemoryBlock.allocate(MB, "left"), MemoryBlock.allocate(0, "left")]
+    up.send({"n": 1}, memory=blocks if kind == "shm" else [])
+    [arrived, _] = pump([server, worker], lambda arrived: bool(arrived[0]))
+    up.send({"n": "never received"}, memory=blocks if kind == "shm" else [], payload=[bytes(3 * MB)])
+    silent = Raw(address, kind)
+    assert len(open_files()) > len(files)
+    for hub in (server, worker, server):
+        hub.close()
+    for _, message in arrived:
+        assert isinstance(message, Message)
+        for block in (*blocks, *message.memory):
+            block.close()
+    silent.sock.close()
+    del arrived, message
+    assert open_files() == files
+    assert sorted(os.listdir("/dev/shm")) == shared
+
+
+# Memory.
+
+
+def test_a_block_larger_than_the_machine_is_refused_in_words() -> None:
+    for block in (MemoryBlock, PrivateBlock):
+        with pytest.raises(ConfigurationError, match=r"1,125,899,906,842,624 bytes of memory for 'gradients'.*are available.*OFFBEAT_HOST"):
+            block.allocate(1 << 50, "gradients")
+
+
+def test_a_block_outlives_its_closing_while_somebody_looks_at_it() -> None:
+    block = MemoryBlock.allocate(100, "kept")
+    part = block.view[10:20]
+    part[0] = 3
+    block.close()
+    assert part[0] == 3
+    other = PrivateBlock.allocate(100, "kept")
+    twin = other.duplicate()
+    twin.view[1] = 4
+    other.close()
+    assert twin.view[1] == 4
+
+
+def test_a_descriptor_that_is_no_memory_is_refused() -> None:
+    read, write = os.pipe()
+    os.close(write)
+    with pytest.raises(ProtocolError, match="cannot be mapped"):
+        MemoryBlock.receive(read)
