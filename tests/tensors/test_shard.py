@@ -39,13 +39,18 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offbeat.tensors.shard.BLOCK_NUMEL", 64)
 
 
+def channels_last(conv: nn.Conv2d) -> nn.Conv2d:
+    conv.weight.data = conv.weight.data.to(memory_format=torch.channels_last)
+    return conv
+
+
 def make_model(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     torch.manual_seed(0)
     model: nn.Module
     if name == "Muon":
         model = nn.Sequential(nn.Linear(7, 9, bias=False), nn.Linear(9, 5, bias=False))
     else:
-        model = nn.Sequential(nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last), nn.Linear(13, 11), nn.LayerNorm(11))
+        model = nn.Sequential(channels_last(nn.Conv2d(3, 5, 3)), nn.Linear(13, 11), nn.LayerNorm(11))
     return model.to(dtype)
 
 
@@ -95,7 +100,7 @@ class Job:
         for shard, (headers, data) in zip(self.shards, parts, strict=True):
             shard.load_state(headers, memoryview(b"".join(data)))
 
-    def check(self, model: nn.Module, **tolerance: float) -> None:
+    def check(self, model: nn.Module, **tolerance: Any) -> None:
         for spec, parameter in self.tensors(model):
             torch.testing.assert_close(view(memoryview(self.memory), spec), parameter.detach(), **tolerance, msg=spec.name)
 
@@ -134,7 +139,7 @@ def test_equals_the_plain_optimizer_and_its_checkpoints(name: str, settings: dic
         step_both(job, model, optimizer, seed)
         if seed == 1:
             optimizer.param_groups[0]["lr"] = 0.2
-    tolerance = {"rtol": 1e-2, "atol": 1e-3} if name == "Muon" else {"rtol": 1e-4, "atol": 2e-5}
+    tolerance: dict[str, float] = {"rtol": 1e-2, "atol": 1e-3} if name == "Muon" else {"rtol": 1e-4, "atol": 2e-5}
     job.check(model, **tolerance)
     if name != "Muon":
         states_match(job.state_dict(), optimizer.state_dict())
@@ -158,7 +163,7 @@ def test_checkpoints_go_both_ways(name: str, settings: dict[str, Any]) -> None:
     for parameter, other in zip(model.parameters(), twin.parameters(), strict=True):
         other.grad = parameter.grad
     resumed.step()
-    tolerance = {"rtol": 1e-2, "atol": 1e-3} if name == "Muon" else {"rtol": 1e-4, "atol": 2e-5}
+    tolerance: dict[str, float] = {"rtol": 1e-2, "atol": 1e-3} if name == "Muon" else {"rtol": 1e-4, "atol": 2e-5}
     job.check(model, **tolerance)
     job.check(twin, **tolerance)
 
@@ -183,7 +188,7 @@ def test_a_checkpoint_in_which_tensors_differ_in_age(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_dtypes(name: str, dtype: torch.dtype) -> None:
     model = make_model(name, dtype)
-    model[1].float()
+    model.get_submodule("1").float()
     optimizer = make_optimizer(name, {"eps": 1e-4} if name != "SGD" else {"momentum": 0.9}, model)
     job = Job(model, optimizer, 2)
     for seed in range(3):
@@ -260,7 +265,7 @@ class TestRefusals:
         job = Job(model, torch.optim.SGD(model.parameters(), lr=0.5), 1)
         gradient = job.flat(model, random_gradients(model, 0))
         before = bytes(job.memory)
-        with pytest.raises((ProtocolError, TypeError)):
+        with pytest.raises(ProtocolError):
             job.fold([(gradient, 1.0)], hyperparameters=groups)
         assert bytes(job.memory) == before
 

@@ -17,8 +17,8 @@ from offbeat.tensors.layout import DTYPES, Layout, Memory, Span, TensorSpec, ele
 from offbeat.tensors.pieces import StatePiece
 
 BLOCK_NUMEL = 1 << 18
-"""Elements of one block: parameters, sum and optimizer state of a block stay in the cache while Python's part of a step, some 30 microseconds,
-stays small against it."""
+"""Elements of one block. Its parameters, sum and optimizer state stay in the cache, while Python's part of a step, some 30 microseconds, stays
+small against the rest."""
 
 
 class Owned(NamedTuple):

@@ -95,7 +95,7 @@ class Shard:
         for memory, _ in gradients:
             if memory.nbytes != self.span.nbytes:
                 raise ProtocolError(f"a gradient of {memory.nbytes} bytes for a span of {self.span.nbytes} bytes")
-        if hyperparameters is not None and list(hyperparameters) != self._groups:
+        if hyperparameters is not None and hyperparameters != self._groups:
             self._configure(checked(self.spec.name, hyperparameters))
         typed = {dtype: [elements(m, 0, self.span.nbytes // dtype.itemsize, dtype) for m, _ in gradients] for dtype in self._dtypes()}
         work = _Work(iter(self._blocks), typed, [weight for _, weight in gradients], norms)
