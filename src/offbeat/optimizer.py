@@ -98,6 +98,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """How many workers the job was started with."""
         return self._session.workers
 
+    @property
+    def reports(self) -> list[dict[str, Any]]:
+        """What became of each index, an entry for each epoch whose end this worker has seen; the fields are those of ``protocol/leases.py``."""
+        return self._session.reports
+
     def batch_sampler(self, dataset: Sized, *, batch_size: int, shuffle: bool = True, seed: int | None = None) -> ElasticBatchSampler:
         """A ``batch_sampler`` for a ``DataLoader``, dealing each index of an epoch to one worker.
 

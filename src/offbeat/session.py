@@ -35,6 +35,7 @@ class Session(ABC):
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
+        self.reports: list[dict[str, Any]] = []
         self._pools = 0
         self._loss: float | None = None
         self._outstanding: deque[Grant] = deque()
@@ -110,7 +111,8 @@ class LocalSession(Session):
     def _end(self, pool: int) -> None:
         self._outstanding.clear()
         self._leases.give_back(self.worker, pool)
-        self._leases.end(pool)
+        epoch = self._leases.epoch(pool)
+        self.reports.append({"epoch": epoch, **self._leases.end(pool)})
 
     def pull(self) -> None:
         """Nothing to do: the parameters are here."""

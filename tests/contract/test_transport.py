@@ -211,7 +211,7 @@ def test_memory_stays_with_the_message_it_was_sent_with(pair: Pair) -> None:
         return
     for n in range(60):
         blocks = [pair.world.block(1000 + n) for _ in range(n % 4)]
-        pair.up.send({"n": n, "padding": "x" * 10_000}, memory=blocks)
+        pair.up.send({"n": n, "padding": "x" * 100_000}, memory=blocks)  # More than any buffer takes at once.
         for block in blocks:
             block.close()
     arrived = pair.world.pump_one(pair.server, 60)
@@ -346,6 +346,29 @@ def test_a_message_from_another_thread_ends_a_poll(world: World) -> None:
     thread.start()
     assert headers(pair.server.poll(DEADLINE_S)) == [1]
     thread.join(DEADLINE_S)
+
+
+def test_what_another_thread_sends_is_flushed_by_a_poll_that_waits_already(world: World) -> None:
+    world.network.blocking = True
+    pair = Pair(world)
+    done = threading.Event()
+
+    def poll() -> None:
+        while not done.is_set():
+            pair.worker.poll(DEADLINE_S)
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    try:
+        for n in range(5):
+            pair.up.send({"n": n}, payload=[bytes(16 * MB)])
+            started = time.monotonic()
+            assert headers(pair.server.poll(DEADLINE_S)) == [n]
+            assert time.monotonic() - started < DEADLINE_S / 2
+    finally:
+        done.set()
+        pair.worker.wake()
+        thread.join(DEADLINE_S)
 
 
 def test_a_taken_port_is_named(world: World) -> None:

@@ -34,7 +34,9 @@ class Hand:
         self.said += effects
         return effects
 
-    def push(self, worker: int, version: int, incarnation: int = 1, leases: tuple[int, ...] = (), nonfinite: str | None = None) -> list[Effect]:
+    def push(
+        self, worker: int, version: int, incarnation: int = 1, leases: tuple[int, ...] = (), nonfinite: str | None = None
+    ) -> list[Effect]:
         return self(Pushed(worker, incarnation, version, 8, 1.0, leases, nonfinite))
 
     def want(self, worker: int, epoch: int = 0, size: int = 6, batch: int = 2, incarnation: int = 1, pool: int = 0) -> list[Effect]:

@@ -10,12 +10,12 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.protocol.scripts import Plan
+from tests.protocol.world import World
 
 from offbeat.policies import ASP, BSP, DSSP, SSP, Backup
 from offbeat.protocol.policy import Admit, Hold, View
 from offbeat.types import WorkerId
-from tests.protocol.scripts import Plan
-from tests.protocol.world import World
 
 FAULTS = ("kill", "vanish", "freeze", "restart", "usurp", "newcomer", "poison", "haste")
 bounds = st.integers(0, 3)

@@ -10,12 +10,12 @@ import heapq
 import random
 from collections.abc import Callable
 
+from tests.protocol.audit import Auditor
+from tests.protocol.scripts import Plan, Process, Script
+
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.effects import Effect, EpochEnded, Fence, Grant, Initialise, NoMore, Release
 from offbeat.protocol.events import Event, Heard, Joined, Left, Lost
-
-from tests.protocol.audit import Auditor
-from tests.protocol.scripts import Plan, Process, Script
 
 
 class World:

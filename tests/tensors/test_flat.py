@@ -22,7 +22,8 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(2, 4, 3, padding=1).to(memory_format=torch.channels_last)
+        self.conv = nn.Conv2d(2, 4, 3, padding=1)
+        self.conv.weight.data = self.conv.weight.data.to(memory_format=torch.channels_last)
         self.first = nn.Linear(4, 4)
         self.second = nn.Linear(4, 4)
         self.second.weight = self.first.weight
@@ -169,18 +170,20 @@ def test_parameters_follow_the_pull_memory() -> None:
     fixture = tied()
     model = fixture.model
     assert isinstance(model, Tied)
+    bias = model.conv.bias
+    assert bias is not None
     identities = [id(p) for p in model.parameters()]
     view(memoryview(fixture.pull), fixture.layout.tensors[1]).fill_(7.0)
     fixture.flat.pulled()
-    assert model.conv.bias.tolist() == [7.0] * 4
+    assert bias.tolist() == [7.0] * 4
     other = bytearray(fixture.pull)
     fixture.flat.repoint(memoryview(other))
     view(memoryview(other), fixture.layout.tensors[1]).fill_(8.0)
-    assert model.conv.bias.tolist() == [8.0] * 4
+    assert bias.tolist() == [8.0] * 4
     assert model.second.weight is model.first.weight and identities == [id(p) for p in model.parameters()]
-    model.conv.bias.data = torch.zeros(4)
+    bias.data = torch.zeros(4)
     fixture.flat.pulled()
-    assert model.conv.bias.tolist() == [8.0] * 4
+    assert bias.tolist() == [8.0] * 4
 
 
 def test_offers_the_parameters_without_losing_gradients() -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import hypothesis.strategies as st
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,6 +20,10 @@ from offbeat.tensors.layout import ALIGNMENT, DTYPES, Layout, TensorSpec, view
 def layout_of(sizes: list[int], *, dtypes: list[str] | None = None) -> Layout:
     model = nn.ParameterList([nn.Parameter(torch.zeros(n, dtype=DTYPES[dtypes[i] if dtypes else "float32"])) for i, n in enumerate(sizes)])
     return Layout.of(model, torch.optim.SGD(model.parameters()))
+
+
+def to_channels_last(conv: nn.Conv2d) -> None:
+    conv.weight.data = conv.weight.data.to(memory_format=torch.channels_last)
 
 
 class TestOf:
@@ -46,7 +50,8 @@ class TestOf:
         assert len(Layout.of(model, torch.optim.SGD(model.parameters())).tensors) == 3
 
     def test_channels_last_keeps_its_strides_and_slices_become_dense(self) -> None:
-        model = nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
+        model = nn.Conv2d(4, 8, 3)
+        to_channels_last(model)
         layout = Layout.of(model, torch.optim.SGD(model.parameters()))
         memory = torch.zeros(layout.nbytes, dtype=torch.uint8)
         assert view(memory, layout.tensors[0]).is_contiguous(memory_format=torch.channels_last)
@@ -71,7 +76,8 @@ class TestOf:
 
     def test_a_parameter_in_two_groups_is_refused(self) -> None:
         model = nn.Linear(2, 2)
-        optimizer = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias]}])
+        groups: list[dict[str, Any]] = [{"params": [model.weight]}, {"params": [model.bias]}]
+        optimizer = torch.optim.SGD(groups)
         optimizer.param_groups[1]["params"].append(model.weight)
         with pytest.raises(ConfigurationError, match="holds weight twice"):
             Layout.of(model, optimizer)
@@ -155,9 +161,10 @@ class TestDifference:
     def test_groups_and_memory_formats_matter(self) -> None:
         conv = nn.Conv2d(4, 8, 3)
         plain = Layout.of(conv, torch.optim.SGD(conv.parameters()))
-        grouped = Layout.of(conv, torch.optim.SGD([{"params": [conv.weight]}, {"params": [conv.bias]}]))
+        groups: list[dict[str, Any]] = [{"params": [conv.weight]}, {"params": [conv.bias]}]
+        grouped = Layout.of(conv, torch.optim.SGD(groups))
         assert plain.difference(grouped) == "bias is in the optimizer's group 0, in the other's 1"
-        conv.to(memory_format=torch.channels_last)
+        to_channels_last(conv)
         assert "memory format" in str(plain.difference(Layout.of(conv, torch.optim.SGD(conv.parameters()))))
 
 

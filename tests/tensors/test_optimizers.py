@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import pytest
 import torch
 
@@ -51,7 +51,8 @@ def test_flags_about_graphs_are_refused(flag: str) -> None:
 
 
 def test_settings_are_plain_and_only_the_optimizers_own() -> None:
-    optimizer = torch.optim.AdamW([{"params": one(), "lr": 0.5}, {"params": one()}], lr=torch.tensor(0.25), betas=(0.5, 0.75))
+    given: list[dict[str, Any]] = [{"params": one(), "lr": 0.5}, {"params": one()}]
+    optimizer = torch.optim.AdamW(given, lr=torch.tensor(0.25), betas=(0.5, 0.75))
     torch.optim.lr_scheduler.OneCycleLR(torch.optim.SGD(one(), lr=1.0, momentum=0.9), max_lr=1.0, total_steps=3)
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     groups = hyperparameters(optimizer)

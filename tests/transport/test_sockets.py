@@ -367,6 +367,22 @@ def test_nothing_is_left_behind(kind: str) -> None:
     assert sorted(os.listdir("/dev/shm")) == shared
 
 
+def test_descriptors_of_an_unfinished_message_are_closed(server: SocketHub) -> None:
+    raw = Raw(server.listen(), "shm")
+    raw.pass_gate(server)
+    files = open_files()
+    block = MemoryBlock.allocate(MB, "unfinished")
+    socket.send_fds(raw.sock, [wire.encode({"n": 1}, 0, 1)[:-1]], [block.descriptor])
+    block.close()
+    assert server.poll(0.01) == []
+    raw.sock.close()
+    [arrived] = pump([server], lambda arrived: bool(arrived[0]))
+    assert isinstance(arrived[0][1], Closed)
+    for _ in range(2):
+        files.remove("socket")  # Both ends of the connection.
+    assert open_files() == files
+
+
 # Memory.
 
 

@@ -20,8 +20,8 @@ class Backup(Policy):
     contributes nothing, and its share of each epoch with it.
 
     Source: the static baseline of Xu et al., "Dynamic backup workers for parallel machine learning" (DBW), sections I and IV; ``b`` is
-    its n - k. n follows the living, a departure: the paper's workers do not die. One that has died after its push counts, as in BSP: otherwise the
-    dead would outrun the living.
+    its n - k. n follows the living, a departure: the paper's workers do not die. One that has died after its push counts, as in BSP:
+    otherwise the dead would outrun the living.
 
     >>> Backup(b=1).spelling
     'backup(b=1)'

@@ -43,7 +43,7 @@ class ShardHost:
         block = memory if memory is not None else PrivateBlock.allocate(span.stop - span.start, f"parameters of server {number}")
         self._memory = block.view[span.start : span.stop] if memory is not None else block.view
         self._block = block
-        self.shard = Shard(layout, span, spec, self._memory)
+        self.shard = Shard(layout, span, spec, self._memory, threads=torch.get_num_threads())
         self._slots: dict[WorkerId, _Slot] = {}
         self._next: dict[WorkerId, _Slot] = {}
 
@@ -66,7 +66,7 @@ class ShardHost:
     def initialise(self, worker: WorkerId) -> None:
         """The initial parameters are what this worker has just pushed."""
         slot = self._slots.get(worker) or self._next[worker]
-        _copy(self._memory, slot.push)
+        self._memory[:] = slot.push
 
     def apply(self, orders: Sequence[Mapping[str, Any]]) -> None:
         """Carry out folds and releases, in order."""
@@ -87,12 +87,7 @@ class ShardHost:
     def _release(self, order: Mapping[str, Any]) -> None:
         slot = self._slots[order["worker"]]
         if slot.pull is not None:
-            _copy(slot.pull, self._memory)
+            slot.pull[:] = self._memory
         header = {key: value for key, value in order.items() if key not in ("do", "worker")}
         slot.connection.send({"kind": "parameters", **header}, carry="pull")
 
-
-def _copy(target: memoryview, source: memoryview) -> None:
-    """Copy bytes, with all threads."""
-    if len(source):
-        torch.frombuffer(target, dtype=torch.uint8).copy_(torch.frombuffer(source, dtype=torch.uint8))

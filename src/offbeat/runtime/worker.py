@@ -53,7 +53,6 @@ class WorkerSession(Session):
     ) -> None:
         super().__init__()
         self.worker, self.workers, self.seed = settings.worker, settings.workers, settings.seed
-        self.reports: list[dict[str, Any]] = []
         self._settings, self._layout, self._spec, self._optimizer = settings, layout, spec, optimizer
         self._stop_on_nonfinite = stop_on_nonfinite
         self._incarnation: Incarnation = 0

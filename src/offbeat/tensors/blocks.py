@@ -16,9 +16,9 @@ from offbeat.errors import ProtocolError
 from offbeat.tensors.layout import DTYPES, Layout, Memory, Span, TensorSpec, elements
 from offbeat.tensors.pieces import StatePiece
 
-BLOCK_NUMEL = 1 << 18
-"""Elements of one block. Its parameters, sum and optimizer state stay in the cache, while Python's part of a step, some 30 microseconds, stays
-small against the rest."""
+BLOCK_NUMEL = 1 << 19
+"""Elements of one block. Its parameters, sum and optimizer state stay in the cache, and Python's part of a step, some 30 microseconds,
+stays small against the rest. 2**17 measured 30 % slower, 2**18 8 %."""
 
 
 class Owned(NamedTuple):

@@ -33,11 +33,12 @@ _OUT_OF_MEMORY = {errno.ENOSPC, errno.ENOMEM, errno.EFBIG}
 def host_identity() -> str:
     """Equal in two processes exactly if they can share memory: boot id, network namespace and user of this process.
 
-    The environment variable ``OFFBEAT_HOST`` overrides it: processes of one machine with different values talk over TCP.
+    The environment variable ``OFFBEAT_HOST`` overrides it: processes of one machine with different values talk over TCP. With the value
+    ``apart`` each process is a host of its own.
     """
     named = os.environ.get(HOST_VARIABLE)
     if named:
-        return named
+        return f"apart-{os.getpid()}" if named == "apart" else named
     if not AVAILABLE:
         return f"{os.uname().nodename if hasattr(os, 'uname') else 'host'}-{os.getpid()}"
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,0 +1,54 @@
+"""Start an ``offbeat run`` of one of the benchmarks' worker scripts and collect what its workers measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+HERE = Path(__file__).parent
+WAYS = ("shm", "tcp")
+
+
+def run(script: str, way: str, workers: int, servers: int, sync: str, arguments: list[str]) -> list[dict[str, Any]]:
+    """Run ``script`` (of this folder) as a job; the JSON lines that worker 0 appended to its ``--out``."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "out.jsonl")
+        command = [sys.executable, "-m", "offbeat.cli", "run", "--workers", str(workers), "--servers", str(servers), "--sync", sync]
+        command += ["--max-restarts", "0", str(HERE / script), "--out", str(out), "--store", str(Path(folder, "store")), *arguments]
+        environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+        if way == "tcp":
+            environment["OFFBEAT_HOST"] = "apart"
+        log = Path(folder, "log")
+        with log.open("w") as sink:
+            status = subprocess.run(command, env=environment, stdout=sink, stderr=subprocess.STDOUT, check=False).returncode
+        if status != 0:
+            sys.exit(f"the job failed with status {status}:\n{log.read_text()}")
+        return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def join_gloo(store: str) -> tuple[int, int]:
+    """In a worker: a gloo group of the job's workers, for the peer that runs beside. This worker's number and their count."""
+    worker, workers = int(os.environ["OFFBEAT_WORKER"]), int(os.environ["OFFBEAT_WORKERS"])
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=worker, world_size=workers)
+    return worker, workers
+
+
+def slowest(seconds: list[float]) -> list[float]:
+    """Of each round, the time of the worker that took longest."""
+    times = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(times, op=dist.ReduceOp.MAX)
+    return list(times.tolist())
+
+
+def save(path: Path | None, rows: list[dict[str, Any]]) -> None:
+    """Write the rows, if somebody wants them."""
+    if path is not None:
+        path.write_text(json.dumps({"rows": rows, "torch": torch.__version__, "cores": os.cpu_count()}, indent=1) + "\n")

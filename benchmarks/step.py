@@ -1,0 +1,55 @@
+"""Whole training steps of an MLP of 25 million parameters: each rule beside DistributedDataParallel (gloo), in the same processes.
+
+Once with equal workers and once with one of them 100 ms late at each step. What counts is folded samples per second; a gradient
+that a rule drops does not count. ``ratio`` is to DistributedDataParallel in the same run: above 1 is faster.
+
+    python -m benchmarks.step --json step.json
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.job import run, save
+
+RULES = ("bsp", "asp", "ssp(staleness=3)", "dssp(lower=1, upper=4)", "backup(b=1)")
+
+
+def measure(sync: str, workers: int, late_s: float, steps: int, repeats: int) -> dict[str, Any]:
+    """One row: medians over the repeats."""
+    arguments = ["--steps", str(steps), "--repeats", str(repeats), "--late", str(late_s)]
+    results = run("step_worker.py", "shm", workers, 1, sync, arguments)
+    ratio = median(result["samples_per_s"] / result["ddp_samples_per_s"] for result in results)
+    row: dict[str, Any] = {"sync": sync, "workers": workers, "late_ms": 1e3 * late_s, "ratio": round(ratio, 2)}
+    row.update({key: round(median(result[key] for result in results), 1) for key in ("samples_per_s", "ddp_samples_per_s")})
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=15, help="of each worker, per repeat (default: 15)")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    table = Table(title=f"{args.workers} workers, 25.2 M parameters: folded samples per second", title_justify="left")
+    for name in ("rule", "late ms", "offbeat", "DDP", "ratio"):
+        table.add_column(name, justify="right")
+    rows = []
+    for late_s in (0.0, 0.1):
+        for sync in RULES:
+            row = measure(sync, args.workers, late_s, args.steps, args.repeats)
+            rows.append(row)
+            table.add_row(sync, f"{row['late_ms']:g}", f"{row['samples_per_s']:.0f}", f"{row['ddp_samples_per_s']:.0f}", f"{row['ratio']:.2f}")
+    Console().print(table)
+    save(args.json, rows)
+
+
+if __name__ == "__main__":
+    main()

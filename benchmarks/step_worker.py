@@ -1,0 +1,81 @@
+"""One worker of the step benchmark: epochs of training under the job's rule, and as many steps of DistributedDataParallel, in turn."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import offbeat
+from benchmarks.job import join_gloo, slowest
+
+WIDTHS = (1024, 4096, 4096, 1024)
+"""25.2 million parameters."""
+BATCH = 16
+
+
+def mlp() -> nn.Module:
+    layers: list[nn.Module] = []
+    for before, after in zip(WIDTHS, WIDTHS[1:], strict=False):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def one_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, late_s: float) -> None:
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    if late_s > 0.0:
+        time.sleep(late_s)
+    optimizer.step()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--store", required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--repeats", type=int, required=True)
+    parser.add_argument("--late", type=float, required=True, help="seconds that worker 1 is late at each step")
+    args = parser.parse_args()
+    worker, workers = join_gloo(args.store)
+    late_s = args.late if worker == 1 else 0.0
+    peer = DistributedDataParallel(mlp())
+    peer_optimizer = torch.optim.SGD(peer.parameters(), lr=1e-3)
+    model = mlp()
+    optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-3), model)
+    data = TensorDataset(torch.randn(args.steps * workers * BATCH, WIDTHS[0]))
+    loader = DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=BATCH))
+    ours, gloo = [], []
+    for _ in range(1 + args.repeats):
+        dist.barrier()
+        began = time.perf_counter()
+        for (x,) in loader:
+            one_step(model, optimizer, x, late_s)
+        ours.append(time.perf_counter() - began)
+        dist.barrier()
+        began = time.perf_counter()
+        for _ in range(args.steps):
+            one_step(peer, peer_optimizer, data.tensors[0][:BATCH], late_s)
+        gloo.append(time.perf_counter() - began)
+    ours, gloo = slowest(ours)[1:], slowest(gloo)[1:]
+    if worker == 0:
+        reports = optimizer.reports[1:]
+        samples = len(data)
+        rows = [
+            {"samples_per_s": report["folded"] / a, "ddp_samples_per_s": samples / b}
+            for report, a, b in zip(reports, ours, gloo, strict=True)
+        ]
+        args.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

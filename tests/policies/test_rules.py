@@ -1,0 +1,94 @@
+"""The registry: a rule by its spelling, what all rules have in common, and errors that say what to write instead."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from tests.policies.views import StillView
+
+from offbeat.errors import ConfigurationError
+from offbeat.policies import ASP, BSP, DSSP, RULES, SSP, Backup, rule
+from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.policy import Policy
+from offbeat.spelling import build, parse_call
+
+SAMPLES: tuple[Policy, ...] = (BSP(), ASP(), SSP(staleness=3), DSSP(lower=1, upper=4), Backup(b=2))
+
+
+@pytest.mark.parametrize("policy", SAMPLES, ids=lambda policy: policy.spelling)
+def test_every_rule_keeps_the_contract(policy: Policy) -> None:
+    assert RULES[type(policy).__name__.lower()] is type(policy)
+    assert rule(policy.spelling) == policy and rule(policy) is policy
+    name, bracket, rest = policy.spelling.partition("(")
+    assert rule(f"  {name.upper()}{bracket}{rest} ") == policy
+    assert policy.start().start() is not None and policy.wake_at(StillView({})) is None
+    assert policy.fold(StillView({0: 0})) is None, "nothing has been pushed"
+    assert "Source:" in (type(policy).__doc__ or "")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        policy.anything = 1  # type: ignore[attr-defined]
+
+
+def test_the_samples_cover_every_rule() -> None:
+    assert {type(policy) for policy in SAMPLES} == set(RULES.values())
+
+
+def test_a_job_asks_the_rule_whether_it_can_work() -> None:
+    with pytest.raises(ConfigurationError, match="b must be at most 1"):
+        Coordinator(Backup(b=2), workers=2)
+
+
+def test_a_rule_without_answers_says_so() -> None:
+    for question in (lambda: Policy().fold(StillView({})), lambda: Policy().admit(StillView({}), 0)):
+        with pytest.raises(TypeError, match="Policy does not say"):
+            question()
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("spp(staleness=3)", r"no synchronization rule 'spp' \(did you mean 'ssp'\?\); the known ones are asp, backup, bsp, dssp, ssp"),
+        ("ssp(stalenes=3)", r"ssp has no setting 'stalenes' \(did you mean 'staleness'\?\); its settings are staleness"),
+        ("bsp(k=2)", "bsp has no setting 'k'; it has no settings"),
+        ("ssp", r"ssp needs its settings spelled out \(staleness\)"),
+        ("ssp(staleness=-1)", "staleness must be a whole number, at least 0"),
+        ("ssp(3)", r"the argument at character 5 has no name; write ssp\(key=value, ...\)"),
+        ("ssp(staleness=3", "cannot read it at character"),
+        ("ssp(staleness=1+x)", "the value at character 15 is neither a number, a word, nor a quoted string"),
+        ("ssp(**{})", "write key=value at character"),
+        ("3", r"write name or name\(key=value, ...\)"),
+        ("", "cannot read it at character"),
+    ],
+)
+def test_errors_name_the_place_and_what_is_known(spec: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        rule(spec)
+
+
+def test_what_is_no_rule_at_all_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"sync=3: pass a rule such as offbeat.SSP\(staleness=3\), or its spelling"):
+        rule(3)  # type: ignore[arg-type]
+
+
+def test_values_are_literals_or_words() -> None:
+    assert parse_call("f(a=1, b=-2.5, c=word, d='two words', e=inf, g=[1, 2])") == (
+        "f",
+        {"a": 1, "b": -2.5, "c": "word", "d": "two words", "e": float("inf"), "g": [1, 2]},
+    )
+
+
+def test_nothing_is_executed() -> None:
+    for text in ("ssp(staleness=__import__('os').getpid())", "ssp(staleness=[x for x in (1,)])", "a.b(c=1)", "(lambda: 1)()"):
+        with pytest.raises(ConfigurationError):
+            parse_call(text)
+
+
+def test_build_takes_any_kind_of_thing() -> None:
+    @dataclasses.dataclass
+    class Law:
+        mean_s: float
+        name: str = "plain"
+
+    assert build("law(mean_s=0.5)", {"law": Law}, "latency law") == Law(0.5)
+    with pytest.raises(ConfigurationError, match="there is no latency law 'lw'"):
+        build("lw", {"law": Law}, "latency law")
