@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -43,7 +44,7 @@ def run(
     script: Annotated[str, typer.Argument(help="The training script; what follows are its own arguments.", show_default=False)],
     workers: Annotated[int, typer.Option(help="Processes that compute gradients.")] = 2,
     servers: Annotated[int, typer.Option(help="Processes that share the parameters among them.")] = 1,
-    sync: Annotated[str | None, typer.Option(help="Synchronization rule, for instance 'ssp(staleness=3)'; goes before the script's.")] = None,
+    sync: Annotated[str | None, typer.Option(help="Synchronization rule, for instance 'ssp(staleness=3)'; overrides the script's.")] = None,
     max_restarts: Annotated[int, typer.Option(help="How often each worker is restarted when its process dies.")] = 3,
     slow: Annotated[
         list[str] | None, typer.Option(help="WORKER=SECONDS[@FROM-TO] or any=SECONDS: rehearse a straggler (FROM-TO: versions).")
@@ -123,6 +124,8 @@ def check(
     for name, value, least in (("workers", workers, 1), ("servers", servers, 1), ("max-restarts", max_restarts, 0), ("port", port, 0)):
         if value < least:
             raise ConfigurationError(f"--{name} {value}: at least {least} is needed")
+    if port > 65535:
+        raise ConfigurationError(f"--port {port}: ports end at 65535; 0 chooses a free one")
     if not 0.1 <= timeout_s < float("inf"):
         raise ConfigurationError(f"--timeout {timeout_s:g}: seconds, at least 0.1")
     if not Path(script).is_file():
@@ -133,8 +136,10 @@ def check(
         chosen.check(workers)
         spelling = chosen.spelling
     for option, path in (("journal", journal), ("summary", summary)):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigurationError(f"--{option} {path}: there is no folder {path.absolute().parent}")
+        if path is not None:
+            _check_writable(f"--{option} {path}", path.absolute())
+    if journal is not None and summary is not None and journal.absolute() == summary.absolute():
+        raise ConfigurationError(f"--journal and --summary are the same file, {journal}: the one would overwrite the other")
     slow_faults, kills = parse_all(slow, kill, workers)
     return JobSettings(
         workers=workers,
@@ -147,6 +152,15 @@ def check(
         slow=slow_faults,
         kill=kills,
     )
+
+
+def _check_writable(option: str, path: Path) -> None:
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"{option}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise ConfigurationError(f"{option}: this is a folder; name a file in it")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigurationError(f"{option}: no permission to write there")
 
 
 def finish(console: Console, outcome: Outcome, summary: Path | None) -> None:

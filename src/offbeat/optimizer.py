@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -16,7 +17,19 @@ from offbeat.protocol.policy import Policy
 from offbeat.runtime.settings import WorkerSettings
 from offbeat.session import LocalSession, Session
 from offbeat.tensors.layout import Layout
-from offbeat.tensors.optimizers import spec_of
+from offbeat.tensors.optimizers import OptimizerSpec, spec_of
+
+
+@contextmanager
+def _job_is_told() -> Iterator[None]:
+    """A mistake that keeps this process from becoming a worker is said once, by the launcher, not only in n tracebacks."""
+    try:
+        yield
+    except ConfigurationError as error:
+        from offbeat.runtime.last_words import from_outside  # noqa: PLC0415 - a script without a launcher needs no sockets
+
+        from_outside(error)
+        raise
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -62,26 +75,33 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ConfigurationError(f"nonfinite={nonfinite!r}: say 'reject' or 'stop'")
         if isinstance(optimizer, DistributedOptimizer):
             raise ConfigurationError("this optimizer is distributed already: wrap an optimizer of torch.optim")
-        policy = rule(sync)
-        layout, spec = Layout.of(model, optimizer), spec_of(optimizer)
+        with _job_is_told():
+            policy = rule(sync)
+            layout, spec = Layout.of(model, optimizer), spec_of(optimizer)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.state = optimizer.state
         self.wrapped = optimizer
         self._nonfinite = nonfinite
         self._session = self._open(layout, spec, model, policy)
-        sessions.current = self._session
 
-    def _open(self, layout: Layout, spec: Any, model: torch.nn.Module, policy: Policy) -> Session:
+    def _open(self, layout: Layout, spec: OptimizerSpec, model: torch.nn.Module, policy: Policy) -> Session:
+        """This process's part in its job, as the environment tells."""
         settings = WorkerSettings.from_environment()
         if settings is None:
-            return LocalSession(self.wrapped)
+            sessions.current = LocalSession(self.wrapped)
+            return sessions.current
         if sessions.current is not None:
             raise ConfigurationError(
                 "this process has a DistributedOptimizer already: put all parameters into one optimizer, in parameter groups if they differ"
             )
         from offbeat.runtime.worker import WorkerSession  # noqa: PLC0415 - a script without a launcher needs no sockets
 
-        return WorkerSession(settings, layout, spec, model, self.wrapped, policy.spelling, stop_on_nonfinite=self._nonfinite == "stop")
+        with _job_is_told():
+            session = WorkerSession(settings, layout, spec, model, self.wrapped, stop_on_nonfinite=self._nonfinite == "stop")
+        session.follow_process()
+        session.join(policy.spelling)
+        sessions.current = session
+        return session
 
     @property
     def version(self) -> int:

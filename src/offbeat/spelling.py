@@ -40,6 +40,8 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
     for keyword in tree.keywords:
         if keyword.arg is None:
             raise ConfigurationError(f"{text!r}: write key=value at character {keyword.col_offset + 1}, not **")
+        if keyword.arg in arguments:
+            raise ConfigurationError(f"{text!r}: {keyword.arg} is given a second time at character {keyword.col_offset + 1}")
         arguments[keyword.arg] = _literal(text, keyword.value)
     return tree.func.id, arguments
 
@@ -49,7 +51,7 @@ def _literal(text: str, node: ast.expr) -> Any:
         return {"inf": float("inf")}.get(node.id, node.id)
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError):
         raise ConfigurationError(
             f"{text!r}: the value at character {node.col_offset + 1} is neither a number, a word, nor a quoted string"
         ) from None

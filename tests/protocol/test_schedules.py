@@ -64,6 +64,18 @@ def test_promises_hold_in_any_schedule(rule: str) -> None:
     check()
 
 
+@pytest.mark.parametrize("rule", ["ssp", "dssp"])
+def test_clocks_stay_together_where_epochs_are_left_early(rule: str) -> None:
+    """Who leaves early pauses at a low clock while the others go on: the bounds must hold again when all resume."""
+
+    @examples(600)
+    @given(plans(rule, faults=("haste", "newcomer", "restart"), least_epochs=2))
+    def check(plan: Plan) -> None:
+        World(dataclasses.replace(plan, workers=max(2, plan.workers), size=40, prefetch=max(2, plan.prefetch))).run()
+
+    check()
+
+
 @pytest.mark.parametrize("rule", rules)
 def test_without_faults_every_sample_is_used_exactly_once(rule: str) -> None:
     @examples(150)
@@ -83,7 +95,7 @@ def test_without_faults_every_sample_is_used_exactly_once(rule: str) -> None:
 def test_with_deaths_alone_every_sample_is_still_used(rule: str) -> None:
     """As long as one worker is left: a dead worker's samples find somebody else."""
 
-    @examples(150)
+    @examples(300)
     @given(plans(rule, faults=("kill", "vanish", "restart"), least_epochs=1))
     def check(plan: Plan) -> None:
         survivor = dataclasses.replace(plan, prefetch=0, faults=tuple(fault for fault in plan.faults if fault[1] != 0))

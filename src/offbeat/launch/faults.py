@@ -23,7 +23,9 @@ def parse_slow(text: str, workers: int) -> Slow:
     """
     match = _SLOW.fullmatch(text)
     if match is None:
-        raise ConfigurationError(f"--slow {text}: write WORKER=SECONDS or any=SECONDS, for instance 2=0.2, or 2=0.2@50-100 for versions 50 to 100")
+        raise ConfigurationError(
+            f"--slow {text}: write WORKER=SECONDS or any=SECONDS, for instance 2=0.2, or 2=0.2@50-100 for versions 50 to 100"
+        )
     who, seconds, start, stop = match.groups()
     worker = ANY if who == "any" else _existing(int(who), workers, f"--slow {text}")
     if stop is not None and int(stop) < int(start):

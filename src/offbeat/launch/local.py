@@ -23,6 +23,8 @@ from offbeat.types import Seconds, WorkerId
 
 GRACE_S = 5.0
 """How long workers may take to end after a signal before they are killed."""
+NEWS_S = 2.0
+"""How long to wait for news of a worker that may have joined just before its end."""
 POLL_S = 0.1
 """How soon the end of a process is noticed that has no connection to tell of it."""
 
@@ -40,6 +42,13 @@ class _Worker:
     child: Child
     restarts: int = 0
     status: int | None = None
+    """Once it has ended for good: its exit status, negative for a signal."""
+    failure: tuple[str, bool] | None = None
+    """The last words of its newest process: why its script failed, and whether it had pushed before."""
+
+    def describe(self, status: int) -> str:
+        """How its process ended, in words."""
+        return f"failed: {self.failure[0]}" if status > 0 and self.failure is not None else describe(status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +94,10 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Run the job to its end; every process is gone afterwards, however it ended."""
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             self._start()
             return self._attend()
@@ -99,7 +111,8 @@ class Supervisor:
         self._signals.append(number)
         self._hub.wake()
         if len(self._signals) > 1:
-            self._kill_all()
+            for child in self._children():
+                child.strike()
 
     # Starting.
 
@@ -124,10 +137,10 @@ class Supervisor:
         for number, link in sorted(self._links.items()):
             servers = json.dumps([self._addresses[n] for n in range(self._settings.servers)])
             link.send({"kind": "job", "settings": self._settings.to_wire(), "servers": servers})
-            self._record("server", number, "started")
+            self._record("server", number, "started", f"pid {self._servers[number].pid}")
         for worker in range(self._settings.workers):
             self._workers[worker] = _Worker(self._spawn(worker))
-            self._record("worker", worker, "started")
+            self._record("worker", worker, "started", f"pid {self._workers[worker].child.pid}")
 
     def _spawn(self, worker: WorkerId) -> Child:
         settings = WorkerSettings(
@@ -178,6 +191,10 @@ class Supervisor:
                 self._summary = header["summary"]
             case "failed":
                 self._failure = self._failure or (header["reason"], header["mistake"])
+                connection.send({"kind": "noted"})
+            case "failing":
+                if header["worker"] in self._workers:
+                    self._workers[header["worker"]].failure = (header["reason"], header["pushed"])
             case "kill":
                 self._rehearse_kill(header["worker"])
 
@@ -198,52 +215,71 @@ class Supervisor:
         for worker, state in self._workers.items():
             if state.status is not None or (status := state.child.ended()) is None:
                 continue
-            self._record("worker", worker, "exited", describe(status))
+            self._serve(0.0)  # its last words are there before its end is seen
+            if self._failure is not None:
+                return
+            how = state.describe(status)
+            self._record("worker", worker, "exited", how)
             if status == 0:
                 state.status = 0
+                self._tell("ended", worker=worker)
                 continue
             self._tell("lost", worker=worker, reason=f"its process {describe(status)}")
-            if state.restarts < self._max_restarts and (status < 0 or self._has_pushed(worker)):
+            why_not = self._why_not(worker, state, status)
+            if why_not is None:
                 state.restarts += 1
+                state.failure = None
                 state.child = self._spawn(worker)
-                self._record("worker", worker, "restarted", f"{state.restarts} of {self._max_restarts}")
-                self._display.note(f"worker {worker} {describe(status)}: restarted ({state.restarts} of {self._max_restarts})")
+                count = f"{state.restarts} of {self._max_restarts}"
+                self._record("worker", worker, "restarted", f"{count}, pid {state.child.pid}")
+                self._display.note(f"worker {worker} {how}: restarted ({count})")
             else:
                 state.status = status
-                self._display.note(f"worker {worker} {describe(status)}: not restarted, {self._why_not(worker, state, status)}")
+                self._display.note(f"worker {worker} {how}: not restarted, {why_not}")
 
-    def _has_pushed(self, worker: WorkerId) -> bool:
-        rows = self._snapshot["per_worker"] if self._snapshot is not None else []
-        return any(row["worker"] == worker and row["pushes"] > 0 for row in rows)
-
-    def _why_not(self, worker: WorkerId, state: _Worker, status: int) -> str:
+    def _why_not(self, worker: WorkerId, state: _Worker, status: int) -> str | None:
+        """Why a worker that has died is not restarted; None: it is."""
+        if status in (-signal.SIGTERM, 128 + signal.SIGTERM):
+            return "it was told to leave"
+        if status > 0 and not self._has_pushed(worker, state):
+            return "it failed before its first step and would again"
         if state.restarts >= self._max_restarts:
             return f"--max-restarts {self._max_restarts} is used up" if self._max_restarts else "--max-restarts is 0"
-        return "it failed before its first step and would again"
+        return None
+
+    def _has_pushed(self, worker: WorkerId, state: _Worker) -> bool:
+        if state.failure is not None:
+            return state.failure[1]
+        rows = self._snapshot["per_worker"] if self._snapshot is not None else []
+        return any(row["worker"] == worker and row["pushes"] > 0 for row in rows)
 
     # Ending.
 
     def _conclude(self) -> Outcome:
         """Every worker process has ended for good."""
-        statuses = {worker: state.status for worker, state in self._workers.items()}
-        joined = self._snapshot is not None and any(row["incarnations"] for row in self._snapshot["per_worker"])
-        if all(statuses.values()):
-            words = ", ".join(f"worker {worker} {describe(status or 0)}" for worker, status in statuses.items())
-            return self._end(1, f"no worker finished: {words}")
-        if not joined:
-            self._serve(3 * POLL_S)
-            joined = self._snapshot is not None and any(row["incarnations"] for row in self._snapshot["per_worker"])
-        if not joined:
+        failed = {worker: state.describe(state.status) for worker, state in self._workers.items() if state.status}
+        if len(failed) == len(self._workers):
+            return self._end(1, f"no worker finished: {_grouped(failed)}")
+        deadline = time.monotonic() + NEWS_S
+        while not self._joined() and 0 in self._links and time.monotonic() < deadline:
+            self._serve(POLL_S)
+        if not self._joined():
             script = self._settings.script
             return self._end(1, f"{script} ended without making an offbeat.DistributedOptimizer, so nothing was trained together")
-        return self._end(0, "every worker's script has ended")
+        return self._end(0, f"every other worker's script has ended; {_grouped(failed)}" if failed else "every worker's script has ended")
+
+    def _joined(self) -> bool:
+        return self._snapshot is not None and any(row["incarnations"] for row in self._snapshot["per_worker"])
 
     def _stop(self, number: int) -> Outcome:
-        """The user, or the cluster, wants the job to end: the workers get the signal and a little time."""
+        """The user, or the cluster, wants the job to end: the workers are asked to leave, and get a little time for it.
+
+        SIGTERM for them in any case: they take it as a notice, where SIGINT would end each in a traceback.
+        """
         name = signal.Signals(number).name
         self._display.note(f"{name}: stopping the workers (again: at once)")
         for state in self._workers.values():
-            state.child.signal(number)
+            state.child.signal(signal.SIGTERM)
         deadline = time.monotonic() + GRACE_S
         while time.monotonic() < deadline and any(state.child.ended() is None for state in self._workers.values()):
             self._serve(POLL_S)
@@ -254,6 +290,8 @@ class Supervisor:
     def _end(self, status: int, reason: str) -> Outcome:
         """Let the coordinator close its books, then stop the servers."""
         for state in self._workers.values():
+            state.child.strike()
+        for state in self._workers.values():
             state.child.kill()
         self._tell("finish", ok=status == 0, reason=reason)
         deadline = time.monotonic() + GRACE_S
@@ -262,8 +300,13 @@ class Supervisor:
         return Outcome(status, reason, self._summary or self._snapshot)
 
     def _kill_all(self) -> None:
-        for child in [*(state.child for state in self._workers.values()), *self._servers.values()]:
+        for child in self._children():
+            child.strike()
+        for child in self._children():
             child.kill()
+
+    def _children(self) -> list[Child]:
+        return [*(state.child for state in self._workers.values()), *self._servers.values()]
 
     def _tell(self, kind: str, **fields: Any) -> None:
         if 0 in self._links:
@@ -273,7 +316,18 @@ class Supervisor:
         self._tell("process", fields={"role": role, "number": number, "what": what, "detail": detail})
 
 
+def _grouped(words: dict[WorkerId, str]) -> str:
+    """What became of workers, each thing said once.
+
+    >>> _grouped({0: "killed by SIGKILL", 1: "failed: no data", 2: "failed: no data"})
+    'worker 0 killed by SIGKILL; workers 1, 2 failed: no data'
+    """
+    alike: dict[str, list[str]] = {}
+    for worker, text in words.items():
+        alike.setdefault(text, []).append(str(worker))
+    return "; ".join(f"worker{'s' * (len(who) > 1)} {', '.join(who)} {text}" for text, who in alike.items())
+
+
 def _share(processes: int) -> int:
     """This machine's cores, divided among processes that compute at the same time."""
     return max(1, len(os.sched_getaffinity(0)) // processes)
-

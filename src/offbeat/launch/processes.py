@@ -1,4 +1,4 @@
-"""Child processes that cannot outlive us: started in their own session, killed with all they started, and by the kernel if we are killed."""
+"""Child processes that cannot outlive us: killed with all that they started in their session, and by the kernel if we are killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ class Child:
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._process = subprocess.Popen(command, env=dict(environment), start_new_session=True, preexec_fn=_die_with_parent())
+        self._swept = False
+        self._process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            start_new_session=True,
+            preexec_fn=_die_with_parent(),  # noqa: PLW1509 - the launcher has one thread
+        )
 
     @property
     def pid(self) -> int:
@@ -32,7 +38,7 @@ class Child:
         """The exit status, negative for a signal; None while it runs. What the process left behind is killed."""
         status = self._process.poll()
         if status is not None:
-            self._signal_group(signal.SIGKILL)
+            self._sweep()
         return status
 
     def signal(self, number: int) -> None:
@@ -42,17 +48,32 @@ class Child:
 
     def kill(self) -> None:
         """SIGKILL to the process and all that it has started in its session; a stopped process dies too."""
-        self._signal_group(signal.SIGKILL)
+        self.strike()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5)
+        self.ended()
 
-    def _signal_group(self, number: int) -> None:
+    def strike(self) -> None:
+        """`kill` without waiting for the end: for signal handlers."""
+        if not self._swept:
+            self._kill_group()
+
+    def _sweep(self) -> None:
+        """Once: some day the system gives the number of an ended process to somebody else."""
+        if not self._swept:
+            self._swept = True
+            self._kill_group()
+
+    def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """For the child, before its program starts: let the kernel kill it when its parent dies. Linux only; elsewhere the lost connection tells."""
+    """For the child, before its program starts: let the kernel kill it when its parent dies.
+
+    Linux only; elsewhere the lost connection tells.
+    """
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None, use_errno=True)

@@ -3,8 +3,9 @@
 `Coordinator.on` takes an event and the time and returns what is to be done, in order; `Coordinator.wake_at` says when to call
 `Coordinator.wake` even if nothing happens. The live server and the simulator drive the same object.
 
-What it adds to its parts: the start (version 0 exists once nobody is expected any more), fencing, and the end of an epoch. A worker for
-whom an epoch has no samples left is idle until its end, so that samples of the dead still find somebody; the rule does not wait for the idle.
+What it adds to its parts: the start (version 0 exists once nobody is expected any more), fencing, and the end of an epoch. A worker
+for whom an epoch has no samples left is idle until its end, so that samples of the dead still find somebody; the rule does not wait
+for the idle.
 """
 
 from __future__ import annotations

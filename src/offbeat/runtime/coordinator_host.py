@@ -37,6 +37,8 @@ class _Peer:
     serial: int = 0
     """Counts its releases; every shard's parameters message carries it."""
     bytes_received: int = 0
+    last_words: str | None = None
+    """Why its script has failed; its process is about to end."""
 
 
 @dataclass(slots=True)
@@ -88,6 +90,8 @@ class CoordinatorHost:
         self._peers: dict[Connection, _Peer] = {}
         self._current: dict[WorkerId, _Peer] = {}
         self._gone: set[WorkerId] = set()
+        self._missing: dict[WorkerId, str] = {}
+        """Whose process ended before anybody said hello, and how: nobody shall wait for them."""
         self._arrivals: dict[tuple[WorkerId, int], _Arrival] = {}
         self._schedules: dict[WorkerId, tuple[int, Any]] = {}
         self._buffers = BufferBook()
@@ -136,7 +140,13 @@ class CoordinatorHost:
         peer = self._peers.pop(connection, None)
         if peer is not None and self._current.get(peer.worker) is peer:
             self._gone.add(peer.worker)
-            self.on_lost(peer.worker, f"connection closed: {reason}", now, peer.incarnation)
+            why = f"connection closed: {reason}" if peer.last_words is None else f"its script failed: {peer.last_words}"
+            self.on_lost(peer.worker, why, now, peer.incarnation)
+
+    def on_last_words(self, connection: Connection, reason: str) -> None:
+        """A worker's script has failed. The worker is dead when its connection closes, not before: its heart still beats."""
+        if (peer := self._peers.get(connection)) is not None:
+            peer.last_words = reason
 
     def on_lost(self, worker: WorkerId, reason: str, now: Seconds, incarnation: Incarnation | None = None) -> None:
         """A worker's process has ended, or can no longer be reached."""
@@ -144,6 +154,13 @@ class CoordinatorHost:
             del self._arrivals[key]
         if self._coordinator is not None:
             self._feed(Lost(worker, reason, incarnation), now)
+        else:
+            self._missing[worker] = reason
+
+    def on_ended(self, worker: WorkerId, now: Seconds) -> None:
+        """A worker's script has come to its end. One that took part has said so itself; one that never joined is not waited for."""
+        if self._coordinator is None or self._coordinator.membership[worker].state is WorkerState.EXPECTED:
+            self.on_lost(worker, "its script ended without joining", now)
 
     def on_process(self, fields: Mapping[str, Any], now: Seconds) -> None:
         """The supervisor has started or lost a process: for the journal."""
@@ -181,6 +198,7 @@ class CoordinatorHost:
     def _hello(self, connection: Connection, message: Message, now: Seconds) -> None:
         header = message.header
         worker = header["worker"]
+        self._missing.pop(worker, None)
         try:
             if not 0 <= worker < self.settings.workers:
                 raise ConfigurationError(f"worker {worker} is not one of this job's {self.settings.workers} workers")
@@ -196,11 +214,14 @@ class CoordinatorHost:
         if old is not None and old.connection in self._peers:
             self.on_closed(old.connection, "a new process has taken its place", now)
             old.connection.close()
+        for missing, reason in self._missing.items():
+            self._feed(Lost(missing, reason), now)
+        self._missing.clear()
         peer = _Peer(worker, connection)
         self._peers[connection] = self._current[worker] = peer
         self._gone.discard(worker)
-        self.host.attach(worker, connection, message)
         in_place = self._common is not None and connection.shares_memory
+        self.host.attach(worker, connection, message, in_place=in_place)
         connection.send(
             {"kind": "welcome", "sync": self._policy.spelling, "in_place": in_place},
             memory=(self._common,) if in_place and self._common is not None else (),

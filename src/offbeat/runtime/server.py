@@ -13,8 +13,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from offbeat.errors import ConfigurationError, JobError, OffbeatError, ProtocolError
+from offbeat.runtime import last_words
 from offbeat.runtime.settings import JobSettings, read_addresses
-from offbeat.transport.base import Closed, Connection, Message
+from offbeat.transport.base import Address, Closed, Connection, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.types import Seconds
 
@@ -50,6 +51,8 @@ class Server:
         self._to_coordinator: Connection | None = None
         self._host: ShardHost | None = None
         self._early: list[tuple[Connection, Message]] = []
+        self._early_orders: list[Message] = []
+        """Of the supervisor, before every other server has called."""
         self._status_at: Seconds = 0.0
 
     def now(self) -> Seconds:
@@ -85,18 +88,20 @@ class Server:
                 self._on_closed(connection, f"it broke the protocol: {error!r}")
 
     def _on_supervisor(self, message: Message) -> None:
-        header = message.header
+        header, coordinator = message.header, self._coordinator
         match header["kind"]:
             case "job":
                 self._begin(JobSettings.from_wire(header["settings"]), header["servers"])
-            case "process":
-                assert self._coordinator is not None
-                self._coordinator.on_process(header["fields"], self.now())
-            case "lost":
-                assert self._coordinator is not None
-                self._coordinator.on_lost(header["worker"], header["reason"], self.now())
             case "finish":
                 self._finish(header["ok"], header["reason"])
+            case _ if coordinator is None:
+                self._early_orders.append(message)
+            case "process":
+                coordinator.on_process(header["fields"], self.now())
+            case "lost":
+                coordinator.on_lost(header["worker"], header["reason"], self.now())
+            case "ended":
+                coordinator.on_ended(header["worker"], self.now())
 
     def _begin(self, settings: JobSettings, servers: str) -> None:
         """Every server listens: server 0 waits for the others, the others call it."""
@@ -117,6 +122,9 @@ class Server:
             self._settings, self._shards, self._supervisor, MemoryBlock.allocate, self._started, self.now
         )
         early, self._early = self._early, []
+        orders, self._early_orders = self._early_orders, []
+        for message in orders:
+            self._on_supervisor(message)
         for connection, message in early:
             self._on_message(connection, message)
 
@@ -128,6 +136,8 @@ class Server:
                 self._shards[message.header["number"]] = connection
                 if len(self._shards) == self._settings.servers - 1:
                     self._open()
+            elif kind == "failing":
+                self._take_last_words(connection, message)
             elif self._coordinator is None:
                 self._early.append((connection, message))
             else:
@@ -138,6 +148,13 @@ class Server:
             self._early.append((connection, message))
         else:
             self._serve(self._host, connection, message)
+
+    def _take_last_words(self, connection: Connection, message: Message) -> None:
+        """The supervisor hears of them before the worker's process can end: it shall not have to ask why."""
+        if self._coordinator is not None:
+            self._coordinator.on_last_words(connection, message.header["reason"])
+        self._supervisor.send(message.header)
+        connection.send({"kind": "noted"})
 
     def _set_up(self, message: Message) -> None:
         from offbeat.runtime.shard_host import ShardHost  # noqa: PLC0415
@@ -160,7 +177,7 @@ class Server:
             case "orders":
                 host.apply(header["orders"])
             case "attach":
-                host.attach(header["worker"], connection, message)
+                host.attach(header["worker"], connection, message, in_place=header["in_place"])
                 connection.send({"kind": "attached"})
             case "push":
                 self._tell_coordinator({"kind": "arrived", "worker": header["worker"], "number": header["number"]})
@@ -202,16 +219,25 @@ def main() -> int:
     """Be server OFFBEAT_SERVER of the job whose supervisor listens at OFFBEAT_SUPERVISOR."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor tells servers when to end, after the workers
     number = int(os.environ["OFFBEAT_SERVER"])
-    hub = SocketHub(os.environ["OFFBEAT_TOKEN"])
-    supervisor = hub.connect(read_addresses(os.environ["OFFBEAT_SUPERVISOR"])[0])
+    port = int(os.environ.get("OFFBEAT_PORT", "0")) if number == 0 else 0
+    return serve(number, SocketHub(os.environ["OFFBEAT_TOKEN"]), read_addresses(os.environ["OFFBEAT_SUPERVISOR"])[0], port)
+
+
+def serve(number: int, hub: SocketHub, supervisor_at: Address, port: int = 0) -> int:
+    """Be server ``number``, listening at ``port`` (0: the system chooses), until the supervisor says so or the job fails.
+
+    Returns:
+        The exit status. The hub is closed then.
+    """
+    supervisor = hub.connect(supervisor_at)
     try:
-        address = hub.listen(port=int(os.environ.get("OFFBEAT_PORT", "0")) if number == 0 else 0)
+        address = hub.listen(port=port)
         supervisor.send({"kind": "listening", "number": number, "address": address})
         Server(number, hub, supervisor).run()
     except Finished:
         return 0
     except OffbeatError as error:
-        supervisor.send({"kind": "failed", "reason": str(error), "mistake": isinstance(error, ConfigurationError)})
+        last_words.say(hub, supervisor, {"kind": "failed", "reason": str(error), "mistake": isinstance(error, ConfigurationError)})
         return 1
     finally:
         hub.close()

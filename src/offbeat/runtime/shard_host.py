@@ -47,15 +47,17 @@ class ShardHost:
         self._slots: dict[WorkerId, _Slot] = {}
         self._next: dict[WorkerId, _Slot] = {}
 
-    def attach(self, worker: WorkerId, connection: Connection, message: Message) -> None:
-        """A worker's process brings its memory: two blocks (gradients, parameters), or one if it uses the common block, or none over TCP.
+    def attach(self, worker: WorkerId, connection: Connection, message: Message, *, in_place: bool) -> None:
+        """A worker's process brings its memory: a block for gradients and one for parameters, or none over TCP.
+
+        ``in_place``: it reads the parameters in the job's common block, and not in its own.
 
         The slot takes effect when the worker enters, see `apply`: until then its predecessor's gradient may still be folded.
         """
         start, stop = self._span
         if connection.shares_memory:
             push = message.memory[0].view[start:stop]
-            pull = message.memory[1].view[start:stop] if len(message.memory) > 1 else None
+            pull = None if in_place else message.memory[1].view[start:stop]
         else:
             push = PrivateBlock.allocate(stop - start, f"gradients of worker {worker}").view
             pull = None if self._lockstep else PrivateBlock.allocate(stop - start, f"parameters for worker {worker}").view

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from offbeat.errors import JobError, ProtocolError, RefusedError
+from offbeat.runtime import last_words
 from offbeat.runtime.buffers import ModelBuffers
 from offbeat.runtime.rehearsal import delay
 from offbeat.runtime.settings import WorkerSettings
@@ -26,17 +27,19 @@ from offbeat.session import Grant, Session
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec, assemble_state_dict, hyperparameters, split_state_dict
-from offbeat.transport.base import Closed, Connection, Message, SharedMemory
+from offbeat.transport.base import Closed, Connection, Hub, Message, SharedMemory
 from offbeat.transport.hub import SocketHub
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
 from offbeat.types import Epoch, Incarnation
 
 
 class WorkerSession(Session):
-    """One worker process's part in a job of the server family.
+    """One worker's part in a job of the server family, from `join` on. The owner of its process calls `follow_process` before that.
+
+    Args:
+        hub: the connections of this worker; None: a hub of its own.
 
     Raises:
-        RefusedError: the job does not take this worker.
         JobError: a server cannot be reached.
     """
 
@@ -47,9 +50,9 @@ class WorkerSession(Session):
         spec: OptimizerSpec,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        sync: str,
         *,
         stop_on_nonfinite: bool = False,
+        hub: Hub | None = None,
     ) -> None:
         super().__init__()
         self.worker, self.workers, self.seed = settings.worker, settings.workers, settings.seed
@@ -65,8 +68,9 @@ class WorkerSession(Session):
         self._mail: dict[str, Message] = {}
         self._states: dict[Connection, Message] = {}
         self._open_epochs: dict[int, tuple[Epoch, int]] = {}
-        self._draining = self._closed = self._failed = self._waiting = False
-        self._hub = SocketHub(settings.token)
+        self._draining = self._failed = self._cut_off = self._waiting = False
+        self._ended = threading.Event()
+        self._hub = hub if hub is not None else SocketHub(settings.token)
         self._servers = [self._hub.connect(address) for address in settings.servers]
         self._coordinator = self._servers[0]
         self._spans = layout.spans(len(self._servers), spec.elementwise)
@@ -75,7 +79,6 @@ class WorkerSession(Session):
         self._flat = FlatModel(layout, model, self._push_block.view, self._pull_block.view)
         self._buffers = ModelBuffers(model)
         self._flat.attach()
-        self._join(sync)
         self._since = time.monotonic()
 
     # Joining and leaving.
@@ -84,7 +87,13 @@ class WorkerSession(Session):
         kind = MemoryBlock if any(server.shares_memory for server in self._servers) else PrivateBlock
         return kind.allocate(self._layout.nbytes, f"{what} of worker {self.worker}")
 
-    def _join(self, sync: str) -> None:
+    def join(self, sync: str) -> None:
+        """Introduce this worker to the job and wait for the first parameters. ``sync`` is the script's rule, spelled.
+
+        Raises:
+            RefusedError: the job does not take this worker.
+            JobError: a server is gone.
+        """
         header = {
             "kind": "hello",
             "worker": self.worker,
@@ -98,21 +107,21 @@ class WorkerSession(Session):
         self._coordinator.send(header, memory=blocks if self._coordinator.shares_memory else ())
         welcome = self._receive("welcome")
         common = None
-        if welcome.header["in_place"] and all(server.shares_memory for server in self._servers):
+        in_place = welcome.header["in_place"]
+        if in_place:
             common = welcome.memory[0]
-            blocks = (self._push_block,)
         for server in self._servers[1:]:
-            server.send({"kind": "attach", "worker": self.worker}, memory=blocks if server.shares_memory else ())
+            header = {"kind": "attach", "worker": self.worker, "in_place": in_place}
+            server.send(header, memory=blocks if server.shares_memory else ())
             self._receive("attached")
         self._coordinator.send({"kind": "ready"})
         threading.Thread(target=self._beat, name="offbeat-heartbeat", daemon=True).start()
-        atexit.register(self._at_exit)
-        self._hook_failures()
         self._admitted()
         if common is not None:
             self._flat.repoint(common.view)
             self._bind(self._push_block, common)
             self._pull_block = common
+        self._since = time.monotonic()
 
     def _bind(self, push: SharedMemory, pull: SharedMemory) -> None:
         for server, (start, stop) in zip(self._servers, self._spans, strict=True):
@@ -121,22 +130,28 @@ class WorkerSession(Session):
 
     def _beat(self) -> None:
         """Slow is not dead: a sign of life while the main thread computes."""
-        while not self._closed:
+        while not self._ended.is_set():
             if self._incarnation:
                 self._coordinator.send({"kind": "heard", "incarnation": self._incarnation})
-            time.sleep(self._settings.timeout_s / 10)
+            self._ended.wait(self._settings.timeout_s / 10)
 
-    def _hook_failures(self) -> None:
-        """An exception that ends the script is a death, not a departure; SIGTERM is a notice to leave after the step."""
+    def follow_process(self) -> None:
+        """Leave the job when this process ends: an exception that ends the script is a death, SIGTERM a notice to leave after the step."""
+        atexit.register(self._at_exit)
         before = sys.excepthook
 
         def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-            self._failed = True
             before(kind, error, trace)
+            self._tell_why(error)
 
         sys.excepthook = failed
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._notice)
+
+    def _tell_why(self, error: BaseException) -> None:
+        if not self._cut_off and not self._ended.is_set():
+            last_words.say(self._hub, self._coordinator, last_words.failing(self.worker, error, pushed=self._steps > 0))
+        self._failed = True
 
     def _notice(self, number: int, frame: Any) -> None:
         self._draining = True
@@ -153,11 +168,15 @@ class WorkerSession(Session):
         self._leave()
 
     def _leave(self) -> None:
-        if not self._closed:
-            self._closed = True
+        if not self._ended.is_set():
             self._send_metrics()
             self._coordinator.send({"kind": "left", "incarnation": self._incarnation})
-            self._hub.close()
+            self.vanish()
+
+    def vanish(self) -> None:
+        """Close the connections without a word: to the job, this worker is dead."""
+        self._ended.set()
+        self._hub.close()
 
     # Push and pull.
 
@@ -283,7 +302,7 @@ class WorkerSession(Session):
     def log(self, values: dict[str, float]) -> None:
         super().log(values)
         rest = {name: value for name, value in values.items() if name != "loss"}
-        if rest and not self._closed:
+        if rest and not self._ended.is_set():
             self._coordinator.send({"kind": "metrics", "values": rest})
 
     def _send_metrics(self) -> None:
@@ -332,7 +351,7 @@ class WorkerSession(Session):
 
     def _handle(self, connection: Connection, item: Message | Closed) -> None:
         if isinstance(item, Closed):
-            self._failed = True
+            self._failed = self._cut_off = True
             number = self._servers.index(connection)
             if item.reason.startswith("refused"):
                 raise RefusedError(f"server {number} {item.reason}")
@@ -356,6 +375,8 @@ class WorkerSession(Session):
                 raise RefusedError(header["reason"])
             case "state":
                 self._states[connection] = item
+            case "noted":
+                pass
             case "welcome" | "attached" | "grant" | "no_more" | "epoch_ended" as kind:
                 self._mail[kind] = item
             case kind:

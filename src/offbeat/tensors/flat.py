@@ -45,6 +45,8 @@ class FlatModel:
         self._hooks: list[RemovableHandle] = []
         self._counts = [0] * len(self._parameters)
         self._zeroed: set[int] = set()
+        self._finite: dict[int, int] = {}
+        """Tensors whose gradient was found finite, and its version counter then: a change in place since shows in the counter."""
         self._warned: set[int] = set()
         self.backwards = 0
 
@@ -138,6 +140,7 @@ class FlatModel:
         if parameter.device.type == "cpu" and grad is not None and not grad.requires_grad:
             with torch.no_grad():
                 self._keep(i, parameter)
+                self._check(i)
 
     def _keep(self, i: int, parameter: torch.Tensor) -> None:
         grad, place = parameter.grad, self._grads[i]
@@ -165,18 +168,19 @@ class FlatModel:
             )
 
     def _nonfinite(self) -> str | None:
-        """One cheap pass first: infinity and NaN both survive a sum. Only if they did, or the sum overflowed, look at each tensor."""
-        with single_threaded():
-            if all(map(self._finite_sum, {spec.dtype for spec in self._layout.tensors})):
-                return None
-            for spec, grad in zip(self._layout.tensors, self._grads, strict=True):
-                if not bool(torch.isfinite(grad).all()):
-                    return spec.name
-        return None
+        with torch.no_grad():
+            unchecked = (i for i, grad in enumerate(self._grads) if self._finite.get(i) != grad._version)
+            return next((self._layout.tensors[i].name for i in unchecked if not self._check(i)), None)
 
-    def _finite_sum(self, dtype: str) -> bool:
-        of_dtype = [spec for spec in self._layout.tensors if spec.dtype == dtype]
-        start, stop = min(spec.offset for spec in of_dtype), max(spec.stop for spec in of_dtype)
-        flat = self._push[start:stop].view(DTYPES[dtype])
-        wide = torch.float32 if flat.itemsize < 4 else flat.dtype
-        return bool(torch.isfinite(flat.sum(dtype=wide)))
+    def _check(self, i: int) -> bool:
+        """Whether a gradient is finite. Infinity and NaN both survive a sum, and the sum is cheap while the tensor is still in the cache:
+        that is why the hook asks, right after the backward pass has written it, and `collect` only about what was changed since."""
+        grad = self._grads[i]
+        with single_threaded():
+            wide = torch.float32 if grad.itemsize < 4 else grad.dtype
+            finite = bool(torch.isfinite(grad.sum(dtype=wide))) or bool(torch.isfinite(grad).all())
+        if finite:
+            self._finite[i] = grad._version
+        else:
+            self._finite.pop(i, None)
+        return finite

@@ -1,0 +1,205 @@
+"""A real job under a test's hands: started as a user would, watched through its journal and /proc, and searched for remains at its end.
+
+Every process of a job inherits a mark in its environment, so that nothing can be left behind unseen, whoever its parent is then. Waiting is
+for an event, with a deadline; between two looks the test waits for the job's end, which no event will follow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from offbeat.errors import ConfigurationError
+from offbeat.report.tally import Tally
+from offbeat.runtime.journal import Record, read
+
+SCRIPTS = Path(__file__).parent / "scripts"
+TRAIN = str(SCRIPTS / "train.py")
+MISTAKEN = str(SCRIPTS / "mistaken.py")
+DEADLINE_S = 60.0
+"""For anything that takes a few seconds on an idle machine."""
+LOOK_S = 0.05
+MARK = "FAULT_TEST_JOB"
+GONE = (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError, PermissionError)
+
+
+class Ended(NamedTuple):
+    """What is known of a job that is over."""
+
+    status: int
+    out: str
+    err: str
+    records: list[Record]
+
+    @property
+    def last_line(self) -> str:
+        return self.err.strip().splitlines()[-1] if self.err.strip() else ""
+
+    def tally(self) -> Tally:
+        return Tally.of(self.records)
+
+
+class Job:
+    """One run of ``offbeat run``.
+
+    Args:
+        folder: for its journal and its output.
+        arguments: of ``offbeat run``, the script and its own arguments last.
+        environment: more variables.
+        file_size_max: RLIMIT_FSIZE in bytes, which shared memory obeys as well; None: no limit.
+        before: words before the command, for instance of ``unshare``.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        file_size_max: int | None = None,
+        before: Sequence[str] = (),
+    ) -> None:
+        self.journal = folder / "journal.jsonl"
+        self._out, self._err = folder / "out", folder / "err"
+        self._mark = secrets.token_hex(8)
+        self._shm_before = set(_shared_memory())
+        self._sockets: set[str] = set()
+
+        def prepare() -> None:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what it starts in the background
+            if file_size_max is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (file_size_max, file_size_max))
+
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [*before, sys.executable, "-m", "offbeat.cli", "run", "--journal", str(self.journal), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**os.environ, **(environment or {}), MARK: self._mark, "COLUMNS": "200"},
+                start_new_session=True,
+                preexec_fn=prepare,  # noqa: PLW1509 - nothing is locked here
+            )
+
+    # Looking.
+
+    def records(self) -> list[Record]:
+        """The journal so far; none while there is no whole line."""
+        with contextlib.suppress(ConfigurationError):
+            return list(read(self.journal))
+        return []
+
+    def processes(self) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
+        """Every living process of the job, the supervisor too, with its environment."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(*GONE):
+                environment = process.environ()
+                if environment.get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                    for name in ("OFFBEAT_SUPERVISOR", "OFFBEAT_SERVERS"):
+                        self._sockets.update(re.findall(r"offbeat-[0-9a-f]+", environment.get(name, "")))
+                    yield process, environment
+
+    def roles(self, variable: str) -> dict[int, psutil.Process]:
+        """The processes of the job that have a number in this variable of their environment."""
+        return {int(e[variable]): p for p, e in self.processes() if variable in e}
+
+    def workers(self) -> dict[int, psutil.Process]:
+        return self.roles("OFFBEAT_WORKER")
+
+    def servers(self) -> dict[int, psutil.Process]:
+        return self.roles("OFFBEAT_SERVER")
+
+    # Waiting.
+
+    def wait(self, what: str, ready: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
+        """The first truth that ``ready`` tells; fails with ``what`` when the job ends or the deadline comes before it."""
+        deadline = time.monotonic() + deadline_s
+        while not (found := ready()):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(LOOK_S)
+                found = ready()
+                assert found, f"the job ended before {what}: {self._story()}"
+                break
+            assert time.monotonic() < deadline, f"no {what} within {deadline_s} s: {self._story()}"
+        return found
+
+    def record(self, kind: str, *, after: float = -1.0, **fields: Any) -> Record:
+        """The first journal record of this kind later than ``after`` seconds whose fields have these values."""
+
+        def look() -> Record | None:
+            found = (r for r in self.records() if r["kind"] == kind and r["t"] > after)
+            return next((r for r in found if all(r[name] == value for name, value in fields.items())), None)
+
+        record: Record = self.wait(f"{kind} {fields}", look)
+        return record
+
+    def contribution(self, worker: int, incarnation: int) -> Record:
+        """The first push of this incarnation that was folded."""
+        return self.record("settle", worker=worker, incarnation=incarnation, fate="folded")
+
+    def ended(self, deadline_s: float = DEADLINE_S) -> Ended:
+        """Wait for its end, and see that nothing is left of it: processes, shared memory, sockets."""
+        try:
+            status = self.process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the job does not end within {deadline_s} s: {self._story()}") from None
+        self._nothing_left()
+        return Ended(status, self._out.read_text(), self._err.read_text(), self.records())
+
+    def _nothing_left(self) -> None:
+        deadline = time.monotonic() + 10.0
+        while remains := self._remains():
+            assert time.monotonic() < deadline, f"the job has left behind: {remains}"
+            # Processes of a supervisor killed by SIGKILL die with it, but a moment later.
+            psutil.wait_procs([process for process, _ in self.processes()], timeout=LOOK_S)
+
+    def _remains(self) -> list[str]:
+        processes = [f"process {process.pid}" for process, _ in self.processes()]
+        memory = [f"/dev/shm/{name}" for name in set(_shared_memory()) - self._shm_before if "offbeat" in name or processes]
+        bound = Path("/proc/net/unix").read_text()
+        return [*processes, *memory, *(f"socket {name}" for name in self._sockets if name in bound)]
+
+    # Ending by force.
+
+    def clean_up(self) -> None:
+        """Whatever the test has come to: the supervisor and everything marked dies."""
+        if self.process.poll() is None:
+            self.process.kill()
+        for process, _ in self.processes():
+            with contextlib.suppress(*GONE):
+                process.kill()
+        self.process.wait()
+
+    def _story(self) -> str:
+        return f"{self._out.read_text()[-2000:]}\n{self._err.read_text()[-2000:]}\n{self.records()[-5:]}"
+
+
+def signalled(process: psutil.Process, number: signal.Signals) -> None:
+    """Send a signal and see that it has arrived: the process is gone, stopped, or goes on."""
+    reached: dict[signal.Signals, Callable[[str], bool]] = {
+        signal.SIGKILL: lambda status: status == psutil.STATUS_ZOMBIE,
+        signal.SIGSTOP: lambda status: status == psutil.STATUS_STOPPED,
+        signal.SIGCONT: lambda status: status != psutil.STATUS_STOPPED,
+    }
+    process.send_signal(number)
+    deadline = time.monotonic() + 10.0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while not reached[number](process.status()):
+            assert time.monotonic() < deadline, f"{number.name} has not reached process {process.pid}: {process.status()}"
+            os.sched_yield()
+
+
+def _shared_memory() -> list[str]:
+    return os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []

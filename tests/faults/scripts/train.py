@@ -1,0 +1,50 @@
+"""A worker's script for fault tests: a linear model on random numbers, for as long as the test wants, with a mishap if it wants one."""
+
+from __future__ import annotations
+
+import argparse
+from itertools import count
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import offbeat
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--until", type=Path, help="go on for whole epochs until this file is there")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--worker", type=int, help="who has the mishap")
+    parser.add_argument("--raise-after", type=int, help="steps")
+    parser.add_argument("--nan-at", type=int, help="the step whose gradient is not finite")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = options()
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    model = torch.nn.Linear(4, 1)
+    optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
+    loader = DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=4))
+    unlucky = args.worker == optimizer.worker
+    steps = 0
+    for epoch in count():
+        if args.until.exists() if args.until is not None else epoch == args.epochs:
+            break
+        for x, y in loader:
+            if unlucky and steps == args.raise_after:
+                raise RuntimeError("the disk is on fire")
+            optimizer.zero_grad()
+            loss = (model(x) - y).square().mean()
+            if unlucky and steps == args.nan_at:
+                loss = loss * float("nan")
+            loss.backward()
+            optimizer.step()
+            steps += 1
+
+
+if __name__ == "__main__":
+    main()

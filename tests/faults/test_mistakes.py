@@ -1,0 +1,125 @@
+"""What cannot work ends soon, with status 1 or 2, nothing left behind, and a last line that says why."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.faults.job import DEADLINE_S, MISTAKEN, TRAIN, Job
+
+from offbeat.runtime.settings import WorkerSettings
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+Start = Callable[..., Job]
+
+SENTENCES = {
+    "frozen": r"no worker finished: workers 0, 1 failed: Linear has no trainable parameter in the optimizer: .*",
+    "foreign": r"no worker finished: workers 0, 1 failed: .*not.*model.*",
+    "models": r"worker [01] has another model than the workers before it: 1\.weight has shape .*",
+    "optimizers": r"worker [01] has another optimizer .*(Adam.*SGD|SGD.*Adam).*",
+    "rules": r"backup\(b=4\) with 2 workers leaves no gradient to wait for: b must be at most 1",
+    "samples": r"no worker finished: workers 0, 1 failed: the data set has 1 samples for 2 workers: .*",
+    "infinite": r"worker [01] stopped the job: the gradient of weight is not finite",
+}
+
+
+@pytest.mark.parametrize("mistake", list(SENTENCES))
+def test_mistakes_of_scripts(start: Start, mistake: str) -> None:
+    ended = start("--workers", "2", MISTAKEN, mistake).ended()
+    assert ended.status == 1
+    assert re.fullmatch(f"offbeat: {SENTENCES[mistake]}", ended.last_line), ended.err
+    assert ended.err.count("Traceback") <= 2, ended.err
+
+
+def test_memory_that_is_refused(start: Start) -> None:
+    ended = start("--workers", "2", MISTAKEN, "large", file_size_max=1 << 20).ended()
+    assert ended.status == 1
+    assert re.search(r"cannot have 16,0\d\d,\d{3} bytes of memory for '.*'", ended.last_line), ended.err
+
+
+def test_scripts_that_do_not_take_part(start: Start, tmp_path: Path) -> None:
+    broken, other, half = tmp_path / "broken.py", tmp_path / "other.py", tmp_path / "half.py"
+    broken.write_text("raise RuntimeError('no data here')\n")
+    ended = start("--workers", "2", str(broken)).ended()
+    assert ended.status == 1
+    assert ended.last_line == "offbeat: no worker finished: workers 0, 1 exited with status 1"
+    assert ended.err.count("RuntimeError: no data here") == 2
+
+    other.write_text("print('hello')\n")
+    ended = start("--workers", "2", str(other)).ended()
+    assert ended.status == 1
+    assert ended.last_line.startswith(f"offbeat: {other} ended without making an offbeat.DistributedOptimizer")
+
+    # One that fails, and one that ends, before anybody has joined: the third does not wait for them.
+    lines = ["import os, runpy, sys", "worker = os.environ['OFFBEAT_WORKER']", "if worker == '1': sys.exit(3)", "if worker == '0':"]
+    half.write_text("\n".join(lines) + f"\n    runpy.run_path({TRAIN!r}, run_name='__main__')\n")
+    ended = start("--workers", "3", str(half)).ended()
+    assert ended.status == 0, ended.err
+    assert [r["worker"] for r in ended.records if r["kind"] == "joined"] == [0]
+    assert ended.tally().problems() == []
+    assert ended.records[-1]["reason"] == "every other worker's script has ended; worker 1 exited with status 3"
+
+
+def test_strangers_and_nonsense_gradients_do_no_harm(start: Start, enough: Path, tmp_path: Path) -> None:
+    job = start("--workers", "2", "--slow", "any=0.01", TRAIN, "--until", str(enough), "--worker", "1", "--nan-at", "3")
+    refused = job.record("settle", worker=1, fate="rejected")
+    assert refused["reason"] == "gradient not finite in weight"
+    environment = job.workers()[1].environ()
+    for change in ({"OFFBEAT_TOKEN": "0" * 32}, {"OFFBEAT_WORKER": "7"}):
+        stranger = subprocess.run(
+            [sys.executable, TRAIN, "--epochs", "1"], env={**environment, **change}, capture_output=True, text=True, timeout=DEADLINE_S
+        )
+        assert stranger.returncode != 0
+        expected = "the token shown is not this job's" if "OFFBEAT_TOKEN" in change else "worker 7 is not one of this job's 2 workers"
+        assert expected in stranger.stderr.splitlines()[-1], stranger.stderr
+    job.record("fold", after=job.records()[-1]["t"])
+    enough.touch()
+    ended = job.ended()
+    assert ended.status == 0, ended.err
+    assert ended.tally().problems() == []
+    assert {r["worker"] for r in ended.records if r["kind"] == "joined"} == {0, 1}
+    first = next(record["report"] for record in ended.records if record["kind"] == "epoch_ended")
+    assert (first["folded"], first["rejected"]) == (60, 4)
+    assert [e["why"] for e in first["exceptions"]] == ["rejected: gradient not finite in weight"]
+
+
+def test_a_port_in_use(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = start("--workers", "2", "--port", str(port), TRAIN).ended()
+    assert ended.status == 2
+    assert ended.last_line.startswith(f"offbeat: port {port} of 127.0.0.1 is taken by another process")
+    assert "Traceback" not in ended.err
+
+
+def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    import offbeat
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = WorkerSettings(worker=0, workers=1, token="x", servers=())
+    for name, value in settings.to_environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OFFBEAT_SERVERS", json.dumps([["elsewhere", ["127.0.0.1", port], ""]]))
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(offbeat.JobError, match=f"nobody listens at 127.0.0.1, port {port}"):
+        offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+
+def test_a_full_dev_shm_does_not_matter(start: Start) -> None:
+    """Shared memory of a job has no file: /dev/shm is made tiny, and full, for this job alone."""
+    private = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+    fill = "mount -t tmpfs -o size=4k none /dev/shm && head -c 4096 /dev/zero > /dev/shm/full && ! echo x > /dev/shm/more"
+    if subprocess.run([*private, f"{fill} 2>/dev/null"], capture_output=True).returncode != 0:
+        pytest.skip("this system does not let us mount a /dev/shm of our own")
+    ended = start("--workers", "2", TRAIN, before=(*private, f'{fill} 2>/dev/null; exec "$@"', "sh")).ended()
+    assert ended.status == 0, ended.err
+    assert ended.tally().problems() == []

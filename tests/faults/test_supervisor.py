@@ -1,0 +1,74 @@
+"""The supervisor or a server is told to end, or killed: nothing outlives the job, and its exit status tells what it was."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.faults.job import TRAIN, Job, signalled
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+Start = Callable[..., Job]
+
+STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
+
+
+@pytest.mark.parametrize("number", list(STATUS), ids=lambda number: number.name)
+def test_while_the_workers_start(start: Start, enough: Path, number: signal.Signals) -> None:
+    job = start("--workers", "2", TRAIN, "--until", str(enough))
+    job.wait("both workers' processes", lambda: job.workers().keys() == {0, 1})
+    job.process.send_signal(number)
+    ended = job.ended()
+    assert ended.status == STATUS[number]
+    assert not any(record["kind"] == "joined" for record in ended.records), "the signal came too late for what this test is about"
+    if number is not signal.SIGKILL:
+        assert ended.last_line == f"offbeat: stopped by {number.name}"
+        assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("number", "frozen"),
+    [(signal.SIGINT, False), (signal.SIGTERM, True), (signal.SIGKILL, True)],
+    ids=["SIGINT", "SIGTERM-frozen", "SIGKILL-frozen"],
+)
+def test_in_mid_training(start: Start, enough: Path, number: signal.Signals, frozen: bool) -> None:
+    job = start("--workers", "2", "--slow", "any=0.01", TRAIN, "--until", str(enough))
+    job.record("fold")
+    if frozen:
+        signalled(job.workers()[1], signal.SIGSTOP)
+    job.process.send_signal(number)
+    ended = job.ended()
+    assert ended.status == STATUS[number]
+    assert ended.records[0]["kind"] == "job"
+    assert ended.tally().problems() == []
+    if number is not signal.SIGKILL:
+        assert ended.last_line == f"offbeat: stopped by {number.name}"
+        assert "Traceback" not in ended.err
+        assert ended.records[-1] | {"t": 0} == {"kind": "end", "t": 0, "ok": False, "reason": f"stopped by {number.name}"}
+
+
+def test_impatience(start: Start, enough: Path) -> None:
+    """A second signal does not wait for a worker that does not react."""
+    job = start("--workers", "1", "--slow", "any=1000", TRAIN, "--until", str(enough))
+    job.wait("its process", job.workers)
+    signalled(job.workers()[0], signal.SIGSTOP)
+    job.process.send_signal(signal.SIGINT)
+    job.wait("the first notice", lambda: "stopping the workers" in (job.journal.parent / "out").read_text())
+    job.process.send_signal(signal.SIGINT)
+    ended = job.ended(deadline_s=4.0)
+    assert ended.status == 130
+    assert ended.last_line == "offbeat: stopped by SIGINT"
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_server_ends_the_job_in_one_sentence(start: Start, enough: Path, victim: int) -> None:
+    job = start("--workers", "2", "--servers", "2", "--slow", "any=0.01", TRAIN, "--until", str(enough))
+    job.record("fold")
+    signalled(job.servers()[victim], signal.SIGKILL)
+    ended = job.ended()
+    assert ended.status == 1
+    assert ended.last_line.startswith(f"offbeat: server {victim} ")
+    assert "its part of the parameters" in ended.last_line
+    assert ended.records[0]["kind"] == "job"

@@ -1,0 +1,127 @@
+"""A worker dies, freezes, leaves or fails in the middle of training: the others go on, and the books add up."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.faults.job import TRAIN, Ended, Job, signalled
+
+from offbeat.runtime.journal import Record
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+Start = Callable[..., Job]
+
+CALM = ("--slow", "any=0.01")
+"""Leaves the cores some room, so that a process that comes back finds time to load."""
+
+
+def accounted(ended: Ended) -> None:
+    """Every push has one fate, and every index of every epoch was used once, although somebody died over some."""
+    assert ended.tally().problems() == []
+    reports = [record["report"] for record in ended.records if record["kind"] == "epoch_ended"]
+    assert reports
+    for report in reports:
+        assert report["folded"] + report["dropped"] + report["rejected"] + report["unused"] == report["indices"] == 64
+        assert report["folded"] == 64, report
+
+
+def began(job: Job, workers: int) -> None:
+    for worker in range(workers):
+        job.contribution(worker, 1)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_worker_returns_and_nobody_else_restarts(start: Start, enough: Path, victim: int) -> None:
+    job = start("--workers", "4", *CALM, TRAIN, "--until", str(enough))
+    began(job, 4)
+    before = job.workers()
+    signalled(before[victim], signal.SIGKILL)
+    died = job.record("state_changed", worker=victim, state="dead", incarnation=1)
+    assert job.record("process", number=victim, role="worker", what="exited")["detail"] == "killed by SIGKILL"
+    job.record("fold", after=died["t"])
+    job.contribution(victim, 2)
+    after = job.workers()
+    enough.touch()
+    ended = job.ended()
+    assert ended.status == 0, ended.err
+    assert after.keys() == before.keys() == {0, 1, 2, 3}
+    assert [worker for worker in after if after[worker].pid != before[worker].pid] == [victim]
+    accounted(ended)
+    versions_without = [r for r in ended.records if r["kind"] == "fold" and victim not in {part["worker"] for part in r["parts"]}]
+    assert versions_without, "the others have waited for the dead"
+
+
+def test_a_frozen_worker_is_not_waited_for_and_comes_back_by_itself(start: Start, enough: Path) -> None:
+    job = start("--workers", "4", "--timeout", "1.5", *CALM, TRAIN, "--until", str(enough))
+    began(job, 4)
+    before = job.workers()
+    signalled(before[1], signal.SIGSTOP)
+    died = job.record("state_changed", worker=1, state="dead", incarnation=1)
+    assert "not heard of for" in died["reason"]
+    job.record("fold", after=died["t"])
+    signalled(before[1], signal.SIGCONT)
+    job.record("state_changed", worker=1, state="recovered")
+    job.record("state_changed", worker=1, state="alive", incarnation=2)
+    job.contribution(1, 2)
+    assert {w: p.pid for w, p in job.workers().items()} == {w: p.pid for w, p in before.items()}
+    enough.touch()
+    ended = job.ended()
+    assert ended.status == 0, ended.err
+    accounted(ended)
+    late = [r for r in ended.records if r["kind"] == "pushed" and (r["worker"], r["incarnation"]) == (1, 1) and r["t"] > died["t"]]
+    fates = [r for r in ended.records if r["kind"] == "settle" and (r["worker"], r["incarnation"]) == (1, 1) and r["t"] > died["t"]]
+    assert len(fates) >= len(late)
+    assert all(any(fate["t"] == push["t"] and fate["fate"] == "rejected" for fate in fates) for push in late)
+
+
+def test_one_leaves_when_told_and_one_fails_for_good(start: Start, enough: Path) -> None:
+    options = ("--until", str(enough), "--worker", "2", "--raise-after", "9")
+    job = start("--workers", "3", "--max-restarts", "1", *CALM, TRAIN, *options)
+    began(job, 3)
+    worker = job.workers()[1]
+    worker.send_signal(signal.SIGTERM)
+    left = job.record("state_changed", worker=1, state="finished")
+    assert job.record("process", number=1, what="exited", after=left["t"])["detail"] == "exited with status 143"
+    died = job.record("state_changed", worker=2, state="dead", incarnation=2)
+    job.record("fold", after=max(left["t"], died["t"]))
+    job.record("process", number=2, what="exited", after=died["t"] - 1.0)
+    assert job.workers().keys() == {0}
+    enough.touch()
+    ended = job.ended()
+    assert ended.status == 0, ended.err
+    accounted(ended)
+    _told_to_leave(ended)
+    assert ended.err.count("RuntimeError: the disk is on fire") == 2, "its own traceback, once for each process"
+    assert "worker 2 failed: RuntimeError: the disk is on fire: restarted (1 of 1)" in ended.out
+    assert "worker 2 failed: RuntimeError: the disk is on fire: not restarted, --max-restarts 1 is used up" in ended.out
+    assert died["reason"] == "its script failed: RuntimeError: the disk is on fire" or "exited with status 1" in died["reason"]
+
+
+def _told_to_leave(ended: Ended) -> None:
+    """Worker 1 has finished the step it was in: nothing of it was lost, and nobody took over its samples."""
+    of_1: list[Record] = [r for r in ended.records if r.get("worker") == 1]
+    granted = {r["lease"] for r in of_1 if r["kind"] == "grant"}
+    pushed = {lease for r in of_1 if r["kind"] == "pushed" for lease in r["leases"]}
+    assert len(granted - pushed) <= 1, "at most the lease that it asked for when the signal came"
+    assert all(r["fate"] == "folded" for r in of_1 if r["kind"] == "settle")
+    assert "Traceback" not in ended.err.replace("Traceback", "", 2), "the two of worker 2, none of worker 1"
+    assert "worker 1 exited with status 143: not restarted, it was told to leave" in ended.out
+
+
+def test_without_restarts_the_last_death_ends_the_job(start: Start, enough: Path) -> None:
+    job = start("--workers", "2", "--max-restarts", "0", *CALM, TRAIN, "--until", str(enough))
+    began(job, 2)
+    workers = job.workers()
+    signalled(workers[0], signal.SIGKILL)
+    died = job.record("state_changed", worker=0, state="dead")
+    job.record("fold", after=died["t"])
+    signalled(workers[1], signal.SIGKILL)
+    ended = job.ended()
+    assert ended.status == 1
+    assert ended.last_line == "offbeat: no worker finished: workers 0, 1 killed by SIGKILL"
+    assert "worker 0 killed by SIGKILL: not restarted, --max-restarts is 0" in ended.out
+    assert ended.tally().problems() == []
+    assert ended.records[-1]["kind"] == "end" and not ended.records[-1]["ok"]

@@ -1,0 +1,323 @@
+"""A whole job inside the test's process: servers and workers are threads, their sockets and shared memory are real.
+
+The test plays the supervisor: it starts the servers, tells them their job, starts workers (also late, or again), and ends the job. Two ends
+with different host names talk over TCP, with equal ones through shared memory. A worker can die (`Worker.die`), or be frozen as
+SIGSTOP would freeze it (`Worker.freeze`). Whatever fails in a thread is raised in the test; nothing waits longer than `DEADLINE_S`.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+import torch
+
+from offbeat.optimizer import DistributedOptimizer
+from offbeat.protocol.policy import Policy
+from offbeat.runtime.server import serve
+from offbeat.runtime.settings import JobSettings, WorkerSettings
+from offbeat.runtime.worker import WorkerSession
+from offbeat.session import Session
+from offbeat.tensors.layout import Layout
+from offbeat.tensors.optimizers import OptimizerSpec
+from offbeat.transport.base import Address, Arrivals, Buffer, Connection, Hub, Message, SharedMemory
+from offbeat.transport.hub import SocketHub
+
+DEADLINE_S = 30.0
+HERE = "here"
+"""The host name of everybody who has no other."""
+
+
+class Death(BaseException):
+    """Ends a worker's thread where the test lets it die."""
+
+
+class Worker:
+    """What a worker's script gets instead of a process of its own."""
+
+    def __init__(self, job: Job, number: int, host: str) -> None:
+        self.job = job
+        self.number = number
+        self.hub = _FreezableHub(SocketHub(job.token, host=host))
+        self.session: WorkerSession | None = None
+
+    def distribute(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        sync: str | Policy = "bsp",
+        *,
+        nonfinite: Literal["reject", "stop"] = "reject",
+    ) -> DistributedOptimizer:
+        """What `DistributedOptimizer` does in a process that a launcher has started."""
+        return _Injected(self, optimizer, model, sync, nonfinite)
+
+    def die(self) -> None:
+        """End as a killed process ends: the connections close, nothing is said."""
+        raise Death
+
+    def freeze(self) -> None:
+        """From now on this worker sends nothing, heartbeats included, and does not hear anything."""
+        self.hub.thawed.clear()
+
+    def thaw(self) -> None:
+        self.hub.thawed.set()
+
+    def settings(self) -> WorkerSettings:
+        job = self.job.settings
+        servers = tuple(self.job.addresses[n] for n in range(job.servers))
+        return WorkerSettings(
+            worker=self.number, workers=job.workers, token=self.job.token, servers=servers, seed=job.seed, timeout_s=job.timeout_s, slow=job.slow
+        )
+
+
+class _Injected(DistributedOptimizer):
+    """A `DistributedOptimizer` whose job is not in the environment: several of them live in one process."""
+
+    def __init__(
+        self, worker: Worker, optimizer: torch.optim.Optimizer, model: torch.nn.Module, sync: str | Policy, nonfinite: Literal["reject", "stop"]
+    ) -> None:
+        self.owner = worker
+        super().__init__(optimizer, model, sync, nonfinite=nonfinite)
+
+    def _open(self, layout: Layout, spec: OptimizerSpec, model: torch.nn.Module, policy: Policy) -> Session:
+        stop, owner = self._nonfinite == "stop", self.owner
+        owner.session = WorkerSession(owner.settings(), layout, spec, model, self.wrapped, stop_on_nonfinite=stop, hub=owner.hub)
+        owner.session.join(policy.spelling)
+        return owner.session
+
+
+Script = Callable[[Worker], Any]
+
+
+class Job:
+    """Runs servers, and workers that each run a script.
+
+    Args:
+        workers: how many the job waits for.
+        servers: how many; those in ``elsewhere`` are on another host than everybody else.
+        hosts: the host names of workers, by number; the others are `HERE`.
+        settings: more of `JobSettings`.
+
+    >>> with Job(1) as job:
+    ...     job.run(lambda worker: worker.number)
+    [0]
+    """
+
+    def __init__(
+        self, workers: int, *, servers: int = 1, hosts: Mapping[int, str] | None = None, elsewhere: Sequence[int] = (), **settings: Any
+    ) -> None:
+        self.settings = JobSettings(workers=workers, servers=servers, **settings)
+        self.token = secrets.token_hex(8)
+        self.addresses: dict[int, Address] = {}
+        self.summary: dict[str, Any] | None = None
+        self.failure: str | None = None
+        """Why the job could not go on, in the words of the server that says so."""
+        self.snapshot: dict[str, Any] | None = None
+        """The newest status of the job."""
+        self._hosts = dict(hosts or {})
+        self._elsewhere = set(elsewhere)
+        self._hub = SocketHub(self.token, host=HERE)
+        self._links: dict[int, Connection] = {}
+        self._threads: list[threading.Thread] = []
+        self._servers: list[threading.Thread] = []
+        self._errors: list[BaseException] = []
+        self._results: dict[int, Any] = {}
+        self._finished = False
+
+    # The supervisor's part.
+
+    def __enter__(self) -> Job:
+        at = self._hub.listen()
+        for number in range(self.settings.servers):
+            host = "elsewhere" if number in self._elsewhere else HERE
+            hub = SocketHub(self.token, host=host)
+            self._servers.append(self._thread(f"offbeat-server-{number}", lambda number=number, hub=hub: serve(number, hub, at)))
+        self._until(lambda: len(self.addresses) == self.settings.servers, "the servers to listen")
+        servers = json.dumps([self.addresses[n] for n in range(self.settings.servers)])
+        for _, link in sorted(self._links.items()):
+            link.send({"kind": "job", "settings": self.settings.to_wire(), "servers": servers})
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.finish()
+        finally:
+            # Servers end when their supervisor is gone, workers when their servers are.
+            self._hub.close()
+            late = [thread.name for thread in self._threads if not _ended(thread)]
+        assert not late, f"still running: {late}"
+        if kind is None:
+            self._raise()
+
+    def finish(self) -> dict[str, Any]:
+        """End the job, as the supervisor does once every worker has ended; its summary."""
+        if not self._finished:
+            self._finished = True
+            self._links[0].send({"kind": "finish", "ok": True, "reason": "the test is over"})
+            self._until(lambda: self.summary is not None or self.failure is not None, "the summary")
+            self._until(lambda: not any(thread.is_alive() for thread in self._servers), "the servers to end")
+        return self.summary or {}
+
+    def lost(self, worker: int, reason: str) -> None:
+        """Tell the coordinator that a worker's process has ended."""
+        self._links[0].send({"kind": "lost", "worker": worker, "reason": reason})
+
+    def _thread(self, name: str, target: Callable[[], Any]) -> threading.Thread:
+        def body() -> None:
+            try:
+                torch.set_num_threads(1)
+                target()
+            except BaseException as error:
+                self._errors.append(error)
+            finally:
+                self._hub.wake()
+
+        thread = threading.Thread(target=body, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
+    def _until(self, ready: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not ready():
+            self._raise()
+            left = deadline - time.monotonic()
+            assert left > 0, f"waited {DEADLINE_S} s for {what}"
+            for connection, item in self._hub.poll(min(left, 0.05)):
+                if isinstance(item, Message):
+                    self._hear(connection, item.header)
+
+    def _hear(self, connection: Connection, header: Mapping[str, Any]) -> None:
+        match header["kind"]:
+            case "listening":
+                host, tcp, local = header["address"]
+                self._links[header["number"]] = connection
+                self.addresses[header["number"]] = Address(host, (tcp[0], tcp[1]), local)
+            case "status":
+                self.snapshot = header["snapshot"]
+            case "summary":
+                self.summary = header["summary"]
+            case "failed":
+                connection.send({"kind": "noted"})
+                if self.summary is None:
+                    self.failure = self.failure or header["reason"]
+
+    def _raise(self) -> None:
+        if self._errors:
+            raise self._errors[0]
+
+    # Workers.
+
+    def run(self, script: Script) -> list[Any]:
+        """Let every worker run the script; what it returned, by worker."""
+        for number in range(self.settings.workers):
+            self.start(number, script)
+        self.join()
+        return [self._results.get(number) for number in range(self.settings.workers)]
+
+    def start(self, number: int, script: Script) -> threading.Thread:
+        """Let one worker run the script in a thread: at first, or again after its death."""
+        worker = Worker(self, number, self._hosts.get(number, HERE))
+
+        def body() -> None:
+            try:
+                self._results[number] = script(worker)
+                if worker.session is not None:
+                    worker.session.close()
+            except Death:
+                pass
+            finally:
+                worker.thaw()
+                if worker.session is not None:
+                    worker.session.vanish()
+                worker.hub.close()
+
+        return self._thread(f"offbeat-worker-{number}", body)
+
+    def await_state(self, worker: int, state: str) -> None:
+        """Wait until the coordinator thinks so of this worker."""
+
+        def known() -> bool:
+            rows = self.snapshot["per_worker"] if self.snapshot is not None else []
+            return any(row["worker"] == worker and row["state"] == state for row in rows)
+
+        self._until(known, f"worker {worker} to be {state}")
+
+    def join(self, *threads: threading.Thread) -> None:
+        """Wait for these workers' scripts to end, or for all."""
+        waited = threads or [thread for thread in self._threads if thread not in self._servers]
+        self._until(lambda: not any(thread.is_alive() for thread in waited), "the workers")
+        self._raise()
+
+
+def wait(event: threading.Event) -> None:
+    """Wait in a worker's thread for what the test, or another worker, announces."""
+    assert event.wait(DEADLINE_S), "waited in vain"
+
+
+def barrier(parties: int) -> threading.Barrier:
+    return threading.Barrier(parties, timeout=DEADLINE_S)
+
+
+def _ended(thread: threading.Thread) -> bool:
+    thread.join(DEADLINE_S)
+    return not thread.is_alive()
+
+
+class _FreezableHub(Hub):
+    """A worker's hub that can be made to stand still. A connection goes by the same object as in the hub beneath."""
+
+    def __init__(self, hub: SocketHub) -> None:
+        self._beneath = hub
+        self.thawed = threading.Event()
+        self.thawed.set()
+        self._connections: dict[Connection, _FreezableConnection] = {}
+
+    def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
+        return self._beneath.listen(host, port)
+
+    def connect(self, address: Address) -> Connection:
+        beneath = self._beneath.connect(address)
+        self._connections[beneath] = _FreezableConnection(beneath, self.thawed)
+        return self._connections[beneath]
+
+    def poll(self, timeout_s: float | None) -> Arrivals:
+        arrivals = self._beneath.poll(timeout_s)
+        self.thawed.wait()
+        return [(self._connections[connection], item) for connection, item in arrivals]
+
+    def wake(self) -> None:
+        self._beneath.wake()
+
+    def close(self) -> None:
+        self._beneath.close()
+
+
+class _FreezableConnection(Connection):
+    def __init__(self, beneath: Connection, thawed: threading.Event) -> None:
+        self._beneath, self._thawed = beneath, thawed
+        self.peer, self.shares_memory = beneath.peer, beneath.shares_memory
+
+    @property
+    def bytes_received(self) -> int:  # type: ignore[override]
+        return self._beneath.bytes_received
+
+    def bind(self, name: str, region: memoryview) -> None:
+        self._beneath.bind(name, region)
+
+    def send(
+        self, header: Mapping[str, Any], *, carry: str | None = None, payload: Sequence[Buffer] = (), memory: Sequence[SharedMemory] = ()
+    ) -> None:
+        self._thawed.wait()
+        self._beneath.send(header, carry=carry, payload=payload, memory=memory)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._beneath.close()

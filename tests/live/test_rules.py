@@ -1,0 +1,144 @@
+"""Every rule, live: the books add up, staleness keeps its bounds, and an epoch's end leaves all workers with the same parameters."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import offbeat
+from offbeat.errors import ConfigurationError, RefusedError
+from offbeat.protocol.policy import Policy
+from offbeat.report.tally import Tally
+from offbeat.runtime.journal import read
+from tests.live.harness import Job, Worker
+
+WORKERS, EPOCHS, SIZE, BATCH = 4, 3, 200, 5
+
+
+def data() -> torch.utils.data.TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(SIZE, 6, generator=generator)
+    return torch.utils.data.TensorDataset(x, x.sum(dim=1, keepdim=True))
+
+
+def script(worker: Worker, sync: str | Policy, slow: int = 2) -> list[list[Tensor]]:
+    """A few epochs, one worker slower than the others; the parameters after each epoch."""
+    torch.manual_seed(worker.number)
+    model = nn.Linear(6, 1)
+    optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.01), model, sync)
+    dataset = data()
+    loader = torch.utils.data.DataLoader(dataset, batch_sampler=optimizer.batch_sampler(dataset, batch_size=BATCH))
+    after = []
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            if worker.number == slow:
+                threading.Event().wait(0.003)
+            optimizer.step()
+        after.append([p.detach().clone() for p in model.parameters()])
+    return after
+
+
+def train(journal: Path, sync: str | Policy, **job: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The journal's records and the summary, after what holds for every rule has been checked."""
+    with Job(WORKERS, journal=str(journal), **job) as running:
+        results = running.run(lambda worker: script(worker, sync))
+    for epoch in range(EPOCHS):
+        for other in results[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(results[0][epoch], other[epoch], strict=True)), f"epoch {epoch}"
+    records = list(read(journal))
+    assert Tally.of(records).problems() == []
+    summary = running.summary
+    assert summary is not None and summary["ok"]
+    assert sum(summary["fates"].values()) == summary["pushes"]
+    for report in summary["epochs"]:
+        assert report["folded"] + report["dropped"] == report["indices"] == SIZE, report
+        assert report["unused"] == report["rejected"] == 0, report
+    assert [report["epoch"] for report in summary["epochs"]] == list(range(EPOCHS))
+    return records, summary
+
+
+def staleness(records: list[dict[str, Any]]) -> int:
+    return max(part["staleness"] for record in records if record["kind"] == "fold" for part in record["parts"])
+
+
+@pytest.mark.parametrize("job", [{}, {"servers": 2, "hosts": {1: "other", 2: "third"}}], ids=["shm", "mixed, 2 servers"])
+@pytest.mark.parametrize(
+    ("sync", "bound"),
+    [
+        ("bsp", 0),
+        ("backup(b=1)", 0),
+        # While one computes, each of the others can get from s behind it to s + 1 before it.
+        ("ssp(staleness=0)", WORKERS - 1),
+        ("ssp(staleness=3)", 7 * (WORKERS - 1)),
+        ("dssp(lower=1, upper=3)", 7 * (WORKERS - 1)),
+        ("asp", SIZE),
+    ],
+)
+def test_the_books_add_up(tmp_path: Path, sync: str, bound: int, job: dict[str, Any]) -> None:
+    records, summary = train(tmp_path / "journal", sync, **job)
+    assert staleness(records) <= bound
+    assert summary["sync"] == sync
+    assert (summary["fates"]["dropped"] == 0) or sync.startswith("backup")
+    assert summary["per_worker"][0]["state"] == "finished"
+
+
+def test_a_fast_worker_computes_more_than_a_slow_one(tmp_path: Path) -> None:
+    _, summary = train(tmp_path / "journal", "asp")
+    samples = [row["samples"] for row in summary["per_worker"]]
+    assert sum(samples) == EPOCHS * SIZE
+    assert samples[2] == min(samples) < max(samples)
+
+
+def test_a_rule_is_an_object_or_its_spelling(tmp_path: Path) -> None:
+    _, summary = train(tmp_path / "journal", offbeat.SSP(staleness=2))
+    assert summary["sync"] == "ssp(staleness=2)"
+
+
+def test_the_launcher_goes_before_the_script(tmp_path: Path) -> None:
+    _, summary = train(tmp_path / "journal", "asp", sync="backup(b=2)")
+    assert summary["sync"] == "backup(b=2)"
+
+
+def test_workers_that_disagree_on_the_rule() -> None:
+    begun = threading.Event()
+
+    def disagree(worker: Worker) -> None:
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if worker.number == 0:
+            worker.distribute(optimizer, model, "ssp(staleness=1)")
+            return
+        begun.wait(10)
+        with pytest.raises((RefusedError, offbeat.JobError), match=r"worker 1 asks for ssp\(staleness=2\)|server 0 is gone"):
+            worker.distribute(optimizer, model, "ssp(staleness=2)")
+
+    with Job(2) as job:
+        first = job.start(0, lambda worker: pytest.raises(offbeat.JobError, disagree, worker))
+        job.await_state(0, "alive")
+        begun.set()
+        job.join(first, job.start(1, disagree))
+    assert job.failure is not None and "--sync" in job.failure
+
+
+def test_a_rule_that_does_not_fit_the_job() -> None:
+    def refuse(worker: Worker) -> None:
+        model = nn.Linear(2, 1)
+        with pytest.raises((RefusedError, offbeat.JobError)):
+            worker.distribute(torch.optim.SGD(model.parameters(), lr=0.1), model, "backup(b=2)")
+
+    with Job(2) as job:
+        job.run(refuse)
+    assert job.failure is not None and "b must be at most 1" in job.failure
+
+
+def test_a_rule_that_does_not_exist() -> None:
+    model = nn.Linear(2, 1)
+    with pytest.raises(ConfigurationError, match="asp"):
+        offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, sync="asap")
