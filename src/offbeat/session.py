@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offbeat.protocol.leases import Leases
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 class Grant(NamedTuple):
     """Positions ``start`` to ``stop`` of an epoch's order are this worker's."""
 
+    pool: int
     lease: LeaseId
     start: int
     stop: int
@@ -38,7 +38,8 @@ class Session(ABC):
         self.reports: list[dict[str, Any]] = []
         self._pools = 0
         self._loss: float | None = None
-        self._outstanding: deque[Grant] = deque()
+        self._outstanding: list[Grant] = []
+        """Dealt to this worker and not pushed yet, oldest first."""
 
     def new_pool(self) -> int:
         """Number a sampler; scripts make their samplers in the same order everywhere."""
@@ -51,9 +52,21 @@ class Session(ABC):
         self.metrics.update(values)
 
     def consume(self, backwards: int) -> tuple[tuple[LeaseId, ...], int]:
-        """The leases that a push was computed over, oldest first, one for each backward pass, and their number of samples."""
-        taken = [self._outstanding.popleft() for _ in range(min(max(1, backwards), len(self._outstanding)))]
+        """The leases that a push was computed over, and their number of samples: of each sampler the oldest, one for each backward pass.
+
+        Of each, because a script that draws from two samplers at once makes one backward pass over a batch of both.
+        """
+        left, taken = dict.fromkeys((grant.pool for grant in self._outstanding), max(1, backwards)), []
+        for grant in list(self._outstanding):
+            if left[grant.pool]:
+                left[grant.pool] -= 1
+                self._outstanding.remove(grant)
+                taken.append(grant)
         return tuple(grant.lease for grant in taken), sum(grant.stop - grant.start for grant in taken)
+
+    def drop(self, pool: int) -> None:
+        """Forget what is left of one sampler's grants: they go back to the job."""
+        self._outstanding = [grant for grant in self._outstanding if grant.pool != pool]
 
     @abstractmethod
     def step(self, samples: int | None) -> None:
@@ -104,12 +117,12 @@ class LocalSession(Session):
         if lease is None:
             self._end(pool)
             return None
-        grant = Grant(lease.id, lease.start, lease.stop)
+        grant = Grant(pool, lease.id, lease.start, lease.stop)
         self._outstanding.append(grant)
         return grant
 
     def _end(self, pool: int) -> None:
-        self._outstanding.clear()
+        self.drop(pool)
         self._leases.give_back(self.worker, pool)
         epoch = self._leases.epoch(pool)
         self.reports.append({"epoch": epoch, **self._leases.end(pool)})

@@ -45,10 +45,10 @@ def script(worker: Worker, sync: str | Policy, slow: int = 2) -> list[list[Tenso
     return after
 
 
-def train(journal: Path, sync: str | Policy, **job: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def train(journal: Path, rule: str | Policy, **job: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The journal's records and the summary, after what holds for every rule has been checked."""
     with Job(WORKERS, journal=str(journal), **job) as running:
-        results = running.run(lambda worker: script(worker, sync))
+        results = running.run(lambda worker: script(worker, rule))
     for epoch in range(EPOCHS):
         for other in results[1:]:
             assert all(torch.equal(a, b) for a, b in zip(results[0][epoch], other[epoch], strict=True)), f"epoch {epoch}"

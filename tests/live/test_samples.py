@@ -18,7 +18,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.report.tally import Tally
 from offbeat.runtime.journal import read
-from tests.live.harness import Job, Worker, wait
+from tests.live.harness import Job, Worker, barrier, wait
 
 Used = list[list[int]]
 """The indices that one worker used, epoch by epoch."""
@@ -150,30 +150,54 @@ def test_a_loop_left_early(tmp_path: Path, depth: int) -> None:
     assert once((used[1] for used in results), 100) and second["folded"] == 100
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-def test_the_samples_of_the_dead_are_done_again(tmp_path: Path, depth: int) -> None:
+def test_who_has_no_samples_left_takes_those_of_the_dead(tmp_path: Path) -> None:
     size, batch = 80, 4
     done: list[list[int]] = []
-    others_idle, joined = threading.Event(), threading.Barrier(3, timeout=20)
+    others_idle, joined = threading.Event(), barrier(3)
 
     def script(worker: Worker) -> None:
         trainer = Trainer(worker)
         sampler = trainer.optimizer.batch_sampler(data(size), batch_size=batch)
         joined.wait()
-        for number, indices in enumerate(ahead(sampler, depth)):
+        for number, indices in enumerate(sampler):
             if worker.number == 1 and number == 1:
                 wait(others_idle)
                 worker.die()
-            done.append(trainer.step(indices))
-            if sum(map(len, done)) == size - depth * batch:
+            done.append(trainer.step(torch.tensor(indices)))
+            if sum(map(len, done)) == size - batch:
                 others_idle.set()
 
     with Job(3, journal=str(tmp_path / "journal")) as job:
         job.run(script)
     (report,) = finished(job, tmp_path / "journal")
     assert once(done, size)
-    assert report["folded"] == size and report["returned"] == depth * batch
+    assert report["folded"] == size and report["returned"] == batch
     assert job.summary is not None and job.summary["per_worker"][1]["deaths"] == 1
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_the_samples_of_the_dead_are_done_again(tmp_path: Path, sync: str) -> None:
+    size, batch, depth = 80, 4, 3
+    done: list[list[int]] = []
+    dead, joined = threading.Event(), barrier(3)
+
+    def script(worker: Worker) -> None:
+        trainer = Trainer(worker, sync)
+        sampler = trainer.optimizer.batch_sampler(data(size), batch_size=batch)
+        joined.wait()
+        for number, indices in enumerate(ahead(sampler, depth)):
+            if number == 2:
+                wait(dead) if worker.number != 1 else worker.die()
+            done.append(trainer.step(indices))
+
+    with Job(3, journal=str(tmp_path / "journal")) as job:
+        threads = [job.start(number, script) for number in range(3)]
+        job.await_state(1, "dead")
+        dead.set()
+        job.join(*threads)
+    (report,) = finished(job, tmp_path / "journal")
+    assert once(done, size)
+    assert report["folded"] == size and report["returned"] == depth * batch
 
 
 def test_a_gradient_that_is_not_finite(tmp_path: Path) -> None:
@@ -181,7 +205,7 @@ def test_a_gradient_that_is_not_finite(tmp_path: Path) -> None:
         trainer = Trainer(worker, "bsp")
         for number, (batch,) in enumerate(trainer.loader(40, 4)):
             trainer.step(batch, scale=float("nan") if worker.number == 1 and number == 2 else 1.0)
-        return [float(p) for p in trainer.model.parameters()]
+        return [p.item() for p in trainer.model.parameters()]
 
     with Job(2, journal=str(tmp_path / "journal")) as job:
         results = job.run(script)

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from offbeat.protocol.effects import Effect, EpochEnded, Fence, Grant, Initialise, NoMore, Settle, StateChanged
+from offbeat.protocol.effects import Effect, Fence, Initialise, Settle, StateChanged
+from offbeat.protocol.epochs import Epochs
 from offbeat.protocol.events import (
     EpochWanted,
     Event,
@@ -26,11 +27,10 @@ from offbeat.protocol.events import (
     PullWanted,
     Pushed,
 )
-from offbeat.protocol.leases import Leases
 from offbeat.protocol.ledger import Ledger
 from offbeat.protocol.membership import Membership
 from offbeat.protocol.policy import Policy
-from offbeat.types import Fate, Incarnation, LeaseId, Seconds, Version, WorkerId, WorkerState
+from offbeat.types import Fate, Incarnation, Seconds, Version, WorkerId, WorkerState
 
 
 class Coordinator:
@@ -56,9 +56,7 @@ class Coordinator:
         policy.check(workers)
         self.membership = Membership(workers, timeout_s)
         self._ledger = Ledger(policy)
-        self._leases = Leases()
-        self._riding: dict[tuple[WorkerId, Incarnation], tuple[LeaseId, ...]] = {}
-        self._idle: dict[WorkerId, LeaseWanted | EpochWanted] = {}
+        self._epochs = Epochs(self._ledger, lambda: self.membership.in_state(WorkerState.ALIVE))
         self._initialiser: WorkerId | None = None
         self._begun = False
         self._effects: list[Effect] = []
@@ -114,10 +112,7 @@ class Coordinator:
     def close(self, now: Seconds, reason: str) -> list[Effect]:
         """End the job: contributions without a fate are dropped, epochs under way are reported as they stand."""
         self._do(self._ledger.close(now, reason))
-        for worker in self.membership:
-            self._leases.give_back(worker)
-        for pool in self._leases.under_way():
-            self._end_epoch(pool, now)
+        self._effects += self._epochs.close(list(self.membership), now)
         return self._flush()
 
     # Members.
@@ -136,9 +131,9 @@ class Coordinator:
     def _enter(self, worker: WorkerId, now: Seconds) -> None:
         returned = self._ledger.pending.get(worker)
         if returned is not None:
-            self._leases.withdraw(returned.leases)
+            self._epochs.withdraw(returned.leases)
         self._do(self._ledger.enter(worker, self.membership[worker].incarnation, now))
-        self._deal(now)
+        self._effects += self._epochs.deal(now)
 
     def _begin(self, now: Seconds) -> None:
         """Once nobody is expected any more, ask the first living worker for the initial parameters."""
@@ -192,13 +187,12 @@ class Coordinator:
         self._effects.append(StateChanged(worker, member.incarnation, state, reason))
         if worker == self._initialiser:
             self._initialiser = None
-        self._idle.pop(worker, None)
-        self._leases.give_back(worker)
+        self._epochs.gone(worker)
         if not self._begun:
             self._begin(now)
             return
         self._do(self._ledger.leave(worker, now))
-        self._deal(now)
+        self._effects += self._epochs.deal(now)
 
     # Contributions.
 
@@ -212,19 +206,12 @@ class Coordinator:
         if fenced is not None:
             self._effects.append(Settle(worker, incarnation, 0, Fate.REJECTED, fenced, self.version, event.samples))
             return
-        refusal = None
-        if not self._leases.valid(worker, event.leases):
-            refusal = "its samples have gone to another worker"
-        else:
-            self._leases.submit(event.leases)
-            self._riding[worker, incarnation] = event.leases
+        self._effects += self._epochs.resume(worker, now)
+        refusal = self._epochs.claim(event)
         if event.nonfinite is not None:
             refusal = f"gradient not finite in {event.nonfinite}"
-        if worker in self._idle:
-            del self._idle[worker]
-            self._do(self._ledger.resume(worker, now))
         self._do(self._ledger.push(event, now, refusal))
-        self._deal(now)
+        self._effects += self._epochs.deal(now)
 
     def _pull_wanted(self, event: PullWanted, now: Seconds) -> None:
         # A worker that waits to be admitted gets the newest parameters with that, and not before its contribution has a fate.
@@ -233,71 +220,12 @@ class Coordinator:
 
     def _do(self, effects: list[Effect]) -> None:
         """Pass on the ledger's effects; the samples of a contribution share its fate."""
-        for effect in effects:
-            if isinstance(effect, Settle):
-                leases = self._riding.pop((effect.worker, effect.incarnation), ())
-                self._leases.settle(leases, effect.fate, effect.reason)
+        self._epochs.settle(effects)
         self._effects += effects
 
-    # Samples.
-
     def _samples_wanted(self, event: LeaseWanted | EpochWanted, now: Seconds) -> None:
-        worker, incarnation, pool, epoch = event.worker, event.incarnation, event.pool, event.epoch
-        if not self._speaks(worker, incarnation, now):
-            return
-        self._leases.open(pool, epoch, event.size)
-        current = self._leases.epoch(pool)
-        if epoch < current:
-            just = epoch == current - 1
-            self._effects.append(NoMore(worker, incarnation, pool, epoch, just, f"epoch {epoch} is over, epoch {current} is next"))
-            if just:
-                self._do(self._ledger.refresh(worker, now, f"epoch {epoch} is over"))
-            return
-        if isinstance(event, EpochWanted) or epoch > current:
-            self._leases.give_back(worker, pool)
-        elif self._grant(event):
-            return
-        elif self._leases.holds(worker, pool):
-            reason = "the rest of this epoch is what this worker already holds"
-            self._effects.append(NoMore(worker, incarnation, pool, epoch, False, reason))
-            return
-        self._idle[worker] = event
-        self._do(self._ledger.pause(worker, now))
-        self._deal(now)
-
-    def _grant(self, event: LeaseWanted, refreshed: bool = False) -> bool:
-        lease = self._leases.take(event.worker, event.pool, event.batch)
-        if lease is None:
-            return False
-        self._effects.append(Grant(event.worker, event.incarnation, event.pool, lease.epoch, lease.id, lease.start, lease.stop, refreshed))
-        return True
-
-    def _deal(self, now: Seconds) -> None:
-        """Give samples that have come back to workers that wait for some, and end the epochs that have no more to wait for."""
-        if not self._idle:
-            return
-        for worker, event in list(self._idle.items()):
-            if isinstance(event, LeaseWanted) and event.epoch == self._leases.epoch(event.pool) and self._grant(event, True):
-                del self._idle[worker]
-                self._do(self._ledger.resume(worker, now))
-                self._do(self._ledger.refresh(worker, now, "samples have come back"))
-        for pool in sorted({event.pool for event in self._idle.values()}):
-            if self._leases.accounted(pool) or (self._leases.quiet(pool) and self._all_wait_for(pool)):
-                self._end_epoch(pool, now)
-
-    def _all_wait_for(self, pool: int) -> bool:
-        waiting = {worker for worker, event in self._idle.items() if event.pool == pool}
-        return waiting.issuperset(self.membership.in_state(WorkerState.ALIVE))
-
-    def _end_epoch(self, pool: int, now: Seconds) -> None:
-        epoch = self._leases.epoch(pool)
-        waiting = tuple(sorted(w for w, event in self._idle.items() if event.pool == pool))
-        self._effects.append(EpochEnded(pool, epoch, self._leases.end(pool), waiting))
-        for worker in waiting:
-            del self._idle[worker]
-            self._do(self._ledger.resume(worker, now))
-        for worker in waiting:
-            self._do(self._ledger.refresh(worker, now, f"epoch {epoch} is over"))
+        if self._speaks(event.worker, event.incarnation, now):
+            self._effects += self._epochs.want(event, now)
 
     def _flush(self) -> list[Effect]:
         effects, self._effects = self._effects, []

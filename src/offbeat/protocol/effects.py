@@ -78,6 +78,16 @@ class Grant(NamedTuple):
     """Whether a `Release` with the newest parameters comes with it: the worker has been idle, and the others have gone on."""
 
 
+class Paused(NamedTuple):
+    """A worker has nothing to do until the epoch ends, or samples come back; the rule does not wait for it meanwhile."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    pool: int
+    epoch: Epoch
+    reason: str
+
+
 class NoMore(NamedTuple):
     """Nothing of this epoch is left for this worker, which still holds leases of it or has come after its end."""
 
@@ -110,4 +120,4 @@ class StateChanged(NamedTuple):
     reason: str
 
 
-Effect: TypeAlias = Initialise | Fold | Settle | Release | Fence | Grant | NoMore | EpochEnded | StateChanged
+Effect: TypeAlias = Initialise | Fold | Settle | Release | Fence | Grant | Paused | NoMore | EpochEnded | StateChanged

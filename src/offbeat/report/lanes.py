@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from offbeat.report.audit import Record
 
 SPANS: Final = ("computing", "waiting", "idle", "dead")
-CHANGES: Final = ("release", "pushed", "grant", "epoch_wanted", "settle", "state_changed")
+CHANGES: Final = ("release", "pushed", "paused", "settle", "state_changed")
 MARKS: Final = ("killed", "returned", "dropped", "rejected")
 
 
@@ -83,8 +83,6 @@ class Chart:
                 self._lane(number)
         elif kind == "fold":
             self.folds.append(t)
-        elif kind == "epoch_ended":
-            self._epoch_ended(record)
         elif kind == "process":
             if record["role"] == "worker" and record["what"] == "killed":
                 self._lane(record["number"]).die(t)
@@ -94,13 +92,6 @@ class Chart:
     def _lane(self, number: int) -> Lane:
         return self.lanes.setdefault(number, Lane())
 
-    def _epoch_ended(self, record: Record) -> None:
-        for number in record["workers"]:
-            # A worker that found no samples left does not say so: since its release it has been idle.
-            lane = self._lane(number)
-            if lane.doing == "computing":
-                lane.doing = "idle"
-
 
 def _one_worker(lane: Lane, kind: str, record: Record) -> None:
     t = record["t"]
@@ -109,13 +100,8 @@ def _one_worker(lane: Lane, kind: str, record: Record) -> None:
     elif kind == "pushed":
         if lane.doing in ("computing", "idle") and record["incarnation"] == lane.incarnation:
             lane.turn("waiting", t)
-    elif kind == "grant":
-        # Samples have come back from somebody else: since its release this worker has had none.
-        if record.get("refreshed") and lane.doing == "computing":
-            lane.doing = "idle"
-    elif kind == "epoch_wanted":
-        if lane.doing == "computing" and record["incarnation"] == lane.incarnation:
-            lane.turn("idle", t)
+    elif kind == "paused":
+        lane.turn("idle", t)
     elif kind == "settle" and record["fate"] in MARKS:
         lane.marks.append(Mark(t, record["fate"]))
     elif kind == "fault":

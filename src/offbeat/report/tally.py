@@ -103,8 +103,7 @@ class Tally:
             "settle": self._on_settle,
             "fold": self._on_fold,
             "release": self._on_release,
-            "grant": self._on_grant,
-            "epoch_wanted": self._on_epoch_wanted,
+            "paused": self._on_paused,
             "epoch_ended": self._on_epoch_ended,
             "state_changed": self._on_state,
             "metrics": self._on_metrics,
@@ -205,24 +204,11 @@ class Tally:
         worker.clock = record["clock"]
         worker.turn("computing", record["t"])
 
-    def _on_grant(self, record: Record) -> None:
-        # Samples have come back from somebody else: since its release this worker has had none.
-        worker = self._worker(record["worker"])
-        if record.get("refreshed") and worker.doing == "computing":
-            worker.doing = "idle"
-
-    def _on_epoch_wanted(self, record: Record) -> None:
-        worker = self._worker(record["worker"])
-        if worker.doing == "computing" and record["incarnation"] == worker.incarnation:
-            worker.turn("idle", record["t"])
+    def _on_paused(self, record: Record) -> None:
+        self._worker(record["worker"]).turn("idle", record["t"])
 
     def _on_epoch_ended(self, record: Record) -> None:
         self._epochs.append({"pool": record["pool"], "epoch": record["epoch"], "t": record["t"], **record["report"]})
-        for number in record["workers"]:
-            # Somebody who found no samples left does not say so by itself: all the time since its release was spent idle.
-            worker = self._worker(number)
-            if worker.doing == "computing":
-                worker.doing = "idle"
 
     def _on_state(self, record: Record) -> None:
         worker, state = self._worker(record["worker"]), record["state"]

@@ -265,7 +265,7 @@ class WorkerSession(Session):
         self._since += time.monotonic() - began
         match answer["kind"]:
             case "grant":
-                grant = Grant(answer["lease"], answer["start"], answer["stop"])
+                grant = Grant(pool, answer["lease"], answer["start"], answer["stop"])
                 self._outstanding.append(grant)
                 return grant
             case "epoch_ended" if answer["epoch"] < epoch:
@@ -278,7 +278,7 @@ class WorkerSession(Session):
         """Wait for the end of an epoch of which this worker takes no more samples."""
         epoch, size = self._open_epochs.pop(pool)
         began = time.monotonic()
-        self._outstanding.clear()
+        self.drop(pool)
         self._ask("epoch", {"pool": pool, "epoch": epoch, "size": size})
         self._since += time.monotonic() - began
 

@@ -1,0 +1,137 @@
+"""Dealing samples while an epoch runs, and its end.
+
+A worker for whom an epoch has nothing left is paused until its end, so that the samples of those who die still find somebody; the rule
+does not wait for the paused. An epoch ends when every index is settled, or when every living worker waits for its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from offbeat.protocol.effects import Effect, EpochEnded, Grant, NoMore, Paused, Settle
+from offbeat.protocol.events import EpochWanted, LeaseWanted, Pushed
+from offbeat.protocol.leases import Leases
+from offbeat.protocol.ledger import Ledger
+from offbeat.types import Incarnation, LeaseId, Seconds, WorkerId
+
+
+class Epochs:
+    """The sample pools of one job.
+
+    Each method that changes something returns the effects, the ledger's own among them.
+
+    Args:
+        ledger: who pauses here is paused there.
+        alive: the living workers.
+    """
+
+    def __init__(self, ledger: Ledger, alive: Callable[[], list[WorkerId]]) -> None:
+        self._ledger = ledger
+        self._alive = alive
+        self._leases = Leases()
+        self._idle: dict[WorkerId, LeaseWanted | EpochWanted] = {}
+        self._riding: dict[tuple[WorkerId, Incarnation], tuple[LeaseId, ...]] = {}
+        self._effects: list[Effect] = []
+
+    def want(self, event: LeaseWanted | EpochWanted, now: Seconds) -> list[Effect]:
+        """A worker asks for samples, or for the end of an epoch of which it will take no more."""
+        worker, incarnation, pool, epoch = event.worker, event.incarnation, event.pool, event.epoch
+        self._leases.open(pool, epoch, event.size)
+        current = self._leases.epoch(pool)
+        if epoch < current:
+            just = epoch == current - 1
+            self._effects.append(NoMore(worker, incarnation, pool, epoch, just, f"epoch {epoch} is over, epoch {current} is next"))
+            if just:
+                self._do(self._ledger.refresh(worker, now, f"epoch {epoch} is over"))
+            return self._flush()
+        if isinstance(event, EpochWanted) or epoch > current:
+            self._leases.give_back(worker, pool)
+        elif self._grant(event):
+            return self._flush()
+        elif self._leases.holds(worker, pool):
+            reason = "the rest of this epoch is what this worker already holds"
+            self._effects.append(NoMore(worker, incarnation, pool, epoch, False, reason))
+            return self._flush()
+        self._idle[worker] = event
+        self._effects.append(Paused(worker, incarnation, pool, current, f"waits for the end of epoch {current}"))
+        self._do(self._ledger.pause(worker, now))
+        return self.deal(now)
+
+    def resume(self, worker: WorkerId, now: Seconds) -> list[Effect]:
+        """A worker that was to wait works after all."""
+        if self._idle.pop(worker, None) is not None:
+            self._do(self._ledger.resume(worker, now))
+        return self._flush()
+
+    def claim(self, push: Pushed) -> str | None:
+        """A contribution over these leases has arrived: from here on they share its fate. Returns why not, if they are not its worker's."""
+        if not self._leases.valid(push.worker, push.leases):
+            return "its samples have gone to another worker"
+        self._leases.submit(push.leases)
+        self._riding[push.worker, push.incarnation] = push.leases
+        return None
+
+    def settle(self, effects: Sequence[Effect]) -> None:
+        """Note the fates among a ledger's effects."""
+        for effect in effects:
+            if isinstance(effect, Settle):
+                leases = self._riding.pop((effect.worker, effect.incarnation), ())
+                self._leases.settle(leases, effect.fate, effect.reason)
+
+    def withdraw(self, leases: tuple[LeaseId, ...]) -> None:
+        """A contribution over these leases will not be used: somebody else is to do the work."""
+        self._leases.withdraw(leases)
+
+    def gone(self, worker: WorkerId) -> None:
+        """A worker is dead or has finished: what it holds goes back."""
+        self._idle.pop(worker, None)
+        self._leases.give_back(worker)
+
+    def deal(self, now: Seconds) -> list[Effect]:
+        """Give samples that have come back to workers that wait for some, and end the epochs that have no more to wait for."""
+        for worker, event in list(self._idle.items()):
+            if isinstance(event, LeaseWanted) and event.epoch == self._leases.epoch(event.pool) and self._grant(event, True):
+                del self._idle[worker]
+                self._do(self._ledger.resume(worker, now))
+                self._do(self._ledger.refresh(worker, now, "samples have come back"))
+        for pool in sorted({event.pool for event in self._idle.values()}):
+            if self._leases.accounted(pool) or (self._leases.quiet(pool) and self._all_wait_for(pool)):
+                self._end(pool, now)
+        return self._flush()
+
+    def close(self, workers: Sequence[WorkerId], now: Seconds) -> list[Effect]:
+        """The job is over: report the epochs under way as they stand."""
+        for worker in workers:
+            self._leases.give_back(worker)
+        for pool in self._leases.under_way():
+            self._end(pool, now)
+        return self._flush()
+
+    def _grant(self, event: LeaseWanted, refreshed: bool = False) -> bool:
+        lease = self._leases.take(event.worker, event.pool, event.batch)
+        if lease is None:
+            return False
+        self._effects.append(Grant(event.worker, event.incarnation, event.pool, lease.epoch, lease.id, lease.start, lease.stop, refreshed))
+        return True
+
+    def _all_wait_for(self, pool: int) -> bool:
+        waiting = {worker for worker, event in self._idle.items() if event.pool == pool}
+        return waiting.issuperset(self._alive())
+
+    def _end(self, pool: int, now: Seconds) -> None:
+        epoch = self._leases.epoch(pool)
+        waiting = tuple(sorted(w for w, event in self._idle.items() if event.pool == pool))
+        self._effects.append(EpochEnded(pool, epoch, self._leases.end(pool), waiting))
+        for worker in waiting:
+            del self._idle[worker]
+            self._do(self._ledger.resume(worker, now))
+        for worker in waiting:
+            self._do(self._ledger.refresh(worker, now, f"epoch {epoch} is over"))
+
+    def _do(self, effects: list[Effect]) -> None:
+        self.settle(effects)
+        self._effects += effects
+
+    def _flush(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
