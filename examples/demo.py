@@ -12,9 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from rich.console import Console
-
-from offbeat.report.table import comparison
+from offbeat.report.table import comparison, console
 from offbeat.report.timeline import draw
 
 RULES = ("bsp", "ssp(staleness=3)", "backup(b=1)")
@@ -43,21 +41,22 @@ def train(rule: str, epochs: int, out: Path) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for journals, summaries and the picture")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    console = Console()
+    screen = console()
     began = time.monotonic()
     figures = []
     for rule in RULES:
-        console.rule(f"{rule}: worker {SLOW[0]} is {SLOW[2:]} s late at each step, worker {KILLED} is killed half-way and comes back")
+        screen.rule(f"{rule}: worker {SLOW[0]} is slow, worker {KILLED} is killed half-way")
         figures.append(train(rule, args.epochs, args.out))
-    console.rule("side by side")
-    console.print(comparison(figures))
+    screen.rule("side by side")
+    screen.print(comparison(figures))
     picture = args.out / "timeline.png"
     draw([(rule, args.out / f"{rule.split('(', maxsplit=1)[0]}.jsonl") for rule in RULES], picture)
-    console.print(f"Who computed, waited and died when: {picture}. Training took {time.monotonic() - began:.0f} s in all.")
+    screen.print(f"(Worker {SLOW[0]} was {SLOW[2:]} s late at each step; worker {KILLED} was killed half-way and restarted.)")
+    screen.print(f"Who computed, waited and died when: {picture}. Training took {time.monotonic() - began:.0f} s in all.")
 
 
 if __name__ == "__main__":

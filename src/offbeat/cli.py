@@ -17,7 +17,7 @@ from offbeat.launch.faults import parse_all
 from offbeat.launch.local import Outcome, Supervisor
 from offbeat.policies import RULES, rule
 from offbeat.report.live import Progress
-from offbeat.report.table import comparison, job_table
+from offbeat.report.table import comparison, console, job_table
 from offbeat.report.tally import Tally
 from offbeat.runtime.journal import read
 from offbeat.runtime.settings import JobSettings
@@ -71,14 +71,14 @@ def run(
         timeout_s=timeout,
         port=port,
     )
-    console = Console()
-    progress = Progress(console)
+    screen = console()
+    progress = Progress(screen)
     command = [script, *context.args]
     try:
         outcome = Supervisor(settings, command, max_restarts=max_restarts, port=port, display=progress).run()
     finally:
         progress.close()
-    finish(console, outcome, summary)
+    finish(screen, outcome, summary)
     raise typer.Exit(outcome.status)
 
 
@@ -88,17 +88,17 @@ def report(
     picture: Annotated[Path | None, typer.Option(help="Draw who computed, waited and died when, into this PNG file.")] = None,
 ) -> None:
     """Show what the journals of finished jobs say."""
-    console = Console()
+    screen = console()
     summaries = [Tally.of(read(path)).summary() for path in journals]
     for one in summaries:
-        console.print(job_table(one))
+        screen.print(job_table(one))
     if len(summaries) > 1:
-        console.print(comparison(summaries))
+        screen.print(comparison(summaries))
     if picture is not None:
         from offbeat.report.timeline import draw  # noqa: PLC0415 - matplotlib is optional, and slow to load
 
         draw([(one["sync"], path) for one, path in zip(summaries, journals, strict=True)], picture)
-        console.print(f"picture: {picture}")
+        screen.print(f"picture: {picture}")
 
 
 def check(
@@ -163,13 +163,13 @@ def _check_writable(option: str, path: Path) -> None:
         raise ConfigurationError(f"{option}: no permission to write there")
 
 
-def finish(console: Console, outcome: Outcome, summary: Path | None) -> None:
+def finish(screen: Console, outcome: Outcome, summary: Path | None) -> None:
     """Print the table, or why there is none, and write the summary."""
     figures: dict[str, Any] | None = outcome.summary
     if figures is not None and figures["pushes"]:
-        console.print(job_table(figures))
+        screen.print(job_table(figures))
         for name, value in figures["metrics"].items():
-            console.print(f"{name}: {value}")
+            screen.print(f"{name}: {value:.6g}")
     if outcome.status != 0:
         fail(outcome.reason)
     if summary is not None and figures is not None:

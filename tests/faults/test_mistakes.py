@@ -22,7 +22,7 @@ SENTENCES = {
     "frozen": r"no worker finished: workers 0, 1 failed: Linear has no trainable parameter in the optimizer: .*",
     "foreign": r"no worker finished: workers 0, 1 failed: .*not.*model.*",
     "models": r"worker [01] has another model than the workers before it: 1\.weight has shape .*",
-    "optimizers": r"worker [01] has another optimizer .*(Adam.*SGD|SGD.*Adam).*",
+    "optimizers": r"worker [01] has another optimizer than the workers before it: (Adam, not SGD|SGD, not Adam); .*",
     "rules": r"backup\(b=4\) with 2 workers leaves no gradient to wait for: b must be at most 1",
     "samples": r"no worker finished: workers 0, 1 failed: the data set has 1 samples for 2 workers: .*",
     "infinite": r"worker [01] stopped the job: the gradient of weight is not finite",

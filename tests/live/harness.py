@@ -237,6 +237,7 @@ class Job:
                 worker.thaw()
                 if worker.session is not None:
                     worker.session.vanish()
+                    worker.session.close()  # takes the hooks off the model; the job hears no more of it
                 worker.hub.close()
 
         return self._thread(f"offbeat-worker-{number}", body)

@@ -92,7 +92,8 @@ def test_where_rows_are_few_those_that_matter_are_shown(run_job: RunJob) -> None
 
 def test_the_rate_is_that_of_the_last_seconds() -> None:
     console, file = screen(terminal=False)
-    progress, snapshot = Progress(console), Tally().summary()
+    job = {"kind": "job", "t": 0.0, "format": 1, "sync": "bsp", "workers": 1, "servers": 1, "seed": 0}
+    progress, snapshot = Progress(console), Tally.of([job]).summary()
     for second in range(21):
         progress.update(snapshot | {"samples": 100 * min(second, 10)}, now=float(second))
     assert " 100 samples/s" in file.getvalue()

@@ -65,10 +65,12 @@ class Chart:
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Chart:
-        """The chart of a whole journal."""
+        """The chart of a whole journal. Its time begins when the first worker is admitted: how long processes take to start is no rule's doing."""
         chart = cls()
+        records = list(records)
+        start_s = next((record["t"] for record in records if record["kind"] == "release"), 0.0)
         for record in records:
-            chart.add(record)
+            chart.add({**record, "t": max(0.0, record["t"] - start_s)})
         for lane in chart.lanes.values():
             lane.turn("absent", chart.end_s)
         return chart

@@ -88,6 +88,8 @@ class Progress:
 def headline(snapshot: Summary, rate: float) -> str:
     """The job in one line; ``rate`` is in samples per second."""
     workers = snapshot["per_worker"]
+    if not workers:
+        return "the workers are starting"
     alive = sum(worker["state"] == "alive" for worker in workers)
     loss = "" if snapshot["loss"] is None else f"  loss {float(snapshot['loss']):.4f}"
     epochs = f"  epoch {len(snapshot['epochs'])}" if snapshot["epochs"] else ""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from statistics import median_low
 from typing import Any, Final, TypeAlias
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -18,12 +19,18 @@ SLOW: Final = 1.5
 """A worker is called slow when it computes for longer per push than this many times the median worker."""
 
 
+def console() -> Console:
+    """Where tables go: as wide as the terminal, and wide enough for all columns where there is none."""
+    found = Console()
+    return found if found.is_terminal else Console(width=120)
+
+
 def job_table(summary: Summary) -> Table:
     """One job: a row for each worker, what it came to above, who is slow or died below."""
     table = Table(title=escape(_title(summary)), title_justify="left", caption=escape(remarks(summary)), caption_justify="left")
     table.add_column("worker", justify="right")
     table.add_column("state")
-    for name in ("pushes", "samples", "clock", "compute/push", "waiting", "folded", "dropped", "rejected", "staleness"):
+    for name in ("pushes", "samples", "compute/push", "waiting", "folded", "dropped", "rejected", "staleness"):
         table.add_column(name, justify="right")
     carried = summary["fates"]["carried"] > 0
     if carried:
@@ -36,11 +43,10 @@ def job_table(summary: Summary) -> Table:
             state_words(worker),
             f"{worker['pushes']:,}",
             f"{worker['samples']:,}",
-            f"{worker['clock']:,}",
             seconds(per_push(worker)),
             share(waiting_share([worker])),
             *(f"{fates[fate]:,}" for fate in ("folded", "dropped", "rejected")),
-            f"{worker['staleness_mean']:.1f} (max {worker['staleness_max']})",
+            f"{worker['staleness_mean']:.1f}, max {worker['staleness_max']}",
             *([f"{fates['carried']:,}"] if carried else []),
         ]
         style = "red" if worker["state"] == "dead" else "yellow" if worker["worker"] in slow else None
@@ -57,12 +63,11 @@ def comparison(summaries: Sequence[Summary]) -> Table:
     table = Table()
     table.add_column("rule")
     fates = ["folded", "dropped", "rejected", *(["carried"] if carried else [])]
-    for name in ("workers", "wall s", "versions", "samples/s", result, "waiting", *fates):
+    for name in ("wall s", "versions", "samples/s", result, "waiting", *fates):
         table.add_column(name, justify="right")
     for summary, found in zip(summaries, accuracies, strict=True):
         table.add_row(
             escape(summary["sync"] or "?"),
-            str(summary["workers"] or len(summary["per_worker"])),
             f"{summary['wall_s']:.1f}",
             f"{summary['version']:,}",
             f"{summary['samples_per_s']:,.0f}",

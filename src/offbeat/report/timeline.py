@@ -67,7 +67,7 @@ def draw(jobs: Sequence[tuple[str, Path | str | Iterable[Record]]], picture: Pat
     dense = [_job(axes, title, chart, stop_s) for axes, (title, chart) in zip(rows[:, 0], charts, strict=True)]
     if any(dense):
         figure.text(0.985, 0.1 / inches, "lanes too dense for single spans show shares of time", ha="right", fontsize=9, color="#666666")
-    rows[-1, 0].set_xlabel("seconds since the job began", color=INK)
+    rows[-1, 0].set_xlabel("seconds since the first worker was admitted", color=INK)
     _legend(figure, [chart for _, chart in charts])
     figure.subplots_adjust(left=0.075, right=0.985, top=1 - 0.75 / inches, bottom=0.5 / inches, hspace=0.42)
     try:
@@ -150,7 +150,7 @@ def _facts(chart: Chart, title: str) -> str:
     busy_s = spent["computing"] + spent["waiting"]
     waiting = f", {100 * spent['waiting'] / busy_s:.0f}% of working time spent waiting" if busy_s > 0 else ""
     rule = "" if title == chart.sync else f"{chart.sync}, "
-    return f"{rule}{len(chart.folds):,} folds in {chart.end_s:.1f} s{waiting}"
+    return f"{rule}{len(chart.folds):,} folds in {max(chart.folds, default=0.0):.1f} s{waiting}"
 
 
 def _legend(figure: Figure, charts: Sequence[Chart]) -> None:

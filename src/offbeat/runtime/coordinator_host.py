@@ -236,8 +236,9 @@ class CoordinatorHost:
         if difference is not None:
             raise ConfigurationError(f"worker {worker} has another model than the workers before it: {difference}")
         if spec != self._spec:
+            difference = _difference(spec, self._spec)
             raise ConfigurationError(
-                f"worker {worker} has another optimizer ({spec}) than the workers before it ({self._spec}): every worker runs the same script"
+                f"worker {worker} has another optimizer than the workers before it: {difference}; every worker runs the same script"
             )
         if self.settings.sync is None and rule(sync).spelling != self._policy.spelling:
             raise ConfigurationError(
@@ -421,6 +422,17 @@ class CoordinatorHost:
         for slow in settings.slow:
             who = "one worker, drawn anew each step" if slow.worker < 0 else "each step"
             self._journal.write(fault_record(now, slow.worker, "slow", f"{slow.seconds:g} s, {who}"))
+
+
+def _difference(one: OptimizerSpec, other: OptimizerSpec) -> str:
+    """In what two optimizers differ first."""
+    if one.name != other.name:
+        return f"{one.name}, not {other.name}"
+    for number, (mine, theirs) in enumerate(zip(one.groups, other.groups, strict=False)):
+        for name in sorted(mine.keys() | theirs.keys()):
+            if mine.get(name) != theirs.get(name):
+                return f"{name}={mine.get(name)!r} in parameter group {number}, not {theirs.get(name)!r}"
+    return f"{len(one.groups)} parameter groups, not {len(other.groups)}"
 
 
 def answer_state(host: ShardHost, connection: Connection, message: Message, *, frozen: bool) -> None:

@@ -1,0 +1,58 @@
+"""How rehearsed faults are written, and what is wrong with those that are not."""
+
+from __future__ import annotations
+
+import pytest
+
+from offbeat.errors import ConfigurationError
+from offbeat.launch.faults import parse_all, parse_kill, parse_slow
+from offbeat.runtime.settings import ANY, Kill, Slow
+
+
+@pytest.mark.parametrize(
+    ("text", "slow"),
+    [
+        ("2=0.2", Slow(worker=2, seconds=0.2)),
+        ("0=3", Slow(worker=0, seconds=3.0)),
+        ("any=.5", Slow(worker=ANY, seconds=0.5)),
+        ("1=2.@5-5", Slow(worker=1, seconds=2.0, start=5, stop=5)),
+        ("any=0.1@0-100", Slow(worker=ANY, seconds=0.1, start=0, stop=100)),
+    ],
+)
+def test_stragglers(text: str, slow: Slow) -> None:
+    assert parse_slow(text, workers=3) == slow
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "write WORKER=SECONDS"),
+        ("2", "write WORKER=SECONDS"),
+        ("2=", "write WORKER=SECONDS"),
+        ("2=-1", "write WORKER=SECONDS"),
+        ("2=nan", "write WORKER=SECONDS"),
+        ("2=1e3", "write WORKER=SECONDS"),
+        ("2=0.1@5", "write WORKER=SECONDS"),
+        ("all=0.1", "write WORKER=SECONDS"),
+        ("3=0.1", "there is no worker 3, 3 workers are numbered 0 to 2"),
+        ("1=0.1@9-3", "the last version, 3, comes before the first, 9"),
+    ],
+)
+def test_what_is_no_straggler(text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^--slow {text}: .*{message}"):
+        parse_slow(text, workers=3)
+
+
+def test_deaths() -> None:
+    assert parse_kill("0@200", workers=1) == Kill(worker=0, version=200)
+    for text in ("", "1", "1@", "@5", "any@5", "1@-5", "1@5.0"):
+        with pytest.raises(ConfigurationError, match=f"^--kill {text}: write WORKER@VERSION"):
+            parse_kill(text, workers=3)
+    with pytest.raises(ConfigurationError, match="^--kill 1@5: there is no worker 1, 1 workers are numbered 0 to 0"):
+        parse_kill("1@5", workers=1)
+
+
+def test_a_whole_command_line() -> None:
+    slow, kill = parse_all(["0=0.1", "any=1@2-3"], ["1@7"], workers=2)
+    assert slow == (Slow(worker=0, seconds=0.1), Slow(worker=ANY, seconds=1.0, start=2, stop=3))
+    assert kill == (Kill(worker=1, version=7),)

@@ -1,0 +1,104 @@
+"""Real children: none outlives whoever has started it, nor does what it has started itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from offbeat.launch.processes import Child, describe
+
+FOREVER = "sleep 1000"
+DEADLINE_S = 30.0
+
+
+def until(what: str, ready: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not ready():
+        assert time.monotonic() < deadline, what
+        os.sched_yield()
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def number_in(path: Path) -> int:
+    until(f"a number in {path}", lambda: path.exists() and path.read_text().endswith("\n"))
+    return int(path.read_text())
+
+
+@pytest.mark.parametrize(("command", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", -9)])
+def test_how_it_ended(command: str, status: int) -> None:
+    child = Child(["sh", "-c", command], os.environ)
+    until("its end", lambda: child.ended() is not None)
+    assert child.ended() == status
+
+
+def test_words() -> None:
+    assert [describe(status) for status in (0, 1, -15, -64)] == [
+        "finished",
+        "exited with status 1",
+        "killed by SIGTERM",
+        f"killed by {signal.Signals(64).name}",
+    ]
+    assert describe(-99) == "killed by signal 99"
+
+
+def test_killing_takes_the_grandchild_along(tmp_path: Path) -> None:
+    child = Child(["sh", "-c", f"{FOREVER} & echo $! > {tmp_path}/pid; wait"], os.environ)
+    grandchild = number_in(tmp_path / "pid")
+    assert child.ended() is None and alive(grandchild)
+    child.kill()
+    assert child.ended() == -9
+    until("the grandchild's end", lambda: not alive(grandchild))
+
+
+def test_a_child_that_ends_leaves_no_grandchild(tmp_path: Path) -> None:
+    child = Child(["sh", "-c", f"{FOREVER} & echo $! > {tmp_path}/pid"], os.environ)
+    grandchild = number_in(tmp_path / "pid")
+    until("the child's end", lambda: child.ended() is not None)
+    until("the grandchild's end", lambda: not alive(grandchild))
+
+
+def test_a_stopped_child_dies_too() -> None:
+    child = Child(["sleep", "1000"], os.environ)
+    child.signal(signal.SIGSTOP)
+    until("it to stop", lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED)
+    child.kill()
+    assert child.ended() == -9
+
+
+def test_an_ended_childs_number_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may give it to another process: it is not signalled a second time."""
+    child = Child(["true"], os.environ)
+    until("its end", lambda: child.ended() is not None)
+    monkeypatch.setattr(os, "killpg", lambda *arguments: pytest.fail(f"killpg{arguments}"))
+    child.strike()
+    child.kill()
+    child.signal(signal.SIGTERM)
+    assert child.ended() == 0
+
+
+@pytest.mark.faults
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent has died")
+def test_a_child_dies_with_its_parent() -> None:
+    lines = ["import os, sys", "from offbeat.launch.processes import Child", "child = Child(['sleep', '1000'], os.environ)"]
+    program = "\n".join([*lines, "print(child.pid, flush=True)", "sys.stdin.read()"])
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert alive(child)
+        parent.kill()
+        parent.wait(DEADLINE_S)
+    until("the child's end", lambda: not alive(child))

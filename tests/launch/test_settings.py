@@ -1,0 +1,79 @@
+"""Settings arrive as they were sent, through messages and through environment variables."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbeat.errors import ConfigurationError
+from offbeat.runtime.settings import JobSettings, Kill, Slow, WorkerSettings, read_addresses
+from offbeat.transport.base import Address
+
+SECONDS = st.floats(0.0, 1e6)
+VERSIONS = st.integers(0, 1 << 40)
+SLOW = st.builds(Slow, worker=st.integers(-1, 99), seconds=SECONDS, start=VERSIONS, stop=st.none() | VERSIONS)
+KILL = st.builds(Kill, worker=st.integers(0, 99), version=VERSIONS)
+TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
+JOBS = st.builds(
+    JobSettings,
+    workers=st.integers(1, 999),
+    servers=st.integers(1, 99),
+    sync=st.none() | TEXT,
+    seed=st.integers(-5, 1 << 40),
+    timeout_s=SECONDS,
+    script=TEXT,
+    journal=st.none() | TEXT,
+    slow=st.lists(SLOW, max_size=3).map(tuple),
+    kill=st.lists(KILL, max_size=3).map(tuple),
+)
+ADDRESSES = st.builds(Address, TEXT, st.tuples(TEXT, st.integers(0, 65535)), TEXT)
+WORKERS = st.builds(
+    WorkerSettings,
+    worker=st.integers(0, 999),
+    workers=st.integers(1, 999),
+    token=TEXT,
+    servers=st.lists(ADDRESSES, min_size=1, max_size=3).map(tuple),
+    seed=st.integers(-5, 1 << 40),
+    timeout_s=SECONDS,
+    slow=st.lists(SLOW, max_size=3).map(tuple),
+)
+
+
+@given(JOBS)
+def test_a_job_survives_the_wire(settings: JobSettings) -> None:
+    assert JobSettings.from_wire(msgpack.unpackb(msgpack.packb(settings.to_wire()))) == settings
+
+
+@given(WORKERS)
+def test_a_worker_finds_its_settings_in_the_environment(settings: WorkerSettings) -> None:
+    assert WorkerSettings.from_environment(settings.to_environment()) == settings
+
+
+def test_no_launcher() -> None:
+    assert WorkerSettings.from_environment({"OFFBEAT_WORKER": "3", "OFFBEAT_HOST": "here"}) is None
+
+
+def test_half_an_environment() -> None:
+    whole = WorkerSettings(worker=0, workers=1, token="t", servers=(Address("h", ("127.0.0.1", 1), ""),)).to_environment()
+    for name in ("OFFBEAT_WORKER", "OFFBEAT_WORKERS", "OFFBEAT_TOKEN"):
+        rest = {key: value for key, value in whole.items() if key != name}
+        with pytest.raises(ConfigurationError, match=f"OFFBEAT_SERVERS is set but {name} is not: start the script with 'offbeat run'"):
+            WorkerSettings.from_environment(rest)
+    for change in (
+        {"OFFBEAT_WORKER": "first"},
+        {"OFFBEAT_SERVERS": "here:80"},
+        {"OFFBEAT_SERVERS": "[1]"},
+        {"OFFBEAT_SLOW": '[{"speed": 1}]'},
+    ):
+        with pytest.raises(ConfigurationError, match="an OFFBEAT_ variable cannot be read"):
+            WorkerSettings.from_environment({**whole, **change})
+
+
+def test_the_token_stays_out_of_sight() -> None:
+    assert "secret" not in repr(WorkerSettings(worker=0, workers=1, token="secret", servers=()))
+
+
+def test_addresses_keep_their_parts() -> None:
+    assert read_addresses('[["host", ["::1", 80], "name"]]') == (Address("host", ("::1", 80), "name"),)

@@ -1,0 +1,146 @@
+"""The command line: what is wrong with it is said before anything is started, in one sentence and with status 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from offbeat.cli import app, check, main
+from offbeat.errors import ConfigurationError
+from offbeat.runtime.journal import Journal, end_record, job_record
+from offbeat.runtime.settings import JobSettings, Kill, Slow
+
+SCRIPT = str(Path(__file__).parent / "faults" / "scripts" / "train.py")
+
+
+def checked(**changes: Any) -> JobSettings:
+    """The check of a good command line, but for these options."""
+    good: dict[str, Any] = {
+        "script": SCRIPT,
+        "workers": 4,
+        "servers": 1,
+        "sync": None,
+        "max_restarts": 3,
+        "slow": [],
+        "kill": [],
+        "journal": None,
+        "summary": None,
+        "seed": 0,
+        "timeout_s": 10.0,
+        "port": 0,
+    }
+    return check(**{**good, **changes})
+
+
+def test_a_good_command_line(tmp_path: Path) -> None:
+    journal = tmp_path / "j.jsonl"
+    settings = checked(sync=" SSP( staleness = 3 ) ", slow=["2=0.5"], kill=["1@40"], journal=journal, seed=7, servers=2)
+    assert settings.sync == "ssp(staleness=3)"
+    assert (settings.slow, settings.kill) == ((Slow(worker=2, seconds=0.5),), (Kill(worker=1, version=40),))
+    assert (settings.workers, settings.servers, settings.seed, settings.journal) == (4, 2, 7, str(journal))
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    (
+        {"sync": "sssp(staleness=3)"},
+        r"there is no synchronization rule 'sssp' \(did you mean 'ssp'\?\); the known ones are asp, backup, bsp, ",
+    ),
+    ({"sync": "ssp(staleness=-1)"}, r"ssp\(staleness=-1\): staleness must be a whole number, at least 0"),
+    ({"sync": "ssp(slack=1)"}, r"'ssp\(slack=1\)': ssp has no setting 'slack'.*; its settings are staleness"),
+    ({"sync": "ssp"}, r"'ssp': ssp needs its settings spelled out \(staleness\)"),
+    ({"sync": "ssp(3)"}, r"the argument at character 5 has no name"),
+    ({"sync": "ssp(staleness="}, r"cannot read it at character"),
+    ({"sync": "__import__('os').getpid()"}, r"write name or name\(key=value, ...\)"),
+    ({"sync": "backup(b=4)"}, r"backup\(b=4\) with 4 workers leaves no gradient to wait for: b must be at most 3"),
+    ({"workers": 0}, r"--workers 0: at least 1 is needed"),
+    ({"servers": 0}, r"--servers 0: at least 1 is needed"),
+    ({"max_restarts": -1}, r"--max-restarts -1: at least 0 is needed"),
+    ({"port": -1}, r"--port -1: at least 0 is needed"),
+    ({"port": 65536}, r"--port 65536: ports end at 65535"),
+    ({"timeout_s": 0.0}, r"--timeout 0: seconds, at least 0.1"),
+    ({"timeout_s": float("nan")}, r"--timeout nan: seconds, at least 0.1"),
+    ({"timeout_s": float("inf")}, r"--timeout inf: seconds, at least 0.1"),
+    ({"script": "no_such.py"}, r"there is no script 'no_such.py' here"),
+    ({"script": "."}, r"there is no script '.' here"),
+    ({"slow": ["2:0.1"]}, r"--slow 2:0.1: write WORKER=SECONDS"),
+    ({"slow": ["4=0.1"]}, r"--slow 4=0.1: there is no worker 4, 4 workers are numbered 0 to 3"),
+    ({"kill": ["1"]}, r"--kill 1: write WORKER@VERSION"),
+    ({"kill": ["9@5"]}, r"--kill 9@5: there is no worker 9"),
+    ({"journal": Path("no_such_folder/j.jsonl")}, r"--journal no_such_folder/j.jsonl: there is no folder .*no_such_folder"),
+    ({"summary": Path("no_such_folder/s.json")}, r"--summary no_such_folder/s.json: there is no folder .*no_such_folder"),
+    ({"journal": Path()}, r"--journal .: this is a folder; name a file in it"),
+    ({"summary": Path()}, r"--summary .: this is a folder; name a file in it"),
+    ({"journal": Path("/dev/null/j")}, r"--journal /dev/null/j: there is no folder /dev/null"),
+    ({"journal": Path("one"), "summary": Path("one")}, r"--journal and --summary are the same file, one"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), MISTAKES, ids=[str(changes) for changes, _ in MISTAKES])
+def test_mistakes(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        checked(**changes)
+
+
+def test_no_permission(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # a test may run as root, who may write anywhere
+    with pytest.raises(ConfigurationError, match=r"--summary .*/s.json: no permission to write there"):
+        checked(summary=tmp_path / "s.json")
+
+
+def test_a_mistake_is_one_sentence_on_stderr(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["offbeat", "run", "--workers", "4", "--sync", "backup(b=4)", SCRIPT])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert ended.value.code == 2
+    assert said.err.splitlines() == ["offbeat: backup(b=4) with 4 workers leaves no gradient to wait for: b must be at most 3"]
+    assert said.out == ""
+
+
+def test_words_that_are_no_options() -> None:
+    result = CliRunner().invoke(app, ["run", "--worker", "4", SCRIPT])
+    assert result.exit_code == 2
+    assert "No such option" in result.output
+    assert CliRunner().invoke(app, ["run"]).exit_code == 2
+
+
+def test_help_names_the_rules() -> None:
+    result = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    assert "Rules: asp, backup, bsp, dssp, ssp" in " ".join(result.output.split()).replace("│", "") or "bsp" in result.output
+
+
+def test_reports_of_what_is_no_journal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    for content, sentence in ((None, "cannot read the journal"), ("hello\n", "not a journal")):
+        if content is not None:
+            path.write_text(content)
+        monkeypatch.setattr(sys, "argv", ["offbeat", "report", str(path)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("offbeat: ") and sentence in line
+
+
+def test_a_report(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    journal = Journal(path, now=lambda: 0.0)
+    journal.write(job_record(sync="bsp", workers=2, servers=1, seed=0, started="2026-01-01T00:00:00+00:00", script="train.py"))
+    journal.write(end_record(1.0, True, "every worker's script has ended"))
+    journal.close()
+    result = CliRunner().invoke(app, ["report", str(path)])
+    assert result.exit_code == 0
+    assert "bsp" in result.output
+
+
+def test_the_command_starts_without_torch() -> None:
+    """Help and mistakes come at once."""
+    program = "import sys, offbeat.cli; print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert result.stdout.strip() == "False", result.stderr
