@@ -33,7 +33,7 @@ format: $(READY)  ## let ruff rewrite what it can
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
 bench: $(READY)  ## measure this machine; see benchmarks/
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/python -m benchmarks.dataplane && $(BIN)/python -m benchmarks.step
 
 clean:  ## remove the environment and everything tools and runs have left
 	rm -rf $(VENV) build dist runs out .mypy_cache .pytest_cache .ruff_cache .hypothesis

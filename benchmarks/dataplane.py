@@ -1,7 +1,8 @@
 """One synchronization round: every worker pushes a gradient, the servers sum and step, every worker has the new parameters.
 
 Over shared memory and over TCP, beside gloo's ``all_reduce`` of the same bytes in the same processes, round about. Ours is a whole
-`DistributedOptimizer.step`: the check for infinity and NaN, push, weighted sum, SGD, pull. ``ratio = gloo_ms / ms``: above 1 is faster than gloo.
+`DistributedOptimizer.step`: the check for infinity and NaN, push, weighted sum, SGD, pull. ``ratio = gloo_ms / ms``: above 1 is faster
+than gloo.
 
     python -m benchmarks.dataplane --workers 4 --servers 1 --mb 1,25,100 --json dataplane.json
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ BATCH = 16
 
 def mlp() -> nn.Module:
     layers: list[nn.Module] = []
-    for before, after in zip(WIDTHS, WIDTHS[1:], strict=False):
+    for before, after in pairwise(WIDTHS):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 

@@ -43,7 +43,7 @@ def read_raw(folder: Path | None) -> list[Tensor]:
         names = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
         return [read_idx(folder / name) for name in names]
     try:
-        from torchvision.datasets import MNIST  # noqa: PLC0415 - only where the user has it
+        from torchvision.datasets import MNIST  # only where the user has it
     except (ImportError, RuntimeError):  # the second where torchvision and torch do not fit each other
         raise SystemExit("pass --data DIR, the folder with MNIST's four files (torchvision, which could fetch them, is not here)") from None
     parts = [MNIST(Path.home() / ".cache" / "mnist", train=train, download=True) for train in (True, False)]

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from offbeat.cli import app, check, main
 from offbeat.errors import ConfigurationError
+from offbeat.policies import RULES
 from offbeat.runtime.journal import Journal, end_record, job_record
 from offbeat.runtime.settings import JobSettings, Kill, Slow
 
@@ -112,7 +113,7 @@ def test_words_that_are_no_options() -> None:
 def test_help_names_the_rules() -> None:
     result = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
-    assert "Rules: asp, backup, bsp, dssp, ssp" in " ".join(result.output.split()).replace("│", "") or "bsp" in result.output
+    assert f"Rules: {', '.join(sorted(RULES))}." in " ".join(result.output.split())
 
 
 def test_reports_of_what_is_no_journal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import offbeat
 ROOT = Path(__file__).parents[1] / "src" / "offbeat"
 
 PURE = ("types", "errors", "spelling", "protocol", "policies")
+BOOKS = ("report/tally.py", "report/audit.py")
 IMPURE_STANDARD = {"time", "random", "threading", "socket", "logging", "asyncio", "multiprocessing", "subprocess", "os"}
 PURE_THIRD_PARTY = {"numpy", "scipy"}
 HEAVY = ("torch", "zmq", "ray")
@@ -22,7 +23,8 @@ HEAVY = ("torch", "zmq", "ray")
 CORE = {"types", "errors"}
 RULES = {*CORE, "spelling", "protocol", "policies"}
 DATA_PLANE = {*CORE, "tensors", "transport"}
-# The tally is arithmetic over journal records and knows nothing else; the server keeps one while the job runs.
+# The server keeps a tally while the job runs, though reports are made of journals and look down at the runtime. Pure, standard library
+# only: the tally and its audit are arithmetic over records, and know neither who writes them nor who looks. A test below holds them to it.
 SHELLS = {*RULES, *DATA_PLANE, "session", "runtime", "report.tally"}
 FACE = {*SHELLS, "optimizer", "data"}
 TOOLS = {*FACE, "launch", "sim", "report"}
@@ -42,7 +44,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sim": {*RULES, "runtime", "sim", "report"},
     "report": {*RULES, "runtime"},
     "cli": TOOLS,
-    "__main__": {"cli"},
     "__init__": TOOLS,
 }
 """Arrows point down: each part of the package, and the parts that it may import besides itself."""
@@ -79,6 +80,17 @@ def within(name: str, parts: set[str]) -> bool:
     (True, False)
     """
     return name == "offbeat.__version__" or any(f"{name}.".startswith(f"offbeat.{part}.") for part in parts)
+
+
+@pytest.mark.parametrize("path", BOOKS)
+def test_the_tally_that_the_server_keeps_knows_nothing_but_records(path: str) -> None:
+    allowed = (set(sys.stdlib_module_names) - IMPURE_STANDARD) | {"offbeat"}
+    outside = [
+        f"line {line}: {name}"
+        for line, name in imports(ROOT / path)
+        if name.split(".")[0] not in allowed or (name.startswith("offbeat.") and not within(name, {"report.audit"}))
+    ]
+    assert not outside, f"{path} is used below report/ because it is pure and has the standard library only; it imports {outside}"
 
 
 @pytest.mark.parametrize("path", [p for p in sources() if part_of(p) in PURE], ids=lambda p: str(p.relative_to(ROOT)))

@@ -95,7 +95,7 @@ def report(
     if len(summaries) > 1:
         screen.print(comparison(summaries))
     if picture is not None:
-        from offbeat.report.timeline import draw  # noqa: PLC0415 - matplotlib is optional, and slow to load
+        from offbeat.report.timeline import draw  # matplotlib is optional, and slow to load
 
         draw([(one["sync"], path) for one, path in zip(summaries, journals, strict=True)], picture)
         screen.print(f"picture: {picture}")

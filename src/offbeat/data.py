@@ -21,8 +21,8 @@ class ElasticBatchSampler(Sampler[list[int]]):
     """Batches of indices for a ``DataLoader``; made by `DistributedOptimizer.batch_sampler`.
 
     The epoch ends for all workers together: one that finds no samples left waits until every index is settled (taking over those of
-    workers that die meanwhile), and then has the newest parameters. With ``num_workers > 0`` a loader takes batches ahead of their use; then
-    the wait is at the start of the next epoch.
+    workers that die meanwhile), and then has the newest parameters. With ``num_workers > 0`` a loader takes batches ahead of their use;
+    then the wait is at the start of the next epoch.
 
     Args:
         session: this worker's part in the job.
@@ -54,8 +54,8 @@ class ElasticBatchSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """An equal worker's number of batches in an epoch; a slow worker takes fewer, a fast one more."""
-        batches = -(-self._size // self._batch_size)
-        return -(-batches // self._session.workers)
+        batches = (self._size + self._batch_size - 1) // self._batch_size
+        return (batches + self._session.workers - 1) // self._session.workers
 
     def set_epoch(self, epoch: int) -> None:
         """The next pass over the loader is this epoch, for resuming; otherwise epochs count by themselves."""
@@ -91,5 +91,7 @@ def elastic_batch_sampler(session: Session, dataset: Sized, batch_size: int, *, 
             "leave it out for an iterable data set, and give each worker its own part"
         ) from None
     if size < session.workers:
-        raise ConfigurationError(f"the data set has {size} samples for {session.workers} workers: each needs at least one, use fewer workers")
+        raise ConfigurationError(
+            f"the data set has {size} samples for {session.workers} workers: each needs at least one, use fewer workers"
+        )
     return ElasticBatchSampler(session, size, batch_size, shuffle=shuffle, seed=session.seed if seed is None else seed)

@@ -26,7 +26,7 @@ def _job_is_told() -> Iterator[None]:
     try:
         yield
     except ConfigurationError as error:
-        from offbeat.runtime.last_words import from_outside  # noqa: PLC0415 - a script without a launcher needs no sockets
+        from offbeat.runtime.last_words import from_outside  # a script without a launcher needs no sockets
 
         from_outside(error)
         raise
@@ -36,18 +36,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """Wraps a ``torch.optim`` optimizer: the servers run its update on the sum of the workers' gradients.
 
     ``step()`` hands in this worker's gradient, waits until the rule lets it go on, and leaves the newest parameters in the model. Under
-    ``offbeat run`` the wrapped optimizer's class steps on the servers, with the learning rates and other hyperparameters that its ``param_groups`` have
-    here, so learning-rate schedulers and gradient clipping work as ever. Without a launcher it is the wrapped optimizer.
+    ``offbeat run`` the wrapped optimizer's class steps on the servers, with the learning rates and other hyperparameters that its
+    ``param_groups`` have here, so learning-rate schedulers and gradient clipping work as ever. Without a launcher it is the wrapped
+    optimizer.
 
-    From here on ``p.grad`` and ``p.data`` are views of memory that the job shares, and every worker's parameters are those of worker 0. A parameter
-    without a gradient counts as one with a gradient of zero. BatchNorm's statistics are each worker's own until an epoch's end, when
-    they are averaged.
+    From here on ``p.grad`` and ``p.data`` are views of memory that the job shares, and every worker's parameters are those of worker 0.
+    A parameter without a gradient counts as one with a gradient of zero. BatchNorm's statistics are each worker's own until an epoch's
+    end, when they are averaged.
 
     Args:
         optimizer: SGD, Adam, AdamW and the other elementwise classes of ``torch.optim``; those that look at whole tensors, such as
             Adafactor, work too, on servers that keep tensors whole.
         model: what the optimizer trains.
-        sync: the rule, as an object (``offbeat.SSP(staleness=3)``) or spelled (``"ssp(staleness=3)"``); ``--sync`` on the command line goes before it.
+        sync: the rule, as an object (``offbeat.SSP(staleness=3)``) or spelled (``"ssp(staleness=3)"``); ``--sync`` on the command line
+            goes before it.
         nonfinite: what to do with a gradient that has infinity or NaN in it: ``"reject"`` it, the fold goes without, or ``"stop"`` the job.
 
     Raises:
@@ -94,7 +96,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ConfigurationError(
                 "this process has a DistributedOptimizer already: put all parameters into one optimizer, in parameter groups if they differ"
             )
-        from offbeat.runtime.worker import WorkerSession  # noqa: PLC0415 - a script without a launcher needs no sockets
+        from offbeat.runtime.worker import WorkerSession  # a script without a launcher needs no sockets
 
         with _job_is_told():
             session = WorkerSession(settings, layout, spec, model, self.wrapped, stop_on_nonfinite=self._nonfinite == "stop")
@@ -120,7 +122,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def reports(self) -> list[dict[str, Any]]:
-        """What became of each index, an entry for each epoch whose end this worker has seen; the fields are those of ``protocol/leases.py``."""
+        """What became of each index: an entry for each epoch whose end this worker has seen, with the fields of ``protocol/leases.py``."""
         return self._session.reports
 
     def batch_sampler(self, dataset: Sized, *, batch_size: int, shuffle: bool = True, seed: int | None = None) -> ElasticBatchSampler:
@@ -158,6 +160,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if self._nonfinite == "stop":
                 raise FloatingPointError(f"the gradient of {name} is not finite")
             warnings.warn(f"the gradient of {name} is not finite: this step is left out", stacklevel=2)
+            self._session.reject(f"gradient not finite in {name}")
             return
         self._session.step(samples)
 
@@ -179,6 +182,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Every worker calls it with the same state. A worker that comes to a running job, past version 0, gets the job's state instead.
         """
         self._session.load_state_dict(state_dict)
+        # Loading has given the wrapped optimizer other dicts; schedulers look at ours.
+        self.param_groups, self.state = self.wrapped.param_groups, self.wrapped.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused once the servers have the parameters: add groups to the optimizer before wrapping it."""

@@ -104,9 +104,16 @@ class LocalSession(Session):
     def step(self, samples: int | None) -> None:
         self._optimizer.step()
         self.version += 1
+        self._settle(Fate.FOLDED, "")
+
+    def reject(self, reason: str) -> None:
+        """Leave out this step."""
+        self._settle(Fate.REJECTED, reason)
+
+    def _settle(self, fate: Fate, reason: str) -> None:
         ids, _ = self.consume(len(self._outstanding))
         self._leases.submit(ids)
-        self._leases.settle(ids, Fate.FOLDED, "")
+        self._leases.settle(ids, fate, reason)
 
     def take(self, pool: int, epoch: Epoch, size: int, batch: int) -> Grant | None:
         self._leases.open(pool, epoch, size)

@@ -98,6 +98,15 @@ def test_a_port_in_use(start: Start) -> None:
     assert "Traceback" not in ended.err
 
 
+def test_a_journal_that_is_something_else(start: Start, tmp_path: Path) -> None:
+    diary = tmp_path / "journal.jsonl"
+    diary.write_text("Dear diary\n")
+    ended = start("--workers", "2", TRAIN).ended()
+    assert ended.status == 2
+    assert ended.last_line.startswith(f"offbeat: {diary}, line 1: not a journal: 'Dear diary'")
+    assert diary.read_text() == "Dear diary\n"
+
+
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

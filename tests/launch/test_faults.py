@@ -48,7 +48,7 @@ def test_deaths() -> None:
     for text in ("", "1", "1@", "@5", "any@5", "1@-5", "1@5.0"):
         with pytest.raises(ConfigurationError, match=f"^--kill {text}: write WORKER@VERSION"):
             parse_kill(text, workers=3)
-    with pytest.raises(ConfigurationError, match="^--kill 1@5: there is no worker 1, 1 workers are numbered 0 to 0"):
+    with pytest.raises(ConfigurationError, match=r"^--kill 1@5: there is no worker 1, 1 workers are numbered 0 to 0"):
         parse_kill("1@5", workers=1)
 
 

@@ -12,10 +12,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 import torch
+from tests.live.freezing import FreezableHub
 
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.protocol.policy import Policy
@@ -25,7 +26,7 @@ from offbeat.runtime.worker import WorkerSession
 from offbeat.session import Session
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
-from offbeat.transport.base import Address, Arrivals, Buffer, Connection, Hub, Message, SharedMemory
+from offbeat.transport.base import Address, Connection, Message
 from offbeat.transport.hub import SocketHub
 
 DEADLINE_S = 30.0
@@ -43,7 +44,7 @@ class Worker:
     def __init__(self, job: Job, number: int, host: str) -> None:
         self.job = job
         self.number = number
-        self.hub = _FreezableHub(SocketHub(job.token, host=host))
+        self.hub = FreezableHub(SocketHub(job.token, host=host))
         self.session: WorkerSession | None = None
 
     def distribute(
@@ -72,7 +73,13 @@ class Worker:
         job = self.job.settings
         servers = tuple(self.job.addresses[n] for n in range(job.servers))
         return WorkerSettings(
-            worker=self.number, workers=job.workers, token=self.job.token, servers=servers, seed=job.seed, timeout_s=job.timeout_s, slow=job.slow
+            worker=self.number,
+            workers=job.workers,
+            token=self.job.token,
+            servers=servers,
+            seed=job.seed,
+            timeout_s=job.timeout_s,
+            slow=job.slow,
         )
 
 
@@ -80,7 +87,12 @@ class _Injected(DistributedOptimizer):
     """A `DistributedOptimizer` whose job is not in the environment: several of them live in one process."""
 
     def __init__(
-        self, worker: Worker, optimizer: torch.optim.Optimizer, model: torch.nn.Module, sync: str | Policy, nonfinite: Literal["reject", "stop"]
+        self,
+        worker: Worker,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        sync: str | Policy,
+        nonfinite: Literal["reject", "stop"],
     ) -> None:
         self.owner = worker
         super().__init__(optimizer, model, sync, nonfinite=nonfinite)
@@ -126,6 +138,7 @@ class Job:
         self._links: dict[int, Connection] = {}
         self._threads: list[threading.Thread] = []
         self._servers: list[threading.Thread] = []
+        self._workers: list[Worker] = []
         self._errors: list[BaseException] = []
         self._results: dict[int, Any] = {}
         self._finished = False
@@ -136,9 +149,9 @@ class Job:
         at = self._hub.listen()
         for number in range(self.settings.servers):
             host = "elsewhere" if number in self._elsewhere else HERE
-            hub = SocketHub(self.token, host=host)
-            self._servers.append(self._thread(f"offbeat-server-{number}", lambda number=number, hub=hub: serve(number, hub, at)))
-        self._until(lambda: len(self.addresses) == self.settings.servers, "the servers to listen")
+            serving = partial(serve, number, SocketHub(self.token, host=host), at)
+            self._servers.append(self._thread(f"offbeat-server-{number}", serving))
+        self.until(lambda: len(self.addresses) == self.settings.servers, "the servers to listen")
         servers = json.dumps([self.addresses[n] for n in range(self.settings.servers)])
         for _, link in sorted(self._links.items()):
             link.send({"kind": "job", "settings": self.settings.to_wire(), "servers": servers})
@@ -151,6 +164,8 @@ class Job:
         finally:
             # Servers end when their supervisor is gone, workers when their servers are.
             self._hub.close()
+            for worker in self._workers:
+                worker.thaw()
             late = [thread.name for thread in self._threads if not _ended(thread)]
         assert not late, f"still running: {late}"
         if kind is None:
@@ -161,8 +176,8 @@ class Job:
         if not self._finished:
             self._finished = True
             self._links[0].send({"kind": "finish", "ok": True, "reason": "the test is over"})
-            self._until(lambda: self.summary is not None or self.failure is not None, "the summary")
-            self._until(lambda: not any(thread.is_alive() for thread in self._servers), "the servers to end")
+            self.until(lambda: self.summary is not None or self.failure is not None, "the summary")
+            self.until(lambda: not any(thread.is_alive() for thread in self._servers), "the servers to end")
         return self.summary or {}
 
     def lost(self, worker: int, reason: str) -> None:
@@ -184,7 +199,8 @@ class Job:
         thread.start()
         return thread
 
-    def _until(self, ready: Callable[[], bool], what: str) -> None:
+    def until(self, ready: Callable[[], bool], what: str) -> None:
+        """Serve the supervisor's connections until something is so."""
         deadline = time.monotonic() + DEADLINE_S
         while not ready():
             self._raise()
@@ -225,6 +241,7 @@ class Job:
     def start(self, number: int, script: Script) -> threading.Thread:
         """Let one worker run the script in a thread: at first, or again after its death."""
         worker = Worker(self, number, self._hosts.get(number, HERE))
+        self._workers.append(worker)
 
         def body() -> None:
             try:
@@ -249,12 +266,12 @@ class Job:
             rows = self.snapshot["per_worker"] if self.snapshot is not None else []
             return any(row["worker"] == worker and row["state"] == state for row in rows)
 
-        self._until(known, f"worker {worker} to be {state}")
+        self.until(known, f"worker {worker} to be {state}")
 
     def join(self, *threads: threading.Thread) -> None:
         """Wait for these workers' scripts to end, or for all."""
         waited = threads or [thread for thread in self._threads if thread not in self._servers]
-        self._until(lambda: not any(thread.is_alive() for thread in waited), "the workers")
+        self.until(lambda: not any(thread.is_alive() for thread in waited), "the workers")
         self._raise()
 
 
@@ -264,61 +281,10 @@ def wait(event: threading.Event) -> None:
 
 
 def barrier(parties: int) -> threading.Barrier:
+    """A barrier with a deadline."""
     return threading.Barrier(parties, timeout=DEADLINE_S)
 
 
 def _ended(thread: threading.Thread) -> bool:
     thread.join(DEADLINE_S)
     return not thread.is_alive()
-
-
-class _FreezableHub(Hub):
-    """A worker's hub that can be made to stand still. A connection goes by the same object as in the hub beneath."""
-
-    def __init__(self, hub: SocketHub) -> None:
-        self._beneath = hub
-        self.thawed = threading.Event()
-        self.thawed.set()
-        self._connections: dict[Connection, _FreezableConnection] = {}
-
-    def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
-        return self._beneath.listen(host, port)
-
-    def connect(self, address: Address) -> Connection:
-        beneath = self._beneath.connect(address)
-        self._connections[beneath] = _FreezableConnection(beneath, self.thawed)
-        return self._connections[beneath]
-
-    def poll(self, timeout_s: float | None) -> Arrivals:
-        arrivals = self._beneath.poll(timeout_s)
-        self.thawed.wait()
-        return [(self._connections[connection], item) for connection, item in arrivals]
-
-    def wake(self) -> None:
-        self._beneath.wake()
-
-    def close(self) -> None:
-        self._beneath.close()
-
-
-class _FreezableConnection(Connection):
-    def __init__(self, beneath: Connection, thawed: threading.Event) -> None:
-        self._beneath, self._thawed = beneath, thawed
-        self.peer, self.shares_memory = beneath.peer, beneath.shares_memory
-
-    @property
-    def bytes_received(self) -> int:  # type: ignore[override]
-        return self._beneath.bytes_received
-
-    def bind(self, name: str, region: memoryview) -> None:
-        self._beneath.bind(name, region)
-
-    def send(
-        self, header: Mapping[str, Any], *, carry: str | None = None, payload: Sequence[Buffer] = (), memory: Sequence[SharedMemory] = ()
-    ) -> None:
-        self._thawed.wait()
-        self._beneath.send(header, carry=carry, payload=payload, memory=memory)
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._beneath.close()

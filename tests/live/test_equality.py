@@ -1,6 +1,6 @@
 """Under BSP a job computes what one process computes on the joined batch: the same parameters, up to the rounding of float32.
 
-Each case is a script that both sides run: plain PyTorch with all the samples of a step at once, and a live job with a part of them per worker.
+Each case is a script that both sides run: plain PyTorch with all samples of a step at once, and a live job with a part of them per worker.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 from tests.live.harness import Job, Worker
+from torch import Tensor, nn
 
 STEPS = 100
 CLOSE = 1e-5
@@ -174,7 +173,7 @@ def test_unequal_batches_weigh_by_their_samples() -> None:
 
 def two_groups(model: nn.Module) -> torch.optim.Optimizer:
     assert isinstance(model, nn.Sequential)
-    groups = [{"params": model[2].parameters(), "lr": 0.02, "weight_decay": 0.01}, {"params": model[0].parameters()}]
+    groups: list[dict[str, Any]] = [{"params": model[2].parameters(), "lr": 0.02, "weight_decay": 0.01}, {"params": model[0].parameters()}]
     return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
 
 
@@ -286,7 +285,7 @@ def test_muon() -> None:
 
 def convolution() -> nn.Module:
     model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, 4, 3, stride=2), nn.Flatten(), nn.Linear(4, 4))
-    return model.to(memory_format=torch.channels_last)
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 @pytest.mark.parametrize("job", ["shm-2", "mixed-2"])

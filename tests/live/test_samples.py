@@ -2,68 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from tests.live.harness import Job, Worker
+from tests.live.samples import Trainer, Used, ahead, data, finished, once
+from torch.utils.data import DataLoader
 
-from offbeat.data import ElasticBatchSampler
 from offbeat.errors import ConfigurationError
-from offbeat.optimizer import DistributedOptimizer
-from offbeat.report.tally import Tally
-from offbeat.runtime.journal import read
-from tests.live.harness import Job, Worker, barrier, wait
-
-Used = list[list[int]]
-"""The indices that one worker used, epoch by epoch."""
-
-
-def data(size: int) -> TensorDataset:
-    return TensorDataset(torch.arange(size))
-
-
-class Trainer:
-    """A worker with a model of one number per kind of sample, so that a step is cheap."""
-
-    def __init__(self, worker: Worker, sync: str = "asp") -> None:
-        self.worker = worker
-        self.model = nn.Linear(1, 1)
-        self.optimizer: DistributedOptimizer = worker.distribute(torch.optim.SGD(self.model.parameters(), lr=1e-6), self.model, sync)
-
-    def loader(self, size: int, batch: int, **options: Any) -> DataLoader[Any]:
-        dataset = data(size)
-        return DataLoader(dataset, batch_sampler=self.optimizer.batch_sampler(dataset, batch_size=batch), **options)
-
-    def step(self, *batches: Tensor, scale: float = 1.0) -> list[int]:
-        self.optimizer.zero_grad()
-        (self.model(torch.cat(batches).float().unsqueeze(1)).square().mean() * scale).backward()
-        self.optimizer.step()
-        return [int(index) for batch in batches for index in batch]
-
-    def pause(self) -> None:
-        """Workers of different speeds."""
-        threading.Event().wait(0.001 * self.worker.number)
-
-
-def once(used: Iterable[Iterable[int]], size: int) -> bool:
-    return sorted(index for part in used for index in part) == list(range(size))
-
-
-def finished(job: Job, journal: Path) -> list[dict[str, Any]]:
-    """The epochs' reports, after the books have been checked."""
-    assert Tally.of(read(journal)).problems() == []
-    assert job.summary is not None
-    reports: list[dict[str, Any]] = job.summary["epochs"]
-    for report in reports:
-        assert report["folded"] + report["dropped"] + report["rejected"] + report["unused"] == report["indices"]
-        assert sum(e["stop"] - e["start"] for e in report["exceptions"]) == report["indices"] - report["folded"]
-    return reports
 
 
 @pytest.mark.parametrize("sync", ["bsp", "asp", "ssp(staleness=1)"])
@@ -112,21 +61,6 @@ def test_a_loader_that_fetches_ahead(tmp_path: Path) -> None:
     assert [report["folded"] for report in finished(job, tmp_path / "journal")] == [60] * 2
 
 
-def ahead(sampler: ElasticBatchSampler, depth: int) -> Iterator[Tensor]:
-    """Batches as a `DataLoader` with worker processes asks for them, without the processes."""
-    fetched: list[Tensor] = []
-    batches = iter(sampler)
-    more = True
-    while more or fetched:
-        while more and len(fetched) < depth:
-            indices = next(batches, None)
-            more = indices is not None
-            if indices is not None:
-                fetched.append(torch.tensor(indices))
-        if fetched:
-            yield fetched.pop(0)
-
-
 @pytest.mark.parametrize("depth", [1, 4])
 def test_a_loop_left_early(tmp_path: Path, depth: int) -> None:
     def script(worker: Worker) -> Used:
@@ -148,87 +82,6 @@ def test_a_loop_left_early(tmp_path: Path, depth: int) -> None:
     assert first["unused"] == 70
     assert {e["why"] for e in first["exceptions"]} == {"unused: no worker took it"}
     assert once((used[1] for used in results), 100) and second["folded"] == 100
-
-
-def test_who_has_no_samples_left_takes_those_of_the_dead(tmp_path: Path) -> None:
-    size, batch = 80, 4
-    done: list[list[int]] = []
-    others_idle, joined = threading.Event(), barrier(3)
-
-    def script(worker: Worker) -> None:
-        trainer = Trainer(worker)
-        sampler = trainer.optimizer.batch_sampler(data(size), batch_size=batch)
-        joined.wait()
-        for number, indices in enumerate(sampler):
-            if worker.number == 1 and number == 1:
-                wait(others_idle)
-                worker.die()
-            done.append(trainer.step(torch.tensor(indices)))
-            if sum(map(len, done)) == size - batch:
-                others_idle.set()
-
-    with Job(3, journal=str(tmp_path / "journal")) as job:
-        job.run(script)
-    (report,) = finished(job, tmp_path / "journal")
-    assert once(done, size)
-    assert report["folded"] == size and report["returned"] == batch
-    assert job.summary is not None and job.summary["per_worker"][1]["deaths"] == 1
-
-
-@pytest.mark.parametrize("sync", ["bsp", "asp"])
-def test_the_samples_of_the_dead_are_done_again(tmp_path: Path, sync: str) -> None:
-    size, batch, depth = 80, 4, 3
-    done: list[list[int]] = []
-    dead, joined = threading.Event(), barrier(3)
-
-    def script(worker: Worker) -> None:
-        trainer = Trainer(worker, sync)
-        sampler = trainer.optimizer.batch_sampler(data(size), batch_size=batch)
-        joined.wait()
-        for number, indices in enumerate(ahead(sampler, depth)):
-            if number == 2:
-                wait(dead) if worker.number != 1 else worker.die()
-            done.append(trainer.step(indices))
-
-    with Job(3, journal=str(tmp_path / "journal")) as job:
-        threads = [job.start(number, script) for number in range(3)]
-        job.await_state(1, "dead")
-        dead.set()
-        job.join(*threads)
-    (report,) = finished(job, tmp_path / "journal")
-    assert once(done, size)
-    assert report["folded"] == size and report["returned"] == depth * batch
-
-
-def test_a_gradient_that_is_not_finite(tmp_path: Path) -> None:
-    def script(worker: Worker) -> list[float]:
-        trainer = Trainer(worker, "bsp")
-        for number, (batch,) in enumerate(trainer.loader(40, 4)):
-            trainer.step(batch, scale=float("nan") if worker.number == 1 and number == 2 else 1.0)
-        return [p.item() for p in trainer.model.parameters()]
-
-    with Job(2, journal=str(tmp_path / "journal")) as job:
-        results = job.run(script)
-    (report,) = finished(job, tmp_path / "journal")
-    assert report["rejected"] == 4 and report["folded"] == 36
-    assert report["exceptions"][0]["why"] == "rejected: gradient not finite in weight"
-    assert torch.isfinite(torch.tensor(results)).all()
-
-
-def test_a_gradient_that_is_not_finite_can_stop_the_job() -> None:
-    def script(worker: Worker) -> None:
-        model = nn.Linear(1, 1)
-        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.1), model, nonfinite="stop")
-        loss = model(torch.ones(1, 1)).sum() * (float("inf") if worker.number == 1 else 1.0)
-        loss.backward()
-        if worker.number == 1:
-            with pytest.raises(FloatingPointError, match="gradient of weight is not finite"):
-                optimizer.step()
-
-    with Job(2) as job:
-        job.run(script)
-        job._until(lambda: job.failure is not None, "the failure")
-    assert job.failure == "worker 1 stopped the job: the gradient of weight is not finite"
 
 
 def test_two_samplers_in_turn(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """An auditor beside the coordinator: books of its own, made from events and effects alone, and one named check per promise.
 
-It looks into the coordinator only to see who is active and at which clock, which no effect says.
+It looks into the coordinator only to see whether the job has begun, who is active and at which clock, which no effect says.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from offbeat.policies import ASP, BSP, DSSP, SSP, Backup
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.effects import Effect, EpochEnded, Fold, Grant, Release, Settle, StateChanged
-from offbeat.protocol.events import Event, Pushed
+from offbeat.protocol.effects import Effect, EpochEnded, Fold, Grant, NoMore, Paused, Release, Settle, StateChanged
+from offbeat.protocol.events import EpochWanted, Event, LeaseWanted, Pushed
 from offbeat.protocol.policy import Policy
 from offbeat.types import Fate, LeaseId, WorkerState
 
@@ -24,6 +24,7 @@ class Auditor:
     """Sees every event with its effects; raises AssertionError at the first broken promise."""
 
     def __init__(self, job: Coordinator, policy: Policy) -> None:
+        self._job = job
         self._ledger = job._ledger
         self._policy = policy
         self._alive: dict[int, int] = {}
@@ -31,6 +32,8 @@ class Auditor:
         """Pushes without a fate."""
         self._ranges: dict[LeaseId, tuple[int, int, int]] = {}
         self._folded: dict[int, set[int]] = {}
+        self._paused: dict[int, Paused] = {}
+        """Who waits for the end of an epoch, and of which."""
         self._version = 0
         self._due: list[Who] = []
         """Whose contributions the last fold has named and whose fates are still to come."""
@@ -52,14 +55,21 @@ class Auditor:
                 self._state(effect)
             elif isinstance(effect, Grant):
                 self._grant(effect)
+            elif isinstance(effect, Paused):
+                self._pause(effect, event, effects)
+            elif isinstance(effect, NoMore):
+                assert effect.worker not in self._paused, f"told to go on without samples while it waits for some: {effect}"
             elif isinstance(effect, EpochEnded):
+                self._resume(effect)
                 self._report(effect)
         assert not self._due, f"folded without a fate: {self._due}"
+        self._the_paused_are_idle()
         self._bounds()
         self._nobody_waits_in_vain()
 
     def closed(self) -> None:
-        """Every push has had exactly one fate."""
+        """Every push has had exactly one fate, and nobody waits for an epoch any more."""
+        assert not self._paused, f"paused for ever: {self._paused}"
         assert not self._open, f"pushes without a fate: {self._open}"
         assert sum(self.fates.values()) == self.pushes
 
@@ -76,6 +86,7 @@ class Auditor:
             self._fenced = who
             return
         assert who not in self._open, f"{who} pushes while its last push has no fate"
+        self._paused.pop(event.worker, None)
         self._open[who] = event
         self._fenced = None
 
@@ -122,11 +133,13 @@ class Auditor:
         assert self._alive.get(effect.worker) == effect.incarnation, f"released, but not alive: {who}"
         assert who not in self._open, f"released before its contribution has a fate: {who}"
         assert effect.version == self._version
+        assert effect.worker not in self._paused or effect.reason == "asked for", f"released while it is paused: {effect}"
         if isinstance(self._policy, SSP | DSSP) and not effect.reason.endswith(("is over", "asked for", "come back")):
             bound = self._policy.staleness if isinstance(self._policy, SSP) else self._policy.upper
             assert effect.clock - self._ledger.slowest <= bound, f"admitted too far ahead: {effect}"
 
     def _state(self, effect: StateChanged) -> None:
+        self._paused.pop(effect.worker, None)
         if effect.state is WorkerState.ALIVE:
             assert effect.incarnation > self._alive.get(effect.worker, 0)
             self._alive[effect.worker] = effect.incarnation
@@ -167,7 +180,31 @@ class Auditor:
 
     def _grant(self, effect: Grant) -> None:
         assert self._alive.get(effect.worker) == effect.incarnation and effect.start < effect.stop
+        paused = self._paused.pop(effect.worker, None)
+        assert effect.refreshed == (paused is not None), "the newest parameters come with samples for the paused, and for nobody else"
+        assert paused is None or (paused.pool, paused.epoch) == (effect.pool, effect.epoch), f"paused for another epoch: {paused}"
         self._ranges[effect.lease] = (effect.epoch, effect.start, effect.stop)
+
+    def _pause(self, effect: Paused, event: Event | None, effects: Sequence[Effect]) -> None:
+        """A worker pauses because of what it has asked for itself, once, with nothing pending, and says so before what follows from it."""
+        who = effect.worker, effect.incarnation
+        assert isinstance(event, LeaseWanted | EpochWanted) and (event.worker, event.incarnation) == who, f"nobody asked: {effect}"
+        assert effects[0] is effect and effect.epoch <= event.epoch
+        assert self._alive.get(effect.worker) == effect.incarnation and who not in self._open
+        assert effect.worker not in self._paused, f"paused twice: {self._paused[effect.worker]}, {effect}"
+        self._paused[effect.worker] = effect
+
+    def _resume(self, effect: EpochEnded) -> None:
+        """The end of an epoch is for all who have paused for it, and for nobody else."""
+        waited = {worker for worker, paused in self._paused.items() if (paused.pool, paused.epoch) == (effect.pool, effect.epoch)}
+        assert waited == set(effect.workers), f"paused for epoch {effect.epoch}: {waited}, told of its end: {effect.workers}"
+        for worker in waited:
+            del self._paused[worker]
+
+    def _the_paused_are_idle(self) -> None:
+        """The rule counts on whoever is alive and has not paused, and on nobody else."""
+        if self._job.begun:
+            assert set(self._ledger.active) == self._alive.keys() - self._paused.keys(), f"paused: {self._paused}"
 
     def _report(self, effect: EpochEnded) -> None:
         """The report adds up, and its exceptions are exactly the positions that were not folded."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.protocol.hand import Hand, names, only
 
 from offbeat.policies import ASP, BSP, SSP, Backup
-from offbeat.protocol.effects import EpochEnded, Fence, Fold, Grant, Initialise, NoMore, Release, Settle, StateChanged
+from offbeat.protocol.effects import EpochEnded, Fence, Fold, Grant, Initialise, NoMore, Paused, Release, Settle, StateChanged
 from offbeat.protocol.events import Heard, Initialised, Joined, Left, Lost, PullWanted
 from offbeat.types import Fate, WorkerState
 
@@ -164,7 +164,7 @@ def test_an_epoch_ends_when_every_position_is_settled_and_brings_the_newest_vers
     first, second, third = (only(Grant, job.want(worker)) for worker in (0, 1, 0))
     assert [(g.lease, g.start, g.stop) for g in (first, second, third)] == [(0, 0, 2), (1, 2, 4), (2, 4, 6)]
     job.push(1, 0, leases=(1,))
-    assert job.want(1) == [], "nothing is left to deal, but worker 0 may die"
+    assert names(job.want(1)) == ["Paused 1"], "nothing is left to deal, but worker 0 may die"
     job.push(0, 1, leases=(0,))
     effects = job.push(0, 2, leases=(2,))
     assert names(effects) == ["Fold", "Settle 0", "Release 0", "EpochEnded", "Release 1"]
@@ -181,7 +181,7 @@ def test_samples_of_the_dead_find_an_idle_worker_and_the_newest_version_comes_wi
         job.want(worker, size=8)
     job.push(0, 0, leases=(0,))
     job.push(1, 0, leases=(1,))
-    assert job.want(1, size=8) == []
+    assert names(job.want(1, size=8)) == ["Paused 1"]
     assert only(Fold, job.push(0, 1, leases=(2,))).version == 2
     effects = job(Lost(0, "killed"))
     grant = only(Grant, effects)
@@ -195,7 +195,7 @@ def test_the_dead_holder_of_the_last_samples_does_not_hold_up_the_epoch() -> Non
     job.want(0, batch=3)
     job.want(1, batch=3)
     job.push(0, 0, leases=(0,))
-    assert job.want(0) == []
+    assert names(job.want(0)) == ["Paused 0"]
     effects = job(Lost(1, "killed"))
     grant = only(Grant, effects)
     assert (grant.worker, grant.start, grant.stop, grant.refreshed) == (0, 3, 5, True)
@@ -227,12 +227,12 @@ def test_an_early_break_gives_the_rest_back_and_others_use_it() -> None:
     job = Hand(ASP(), 2)
     job.want(0)
     job.want(0)
-    assert job.finish(0) == [], "its leases are free again; worker 1 has not said that it wants none"
+    assert names(job.finish(0)) == ["Paused 0"], "its leases are free again; worker 1 has not said that it wants none"
     taken = [only(Grant, job.want(1)) for _ in range(3)]
     assert sorted((g.start, g.stop) for g in taken) == [(0, 2), (2, 4), (4, 6)]
     effects = job.finish(1)
     assert only(EpochEnded, effects).report["unused"] == 6, "worker 1 breaks out too"
-    assert names(effects) == ["EpochEnded", "Release 0", "Release 1"]
+    assert names(effects) == ["Paused 1", "EpochEnded", "Release 0", "Release 1"]
 
 
 def test_samples_given_back_and_pushed_all_the_same_are_rejected() -> None:
@@ -260,15 +260,27 @@ def test_the_rule_does_not_wait_for_the_idle() -> None:
         job.want(worker)
     job.push(0, 0, leases=(0,))
     job.push(1, 0, leases=(1,))
-    assert job.want(1) == []
+    assert names(job.want(1)) == ["Paused 1"]
     assert names(job.push(0, 1, leases=(2,))) == ["Fold", "Settle 0", "Release 0", "EpochEnded", "Release 1"]
+
+
+def test_a_pause_is_said_before_what_follows_from_it() -> None:
+    """Worker 0 stands at the barrier: as worker 1 pauses, nobody is missing any more."""
+    job = Hand(BSP(), 2)
+    job.want(0)
+    job.want(1)
+    job.push(0, 0, leases=(0,))
+    effects = job.finish(1)
+    assert names(effects) == ["Paused 1", "Fold", "Settle 0", "Release 0"]
+    paused = only(Paused, effects)
+    assert (paused.incarnation, paused.pool, paused.epoch, paused.reason) == (1, 0, 0, "waits for the end of epoch 0")
 
 
 def test_who_asks_for_the_next_epoch_too_early_waits_for_the_end_of_this_one() -> None:
     """It hears that the earlier epoch has ended, and asks again."""
     job = Hand(ASP(), 2)
     job.want(0)
-    assert job.want(0, epoch=1) == [], "what it held is free for worker 1"
+    assert only(Paused, job.want(0, epoch=1)).epoch == 0, "what it held is free for worker 1"
     for version in range(3):
         job.push(1, version, leases=(only(Grant, job.want(1)).lease,))
     ended = only(EpochEnded, job.said)

@@ -105,7 +105,7 @@ def test_a_pool_moves_on_to_the_announced_epoch_only_before_it_has_dealt_anythin
     assert leases.epoch(0) == 3
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200, derandomize=True, database=None)
 @given(size=st.integers(1, 40), seed=st.integers(0, 2**16), workers=st.integers(1, 4))
 def test_any_sequence_of_fates_and_deaths_adds_up(size: int, seed: int, workers: int) -> None:
     leases, rng, held = dealt(size), random.Random(seed), list[Lease]()

@@ -51,7 +51,7 @@ def plans(draw: st.DrawFn, rule: str, faults: tuple[str, ...] = FAULTS, least_ep
 
 def examples(number: int) -> settings:
     """Always the same ones: a failure on one machine is a failure on all."""
-    return settings(max_examples=number, deadline=None, derandomize=True, database=None)
+    return settings(max_examples=number, derandomize=True, database=None)
 
 
 @pytest.mark.parametrize("rule", rules)
@@ -148,6 +148,8 @@ def test_every_fault_happens() -> None:
     assert "Release(worker=4" in reasons(("newcomer", 1, 8))
     assert "not finite in bias" in reasons(("poison", 1, 4))
     assert "unused" in reasons(("haste", 0, 4), ("haste", 1, 4), ("haste", 2, 4))
+    assert "Paused(worker=0" in reasons() and "refreshed=True)" not in reasons()
+    assert "refreshed=True)" in reasons(("kill", 2, 32)), "samples of the dead come back to a paused worker"
 
 
 def test_a_world_finds_a_rule_that_forgets_somebody() -> None:

@@ -89,7 +89,7 @@ class TestSpans:
         count=st.integers(1, 9),
         splittable=st.booleans(),
     )
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     def test_cover_everything_once(self, sizes: list[int], count: int, splittable: bool) -> None:
         layout = layout_of(sizes)
         spans = layout.spans(count, splittable)
@@ -116,7 +116,7 @@ class TestWire:
     @given(
         sizes=st.lists(st.integers(0, 50), min_size=1, max_size=8), kinds=st.lists(st.sampled_from(list(DTYPES)), min_size=8, max_size=8)
     )
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     def test_round_trip(self, sizes: list[int], kinds: list[str]) -> None:
         layout = layout_of(sizes, dtypes=kinds)
         assert Layout.from_wire(msgpack.unpackb(msgpack.packb(layout.to_wire()))) == layout

@@ -13,8 +13,9 @@ from torch import nn
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.tensors import blocks
 from offbeat.tensors.layout import Layout, Span, view
-from offbeat.tensors.optimizers import assemble_state_dict, hyperparameters, spec_of, split_state_dict, supported
+from offbeat.tensors.optimizers import hyperparameters, spec_of, supported
 from offbeat.tensors.shard import Shard
+from offbeat.tensors.state import assemble_state_dict, split_state_dict
 
 Make = Callable[[list[Any]], torch.optim.Optimizer]
 

@@ -65,7 +65,10 @@ class Chart:
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Chart:
-        """The chart of a whole journal. Its time begins when the first worker is admitted: how long processes take to start is no rule's doing."""
+        """The chart of a whole journal.
+
+        Its time begins when the first worker is admitted: how long processes take to start is no rule's doing.
+        """
         chart = cls()
         records = list(records)
         start_s = next((record["t"] for record in records if record["kind"] == "release"), 0.0)

@@ -95,6 +95,8 @@ class CoordinatorHost:
         self._arrivals: dict[tuple[WorkerId, int], _Arrival] = {}
         self._schedules: dict[WorkerId, tuple[int, Any]] = {}
         self._buffers = BufferBook()
+        self._ended: dict[int, tuple[dict[str, Any], bytes | None]] = {}
+        """Of each pool, the last epoch's report and mean buffers: for those whose pushes have ended it and who ask only afterwards."""
         self._kills = list(settings.kill)
         self._handlers: dict[str, Callable[[_Peer, Message, Seconds], None]] = {
             "ready": self._ready,
@@ -220,7 +222,9 @@ class CoordinatorHost:
         peer = _Peer(worker, connection)
         self._peers[connection] = self._current[worker] = peer
         self._gone.discard(worker)
-        in_place = self._common is not None and connection.shares_memory
+        # Who comes to a running job reads a copy: its script may go on to load an old checkpoint into its model, and so into everybody's.
+        running = self._coordinator is not None and self._coordinator.begun
+        in_place = self._common is not None and connection.shares_memory and not running
         self.host.attach(worker, connection, message, in_place=in_place)
         connection.send(
             {"kind": "welcome", "sync": self._policy.spelling, "in_place": in_place},
@@ -269,9 +273,10 @@ class CoordinatorHost:
 
     def _ready(self, peer: _Peer, message: Message, now: Seconds) -> None:
         self._order([{"do": "enter", "worker": peer.worker}])
-        self._feed(Joined(peer.worker), now)
-        if peer.serial == 0 and (mean := self._buffers.mean()) is not None:
+        # Before the parameters, with which the worker goes on.
+        if (mean := self._buffers.mean()) is not None:
             peer.connection.send({"kind": "buffers"}, payload=(mean,))
+        self._feed(Joined(peer.worker), now)
 
     # Contributions.
 
@@ -285,7 +290,9 @@ class CoordinatorHost:
         self._complete(peer.worker, header["number"], 0, now, Pushed(peer.worker, **fields))
 
     def _initial(self, peer: _Peer, message: Message, now: Seconds) -> None:
-        self.host.initialise(peer.worker)
+        assert self._coordinator is not None
+        if not message.header["provided"] and self._coordinator.version == 0:
+            self.host.initialise(peer.worker)
         self._complete(peer.worker, message.header["number"], 0, now, Initialised(peer.worker))
 
     def _complete(self, worker: WorkerId, number: int, shard: int, now: Seconds, event: Event | None = None) -> None:
@@ -295,7 +302,14 @@ class CoordinatorHost:
         arrival.event = arrival.event or event
         if len(arrival.shards) == 1 + len(self._shards) and arrival.event is not None:
             del self._arrivals[worker, number]
+            self._accept_initial(arrival.event)
             self._feed(arrival.event, now)
+
+    def _accept_initial(self, event: Event) -> None:
+        """Only an order makes what a worker provides the parameters: one that froze over it may answer when others have trained on."""
+        assert self._coordinator is not None
+        if isinstance(event, Initialised) and not self._coordinator.begun:
+            self._order([{"do": "initialise", "worker": event.worker}])
 
     def _hyperparameters(self) -> Any:
         """Those of the living worker that has made the most steps: learning-rate schedules follow the furthest, not a returning worker."""
@@ -352,20 +366,31 @@ class CoordinatorHost:
             peer = self._current[effect.worker]
             peer.incarnation = effect.incarnation
             peer.connection.send({"kind": "joined", "incarnation": effect.incarnation})
+        elif isinstance(effect, StateChanged) and effect.state is WorkerState.DEAD:
+            self._schedules.pop(effect.worker, None)
+            self._buffers.forget(effect.worker)
         elif isinstance(effect, Initialise):
             self._current[effect.worker].connection.send({"kind": "provide"})
         elif isinstance(effect, Fence):
-            self._current[effect.worker].connection.send({"kind": "fence", "reason": effect.reason})
+            self._current[effect.worker].connection.send({"kind": "fence", "incarnation": effect.incarnation, "reason": effect.reason})
         elif isinstance(effect, Grant):
             fields = {"lease": effect.lease, "epoch": effect.epoch, "start": effect.start, "stop": effect.stop}
             self._current[effect.worker].connection.send({"kind": "grant", **fields, "refreshed": effect.refreshed})
         elif isinstance(effect, NoMore):
-            self._current[effect.worker].connection.send({"kind": "no_more", "epoch": effect.epoch, "refreshed": effect.refreshed})
+            self._no_more(effect)
         elif isinstance(effect, EpochEnded):
             self._end_epoch(effect)
 
+    def _no_more(self, effect: NoMore) -> None:
+        connection = self._current[effect.worker].connection
+        report, mean = self._ended.get(effect.pool, (None, None)) if effect.refreshed else (None, None)
+        if mean is not None:
+            connection.send({"kind": "buffers"}, payload=(mean,))
+        connection.send({"kind": "no_more", "epoch": effect.epoch, "refreshed": effect.refreshed, "report": report})
+
     def _end_epoch(self, effect: EpochEnded) -> None:
         mean = self._buffers.mean()
+        self._ended[effect.pool] = effect.report, mean
         for worker in effect.workers:
             connection = self._current[worker].connection
             if mean is not None:
@@ -404,8 +429,7 @@ class CoordinatorHost:
         raise JobError(f"worker {peer.worker} stopped the job: {message.header['reason']}")
 
     def _state(self, peer: _Peer, message: Message, now: Seconds) -> None:
-        assert self._coordinator is not None
-        answer_state(self.host, peer.connection, message, frozen=self._coordinator.version > 0)
+        answer_state(self.host, peer.connection, message)
 
     def _head(self, policy: Policy | None, now: Seconds) -> None:
         settings = self.settings
@@ -435,12 +459,12 @@ def _difference(one: OptimizerSpec, other: OptimizerSpec) -> str:
     return f"{len(one.groups)} parameter groups, not {len(other.groups)}"
 
 
-def answer_state(host: ShardHost, connection: Connection, message: Message, *, frozen: bool) -> None:
-    """Give a worker this shard's optimizer state, or load the state that it brings, unless the job is already past its first version."""
+def answer_state(host: ShardHost, connection: Connection, message: Message) -> None:
+    """Give a worker this shard's optimizer state, or load the state that it brings, unless the shard has folded already."""
     if message.header["do"] == "load":
-        if not frozen:
+        if not host.folded:
             host.shard.load_state(message.header["pieces"], message.payload)
-        connection.send({"kind": "state", "loaded": not frozen})
+        connection.send({"kind": "state", "loaded": not host.folded})
         return
     pieces, payload = host.shard.state()
     connection.send({"kind": "state", "pieces": pieces}, payload=payload)

@@ -182,12 +182,13 @@ class Server:
             case "push":
                 self._tell_coordinator({"kind": "arrived", "worker": header["worker"], "number": header["number"]})
             case "initial":
-                host.initialise(header["worker"])
+                if not header["provided"]:
+                    host.initialise(header["worker"])
                 self._tell_coordinator({"kind": "initialised", "worker": header["worker"], "number": header["number"]})
             case "state":
                 from offbeat.runtime.coordinator_host import answer_state  # noqa: PLC0415
 
-                answer_state(host, connection, message, frozen=header["frozen"])
+                answer_state(host, connection, message)
             case kind:
                 raise ProtocolError(f"unknown message {kind!r}")
 
@@ -197,7 +198,7 @@ class Server:
 
     def _on_closed(self, connection: Connection, reason: str) -> None:
         if connection is self._to_coordinator:
-            raise JobError(f"server {self._number} has lost server 0: {reason}")
+            raise JobError(f"server 0 is gone ({reason}), and its part of the parameters with it")
         self._early = [(c, m) for c, m in self._early if c is not connection]
         if self._coordinator is not None:
             self._coordinator.on_closed(connection, reason, self.now())

@@ -44,6 +44,9 @@ class ShardHost:
         self._memory = block.view[span.start : span.stop] if memory is not None else block.view
         self._block = block
         self.shard = Shard(layout, span, spec, self._memory, threads=torch.get_num_threads())
+        self.folded = False
+        """Whether a fold has been made here: from then on nobody may set parameters or state. Every worker that loads a checkpoint
+        loads the same one, before its first push, so the shards come to the same end without asking one another."""
         self._slots: dict[WorkerId, _Slot] = {}
         self._next: dict[WorkerId, _Slot] = {}
 
@@ -66,9 +69,10 @@ class ShardHost:
         self._next[worker] = _Slot(connection, push, pull)
 
     def initialise(self, worker: WorkerId) -> None:
-        """The initial parameters are what this worker has just pushed."""
+        """The initial parameters are what this worker has just pushed, unless the job has gone on from others."""
         slot = self._slots.get(worker) or self._next[worker]
-        self._memory[:] = slot.push
+        if not self.folded:
+            self._memory[:] = slot.push
 
     def apply(self, orders: Sequence[Mapping[str, Any]]) -> None:
         """Carry out folds and releases, in order."""
@@ -78,9 +82,12 @@ class ShardHost:
                     worker = order["worker"]
                     if worker in self._next:
                         self._slots[worker] = self._next.pop(worker)
+                case "initialise":
+                    self.initialise(order["worker"])
                 case "fold":
                     gradients = [(self._slots[worker].push, weight) for worker, weight in order["parts"]]
                     self.shard.fold(gradients, order["hyper"])
+                    self.folded = True
                 case "release":
                     self._release(order)
                 case "forget":

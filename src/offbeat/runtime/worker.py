@@ -7,6 +7,7 @@ touch what it reads.
 from __future__ import annotations
 
 import atexit
+import copy
 import itertools
 import os
 import signal
@@ -26,7 +27,8 @@ from offbeat.runtime.settings import WorkerSettings
 from offbeat.session import Grant, Session
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
-from offbeat.tensors.optimizers import OptimizerSpec, assemble_state_dict, hyperparameters, split_state_dict
+from offbeat.tensors.optimizers import OptimizerSpec, hyperparameters
+from offbeat.tensors.state import assemble_state_dict, split_state_dict
 from offbeat.transport.base import Closed, Connection, Hub, Message, SharedMemory
 from offbeat.transport.hub import SocketHub
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
@@ -59,6 +61,8 @@ class WorkerSession(Session):
         self._settings, self._layout, self._spec, self._optimizer = settings, layout, spec, optimizer
         self._stop_on_nonfinite = stop_on_nonfinite
         self._incarnation: Incarnation = 0
+        self._left_behind: Incarnation = 0
+        """The one that was declared dead and has been given up."""
         self._numbers = itertools.count(time.time_ns())
         self._steps = 0
         self._sent_hyper: Any = None
@@ -231,9 +235,11 @@ class WorkerSession(Session):
         self._flat.pulled()
 
     def _rejoin(self) -> None:
-        self._fenced = False
-        self._outstanding.clear()
-        self._open_epochs.clear()
+        """Join again. Grants that a loader has fetched ahead stay: their samples are somebody else's, and pushes over them are rejected."""
+        self._fenced, self._left_behind = False, self._incarnation
+        # What was released before the fence does not count: with its old incarnation this worker would never be heard again.
+        self._seen = self._serials.get(self._coordinator, self._seen)
+        self._sent_hyper = None
         self._mail.clear()
         self._coordinator.send({"kind": "ready"})
 
@@ -246,12 +252,12 @@ class WorkerSession(Session):
         self._coordinator.send({"kind": "pull", "incarnation": self._incarnation})
         self._admitted()
 
-    def _initialise(self) -> None:
-        """Hand every shard the parameters that this worker's model has."""
+    def _initialise(self, *, provided: bool) -> None:
+        """Hand every shard the parameters that this worker's model has: ``provided`` when asked for, or loaded."""
         number = next(self._numbers)
         self._flat.offer()
         for server in self._servers:
-            server.send({"kind": "initial", "worker": self.worker, "number": number}, carry="push")
+            server.send({"kind": "initial", "worker": self.worker, "number": number, "provided": provided}, carry="push")
 
     # Samples.
 
@@ -291,7 +297,7 @@ class WorkerSession(Session):
                 self._admitted()
                 continue
             answer = next(self._mail.pop(key) for key in ("grant", "no_more", "epoch_ended") if key in self._mail).header
-            if answer["kind"] == "epoch_ended":
+            if answer.get("report") is not None:
                 self.reports.append({"epoch": answer["epoch"], **answer["report"]})
             if answer["kind"] == "epoch_ended" or answer.get("refreshed"):
                 self._admitted()
@@ -311,18 +317,18 @@ class WorkerSession(Session):
             self._coordinator.send({"kind": "metrics", "values": {"loss": self._loss}})
 
     def state_dict(self) -> dict[str, Any]:
-        answers = self._exchange_state([({"kind": "state", "do": "get", "frozen": True}, [])] * len(self._servers))
+        answers = self._exchange_state([({"kind": "state", "do": "get"}, [])] * len(self._servers))
         pieces = [(answer.header["pieces"], answer.payload) for answer in answers]
         return assemble_state_dict(self._layout, self._spec, pieces, self._optimizer)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The servers take the state and this model's parameters only before their first fold; then the job's go before."""
-        frozen = self.version > 0
         parts = split_state_dict(self._layout, self._spec, state, self._optimizer, self._spans)
-        messages = [({"kind": "state", "do": "load", "frozen": frozen, "pieces": pieces}, payload) for pieces, payload in parts]
-        if not frozen:
-            self._initialise()
-        self._exchange_state(messages)
+        for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=True):
+            group.update({key: copy.deepcopy(value) for key, value in saved.items() if key != "params"})
+        if self.version == 0:
+            self._initialise(provided=False)
+        self._exchange_state([({"kind": "state", "do": "load", "pieces": pieces}, payload) for pieces, payload in parts])
         self.pull()
 
     def _exchange_state(self, messages: list[tuple[dict[str, Any], list[Any]]]) -> list[Message]:
@@ -365,11 +371,12 @@ class WorkerSession(Session):
             case "joined":
                 self._incarnation = header["incarnation"]
             case "provide":
-                self._initialise()
+                self._initialise(provided=True)
             case "buffers":
                 self._buffers.write(item.payload)
             case "fence":
-                self._fenced = True
+                # One that is found dead twice over one incarnation is told twice, and joins once.
+                self._fenced = self._fenced or header["incarnation"] > self._left_behind
             case "refused":
                 self._failed = True
                 raise RefusedError(header["reason"])

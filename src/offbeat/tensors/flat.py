@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from offbeat.errors import ConfigurationError
-from offbeat.tensors.layout import DTYPES, Layout, Memory, elements, view
+from offbeat.tensors.layout import Layout, Memory, elements, view
 from offbeat.tensors.threads import single_threaded
 
 

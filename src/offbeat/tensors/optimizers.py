@@ -16,9 +16,8 @@ from typing import Any, TypeAlias
 import torch
 
 from offbeat.errors import ConfigurationError, ProtocolError
-from offbeat.tensors.state import assemble_state_dict, split_state_dict
 
-__all__ = ["Hyperparameters", "OptimizerSpec", "assemble_state_dict", "hyperparameters", "spec_of", "split_state_dict", "supported"]
+__all__ = ["Hyperparameters", "OptimizerSpec", "hyperparameters", "spec_of", "supported"]
 
 Hyperparameters: TypeAlias = dict[str, Any]
 

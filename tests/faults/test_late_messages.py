@@ -1,4 +1,7 @@
-"""A worker that freezes just when it is asked for the initial parameters must not hand them in when others have trained on."""
+"""A frozen worker thaws: what it says then comes too late for the job, and what waits for it comes too late for the worker.
+
+Played with real shells and hand-carried messages, since real processes freeze at the worst moment only now and then.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,11 @@ import pytest
 import torch
 
 from offbeat.runtime.coordinator_host import CoordinatorHost
-from offbeat.runtime.settings import JobSettings
+from offbeat.runtime.settings import JobSettings, WorkerSettings
+from offbeat.runtime.worker import WorkerSession
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import hyperparameters, spec_of
-from offbeat.transport.base import Buffer, Connection, Message, SharedMemory
+from offbeat.transport.base import Address, Arrivals, Buffer, Connection, Hub, Message, SharedMemory
 from offbeat.transport.shm import MemoryBlock
 from offbeat.types import Seconds
 
@@ -71,6 +75,10 @@ class Worker:
         self.fill(self.value)
         self.say("initial", now, worker=self.number, number=self.number, provided=True)
 
+    def parameters(self) -> list[float]:
+        """Those that the last release has brought."""
+        return [float(value) for value in torch.frombuffer(self.pull_block.view, dtype=torch.float32)[:4]]
+
     def push(self, now: Seconds) -> None:
         self.fill(1.0)
         push = {"incarnation": 1, "version": 0, "samples": 1, "compute_s": 0.1, "leases": (), "nonfinite": None, "loss": None}
@@ -93,11 +101,60 @@ def test_parameters_that_come_too_late(when: str) -> None:
         second.push(1.4)
     first.provide(1.5)
     expected = 6.0 if when == "after a fold" else 7.0  # the second's parameters, less a gradient of 1
-    assert _parameters(host) == [expected] * 4
+    second.say("pull", 1.6, incarnation=1)
+    assert second.parameters() == [expected] * 4
     assert not first.line.got("parameters")
     host.close(True, "enough", 2.0)
 
 
-def _parameters(host: CoordinatorHost) -> list[float]:
-    tensor = torch.frombuffer(host.host._memory, dtype=torch.float32)
-    return [float(value) for value in tensor[:4]]
+class Mailbox(Hub):
+    """Delivers what a test has put in, one bundle for each poll."""
+
+    def __init__(self) -> None:
+        self.line = Line("server 0")
+        self.bundles: list[list[dict[str, Any]]] = []
+
+    def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
+        raise AssertionError("a worker does not listen")
+
+    def connect(self, address: Address) -> Connection:
+        return self.line
+
+    def poll(self, timeout_s: float | None) -> Arrivals:
+        assert self.bundles, "the worker waits for something that never comes"
+        return [(self.line, Message(header, EMPTY, ())) for header in self.bundles.pop(0)]
+
+    def wake(self) -> None:
+        """Nobody waits."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def released(serial: int, incarnation: int, version: int) -> dict[str, Any]:
+    return {"kind": "parameters", "serial": serial, "incarnation": incarnation, "version": version, "chief": 0}
+
+
+def test_a_release_from_before_the_fence_does_not_count() -> None:
+    """It waits beside the fence when a worker thaws; who goes on with it asks for samples as a dead incarnation, and is never answered."""
+    hub = Mailbox()
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = WorkerSettings(worker=0, workers=2, token="x", servers=(Address("", ("", 0), ""),))
+    session = WorkerSession(settings, Layout.of(model, optimizer), spec_of(optimizer), model, optimizer, hub=hub)
+    fence = {"kind": "fence", "incarnation": 1, "reason": "incarnation 1 was declared dead"}
+    hub.bundles = [[{"kind": "welcome", "in_place": False}], [{"kind": "joined", "incarnation": 1}, released(1, 1, 0)]]
+    session.join("bsp")
+    hub.bundles = [
+        [released(2, 1, 1), fence],
+        [fence],  # frozen again before it could answer
+        [{"kind": "joined", "incarnation": 2}, released(3, 2, 9)],
+    ]
+    model(torch.ones(1, 4)).sum().backward()
+    session.step(1)
+    assert session.version == 9
+    assert len(hub.line.got("ready")) == 2
+    hub.bundles = [[released(4, 2, 10)]]
+    session.step(1)
+    assert [header["push"]["incarnation"] for header in hub.line.got("push")] == [1, 2]
+    session.vanish()

@@ -1,0 +1,78 @@
+"""What the tests of samplers share: a worker that trains on the indices themselves, and the checks of an epoch's books."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.live.harness import Job, Worker
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from offbeat.data import ElasticBatchSampler
+from offbeat.optimizer import DistributedOptimizer
+from offbeat.report.tally import Tally
+from offbeat.runtime.journal import read
+
+Used = list[list[int]]
+"""The indices that one worker used, epoch by epoch."""
+
+
+def data(size: int) -> TensorDataset:
+    return TensorDataset(torch.arange(size))
+
+
+class Trainer:
+    """A worker with a model of one number per kind of sample, so that a step is cheap."""
+
+    def __init__(self, worker: Worker, sync: str = "asp") -> None:
+        self.worker = worker
+        self.model = nn.Linear(1, 1)
+        self.optimizer: DistributedOptimizer = worker.distribute(torch.optim.SGD(self.model.parameters(), lr=1e-6), self.model, sync)
+
+    def loader(self, size: int, batch: int, **options: Any) -> DataLoader[Any]:
+        dataset = data(size)
+        return DataLoader(dataset, batch_sampler=self.optimizer.batch_sampler(dataset, batch_size=batch), **options)
+
+    def step(self, *batches: Tensor, scale: float = 1.0) -> list[int]:
+        self.optimizer.zero_grad()
+        (self.model(torch.cat(batches).float().unsqueeze(1)).square().mean() * scale).backward()
+        self.optimizer.step()
+        return [int(index) for batch in batches for index in batch]
+
+    def pause(self) -> None:
+        """Workers of different speeds."""
+        threading.Event().wait(0.001 * self.worker.number)
+
+
+def once(used: Iterable[Iterable[int]], size: int) -> bool:
+    return sorted(index for part in used for index in part) == list(range(size))
+
+
+def finished(job: Job, journal: Path) -> list[dict[str, Any]]:
+    """The epochs' reports, after the books have been checked."""
+    assert Tally.of(read(journal)).problems() == []
+    assert job.summary is not None
+    reports: list[dict[str, Any]] = job.summary["epochs"]
+    for report in reports:
+        assert report["folded"] + report["dropped"] + report["rejected"] + report["unused"] == report["indices"]
+        assert sum(e["stop"] - e["start"] for e in report["exceptions"]) == report["indices"] - report["folded"]
+    return reports
+
+
+def ahead(sampler: ElasticBatchSampler, depth: int) -> Iterator[Tensor]:
+    """Batches as a `DataLoader` with worker processes asks for them, without the processes."""
+    fetched: list[Tensor] = []
+    batches = iter(sampler)
+    more = True
+    while more or fetched:
+        while more and len(fetched) < depth:
+            indices = next(batches, None)
+            more = indices is not None
+            if indices is not None:
+                fetched.append(torch.tensor(indices))
+        if fetched:
+            yield fetched.pop(0)

@@ -1,0 +1,229 @@
+"""BatchNorm's statistics at an epoch's end, and workers that come late, come back, or were thought dead."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.live.harness import Job, Worker, barrier, wait
+from torch import Tensor, nn
+
+from offbeat.report.tally import Tally
+from offbeat.runtime.journal import read
+
+
+class WithNorm(nn.Module):
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.head = nn.Linear(3, 1)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def step(self, optimizer: Any, size: int = 4) -> None:
+        optimizer.zero_grad()
+        x = torch.randn(size, 3, generator=self.generator) * (1 + self.generator.initial_seed())
+        self.head(self.norm(x)).square().mean().backward()
+        optimizer.step()
+
+    def statistics(self) -> tuple[Tensor, Tensor, int]:
+        norm = self.norm
+        assert norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None
+        return norm.running_mean.clone(), norm.running_var.clone(), int(norm.num_batches_tracked)
+
+
+@pytest.mark.parametrize("hosts", [{}, {1: "other"}], ids=["shm", "mixed"])
+def test_statistics_are_averaged_at_the_end_of_an_epoch(hosts: dict[int, str]) -> None:
+    def script(worker: Worker) -> list[tuple[Tensor, Tensor, int]]:
+        model = WithNorm(worker.number)
+        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.01), model)
+        own = model.statistics()
+        sampler = optimizer.batch_sampler(range(30), batch_size=4)
+        for indices in sampler:
+            model.step(optimizer, len(indices) + 1)
+            own = model.statistics()
+        return [own, model.statistics()]
+
+    with Job(3, hosts=hosts) as job:
+        results = job.run(script)
+    owns, afters = zip(*results, strict=True)
+    for after in afters:
+        for part in (0, 1):
+            torch.testing.assert_close(after[part], torch.stack([own[part] for own in owns]).mean(dim=0))
+        assert after[2] == max(own[2] for own in owns) > 0
+
+
+def test_a_joiner_gets_the_mean() -> None:
+    stand, joined = barrier(3), threading.Event()
+    standing: list[tuple[Tensor, Tensor, int]] = []
+
+    def stay(worker: Worker) -> None:
+        model = WithNorm(worker.number)
+        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.01), model)
+        for _ in range(3):
+            model.step(optimizer)
+        if worker.number == 2:
+            worker.die()
+        standing.append(model.statistics())
+        stand.wait()
+        wait(joined)
+
+    def join(worker: Worker) -> None:
+        model = WithNorm(worker.number)
+        worker.distribute(torch.optim.SGD(model.parameters(), lr=0.01), model)
+        mean, variance, count = model.statistics()
+        torch.testing.assert_close(mean, torch.stack([m for m, _, _ in standing]).mean(dim=0))
+        torch.testing.assert_close(variance, torch.stack([v for _, v, _ in standing]).mean(dim=0))
+        assert count == 3
+        joined.set()
+
+    with Job(3) as job:
+        for number in range(3):
+            job.start(number, stay)
+        job.await_state(2, "dead")
+        stand.wait()
+        job.start(2, join)
+        job.join()
+
+
+def test_a_returning_worker_cannot_undo_what_the_others_have_learnt() -> None:
+    """Its script wraps first and then loads an old checkpoint into the model, as it did at the start."""
+    stand, joined = barrier(2), threading.Event()
+
+    def stay(worker: Worker) -> None:
+        model = WithNorm(worker.number)
+        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.01), model)
+        model.step(optimizer)
+        if worker.number == 1:
+            worker.die()
+        before = [p.detach().clone() for p in model.parameters()]
+        stand.wait()
+        wait(joined)
+        assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+        model.step(optimizer)
+
+    def join(worker: Worker) -> None:
+        model = WithNorm(worker.number)
+        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.01), model)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.zero_()
+        joined.set()
+        model.step(optimizer)
+        assert optimizer.version == 2 and all(bool(p.any()) for p in model.parameters())
+
+    with Job(2, servers=2) as job:
+        for number in range(2):
+            job.start(number, stay)
+        job.await_state(1, "dead")
+        stand.wait()
+        job.start(1, join)
+        job.join()
+
+
+def test_the_settings_of_the_dead_do_not_count() -> None:
+    """The learning rate is that of the worker furthest on, among the living."""
+    stopped, thought_dead = threading.Event(), threading.Event()
+
+    def script(worker: Worker) -> None:
+        model = nn.Linear(1, 1)
+        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.5), model, "asp")
+        if worker.number == 1:
+            for _ in range(3):
+                model(torch.ones(1, 1)).sum().backward()
+                optimizer.step()
+            worker.freeze()
+            stopped.set()
+            wait(thought_dead)
+            worker.die()
+        wait(thought_dead)
+        optimizer.pull()
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer.param_groups[0]["lr"] = 0.0
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        assert optimizer.version == 4
+        assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+
+    with Job(2, timeout_s=1.0) as job:
+        for number in range(2):
+            job.start(number, script)
+        wait(stopped)
+        job.await_state(1, "dead")
+        thought_dead.set()
+        job.join()
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+@pytest.mark.parametrize("hosts", [{}, {1: "other"}], ids=["shm", "tcp"])
+def test_a_worker_that_was_thought_dead_comes_back(tmp_path: Path, sync: str, hosts: dict[int, str]) -> None:
+    thought_dead, back = threading.Event(), threading.Event()
+
+    def script(worker: Worker) -> list[float]:
+        model = WithNorm(worker.number)
+        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.01), model, sync)
+        if worker.number != 1:
+            while not back.is_set():
+                model.step(optimizer)
+            return []
+        model.step(optimizer)
+        worker.freeze()
+        wait(thought_dead)
+        worker.thaw()
+        for _ in range(5):  # the first is the late one
+            model.step(optimizer)
+        back.set()
+        return []
+
+    with Job(3, servers=2, hosts=hosts, timeout_s=1.0, journal=str(tmp_path / "journal")) as job:
+        for number in range(3):
+            job.start(number, script)
+        job.await_state(1, "dead")
+        thought_dead.set()
+        job.join()
+    records = list(read(tmp_path / "journal"))
+    assert Tally.of(records).problems() == []
+    mine = [record for record in records if record["kind"] == "settle" and record["worker"] == 1]
+    late = [record["reason"] for record in mine if record["fate"] == "rejected"]
+    assert late[0] == "sent by incarnation 1, which was declared dead"
+    assert sum(record["fate"] == "folded" and record["incarnation"] > 1 for record in mine) > 0
+    states = [record["state"] for record in records if record["kind"] == "state_changed" and record["worker"] == 1]
+    assert states[:4] == ["alive", "dead", "recovered", "alive"] and states[-1] == "finished"
+
+
+def test_stale_samples_of_a_returned_worker_are_rejected(tmp_path: Path) -> None:
+    """A loader has fetched batches ahead when its worker is declared dead: they are somebody else's by the time it uses them."""
+    thought_dead, size = threading.Event(), 60
+
+    def script(worker: Worker) -> None:
+        model = nn.Linear(1, 1)
+        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=1e-6), model, "asp")
+        sampler = optimizer.batch_sampler(range(size), batch_size=4)
+        fetched = iter(sampler)
+        ahead = [next(fetched) for _ in range(3)]
+        if worker.number == 1:
+            worker.freeze()
+            wait(thought_dead)
+            worker.thaw()
+        else:
+            wait(thought_dead)
+        for indices in itertools.chain(ahead, fetched):
+            optimizer.zero_grad()
+            model(torch.tensor(indices).float().unsqueeze(1)).sum().backward()
+            optimizer.step()
+
+    with Job(2, timeout_s=1.0, journal=str(tmp_path / "journal")) as job:
+        threads = [job.start(number, script) for number in range(2)]
+        job.await_state(1, "dead")
+        thought_dead.set()
+        job.join(*threads)
+    records = list(read(tmp_path / "journal"))
+    assert Tally.of(records).problems() == []
+    reasons = [r["reason"] for r in records if r["kind"] == "settle" and r["worker"] == 1 and r["fate"] == "rejected"]
+    assert reasons[0].startswith("sent by incarnation 1")
+    assert reasons[1:] == ["its samples have gone to another worker"] * 2
+    (report,) = [record["report"] for record in records if record["kind"] == "epoch_ended"]
+    assert report["folded"] == size and report["returned"] == 12

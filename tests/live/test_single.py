@@ -1,0 +1,218 @@
+"""``python script.py`` without a launcher: the wrapped optimizer, bit for bit. And what is refused, with a sentence, in any script."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import offbeat
+from offbeat import session as sessions
+from offbeat.errors import ConfigurationError
+from offbeat.optimizer import DistributedOptimizer
+
+
+@pytest.fixture(autouse=True)
+def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of its own, as far as the library can tell."""
+    monkeypatch.delenv("OFFBEAT_SERVERS", raising=False)
+    monkeypatch.setattr(sessions, "current", None)
+
+
+def model_of(seed: int = 0) -> nn.Module:
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator))
+    return model
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: int, schedule: Any = None) -> None:
+    for step in range(first, last):
+        generator = torch.Generator().manual_seed(step)
+        x, y = torch.randn(6, 5, generator=generator), torch.randint(3, (6,), generator=generator)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+
+
+def equal(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+def wrap(model: nn.Module, make: Callable[[nn.Module], torch.optim.Optimizer] = sgd, **options: Any) -> DistributedOptimizer:
+    return DistributedOptimizer(make(model), model, **options)
+
+
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_it_is_the_wrapped_optimizer(make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+    plain, wrapped = model_of(), model_of()
+    plain_optimizer, optimizer = make(plain), wrap(wrapped, make)
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(o, 0.9) for o in (plain_optimizer, optimizer)]
+    train(plain, plain_optimizer, 0, 15, schedules[0])
+    train(wrapped, optimizer, 0, 15, schedules[1])
+    assert equal(plain, wrapped)
+    assert optimizer.version == 15
+    assert optimizer.state_dict().keys() == plain_optimizer.state_dict().keys()
+
+
+def test_a_checkpoint_resumes_with_its_schedule() -> None:
+    whole = model_of()
+    optimizer = sgd(whole)
+    train(whole, optimizer, 0, 20, torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5))
+    half = model_of()
+    first = wrap(half)
+    schedule = torch.optim.lr_scheduler.StepLR(first, 3, 0.5)
+    train(half, first, 0, 10, schedule)
+    rest = model_of(9)
+    second = wrap(rest)
+    later = torch.optim.lr_scheduler.StepLR(second, 3, 0.5)
+    rest.load_state_dict(half.state_dict())
+    second.load_state_dict(first.state_dict())
+    later.load_state_dict(schedule.state_dict())
+    train(rest, second, 10, 20, later)
+    assert equal(whole, rest)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_epoch_covers_the_data(workers: int) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-6), model)
+    dataset = TensorDataset(torch.arange(23))
+    sampler = optimizer.batch_sampler(dataset, batch_size=4)
+    orders: list[list[int]] = []
+    for _ in range(3):
+        orders.append([])
+        for (batch,) in DataLoader(dataset, batch_sampler=sampler, num_workers=workers):
+            model(batch.float().unsqueeze(1)).sum().backward()
+            optimizer.step()
+            orders[-1] += batch.tolist()
+    assert all(sorted(order) == list(range(23)) for order in orders)
+    assert orders[0] != orders[1] and len(sampler) == 6
+    assert [(r["epoch"], r["folded"], r["unused"]) for r in optimizer.reports] == [(0, 23, 0), (1, 23, 0), (2, 23, 0)]
+
+
+def test_two_samplers_and_a_loop_left_early() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    long = optimizer.batch_sampler(range(10), batch_size=2, shuffle=False)
+    short = optimizer.batch_sampler(range(4), batch_size=2, shuffle=False)
+    assert list(zip(long, short, strict=False)) == [([0, 1], [0, 1]), ([2, 3], [2, 3])]
+    assert sorted(i for batch in long for i in batch) == list(range(10))
+    assert list(short) == [[0, 1], [2, 3]]
+
+
+def test_log_and_chief() -> None:
+    assert offbeat.chief()
+    offbeat.log(loss=1.0)
+    optimizer = wrap(model_of())
+    offbeat.log(loss=0.5, accuracy=1)
+    assert offbeat.chief() and sessions.current is not None
+    assert sessions.current.metrics == {"loss": 0.5, "accuracy": 1.0}
+    assert (optimizer.worker, optimizer.workers) == (0, 1)
+    with pytest.raises(TypeError, match=r"\.item\(\)"):
+        offbeat.log(loss=torch.tensor(1.0))  # type: ignore[arg-type]
+
+
+def test_a_gradient_that_is_not_finite_is_left_out_or_stops() -> None:
+    for nonfinite in ("reject", "stop"):
+        model = model_of()
+        optimizer = wrap(model, nonfinite=nonfinite)
+        before = [p.detach().clone() for p in model.parameters()]
+        for p in model.parameters():
+            p.grad = torch.full_like(p, float("nan"))
+        if nonfinite == "stop":
+            with pytest.raises(FloatingPointError, match="not finite"):
+                optimizer.step()
+        else:
+            with pytest.warns(UserWarning, match="not finite"):
+                optimizer.step()
+        assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+        assert optimizer.version == 0
+    with pytest.raises(ConfigurationError, match="'reject' or 'stop'"):
+        wrap(model_of(), nonfinite="ignore")
+
+
+def test_what_a_server_could_not_do_is_refused_here_too() -> None:
+    model = model_of()
+    optimizer = wrap(model)
+    with pytest.raises(ConfigurationError, match="closure"):
+        optimizer.step(lambda: 0.0)
+    with pytest.raises(ConfigurationError, match="before wrapping"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    with pytest.raises(ConfigurationError, match="already"):
+        DistributedOptimizer(optimizer, model)
+
+
+class OwnSGD(torch.optim.SGD):
+    pass
+
+
+def test_optimizers_that_no_server_can_run() -> None:
+    model = model_of()
+    refused: list[tuple[torch.optim.Optimizer, str]] = [
+        (torch.optim.LBFGS(model.parameters()), "LBFGS"),
+        (torch.optim.SparseAdam(list(model.parameters())), "SparseAdam"),
+        (OwnSGD(model.parameters(), lr=0.1), "subclass"),
+    ]
+    for optimizer, word in refused:
+        with pytest.raises(ConfigurationError, match=word):
+            DistributedOptimizer(optimizer, model)
+
+
+def test_optimizers_of_something_else() -> None:
+    model, other = model_of(), model_of()
+    with pytest.raises(ConfigurationError, match="not the model's"):
+        DistributedOptimizer(sgd(other), model)
+    optimizer = sgd(model)
+    for p in model.parameters():
+        p.requires_grad_(False)
+    with pytest.raises(ConfigurationError, match="no trainable parameter"):
+        DistributedOptimizer(optimizer, model)
+
+
+def test_a_rejected_step_shows_in_the_epochs_report() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for number, _ in enumerate(optimizer.batch_sampler(range(10), batch_size=2)):
+        optimizer.zero_grad()
+        (model(torch.ones(1, 1)).sum() * (float("inf") if number == 1 else 1.0)).backward()
+        if number == 1:
+            with pytest.warns(UserWarning, match="not finite"):
+                optimizer.step()
+        else:
+            optimizer.step()
+    (report,) = optimizer.reports
+    assert (report["folded"], report["rejected"]) == (8, 2)
+    assert report["exceptions"][0]["why"].startswith("rejected: gradient not finite")
+
+
+def test_frozen_parameters_and_missing_gradients_are_as_in_pytorch() -> None:
+    plain, wrapped = model_of(), model_of()
+    results: list[Tensor] = []
+    for model, make in ((plain, sgd), (wrapped, wrap)):
+        next(model.parameters()).requires_grad_(False)
+        optimizer = make(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            train(model, optimizer, 0, 5)
+        results.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(*results)
