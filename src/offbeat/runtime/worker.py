@@ -1,7 +1,7 @@
 """A worker's shell: joins the job, pushes and pulls, leases samples, and sends a heartbeat from a thread of its own.
 
-Everything else happens in the script's main thread, and only inside the library's calls; between them the process computes and the servers never
-touch what it reads.
+Everything else happens in the script's main thread, and only inside the library's calls; between them the process computes, and the
+servers never touch what it reads.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ class WorkerSession(Session):
                 return grant
             case "epoch_ended" if answer["epoch"] < epoch:
                 return self.take(pool, epoch, size, batch)
-            case "epoch_ended":
+            case "epoch_ended" | "no_more" if answer["report"] is not None:
                 self._open_epochs.pop(pool, None)
         return None
 
@@ -289,7 +289,7 @@ class WorkerSession(Session):
         self._since += time.monotonic() - began
 
     def _ask(self, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """Ask the coordinator about samples. An epoch's end brings the newest parameters; a fence means joining again, then asking again."""
+        """Ask the coordinator about samples. An epoch's end brings the newest parameters; a fence means joining, then asking again."""
         while True:
             self._coordinator.send({"kind": kind, "want": {"incarnation": self._incarnation, **fields}})
             self._wait(lambda: self._fenced or any(key in self._mail for key in ("grant", "no_more", "epoch_ended")))
