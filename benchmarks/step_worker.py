@@ -19,7 +19,7 @@ from benchmarks.job import join_gloo, slowest
 
 WIDTHS = (1024, 4096, 4096, 1024)
 """25.2 million parameters."""
-BATCH = 16
+BATCH = 8
 
 
 def mlp() -> nn.Module:

@@ -114,13 +114,11 @@ class Server:
 
     def _open(self) -> None:
         """Server 0, once every other server has called: workers may come."""
-        from offbeat.runtime.coordinator_host import CoordinatorHost  # noqa: PLC0415 - torch loads while workers start
-        from offbeat.transport.shm import MemoryBlock  # noqa: PLC0415
+        from offbeat.runtime.coordinator_host import CoordinatorHost  # torch loads while workers start
+        from offbeat.transport.shm import MemoryBlock
 
         assert self._settings is not None
-        self._coordinator = CoordinatorHost(
-            self._settings, self._shards, self._supervisor, MemoryBlock.allocate, self._started, self.now
-        )
+        self._coordinator = CoordinatorHost(self._settings, self._shards, self._supervisor, MemoryBlock.allocate, self._started, self.now)
         early, self._early = self._early, []
         orders, self._early_orders = self._early_orders, []
         for message in orders:
@@ -157,9 +155,9 @@ class Server:
         connection.send({"kind": "noted"})
 
     def _set_up(self, message: Message) -> None:
-        from offbeat.runtime.shard_host import ShardHost  # noqa: PLC0415
-        from offbeat.tensors.layout import Layout  # noqa: PLC0415
-        from offbeat.tensors.optimizers import OptimizerSpec  # noqa: PLC0415
+        from offbeat.runtime.shard_host import ShardHost
+        from offbeat.tensors.layout import Layout
+        from offbeat.tensors.optimizers import OptimizerSpec
 
         header = message.header
         layout, spec = Layout.from_wire(header["layout"]), OptimizerSpec.from_wire(header["optimizer"])
@@ -186,9 +184,7 @@ class Server:
                     host.initialise(header["worker"])
                 self._tell_coordinator({"kind": "initialised", "worker": header["worker"], "number": header["number"]})
             case "state":
-                from offbeat.runtime.coordinator_host import answer_state  # noqa: PLC0415
-
-                answer_state(host, connection, message)
+                host.answer_state(connection, message)
             case kind:
                 raise ProtocolError(f"unknown message {kind!r}")
 

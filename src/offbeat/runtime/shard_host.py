@@ -100,3 +100,12 @@ class ShardHost:
         header = {key: value for key, value in order.items() if key not in ("do", "worker")}
         slot.connection.send({"kind": "parameters", **header}, carry="pull")
 
+    def answer_state(self, connection: Connection, message: Message) -> None:
+        """Give a worker this shard's optimizer state, or load the state that it brings, unless the shard has folded already."""
+        if message.header["do"] == "load":
+            if not self.folded:
+                self.shard.load_state(message.header["pieces"], message.payload)
+            connection.send({"kind": "state", "loaded": not self.folded})
+            return
+        pieces, payload = self.shard.state()
+        connection.send({"kind": "state", "pieces": pieces}, payload=payload)
