@@ -11,7 +11,7 @@ from typing import Any
 
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.effects import Effect, Fold, Release, StateChanged
+from offbeat.protocol.effects import Effect, Fold, Release, Settle, StateChanged
 from offbeat.protocol.events import EpochWanted, Event, Heard, Initialised, Joined, LeaseWanted, Left, Lost, PullWanted, Pushed
 from offbeat.report.tally import Tally
 from offbeat.runtime.announcer import Announcer
@@ -258,7 +258,7 @@ class CoordinatorHost:
                 orders.append({"do": "fold", "parts": parts, "hyper": self._schedules.newest(self._roster.gone)})
             elif isinstance(effect, Release):
                 orders.append(self._release_order(effect))
-            else:
+            elif not isinstance(effect, Settle):  # a fate is for the journal only; what is said to workers keeps its place among the orders
                 self._order(orders)
                 orders = []
                 self._announcer.tell(effect)

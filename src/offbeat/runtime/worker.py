@@ -1,38 +1,33 @@
-"""A worker's shell: joins the job, pushes and pulls, leases samples, and sends a heartbeat from a thread of its own.
+"""A worker's shell: joins the job, pushes and pulls, leases samples, and hands its state over.
 
-Everything else happens in the script's main thread, and only inside the library's calls; between them the process computes, and the
-servers never touch what it reads.
+Everything happens in the script's main thread, and only inside the library's calls; between them the process computes, and the servers
+never touch what it reads. How messages are awaited, and the heartbeat, are in ``worker_link.py``, the ways to end in ``process_end.py``.
 """
 
 from __future__ import annotations
 
-import atexit
 import copy
 import itertools
 import os
-import signal
-import sys
-import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from offbeat.errors import JobError, ProtocolError, RefusedError
-from offbeat.runtime import last_words
+from offbeat.runtime import last_words, process_end
 from offbeat.runtime.buffers import ModelBuffers
 from offbeat.runtime.rehearsal import delay
 from offbeat.runtime.settings import WorkerSettings
+from offbeat.runtime.worker_link import WorkerLink
 from offbeat.session import Grant, Session
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec, hyperparameters
 from offbeat.tensors.state import assemble_state_dict, split_state_dict
-from offbeat.transport.base import Closed, Connection, Hub, Message, SharedMemory
+from offbeat.transport.base import Hub, Message, SharedMemory
 from offbeat.transport.hub import SocketHub
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
-from offbeat.types import Epoch, Incarnation
+from offbeat.types import Epoch
 
 
 class WorkerSession(Session):
@@ -60,24 +55,18 @@ class WorkerSession(Session):
         self.worker, self.workers, self.seed = settings.worker, settings.workers, settings.seed
         self._settings, self._layout, self._spec, self._optimizer = settings, layout, spec, optimizer
         self._stop_on_nonfinite = stop_on_nonfinite
-        self._incarnation: Incarnation = 0
-        self._left_behind: Incarnation = 0
-        """The one that was declared dead and has been given up."""
         self._numbers = itertools.count(time.time_ns())
         self._steps = 0
         self._sent_hyper: Any = None
-        self._serials: dict[Connection, int] = {}
-        self._seen = 0
-        self._fenced = False
-        self._mail: dict[str, Message] = {}
-        self._states: dict[Connection, Message] = {}
         self._open_epochs: dict[int, tuple[Epoch, int]] = {}
-        self._draining = self._failed = self._cut_off = self._waiting = False
-        self._ended = threading.Event()
-        self._hub = hub if hub is not None else SocketHub(settings.token)
-        self._servers = [self._hub.connect(address) for address in settings.servers]
-        self._coordinator = self._servers[0]
-        self._spans = layout.spans(len(self._servers), spec.elementwise)
+        self._spans = layout.spans(len(settings.servers), spec.elementwise)
+        self._link = WorkerLink(
+            hub if hub is not None else SocketHub(settings.token),
+            settings.servers,
+            self._spans,
+            {"parameters": self._on_parameters, "provide": self._on_provide, "buffers": self._on_buffers},
+        )
+        self._servers, self._coordinator = self._link.servers, self._link.coordinator
         self._push_block = self._allocate("gradients")
         self._pull_block = self._allocate("parameters")
         self._flat = FlatModel(layout, model, self._push_block.view, self._pull_block.view)
@@ -98,7 +87,7 @@ class WorkerSession(Session):
             RefusedError: the job does not take this worker.
             JobError: a server is gone.
         """
-        header = {
+        hello = {
             "kind": "hello",
             "worker": self.worker,
             "pid": os.getpid(),
@@ -106,64 +95,25 @@ class WorkerSession(Session):
             "optimizer": self._spec.to_wire(),
             "sync": sync,
         }
-        blocks: tuple[SharedMemory, ...] = (self._push_block, self._pull_block)
-        self._bind(self._push_block, self._pull_block)
-        self._coordinator.send(header, memory=blocks if self._coordinator.shares_memory else ())
-        welcome = self._receive("welcome")
-        common = None
-        in_place = welcome.header["in_place"]
-        if in_place:
-            common = welcome.memory[0]
-        for server in self._servers[1:]:
-            header = {"kind": "attach", "worker": self.worker, "in_place": in_place}
-            server.send(header, memory=blocks if server.shares_memory else ())
-            self._receive("attached")
-        self._coordinator.send({"kind": "ready"})
-        threading.Thread(target=self._beat, name="offbeat-heartbeat", daemon=True).start()
+        common = self._link.introduce(hello, self._push_block, self._pull_block)
+        self._link.ready()
+        self._link.keep_beating(self._settings.timeout_s / 10)
         self._admitted()
         if common is not None:
             self._flat.repoint(common.view)
-            self._bind(self._push_block, common)
+            self._link.bind(self._push_block, common)
             self._pull_block = common
         self._since = time.monotonic()
 
-    def _bind(self, push: SharedMemory, pull: SharedMemory) -> None:
-        for server, (start, stop) in zip(self._servers, self._spans, strict=True):
-            server.bind("push", push.view[start:stop])
-            server.bind("pull", pull.view[start:stop])
-
-    def _beat(self) -> None:
-        """Slow is not dead: a sign of life while the main thread computes."""
-        while not self._ended.is_set():
-            if self._incarnation:
-                self._coordinator.send({"kind": "heard", "incarnation": self._incarnation})
-            self._ended.wait(self._settings.timeout_s / 10)
-
     def follow_process(self) -> None:
         """Leave the job when this process ends: an exception that ends the script is a death, SIGTERM a notice to leave after the step."""
-        atexit.register(self._at_exit)
-        before = sys.excepthook
-
-        def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-            before(kind, error, trace)
-            self._tell_why(error)
-
-        sys.excepthook = failed
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._notice)
+        process_end.follow(leave=self._at_exit, fail=self._tell_why, notice=self._link.notice)
 
     def _tell_why(self, error: BaseException) -> None:
-        if not self._cut_off and not self._ended.is_set():
-            last_words.say(self._hub, self._coordinator, last_words.failing(self.worker, error, pushed=self._steps > 0))
-        self._failed = True
-
-    def _notice(self, number: int, frame: Any) -> None:
-        self._draining = True
-        if self._waiting:
-            raise SystemExit(128 + number)
+        self._link.fail(last_words.failing(self.worker, error, pushed=self._steps > 0))
 
     def _at_exit(self) -> None:
-        if not self._failed:
+        if not self._link.failed:
             self._leave()
 
     def close(self) -> None:
@@ -172,15 +122,14 @@ class WorkerSession(Session):
         self._leave()
 
     def _leave(self) -> None:
-        if not self._ended.is_set():
+        if not self._link.closed.is_set():
             self._send_metrics()
-            self._coordinator.send({"kind": "left", "incarnation": self._incarnation})
+            self._coordinator.send({"kind": "left", "incarnation": self._link.incarnation})
             self.vanish()
 
     def vanish(self) -> None:
         """Close the connections without a word: to the job, this worker is dead."""
-        self._ended.set()
-        self._hub.close()
+        self._link.close()
 
     # Push and pull.
 
@@ -196,7 +145,7 @@ class WorkerSession(Session):
         if self._buffers.layout:
             self._coordinator.send({"kind": "buffers", "layout": self._buffers.layout}, payload=self._buffers.read())
         push = {
-            "incarnation": self._incarnation,
+            "incarnation": self._link.incarnation,
             "version": self.version,
             "samples": samples if samples is not None else counted,
             "compute_s": time.monotonic() - self._since,
@@ -208,8 +157,7 @@ class WorkerSession(Session):
         self._send_push({"kind": "push", "number": next(self._numbers), "steps": self._steps}, push)
         self._admitted()
         self._since = time.monotonic()
-        if self._draining:
-            raise SystemExit(128 + signal.SIGTERM)
+        self._link.heed_notice()
 
     def _send_push(self, header: dict[str, Any], push: dict[str, Any]) -> None:
         for server in self._servers[1:]:
@@ -220,28 +168,14 @@ class WorkerSession(Session):
         self._coordinator.send({**header, **changed, "push": push}, carry="push")
 
     def _admitted(self) -> None:
-        """Wait until every shard has delivered the parameters of one release, joining again if we were thought dead."""
+        """Wait for the parameters of the next release, joining again if we were thought dead.
 
-        def complete() -> bool:
-            newest = self._serials.get(self._coordinator, 0)
-            return newest > self._seen and all(self._serials.get(server, 0) >= newest for server in self._servers)
-
-        while True:
-            self._wait(lambda: complete() or self._fenced)
-            if not self._fenced:
-                break
-            self._rejoin()
-        self._seen = self._serials[self._coordinator]
+        Grants that a loader has fetched ahead stay then: their samples are somebody else's, and pushes over them are rejected.
+        """
+        while not self._link.released():
+            self._sent_hyper = None
+            self._link.rejoin()
         self._flat.pulled()
-
-    def _rejoin(self) -> None:
-        """Join again. Grants that a loader has fetched ahead stay: their samples are somebody else's, and pushes over them are rejected."""
-        self._fenced, self._left_behind = False, self._incarnation
-        # What was released before the fence does not count: with its old incarnation this worker would never be heard again.
-        self._seen = self._serials.get(self._coordinator, self._seen)
-        self._sent_hyper = None
-        self._mail.clear()
-        self._coordinator.send({"kind": "ready"})
 
     def pull(self) -> None:
         """Take the newest parameters; if this worker has left an epoch before its end, wait for that."""
@@ -249,7 +183,7 @@ class WorkerSession(Session):
             for pool in list(self._open_epochs):
                 self._finish_epoch(pool)
             return
-        self._coordinator.send({"kind": "pull", "incarnation": self._incarnation})
+        self._coordinator.send({"kind": "pull", "incarnation": self._link.incarnation})
         self._admitted()
 
     def _initialise(self, *, provided: bool) -> None:
@@ -291,12 +225,12 @@ class WorkerSession(Session):
     def _ask(self, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
         """Ask the coordinator about samples. An epoch's end brings the newest parameters; a fence means joining, then asking again."""
         while True:
-            self._coordinator.send({"kind": kind, "want": {"incarnation": self._incarnation, **fields}})
-            self._wait(lambda: self._fenced or any(key in self._mail for key in ("grant", "no_more", "epoch_ended")))
-            if self._fenced:
+            self._coordinator.send({"kind": kind, "want": {"incarnation": self._link.incarnation, **fields}})
+            message = self._link.answer("grant", "no_more", "epoch_ended")
+            if message is None:
                 self._admitted()
                 continue
-            answer = next(self._mail.pop(key) for key in ("grant", "no_more", "epoch_ended") if key in self._mail).header
+            answer = message.header
             if answer.get("report") is not None:
                 self.reports.append({"epoch": answer["epoch"], **answer["report"]})
             if answer["kind"] == "epoch_ended" or answer.get("refreshed"):
@@ -308,7 +242,7 @@ class WorkerSession(Session):
     def log(self, values: dict[str, float]) -> None:
         super().log(values)
         rest = {name: value for name, value in values.items() if name != "loss"}
-        if rest and not self._ended.is_set():
+        if rest and not self._link.closed.is_set():
             self._coordinator.send({"kind": "metrics", "values": rest})
 
     def _send_metrics(self) -> None:
@@ -317,7 +251,7 @@ class WorkerSession(Session):
             self._coordinator.send({"kind": "metrics", "values": {"loss": self._loss}})
 
     def state_dict(self) -> dict[str, Any]:
-        answers = self._exchange_state([({"kind": "state", "do": "get"}, [])] * len(self._servers))
+        answers = self._link.exchange_states([({"kind": "state", "do": "get"}, [])] * len(self._servers))
         pieces = [(answer.header["pieces"], answer.payload) for answer in answers]
         return assemble_state_dict(self._layout, self._spec, pieces, self._optimizer)
 
@@ -328,63 +262,17 @@ class WorkerSession(Session):
             group.update({key: copy.deepcopy(value) for key, value in saved.items() if key != "params"})
         if self.version == 0:
             self._initialise(provided=False)
-        self._exchange_state([({"kind": "state", "do": "load", "pieces": pieces}, payload) for pieces, payload in parts])
+        self._link.exchange_states([({"kind": "state", "do": "load", "pieces": pieces}, payload) for pieces, payload in parts])
         self.pull()
 
-    def _exchange_state(self, messages: list[tuple[dict[str, Any], list[Any]]]) -> list[Message]:
-        self._states.clear()
-        for server, (header, payload) in zip(self._servers, messages, strict=True):
-            server.send(header, payload=payload)
-        self._wait(lambda: len(self._states) == len(self._servers))
-        return [self._states[server] for server in self._servers]
+    # What arrives.
 
-    # Messages.
+    def _on_parameters(self, message: Message) -> None:
+        self.version = message.header["version"]
+        self.chief = message.header["chief"] == self.worker
 
-    def _receive(self, kind: str) -> Message:
-        self._wait(lambda: kind in self._mail)
-        return self._mail.pop(kind)
+    def _on_provide(self, message: Message) -> None:
+        self._initialise(provided=True)
 
-    def _wait(self, ready: Callable[[], bool]) -> None:
-        if self._draining:
-            raise SystemExit(128 + signal.SIGTERM)
-        self._waiting = True
-        try:
-            while not ready():
-                for connection, item in self._hub.poll(None):
-                    self._handle(connection, item)
-        finally:
-            self._waiting = False
-
-    def _handle(self, connection: Connection, item: Message | Closed) -> None:
-        if isinstance(item, Closed):
-            self._failed = self._cut_off = True
-            number = self._servers.index(connection)
-            if item.reason.startswith("refused"):
-                raise RefusedError(f"server {number} {item.reason}")
-            raise JobError(f"server {number} is gone: {item.reason}")
-        header = item.header
-        match header["kind"]:
-            case "parameters":
-                self._serials[connection] = header["serial"]
-                self._incarnation, self.version = header["incarnation"], header["version"]
-                self.chief = header["chief"] == self.worker
-            case "joined":
-                self._incarnation = header["incarnation"]
-            case "provide":
-                self._initialise(provided=True)
-            case "buffers":
-                self._buffers.write(item.payload)
-            case "fence":
-                # One that is found dead twice over one incarnation is told twice, and joins once.
-                self._fenced = self._fenced or header["incarnation"] > self._left_behind
-            case "refused":
-                self._failed = True
-                raise RefusedError(header["reason"])
-            case "state":
-                self._states[connection] = item
-            case "noted":
-                pass
-            case "welcome" | "attached" | "grant" | "no_more" | "epoch_ended" as kind:
-                self._mail[kind] = item
-            case kind:
-                raise ProtocolError(f"server {self._servers.index(connection)} sent an unknown message {kind!r}")
+    def _on_buffers(self, message: Message) -> None:
+        self._buffers.write(message.payload)
