@@ -60,10 +60,10 @@ def test_scripts_that_do_not_take_part(start: Start, tmp_path: Path) -> None:
     lines = ["import os, runpy, sys", "worker = os.environ['OFFBEAT_WORKER']", "if worker == '1': sys.exit(3)", "if worker == '0':"]
     half.write_text("\n".join(lines) + f"\n    runpy.run_path({TRAIN!r}, run_name='__main__')\n")
     ended = start("--workers", "3", str(half)).ended()
-    assert ended.status == 0, ended.err
+    assert ended.status == 1, ended.err
     assert [r["worker"] for r in ended.records if r["kind"] == "joined"] == [0]
     assert ended.tally().problems() == []
-    assert ended.records[-1]["reason"] == "every other worker's script has ended; worker 1 exited with status 3"
+    assert ended.records[-1]["reason"] == "worker 1 exited with status 3; every other worker's script has ended"
 
 
 def test_strangers_and_nonsense_gradients_do_no_harm(start: Start, enough: Path, tmp_path: Path) -> None:

@@ -102,3 +102,15 @@ def test_a_child_dies_with_its_parent() -> None:
         parent.kill()
         parent.wait(DEADLINE_S)
     until("the child's end", lambda: not alive(child))
+
+
+def test_captured_lines_come_whole_and_the_last_one_even_without_its_end() -> None:
+    child = Child(
+        [sys.executable, "-c", "import sys; print('one'); print('half', end=''); sys.stderr.write(' line')"], os.environ, capture=True
+    )
+    lines: list[str] = []
+    deadline = time.monotonic() + 20
+    while child.ended() is None and time.monotonic() < deadline:
+        lines += child.lines()
+    assert lines + child.lines() == ["one", "half line"]
+    assert child.lines() == []

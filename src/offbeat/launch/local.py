@@ -6,20 +6,24 @@ It computes nothing and decides nothing about training; the coordinator in serve
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
+from offbeat.launch.environment import server_environment, worker_environment
+from offbeat.launch.outcome import Display, End, Outcome, verdict
 from offbeat.launch.processes import Child, describe
-from offbeat.runtime.settings import JobSettings, WorkerSettings
+from offbeat.launch.restarts import LastWords, WorkerProcess, why_not_restarted
+from offbeat.runtime.settings import JobSettings
 from offbeat.transport.base import Address, Connection, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.types import Seconds, WorkerId
+
+__all__ = ["Outcome", "Supervisor"]
 
 GRACE_S = 5.0
 """How long workers may take to end after a signal before they are killed."""
@@ -27,38 +31,6 @@ NEWS_S = 2.0
 """How long to wait for news of a worker that may have joined just before its end."""
 POLL_S = 0.1
 """How soon the end of a process is noticed that has no connection to tell of it."""
-
-
-class Display(Protocol):
-    """Who shows the job to the user."""
-
-    def update(self, snapshot: dict[str, Any], now: Seconds) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-
-@dataclass(slots=True)
-class _Worker:
-    child: Child
-    restarts: int = 0
-    status: int | None = None
-    """Once it has ended for good: its exit status, negative for a signal."""
-    failure: tuple[str, bool] | None = None
-    """The last words of its newest process: why its script failed, and whether it had pushed before."""
-
-    def describe(self, status: int) -> str:
-        """How its process ended, in words."""
-        return f"failed: {self.failure[0]}" if status > 0 and self.failure is not None else describe(status)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a job ended."""
-
-    status: int
-    """The exit status for the command line."""
-    reason: str
-    summary: dict[str, Any] | None
 
 
 class Supervisor:
@@ -86,7 +58,7 @@ class Supervisor:
         self._servers: dict[int, Child] = {}
         self._links: dict[int, Connection] = {}
         self._addresses: dict[int, Address] = {}
-        self._workers: dict[WorkerId, _Worker] = {}
+        self._workers: dict[WorkerId, WorkerProcess] = {}
         self._snapshot: dict[str, Any] | None = None
         self._summary: dict[str, Any] | None = None
         self._failure: tuple[str, bool] | None = None
@@ -102,7 +74,7 @@ class Supervisor:
             self._start()
             return self._attend()
         finally:
-            self._kill_all()
+            _kill(self._children())
             self._hub.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -119,15 +91,7 @@ class Supervisor:
     def _start(self) -> None:
         address = self._hub.listen()
         for number in range(self._settings.servers):
-            environment = {
-                **os.environ,
-                "OFFBEAT_SERVER": str(number),
-                "OFFBEAT_TOKEN": self._token,
-                "OFFBEAT_SUPERVISOR": json.dumps([address]),
-                "OFFBEAT_PORT": str(self._port),
-                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(_share(self._settings.servers))),
-                "OMP_WAIT_POLICY": "PASSIVE",  # a server's idle threads must not spin: the cores are the workers'
-            }
+            environment = server_environment(number, self._settings, token=self._token, supervisor=address, port=self._port)
             self._servers[number] = Child([sys.executable, "-m", "offbeat.runtime.server"], environment)
         while len(self._addresses) < self._settings.servers:
             self._serve(POLL_S)
@@ -139,22 +103,13 @@ class Supervisor:
             link.send({"kind": "job", "settings": self._settings.to_wire(), "servers": servers})
             self._record("server", number, "started", f"pid {self._servers[number].pid}")
         for worker in range(self._settings.workers):
-            self._workers[worker] = _Worker(self._spawn(worker))
+            self._workers[worker] = WorkerProcess(self._spawn(worker))
             self._record("worker", worker, "started", f"pid {self._workers[worker].child.pid}")
 
     def _spawn(self, worker: WorkerId) -> Child:
-        settings = WorkerSettings(
-            worker=worker,
-            workers=self._settings.workers,
-            token=self._token,
-            servers=tuple(self._addresses[n] for n in range(self._settings.servers)),
-            seed=self._settings.seed,
-            timeout_s=self._settings.timeout_s,
-            slow=self._settings.slow,
-        )
-        threads = os.environ.get("OMP_NUM_THREADS", str(_share(self._settings.workers)))
-        environment = {**os.environ, **settings.to_environment(), "OMP_NUM_THREADS": threads}
-        return Child([sys.executable, *self._command], environment)
+        servers = tuple(self._addresses[n] for n in range(self._settings.servers))
+        environment = worker_environment(worker, self._settings, token=self._token, servers=servers)
+        return Child([sys.executable, *self._command], environment, capture=self._display.redraws)
 
     # Running.
 
@@ -177,6 +132,17 @@ class Supervisor:
                 self._on_message(connection, item.header)
             else:
                 self._links = {number: link for number, link in self._links.items() if link is not connection}
+        for worker, state in self._workers.items():
+            self._pass_on(worker, state.child)
+
+    def _pass_on(self, worker: WorkerId, child: Child) -> None:
+        for line in child.lines():
+            self._display.note(f"[{worker}] {line}")
+
+    def _serve_until(self, ready: Callable[[], bool], limit_s: Seconds) -> None:
+        deadline = time.monotonic() + limit_s
+        while not ready() and time.monotonic() < deadline:
+            self._serve(POLL_S)
 
     def _on_message(self, connection: Connection, header: dict[str, Any]) -> None:
         match header["kind"]:
@@ -194,13 +160,10 @@ class Supervisor:
                 connection.send({"kind": "noted"})
             case "failing":
                 if header["worker"] in self._workers:
-                    self._workers[header["worker"]].failure = (header["reason"], header["pushed"])
+                    self._workers[header["worker"]].failure = LastWords(header["reason"], header["pushed"])
             case "kill":
-                self._rehearse_kill(header["worker"])
-
-    def _rehearse_kill(self, worker: WorkerId) -> None:
-        self._display.note(f"killing worker {worker}, as ordered by --kill")
-        self._workers[worker].child.signal(signal.SIGKILL)
+                self._display.note(f"killing worker {header['worker']}, as ordered by --kill")
+                self._workers[header["worker"]].child.signal(signal.SIGKILL)
 
     def _check_servers(self) -> None:
         for number, child in self._servers.items():
@@ -225,7 +188,9 @@ class Supervisor:
                 self._tell("ended", worker=worker)
                 continue
             self._tell("lost", worker=worker, reason=f"its process {describe(status)}")
-            why_not = self._why_not(worker, state, status)
+            pushed = state.has_pushed(worker, self._snapshot)
+            why_not = why_not_restarted(status, pushed=pushed, restarts=state.restarts, max_restarts=self._max_restarts)
+            self._pass_on(worker, state.child)
             if why_not is None:
                 state.restarts += 1
                 state.failure = None
@@ -237,36 +202,14 @@ class Supervisor:
                 state.status = status
                 self._display.note(f"worker {worker} {how}: not restarted, {why_not}")
 
-    def _why_not(self, worker: WorkerId, state: _Worker, status: int) -> str | None:
-        """Why a worker that has died is not restarted; None: it is."""
-        if status in (-signal.SIGTERM, 128 + signal.SIGTERM):
-            return "it was told to leave"
-        if status > 0 and not self._has_pushed(worker, state):
-            return "it failed before its first step and would again"
-        if state.restarts >= self._max_restarts:
-            return f"--max-restarts {self._max_restarts} is used up" if self._max_restarts else "--max-restarts is 0"
-        return None
-
-    def _has_pushed(self, worker: WorkerId, state: _Worker) -> bool:
-        if state.failure is not None:
-            return state.failure[1]
-        rows = self._snapshot["per_worker"] if self._snapshot is not None else []
-        return any(row["worker"] == worker and row["pushes"] > 0 for row in rows)
-
     # Ending.
 
     def _conclude(self) -> Outcome:
         """Every worker process has ended for good."""
-        failed = {worker: state.describe(state.status) for worker, state in self._workers.items() if state.status}
-        if len(failed) == len(self._workers):
-            return self._end(1, f"no worker finished: {_grouped(failed)}")
-        deadline = time.monotonic() + NEWS_S
-        while not self._joined() and 0 in self._links and time.monotonic() < deadline:
-            self._serve(POLL_S)
-        if not self._joined():
-            script = self._settings.script
-            return self._end(1, f"{script} ended without making an offbeat.DistributedOptimizer, so nothing was trained together")
-        return self._end(0, f"every other worker's script has ended; {_grouped(failed)}" if failed else "every worker's script has ended")
+        ends = {w: End(state.status, state.describe(state.status)) for w, state in self._workers.items() if state.status is not None}
+        if any(end.status == 0 for end in ends.values()):
+            self._serve_until(lambda: self._joined() or 0 not in self._links, NEWS_S)
+        return self._end(*verdict(ends, joined=self._joined(), script=self._settings.script))
 
     def _joined(self) -> bool:
         return self._snapshot is not None and any(row["incarnations"] for row in self._snapshot["per_worker"])
@@ -280,30 +223,17 @@ class Supervisor:
         self._display.note(f"{name}: stopping the workers (again: at once)")
         for state in self._workers.values():
             state.child.signal(signal.SIGTERM)
-        deadline = time.monotonic() + GRACE_S
-        while time.monotonic() < deadline and any(state.child.ended() is None for state in self._workers.values()):
-            self._serve(POLL_S)
-        for state in self._workers.values():
-            state.child.kill()
+        self._serve_until(lambda: all(state.child.ended() is not None for state in self._workers.values()), GRACE_S)
         return self._end(128 + number, f"stopped by {name}")
 
     def _end(self, status: int, reason: str) -> Outcome:
         """Let the coordinator close its books, then stop the servers."""
-        for state in self._workers.values():
-            state.child.strike()
-        for state in self._workers.values():
-            state.child.kill()
+        _kill([state.child for state in self._workers.values()])
+        for worker, state in self._workers.items():
+            self._pass_on(worker, state.child)
         self._tell("finish", ok=status == 0, reason=reason)
-        deadline = time.monotonic() + GRACE_S
-        while self._summary is None and 0 in self._links and time.monotonic() < deadline:
-            self._serve(POLL_S)
+        self._serve_until(lambda: self._summary is not None or 0 not in self._links, GRACE_S)
         return Outcome(status, reason, self._summary or self._snapshot)
-
-    def _kill_all(self) -> None:
-        for child in self._children():
-            child.strike()
-        for child in self._children():
-            child.kill()
 
     def _children(self) -> list[Child]:
         return [*(state.child for state in self._workers.values()), *self._servers.values()]
@@ -316,18 +246,9 @@ class Supervisor:
         self._tell("process", fields={"role": role, "number": number, "what": what, "detail": detail})
 
 
-def _grouped(words: dict[WorkerId, str]) -> str:
-    """What became of workers, each thing said once.
-
-    >>> _grouped({0: "killed by SIGKILL", 1: "failed: no data", 2: "failed: no data"})
-    'worker 0 killed by SIGKILL; workers 1, 2 failed: no data'
-    """
-    alike: dict[str, list[str]] = {}
-    for worker, text in words.items():
-        alike.setdefault(text, []).append(str(worker))
-    return "; ".join(f"worker{'s' * (len(who) > 1)} {', '.join(who)} {text}" for text, who in alike.items())
-
-
-def _share(processes: int) -> int:
-    """This machine's cores, divided among processes that compute at the same time."""
-    return max(1, len(os.sched_getaffinity(0)) // processes)
+def _kill(children: Sequence[Child]) -> None:
+    """All at once, and only then one after the other to its end."""
+    for child in children:
+        child.strike()
+    for child in children:
+        child.kill()

@@ -19,20 +19,41 @@ class Child:
     Args:
         command: the program and its arguments.
         environment: all of its variables.
+        capture: keep what it prints for `lines`, instead of letting it print where we do.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, capture: bool = False) -> None:
         self._swept = False
+        self._rest = b""
         self._process = subprocess.Popen(
             command,
-            env=dict(environment),
+            env={**environment, "PYTHONUNBUFFERED": "1"} if capture else dict(environment),
+            stdout=subprocess.PIPE if capture else None,
+            stderr=subprocess.STDOUT if capture else None,
             start_new_session=True,
             preexec_fn=_die_with_parent(),  # noqa: PLW1509 - the launcher has one thread
         )
+        if self._process.stdout is not None:
+            os.set_blocking(self._process.stdout.fileno(), False)
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def lines(self) -> list[str]:
+        """What it has printed since the last call, as far as its lines are complete; after its end, all of it."""
+        if self._process.stdout is None or self._process.stdout.closed:
+            return []
+        over = self._process.poll() is not None
+        with contextlib.suppress(BlockingIOError):
+            while block := os.read(self._process.stdout.fileno(), 1 << 16):
+                self._rest += block
+        *lines, self._rest = self._rest.replace(b"\r", b"\n").split(b"\n")
+        if over:
+            lines.append(self._rest)
+            self._rest = b""
+            self._process.stdout.close()
+        return [line.decode(errors="replace") for line in lines if line]
 
     def ended(self) -> int | None:
         """The exit status, negative for a signal; None while it runs. What the process left behind is killed."""

@@ -39,6 +39,11 @@ class Progress:
         self._printed: Seconds | None = None
         self._history: deque[tuple[Seconds, int]] = deque()
 
+    @property
+    def redraws(self) -> bool:
+        """Whether lines that others print on the terminal would be overwritten; then `note` is the way to print."""
+        return self._console.is_terminal
+
     def update(self, snapshot: Summary, now: Seconds) -> None:
         """Show a snapshot. ``now`` is any clock that goes on when nothing happens in the job."""
         if self._before is None:

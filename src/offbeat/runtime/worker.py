@@ -1,7 +1,8 @@
-"""A worker's shell: joins the job, pushes and pulls, leases samples, and hands its state over.
+"""A worker's shell: joins the job, pushes, pulls, hands over its state, and leaves.
 
 Everything happens in the script's main thread, and only inside the library's calls; between them the process computes, and the servers
-never touch what it reads. How messages are awaited, and the heartbeat, are in ``worker_link.py``, the ways to end in ``process_end.py``.
+never touch what it reads. Its connections and the heartbeat are in ``worker_link.py``, its dealings about samples in
+``worker_samples.py``, and how it learns that its process ends in ``process_end.py``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from offbeat.runtime.buffers import ModelBuffers
 from offbeat.runtime.rehearsal import delay
 from offbeat.runtime.settings import WorkerSettings
 from offbeat.runtime.worker_link import WorkerLink
+from offbeat.runtime.worker_samples import WorkerSamples
 from offbeat.session import Grant, Session
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
@@ -58,15 +60,19 @@ class WorkerSession(Session):
         self._numbers = itertools.count(time.time_ns())
         self._steps = 0
         self._sent_hyper: Any = None
-        self._open_epochs: dict[int, tuple[Epoch, int]] = {}
         self._spans = layout.spans(len(settings.servers), spec.elementwise)
         self._link = WorkerLink(
             hub if hub is not None else SocketHub(settings.token),
             settings.servers,
             self._spans,
-            {"parameters": self._on_parameters, "provide": self._on_provide, "buffers": self._on_buffers},
+            {
+                "parameters": self._on_parameters,
+                "provide": lambda _: self._initialise(provided=True),
+                "buffers": lambda message: self._buffers.write(message.payload),
+            },
         )
         self._servers, self._coordinator = self._link.servers, self._link.coordinator
+        self._samples = WorkerSamples(self._link, admitted=self._admitted, drop=self.drop, reports=self.reports)
         self._push_block = self._allocate("gradients")
         self._pull_block = self._allocate("parameters")
         self._flat = FlatModel(layout, model, self._push_block.view, self._pull_block.view)
@@ -123,7 +129,8 @@ class WorkerSession(Session):
 
     def _leave(self) -> None:
         if not self._link.closed.is_set():
-            self._send_metrics()
+            if self._loss is not None:  # no push has taken it along
+                self._coordinator.send({"kind": "metrics", "values": {"loss": self._loss}})
             self._coordinator.send({"kind": "left", "incarnation": self._link.incarnation})
             self.vanish()
 
@@ -177,11 +184,15 @@ class WorkerSession(Session):
             self._link.rejoin()
         self._flat.pulled()
 
+    def _on_parameters(self, message: Message) -> None:
+        self.version = message.header["version"]
+        self.chief = message.header["chief"] == self.worker
+
     def pull(self) -> None:
         """Take the newest parameters; if this worker has left an epoch before its end, wait for that."""
-        if self._open_epochs:
-            for pool in list(self._open_epochs):
-                self._finish_epoch(pool)
+        began = time.monotonic()
+        if self._samples.finish():
+            self._since += time.monotonic() - began
             return
         self._coordinator.send({"kind": "pull", "incarnation": self._link.incarnation})
         self._admitted()
@@ -193,49 +204,13 @@ class WorkerSession(Session):
         for server in self._servers:
             server.send({"kind": "initial", "worker": self.worker, "number": number, "provided": provided}, carry="push")
 
-    # Samples.
-
     def take(self, pool: int, epoch: Epoch, size: int, batch: int) -> Grant | None:
-        if pool in self._open_epochs and self._open_epochs[pool][0] != epoch:
-            self._finish_epoch(pool)
         began = time.monotonic()
-        self._open_epochs[pool] = (epoch, size)
-        fields = {"pool": pool, "epoch": epoch, "size": size, "batch": batch}
-        answer = self._ask("samples", fields)
+        grant = self._samples.take(pool, epoch, size, batch)
         self._since += time.monotonic() - began
-        match answer["kind"]:
-            case "grant":
-                grant = Grant(pool, answer["lease"], answer["start"], answer["stop"])
-                self._outstanding.append(grant)
-                return grant
-            case "epoch_ended" if answer["epoch"] < epoch:
-                return self.take(pool, epoch, size, batch)
-            case "epoch_ended" | "no_more" if answer["report"] is not None:
-                self._open_epochs.pop(pool, None)
-        return None
-
-    def _finish_epoch(self, pool: int) -> None:
-        """Wait for the end of an epoch of which this worker takes no more samples."""
-        epoch, size = self._open_epochs.pop(pool)
-        began = time.monotonic()
-        self.drop(pool)
-        self._ask("epoch", {"pool": pool, "epoch": epoch, "size": size})
-        self._since += time.monotonic() - began
-
-    def _ask(self, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """Ask the coordinator about samples. An epoch's end brings the newest parameters; a fence means joining, then asking again."""
-        while True:
-            self._coordinator.send({"kind": kind, "want": {"incarnation": self._link.incarnation, **fields}})
-            message = self._link.answer("grant", "no_more", "epoch_ended")
-            if message is None:
-                self._admitted()
-                continue
-            answer = message.header
-            if answer.get("report") is not None:
-                self.reports.append({"epoch": answer["epoch"], **answer["report"]})
-            if answer["kind"] == "epoch_ended" or answer.get("refreshed"):
-                self._admitted()
-            return answer
+        if grant is not None:
+            self._outstanding.append(grant)
+        return grant
 
     # State and metrics.
 
@@ -244,11 +219,6 @@ class WorkerSession(Session):
         rest = {name: value for name, value in values.items() if name != "loss"}
         if rest and not self._link.closed.is_set():
             self._coordinator.send({"kind": "metrics", "values": rest})
-
-    def _send_metrics(self) -> None:
-        """A loss that no push has taken along."""
-        if self._loss is not None:
-            self._coordinator.send({"kind": "metrics", "values": {"loss": self._loss}})
 
     def state_dict(self) -> dict[str, Any]:
         answers = self._link.exchange_states([({"kind": "state", "do": "get"}, [])] * len(self._servers))
@@ -264,15 +234,3 @@ class WorkerSession(Session):
             self._initialise(provided=False)
         self._link.exchange_states([({"kind": "state", "do": "load", "pieces": pieces}, payload) for pieces, payload in parts])
         self.pull()
-
-    # What arrives.
-
-    def _on_parameters(self, message: Message) -> None:
-        self.version = message.header["version"]
-        self.chief = message.header["chief"] == self.worker
-
-    def _on_provide(self, message: Message) -> None:
-        self._initialise(provided=True)
-
-    def _on_buffers(self, message: Message) -> None:
-        self._buffers.write(message.payload)

@@ -1,0 +1,94 @@
+"""The environment variables that servers and workers of a local job start with: who they are, whom to call, and their share of the machine.
+
+What the user has set is left as it is, but for what makes a process part of this job, and for how a server's idle threads wait.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+
+from offbeat.runtime.settings import JobSettings, WorkerSettings
+from offbeat.transport.base import Address
+from offbeat.types import WorkerId
+
+MMAP_THRESHOLD_BYTES = 1 << 30
+OLD_MMAP_THRESHOLD_BYTES = 32 << 20
+TRIM_THRESHOLD_BYTES = 4 << 30
+
+
+def server_environment(
+    number: int, job: JobSettings, *, token: str, supervisor: Address, port: int, user: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """All variables of a server's process.
+
+    Args:
+        number: which server.
+        job: its job.
+        token: what the job's processes show each other.
+        supervisor: where it reports.
+        port: where server 0 listens; 0: the system chooses.
+        user: the variables that the job was started with.
+    """
+    return {
+        **_defaults({"OMP_NUM_THREADS": str(_share(job.servers))}, user),
+        "OFFBEAT_SERVER": str(number),
+        "OFFBEAT_TOKEN": token,
+        "OFFBEAT_SUPERVISOR": json.dumps([supervisor]),
+        "OFFBEAT_PORT": str(port),
+        "OMP_WAIT_POLICY": "PASSIVE",  # a server's idle threads must not spin: the cores are the workers'
+    }
+
+
+def worker_environment(
+    worker: WorkerId, job: JobSettings, *, token: str, servers: tuple[Address, ...], user: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """All variables of a worker's process.
+
+    Args:
+        worker: which worker.
+        job: its job.
+        token: what the job's processes show each other.
+        servers: where they listen, server 0 first.
+        user: the variables that the job was started with.
+    """
+    settings = WorkerSettings(
+        worker=worker,
+        workers=job.workers,
+        token=token,
+        servers=servers,
+        seed=job.seed,
+        timeout_s=job.timeout_s,
+        slow=job.slow,
+    )
+    defaults = {"OMP_NUM_THREADS": str(_share(job.workers)), **_keep_memory(*platform.libc_ver())}
+    return {**_defaults(defaults, user), **settings.to_environment()}
+
+
+def _defaults(ours: Mapping[str, str], user: Mapping[str, str]) -> dict[str, str]:
+    """The user's variables, and ours where the user has set none."""
+    return {**user, **{name: value for name, value in ours.items() if name not in user}}
+
+
+def _keep_memory(library: str, version: str) -> dict[str, str]:
+    """Gradients of large layers are allocated anew in each backward pass: glibc shall not give that memory back and fault it in again.
+
+    glibc 2.34 and older refuse a threshold above 32 MiB, and would then map every block above 128 KiB anew (2.36 takes any).
+
+    >>> _keep_memory("glibc", "2.36")
+    {'MALLOC_MMAP_THRESHOLD_': '1073741824', 'MALLOC_TRIM_THRESHOLD_': '4294967296'}
+    >>> _keep_memory("glibc", "2.28")["MALLOC_MMAP_THRESHOLD_"]
+    '33554432'
+    """
+    if library != "glibc":
+        return {}
+    recent = tuple(int(part) for part in version.split(".")[:2]) >= (2, 36)
+    threshold = MMAP_THRESHOLD_BYTES if recent else OLD_MMAP_THRESHOLD_BYTES
+    return {"MALLOC_MMAP_THRESHOLD_": str(threshold), "MALLOC_TRIM_THRESHOLD_": str(TRIM_THRESHOLD_BYTES)}
+
+
+def _share(processes: int) -> int:
+    """This machine's cores, divided among processes that compute at the same time."""
+    return max(1, len(os.sched_getaffinity(0)) // processes)

@@ -1,0 +1,216 @@
+"""A worker's end of its connections: one to each server, the first of which hosts the coordinator.
+
+It shakes hands, sends the heartbeat, waits, and sorts what arrives: it counts which shards have delivered a release, notes a fence, and
+keeps answers until somebody takes them. What a message means for the model is the session's business (``worker.py``), which hands in a
+handler for each such kind. Messages are read only within a wait, in the thread that waits; the heartbeat has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NoReturn, TypeAlias
+
+from offbeat.errors import JobError, ProtocolError, RefusedError
+from offbeat.runtime import last_words
+from offbeat.transport.base import Address, Closed, Connection, Hub, Message, SharedMemory
+from offbeat.types import Incarnation, Seconds
+
+AtOnce: TypeAlias = Mapping[Literal["parameters", "provide", "buffers"], Callable[[Message], None]]
+"""What the session does with a message as soon as it is read, by kind."""
+
+BY_NOTICE = 128 + signal.SIGTERM
+"""The exit status of a worker that was told to leave: what a shell says of a process that SIGTERM has ended."""
+
+
+class WorkerLink:
+    """One worker's connections to all servers of its job.
+
+    Args:
+        hub: this worker's; `close` closes it.
+        addresses: of the servers, by number.
+        spans: where each server's shard lies, in bytes of the layout.
+        at_once: a handler for each kind that is not kept.
+
+    Raises:
+        JobError: a server cannot be reached.
+    """
+
+    def __init__(self, hub: Hub, addresses: Sequence[Address], spans: Sequence[tuple[int, int]], at_once: AtOnce) -> None:
+        self.servers = [hub.connect(address) for address in addresses]
+        self.coordinator = self.servers[0]
+        self.incarnation: Incarnation = 0
+        self.closed = threading.Event()
+        self.failed = False
+        """This worker is refused, a server is gone, or its script has failed: there is no leaving in peace any more."""
+        self._hub, self._spans, self._at_once = hub, spans, at_once
+        self._serials: dict[Connection, int] = {}
+        """The newest release that each server has delivered."""
+        self._seen = 0
+        """The release that the worker goes on with."""
+        self._fenced = False
+        self._left_behind: Incarnation = 0
+        """The one that was declared dead and has been given up."""
+        self._mail: dict[str, Message] = {}
+        self._states: dict[Connection, Message] = {}
+        self._cut_off = self._noticed = self._waiting = False
+
+    # Joining and leaving.
+
+    def introduce(self, hello: Mapping[str, Any], push: SharedMemory, pull: SharedMemory) -> SharedMemory | None:
+        """Say hello to every server, handing over this worker's memory.
+
+        Returns:
+            The parameters that all workers share, where the server steps them in place; otherwise None.
+
+        Raises:
+            RefusedError: the job does not take this worker.
+            JobError: a server is gone.
+        """
+        self.bind(push, pull)
+        self.coordinator.send(hello, memory=(push, pull) if self.coordinator.shares_memory else ())
+        welcome = self.receive("welcome")
+        in_place = welcome.header["in_place"]
+        common = welcome.memory[0] if in_place else None
+        for server in self.servers[1:]:
+            attach = {"kind": "attach", "worker": hello["worker"], "in_place": in_place}
+            server.send(attach, memory=(push, pull) if server.shares_memory else ())
+            self.receive("attached")
+        return common
+
+    def bind(self, push: SharedMemory, pull: SharedMemory) -> None:
+        """From now on each server's share of gradients and parameters is carried from and to these blocks."""
+        for server, (start, stop) in zip(self.servers, self._spans, strict=True):
+            server.bind("push", push.view[start:stop])
+            server.bind("pull", pull.view[start:stop])
+
+    def ready(self) -> None:
+        """Ask to be counted among the workers, the first time or again."""
+        self.coordinator.send({"kind": "ready"})
+
+    def keep_beating(self, interval_s: Seconds) -> None:
+        """Slow is not dead: a sign of life while the main thread computes."""
+
+        def beat() -> None:
+            while not self.closed.is_set():
+                if self.incarnation:
+                    self.coordinator.send({"kind": "heard", "incarnation": self.incarnation})
+                self.closed.wait(interval_s)
+
+        threading.Thread(target=beat, name="offbeat-heartbeat", daemon=True).start()
+
+    def notice(self) -> None:
+        """Tell this worker to leave: a wait ends at once, a computation after its step. Made for a signal handler of the waiting thread."""
+        self._noticed = True
+        if self._waiting:
+            self.heed_notice()
+
+    def heed_notice(self) -> None:
+        """End the process if it was told to leave."""
+        if self._noticed:
+            raise SystemExit(BY_NOTICE)
+
+    def fail(self, why: Mapping[str, Any]) -> None:
+        """Send this as the last words, if anybody is there to hear them."""
+        if not self._cut_off and not self.closed.is_set():
+            last_words.say(self._hub, self.coordinator, why)
+        self.failed = True
+
+    def close(self) -> None:
+        """End the heartbeat and the connections without a word."""
+        self.closed.set()
+        self._hub.close()
+
+    # Waiting.
+
+    def receive(self, kind: str) -> Message:
+        """Wait for a message of this kind."""
+        self.wait(lambda: kind in self._mail)
+        return self._mail.pop(kind)
+
+    def answer(self, *kinds: str) -> Message | None:
+        """Wait for a message of one of these kinds; None if this worker is fenced, its question will not be answered then."""
+        self.wait(lambda: self._fenced or any(kind in self._mail for kind in kinds))
+        return None if self._fenced else next(self._mail.pop(kind) for kind in kinds if kind in self._mail)
+
+    def exchange_states(self, questions: Sequence[tuple[Mapping[str, Any], Sequence[Any]]]) -> list[Message]:
+        """Send each server its ``state`` message, header and payload, and wait for all their answers."""
+        self._states.clear()
+        for server, (header, payload) in zip(self.servers, questions, strict=True):
+            server.send(header, payload=payload)
+        self.wait(lambda: len(self._states) == len(self.servers))
+        return [self._states[server] for server in self.servers]
+
+    def released(self) -> bool:
+        """Wait until every shard has delivered the parameters of one more release; False if this worker is fenced: it has to `rejoin`."""
+
+        def complete() -> bool:
+            newest = self._serials.get(self.coordinator, 0)
+            return newest > self._seen and all(self._serials.get(server, 0) >= newest for server in self.servers)
+
+        self.wait(lambda: complete() or self._fenced)
+        if self._fenced:
+            return False
+        self._seen = self._serials[self.coordinator]
+        return True
+
+    def rejoin(self) -> None:
+        """Give up the incarnation that was declared dead, and ask for the next."""
+        self._fenced, self._left_behind = False, self.incarnation
+        # What was released before the fence does not count: with its old incarnation this worker would never be heard again.
+        self._seen = self._serials.get(self.coordinator, self._seen)
+        self._mail.clear()
+        self.ready()
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Read messages until something is so.
+
+        Raises:
+            RefusedError: the job does not take this worker.
+            JobError: a server is gone.
+            SystemExit: this worker was told to leave.
+        """
+        self.heed_notice()
+        self._waiting = True
+        try:
+            while not ready():
+                for connection, item in self._hub.poll(None):
+                    if isinstance(item, Closed):
+                        self._give_up(connection, item.reason)
+                    self._sort(connection, item)
+        finally:
+            self._waiting = False
+
+    def _give_up(self, connection: Connection, reason: str) -> NoReturn:
+        self.failed = self._cut_off = True
+        number = self.servers.index(connection)
+        if reason.startswith("refused"):
+            raise RefusedError(f"server {number} {reason}")
+        raise JobError(f"server {number} is gone: {reason}")
+
+    def _sort(self, connection: Connection, message: Message) -> None:
+        header = message.header
+        match header["kind"]:
+            case "parameters":
+                self._serials[connection] = header["serial"]
+                self.incarnation = header["incarnation"]
+                self._at_once["parameters"](message)
+            case "provide" | "buffers" as kind:
+                self._at_once[kind](message)
+            case "joined":
+                self.incarnation = header["incarnation"]
+            case "fence":
+                # One that is found dead twice over one incarnation is told twice, and joins once.
+                self._fenced = self._fenced or header["incarnation"] > self._left_behind
+            case "refused":
+                self.failed = True
+                raise RefusedError(header["reason"])
+            case "state":
+                self._states[connection] = message
+            case "noted":
+                pass
+            case "welcome" | "attached" | "grant" | "no_more" | "epoch_ended" as kind:
+                self._mail[kind] = message
+            case kind:
+                raise ProtocolError(f"server {self.servers.index(connection)} sent an unknown message {kind!r}")

@@ -1,0 +1,74 @@
+"""A worker's questions about samples: it takes them, batch by batch, and waits for the end of an epoch that it has left early.
+
+What it then holds is the session's, to push or to drop (``session.py``); who gets which samples is decided in ``protocol/leases.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from offbeat.runtime.worker_link import WorkerLink
+from offbeat.session import Grant
+from offbeat.types import Epoch
+
+
+class WorkerSamples:
+    """The epochs that one worker takes part in, one at a time for each of its samplers.
+
+    Args:
+        link: whose coordinator is asked.
+        admitted: waits for the newest parameters, which an epoch's end brings, joining again if the worker is fenced.
+        drop: forgets what the worker holds of one sampler's samples.
+        reports: gets the report of each epoch whose end this worker sees.
+    """
+
+    def __init__(
+        self, link: WorkerLink, *, admitted: Callable[[], None], drop: Callable[[int], None], reports: list[dict[str, Any]]
+    ) -> None:
+        self._link, self._admitted, self._drop, self._reports = link, admitted, drop, reports
+        self._open: dict[int, tuple[Epoch, int]] = {}
+        """The epoch, and its number of samples, whose end this worker has not seen; by pool."""
+
+    def take(self, pool: int, epoch: Epoch, size: int, batch: int) -> Grant | None:
+        """The next samples of an epoch; None once it is over for this worker. Another epoch of this pool is finished first."""
+        if pool in self._open and self._open[pool][0] != epoch:
+            self._finish(pool)
+        self._open[pool] = (epoch, size)
+        answer = self._ask("samples", {"pool": pool, "epoch": epoch, "size": size, "batch": batch})
+        match answer["kind"]:
+            case "grant":
+                return Grant(pool, answer["lease"], answer["start"], answer["stop"])
+            case "epoch_ended" if answer["epoch"] < epoch:
+                return self.take(pool, epoch, size, batch)
+            case "epoch_ended" | "no_more" if answer["report"] is not None:
+                self._open.pop(pool, None)
+        return None
+
+    def finish(self) -> bool:
+        """Wait for the end of every epoch that this worker has left early; whether there was one."""
+        pools = list(self._open)
+        for pool in pools:
+            self._finish(pool)
+        return bool(pools)
+
+    def _finish(self, pool: int) -> None:
+        """Wait for the end of an epoch of which this worker takes no more samples."""
+        epoch, size = self._open.pop(pool)
+        self._drop(pool)
+        self._ask("epoch", {"pool": pool, "epoch": epoch, "size": size})
+
+    def _ask(self, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """Ask the coordinator. An epoch's end brings the newest parameters; a fence means joining, then asking again."""
+        while True:
+            self._link.coordinator.send({"kind": kind, "want": {"incarnation": self._link.incarnation, **fields}})
+            message = self._link.answer("grant", "no_more", "epoch_ended")
+            if message is None:
+                self._admitted()
+                continue
+            answer = message.header
+            if answer.get("report") is not None:
+                self._reports.append({"epoch": answer["epoch"], **answer["report"]})
+            if answer["kind"] == "epoch_ended" or answer.get("refreshed"):
+                self._admitted()
+            return answer

@@ -1,0 +1,93 @@
+"""Who is restarted, and what the ends of its workers make of a job."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from offbeat.launch.outcome import End, verdict
+from offbeat.launch.processes import Child, describe
+from offbeat.launch.restarts import LastWords, WorkerProcess, why_not_restarted
+
+LEAVE = "it was told to leave"
+AGAIN = "it failed before its first step and would again"
+USED_UP = "--max-restarts 3 is used up"
+
+
+@pytest.mark.parametrize(
+    ("status", "pushed", "restarts", "why"),
+    [
+        (-9, False, 0, None),
+        (-9, True, 2, None),
+        (-9, True, 3, USED_UP),
+        (-11, False, 3, USED_UP),
+        (1, True, 0, None),
+        (1, True, 3, USED_UP),
+        (1, False, 0, AGAIN),
+        (3, False, 3, AGAIN),
+        (-15, True, 0, LEAVE),
+        (143, True, 0, LEAVE),
+        (143, False, 0, LEAVE),
+    ],
+)
+def test_who_is_restarted(status: int, pushed: bool, restarts: int, why: str | None) -> None:
+    assert why_not_restarted(status, pushed=pushed, restarts=restarts, max_restarts=3) == why
+
+
+def test_no_restarts_wanted() -> None:
+    assert why_not_restarted(-9, pushed=True, restarts=0, max_restarts=0) == "--max-restarts is 0"
+
+
+@pytest.mark.parametrize(
+    ("failure", "snapshot", "pushed"),
+    [
+        (None, None, False),
+        (None, {"per_worker": [{"worker": 0, "pushes": 5}, {"worker": 1, "pushes": 0}]}, False),
+        (None, {"per_worker": [{"worker": 0, "pushes": 0}, {"worker": 1, "pushes": 5}]}, True),
+        (LastWords("no data", pushed=False), {"per_worker": [{"worker": 1, "pushes": 5}]}, False),
+        (LastWords("no data", pushed=True), None, True),
+    ],
+)
+def test_whether_it_has_made_a_step(failure: LastWords | None, snapshot: dict[str, Any] | None, pushed: bool) -> None:
+    process = WorkerProcess(Child(["true"], os.environ), failure=failure)
+    assert process.has_pushed(1, snapshot) is pushed
+
+
+def test_last_words_explain_a_status_but_no_signal() -> None:
+    process = WorkerProcess(Child(["true"], os.environ))
+    assert process.describe(1) == "exited with status 1"
+    process.failure = LastWords("ValueError: no data", pushed=True)
+    assert process.describe(1) == "failed: ValueError: no data"
+    assert process.describe(-9) == "killed by SIGKILL"
+
+
+FIRE = End(1, "failed: OSError: the disk is on fire")
+OTHERS = "every other worker's script has ended"
+NOBODY = "train.py ended without making an offbeat.DistributedOptimizer, so nothing was trained together"
+
+
+def plain(status: int) -> End:
+    return End(status, describe(status))
+
+
+@pytest.mark.parametrize(
+    ("ends", "joined", "status", "reason"),
+    [
+        ([plain(0), plain(0)], True, 0, "every worker's script has ended"),
+        ([plain(0), plain(-9)], True, 0, f"{OTHERS}; worker 1 killed by SIGKILL"),
+        ([plain(0), plain(143)], True, 0, f"{OTHERS}; worker 1 exited with status 143"),
+        ([FIRE, plain(0)], True, 1, f"worker 0 {FIRE.words}; {OTHERS}"),
+        ([FIRE, plain(0), FIRE], True, 1, f"workers 0, 2 {FIRE.words}; {OTHERS}"),
+        ([plain(3), plain(0)], True, 1, f"worker 0 exited with status 3; {OTHERS}"),
+        ([plain(-9), FIRE, plain(0)], True, 1, f"worker 1 {FIRE.words}; worker 0 killed by SIGKILL; {OTHERS}"),
+        ([plain(-9), plain(-9)], True, 1, "no worker finished: workers 0, 1 killed by SIGKILL"),
+        ([FIRE, plain(143)], False, 1, f"no worker finished: worker 0 {FIRE.words}; worker 1 exited with status 143"),
+        ([plain(0), plain(0)], False, 1, NOBODY),
+        ([plain(0), plain(3)], False, 1, f"{NOBODY}; worker 1 exited with status 3"),
+        ([plain(0), plain(-9)], False, 1, NOBODY),
+    ],
+)
+def test_the_verdict(ends: list[End], joined: bool, status: int, reason: str) -> None:
+    assert verdict(dict(enumerate(ends)), joined=joined, script="train.py") == (status, reason)
