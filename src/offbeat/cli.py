@@ -171,6 +171,7 @@ def finish(screen: Console, outcome: Outcome, summary: Path | None) -> None:
         for name, value in figures["metrics"].items():
             screen.print(f"{name}: {value:.6g}")
     if outcome.status != 0:
+        sys.stderr.write("\n")  # a worker may have been killed in the middle of a line
         fail(outcome.reason)
     if summary is not None and figures is not None:
         summary.write_text(json.dumps({**figures, "ok": outcome.status == 0, "reason": outcome.reason}, indent=1) + "\n")
