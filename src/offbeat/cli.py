@@ -47,7 +47,7 @@ def run(
     sync: Annotated[str | None, typer.Option(help="Synchronization rule, for instance 'ssp(staleness=3)'; overrides the script's.")] = None,
     max_restarts: Annotated[int, typer.Option(help="How often each worker is restarted when its process dies.")] = 3,
     slow: Annotated[
-        list[str] | None, typer.Option(help="WORKER=SECONDS[@FROM-TO] or any=SECONDS: rehearse a straggler (FROM-TO: versions).")
+        list[str] | None, typer.Option(help="WORKER=SECONDS\\[@FROM-TO] or any=SECONDS: rehearse a straggler (FROM-TO: versions).")
     ] = None,
     kill: Annotated[list[str] | None, typer.Option(help="WORKER@VERSION: rehearse a death by SIGKILL.")] = None,
     journal: Annotated[Path | None, typer.Option(help="Write every event to this file (docs/journal.md).")] = None,
