@@ -40,9 +40,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ``param_groups`` have here, so learning-rate schedulers and gradient clipping work as ever. Without a launcher it is the wrapped
     optimizer.
 
-    From here on ``p.grad`` and ``p.data`` are views of memory that the job shares, and every worker's parameters are those of worker 0.
-    A parameter without a gradient counts as one with a gradient of zero. BatchNorm's statistics are each worker's own until an epoch's
-    end, when they are averaged.
+    From here on ``p.grad`` and ``p.data`` are views of memory that the job shares, and every worker begins with the parameters of one:
+    the lowest-numbered that is there when the job begins. A parameter without a gradient counts as one with a gradient of zero.
+    BatchNorm's statistics are each worker's own until an epoch's end, when they are averaged.
 
     Args:
         optimizer: SGD, Adam, AdamW and the other elementwise classes of ``torch.optim``; those that look at whole tensors, such as

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.protocol.scripts import Plan
 from tests.protocol.world import World
 
-from offbeat.policies import ASP, BSP, DSSP, SSP, Backup
+from offbeat.policies import ASP, BSP, DSSP, RULES, SSP, Backup
 from offbeat.protocol.policy import Admit, Hold, View
 from offbeat.types import WorkerId
 
@@ -52,6 +52,10 @@ def plans(draw: st.DrawFn, rule: str, faults: tuple[str, ...] = FAULTS, least_ep
 def examples(number: int) -> settings:
     """Always the same ones: a failure on one machine is a failure on all."""
     return settings(max_examples=number, derandomize=True, database=None)
+
+
+def test_every_rule_is_put_to_the_test() -> None:
+    assert set(rules) == set(RULES)
 
 
 @pytest.mark.parametrize("rule", rules)
