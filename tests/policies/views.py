@@ -22,6 +22,10 @@ class StillView:
     pushed: tuple[Contribution, ...] = ()
     version: Version = 0
     now: Seconds = 10.0
+    gathered: tuple[Contribution, ...] = ()
+    waiting: tuple[WorkerId, ...] = ()
+    epoch: int = 0
+    shares: dict[WorkerId, int] = field(default_factory=dict)
     times: dict[WorkerId, tuple[Seconds | None, Seconds | None]] = field(default_factory=dict)
     """Last push and last interval."""
 
@@ -56,3 +60,6 @@ class StillView:
 
     def interval(self, worker: WorkerId) -> Seconds | None:
         return self.times.get(worker, (None, None))[1]
+
+    def share(self, worker: WorkerId) -> int | None:
+        return self.shares.get(worker)

@@ -10,7 +10,7 @@ from offbeat.policies.ssp import DSSP, SSP
 from offbeat.protocol.policy import Policy
 from offbeat.spelling import build
 
-RULES: dict[str, type[Policy]] = {rule.__name__.lower(): rule for rule in (BSP, ASP, SSP, DSSP, Backup)}
+RULES: dict[str, type[Policy]] = {rule.called(): rule for rule in (BSP, ASP, SSP, DSSP, Backup)}
 """Every rule by the word that spells it."""
 
 

@@ -3,9 +3,9 @@
 `Coordinator.on` takes an event and the time and returns what is to be done, in order; `Coordinator.wake_at` says when to call
 `Coordinator.wake` even if nothing happens. The live server and the simulator drive the same object.
 
-What it adds to its parts: the start (version 0 exists once nobody is expected any more), fencing, and the end of an epoch. A worker
-for whom an epoch has no samples left is idle until its end, so that samples of the dead still find somebody; the rule does not wait
-for the idle.
+What it adds to its parts: the start (version 0 exists once nobody is expected any more), fencing, and when a newcomer takes part. A
+worker for whom an epoch has no samples left is idle until its end, so that samples of the dead still find somebody; the rule does not
+wait for the idle. Where the rule lets newcomers in at the next epoch only, they wait outside until then, and nobody waits for them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from offbeat.protocol.effects import Effect, Fence, Initialise, Settle, StateChanged
+from offbeat.protocol.effects import Effect, EpochEnded, Fence, Initialise, Settle, StateChanged
 from offbeat.protocol.epochs import Epochs
 from offbeat.protocol.events import (
+    Abandoned,
     EpochWanted,
     Event,
+    Folded,
     Heard,
     Initialised,
     Joined,
@@ -55,8 +57,11 @@ class Coordinator:
     def __init__(self, policy: Policy, workers: int, timeout_s: Seconds | None = None) -> None:
         policy.check(workers)
         self.membership = Membership(workers, timeout_s)
+        self._policy = policy
         self._ledger = Ledger(policy)
-        self._epochs = Epochs(self._ledger, lambda: self.membership.in_state(WorkerState.ALIVE))
+        self._epochs = Epochs(self._ledger, self._inside)
+        self._outside: dict[WorkerId, None] = {}
+        """Alive, and not let in before the next epoch."""
         self._initialiser: WorkerId | None = None
         self._begun = False
         self._effects: list[Effect] = []
@@ -65,6 +70,8 @@ class Coordinator:
             Initialised: self._initialised,
             Heard: self._heard,
             Pushed: self._pushed,
+            Abandoned: self._abandoned,
+            Folded: lambda event, now: self._do(self._ledger.folded(event, now)),
             PullWanted: self._pull_wanted,
             LeaseWanted: self._samples_wanted,
             EpochWanted: self._samples_wanted,
@@ -83,8 +90,8 @@ class Coordinator:
 
     @property
     def unsettled(self) -> Collection[WorkerId]:
-        """Workers, dead ones too, whose last contribution has no fate yet."""
-        return self._ledger.pending.keys()
+        """Workers, dead ones too, with contributions that have no fate yet."""
+        return self._ledger.unsettled
 
     @property
     def over(self) -> bool:
@@ -123,21 +130,32 @@ class Coordinator:
             self._take_out(worker, WorkerState.DEAD, "a new process has taken its place", now)
         incarnation = self.membership.join(worker, now)
         self._effects.append(StateChanged(worker, incarnation, WorkerState.ALIVE, "joined"))
-        if self._begun:
-            self._enter(worker, now)
-        else:
+        if not self._begun:
             self._begin(now)
+        elif self._policy.entry == "next_epoch" and self._epochs.under_way and self._inside():
+            self._outside[worker] = None
+        else:
+            self._enter(worker, now)
+
+    def _inside(self) -> list[WorkerId]:
+        """The living workers that take part."""
+        return [worker for worker in self.membership.in_state(WorkerState.ALIVE) if worker not in self._outside]
+
+    def _let_in(self, now: Seconds) -> None:
+        outside, self._outside = self._outside, {}
+        for worker in outside:
+            self._enter(worker, now)
 
     def _enter(self, worker: WorkerId, now: Seconds) -> None:
         returned = self._ledger.pending.get(worker)
         if returned is not None:
             self._epochs.withdraw(returned.leases)
         self._do(self._ledger.enter(worker, self.membership[worker].incarnation, now))
-        self._effects += self._epochs.deal(now)
+        self._deal(now)
 
     def _begin(self, now: Seconds) -> None:
         """Once nobody is expected any more, ask the first living worker for the initial parameters."""
-        alive = self.membership.in_state(WorkerState.ALIVE)
+        alive = self._inside()
         if self.membership.in_state(WorkerState.EXPECTED) or not alive or self._initialiser is not None:
             return
         self._initialiser = alive[0]
@@ -187,12 +205,21 @@ class Coordinator:
         self._effects.append(StateChanged(worker, member.incarnation, state, reason))
         if worker == self._initialiser:
             self._initialiser = None
+        self._outside.pop(worker, None)
         self._epochs.gone(worker)
         if not self._begun:
             self._begin(now)
             return
         self._do(self._ledger.leave(worker, now))
-        self._effects += self._epochs.deal(now)
+        self._deal(now)
+        if not self._inside():
+            self._let_in(now)
+
+    def _deal(self, now: Seconds) -> None:
+        effects = self._epochs.deal(now)
+        self._effects += effects
+        if self._outside and any(isinstance(effect, EpochEnded) for effect in effects):
+            self._let_in(now)
 
     # Contributions.
 
@@ -207,11 +234,20 @@ class Coordinator:
             self._effects.append(Settle(worker, incarnation, 0, Fate.REJECTED, fenced, self.version, event.samples))
             return
         self._effects += self._epochs.resume(worker, now)
-        refusal = self._epochs.claim(event)
+        refusal = self._epochs.claim(event, self._ledger.clock(worker) + 1)
         if event.nonfinite is not None:
             refusal = f"gradient not finite in {event.nonfinite}"
         self._do(self._ledger.push(event, now, refusal))
-        self._effects += self._epochs.deal(now)
+        self._deal(now)
+
+    def _abandoned(self, event: Abandoned, now: Seconds) -> None:
+        worker = event.worker
+        if not self._speaks(worker, event.incarnation, now) or not self._begun or worker in self._ledger.waiting:
+            return
+        self._effects += self._epochs.resume(worker, now)
+        self._epochs.abandon(event)
+        self._do(self._ledger.abandon(event, now))
+        self._deal(now)
 
     def _pull_wanted(self, event: PullWanted, now: Seconds) -> None:
         # A worker that waits to be admitted gets the newest parameters with that, and not before its contribution has a fate.
@@ -225,7 +261,10 @@ class Coordinator:
 
     def _samples_wanted(self, event: LeaseWanted | EpochWanted, now: Seconds) -> None:
         if self._speaks(event.worker, event.incarnation, now):
-            self._effects += self._epochs.want(event, now)
+            effects = self._epochs.want(event, now)
+            self._effects += effects
+            if self._outside and any(isinstance(effect, EpochEnded) for effect in effects):
+                self._let_in(now)
 
     def _flush(self) -> list[Effect]:
         effects, self._effects = self._effects, []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeAlias
 
+from offbeat.protocol.policy import Plan
 from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Version, WorkerId, WorkerState
 
 
@@ -16,6 +17,8 @@ class Part(NamedTuple):
     weight: float
     """The factor of its gradient in the sum; the weights of a fold add up to 1."""
     staleness: int
+    gathered: float = 0.0
+    """The factor with which it was gathered; 0: it was not, the gradient is still in its worker's memory."""
 
 
 class Initialise(NamedTuple):
@@ -31,10 +34,24 @@ class Fold(NamedTuple):
     version: Version
     parts: tuple[Part, ...]
     reason: str
+    scale: float = 1.0
+    """The factor of the learning rate in this step."""
+    shard: int | None = None
+    """The one shard that folds, in rules of shard scope; None: all."""
+
+
+class Gather(NamedTuple):
+    """Every shard: add weight * gradient to the sum that is kept of this worker's gathered contributions. A later fold uses it up."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    clock: Clock
+    weight: float
+    reason: str
 
 
 class Settle(NamedTuple):
-    """A contribution has met its fate. There is exactly one of these per push."""
+    """A contribution has met its fate. There is exactly one of these per push, and in rules of shard scope one per push and shard."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -44,6 +61,7 @@ class Settle(NamedTuple):
     version: Version
     """Folded: the version it is part of. Otherwise the version of the job at the time."""
     samples: int
+    shard: int | None = None
 
 
 class Release(NamedTuple):
@@ -53,6 +71,28 @@ class Release(NamedTuple):
     incarnation: Incarnation
     version: Version
     clock: Clock
+    reason: str
+    plan: Plan = Plan()
+
+
+class Publish(NamedTuple):
+    """Shard scope: send this shard's new block to these workers, (worker, incarnation), which may be computing."""
+
+    shard: int
+    version: Version
+    workers: tuple[tuple[WorkerId, Incarnation], ...]
+    reason: str
+
+
+class Interrupt(NamedTuple):
+    """Tell a worker that its computation is of no more use; its answer is `events.Abandoned`, unless its push is under way already."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    version: Version
+    """The version that has overtaken it."""
+    at_once: bool
+    """Break off now; otherwise finish, and do not push."""
     reason: str
 
 
@@ -120,4 +160,6 @@ class StateChanged(NamedTuple):
     reason: str
 
 
-Effect: TypeAlias = Initialise | Fold | Settle | Release | Fence | Grant | Paused | NoMore | EpochEnded | StateChanged
+Effect: TypeAlias = (
+    Initialise | Fold | Gather | Settle | Release | Publish | Interrupt | Fence | Grant | Paused | NoMore | EpochEnded | StateChanged
+)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from offbeat.protocol.effects import Effect, EpochEnded, Grant, NoMore, Paused, Settle
-from offbeat.protocol.events import EpochWanted, LeaseWanted, Pushed
+from offbeat.protocol.events import Abandoned, EpochWanted, LeaseWanted, Pushed
 from offbeat.protocol.leases import Leases
 from offbeat.protocol.ledger import Ledger
-from offbeat.types import Incarnation, LeaseId, Seconds, WorkerId
+from offbeat.types import Clock, Incarnation, LeaseId, Seconds, WorkerId
 
 
 class Epochs:
@@ -30,12 +30,15 @@ class Epochs:
         self._alive = alive
         self._leases = Leases()
         self._idle: dict[WorkerId, LeaseWanted | EpochWanted] = {}
-        self._riding: dict[tuple[WorkerId, Incarnation], tuple[LeaseId, ...]] = {}
+        self._riding: dict[tuple[WorkerId, Incarnation, Clock], tuple[LeaseId, ...]] = {}
         self._effects: list[Effect] = []
+        self.under_way = False
+        """Whether any worker has asked for samples yet."""
 
     def want(self, event: LeaseWanted | EpochWanted, now: Seconds) -> list[Effect]:
         """A worker asks for samples, or for the end of an epoch of which it will take no more."""
         worker, incarnation, pool, epoch = event.worker, event.incarnation, event.pool, event.epoch
+        self.under_way = True
         self._leases.open(pool, epoch, event.size)
         current = self._leases.epoch(pool)
         if epoch < current:
@@ -63,19 +66,27 @@ class Epochs:
             self._do(self._ledger.resume(worker, now))
         return self._flush()
 
-    def claim(self, push: Pushed) -> str | None:
-        """A contribution over these leases has arrived: from here on they share its fate. Returns why not, if they are not its worker's."""
+    def claim(self, push: Pushed, clock: Clock) -> str | None:
+        """A contribution over these leases has arrived: from here on they share its fate. Returns why not, if they are not its worker's.
+
+        ``clock`` is the worker's after the push: with it the fate of the contribution will be told.
+        """
         if not self._leases.valid(push.worker, push.leases):
             return "its samples have gone to another worker"
         self._leases.submit(push.leases)
-        self._riding[push.worker, push.incarnation] = push.leases
+        self._riding[push.worker, push.incarnation, clock] = push.leases
         return None
+
+    def abandon(self, event: Abandoned) -> None:
+        """What these leases were taken for will not be pushed."""
+        if self._leases.valid(event.worker, event.leases):
+            self._leases.withdraw(event.leases)
 
     def settle(self, effects: Sequence[Effect]) -> None:
         """Note the fates among a ledger's effects."""
         for effect in effects:
             if isinstance(effect, Settle):
-                leases = self._riding.pop((effect.worker, effect.incarnation), ())
+                leases = self._riding.pop((effect.worker, effect.incarnation, effect.clock), ())
                 self._leases.settle(leases, effect.fate, effect.reason)
 
     def withdraw(self, leases: tuple[LeaseId, ...]) -> None:
@@ -122,6 +133,8 @@ class Epochs:
         epoch = self._leases.epoch(pool)
         waiting = tuple(sorted(w for w, event in self._idle.items() if event.pool == pool))
         self._effects.append(EpochEnded(pool, epoch, self._leases.end(pool), waiting))
+        if pool == 0:
+            self._ledger.begin_epoch(epoch + 1, {})
         for worker in waiting:
             del self._idle[worker]
             self._do(self._ledger.resume(worker, now))

@@ -42,6 +42,38 @@ class Pushed(NamedTuple):
     nonfinite: str | None = None
     """The tensor in which the worker found infinity or NaN; such a contribution is rejected."""
     loss: float | None = None
+    steps: int = 1
+    """The local optimizer steps in it; 1 where gradients are exchanged."""
+    shard: int | None = None
+    """The one shard at which it has arrived, in rules of shard scope; None: every shard has it."""
+    held: tuple[Version, ...] = ()
+    """Shard scope: the version of each block that it was computed from."""
+
+
+class Abandoned(NamedTuple):
+    """A worker has given up a computation that it was told is of no more use, and waits to be admitted."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    version: Version
+    """The version that it was computing from."""
+    compute_s: Seconds
+    leases: tuple[LeaseId, ...] = ()
+    """Go back to their pool."""
+
+
+class Folded(NamedTuple):
+    """Every shard has made this version; what they have measured, summed over the shards."""
+
+    version: Version
+    squares: tuple[float, ...]
+    """The squared norm of each gradient in the fold, in the order of its parts."""
+    total: float
+    """The squared norm of their weighted sum g."""
+    lr: float
+    """The learning rate of the step, of the first parameter group."""
+    difference: float | None = None
+    """The squared norm of g minus the g of the version before; None: not measured."""
 
 
 class LeaseWanted(NamedTuple):
@@ -91,4 +123,4 @@ class Left(NamedTuple):
     incarnation: Incarnation
 
 
-Event: TypeAlias = Joined | Initialised | Heard | Pushed | PullWanted | LeaseWanted | EpochWanted | Lost | Left
+Event: TypeAlias = Joined | Initialised | Heard | Pushed | Abandoned | Folded | PullWanted | LeaseWanted | EpochWanted | Lost | Left

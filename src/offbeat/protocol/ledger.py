@@ -7,13 +7,13 @@ belong to whom: `protocol.coordinator` tells it who enters, leaves, or pauses at
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from offbeat.protocol.effects import Effect, Fold, Part, Release, Settle
-from offbeat.protocol.events import Pushed
+from offbeat.protocol.effects import Effect, Fold, Gather, Interrupt, Part, Release, Settle
+from offbeat.protocol.events import Abandoned, Folded, Pushed
 from offbeat.protocol.policy import Admit, Contribution, Decision, Policy
-from offbeat.types import Clock, Fate, Incarnation, Seconds, Version, WorkerId
+from offbeat.types import Clock, Epoch, Fate, Incarnation, Seconds, Version, WorkerId
 
 
 @dataclass(slots=True)
@@ -24,6 +24,8 @@ class _Standing:
     clock: Clock = 0
     pushed_at: Seconds | None = None
     interval: Seconds | None = None
+    told: bool = False
+    """That what it computes is of no more use."""
 
 
 class Ledger:
@@ -37,6 +39,10 @@ class Ledger:
         self._standings: dict[WorkerId, _Standing] = {}
         self._active: dict[WorkerId, None] = {}
         self._pending: dict[WorkerId, Contribution] = {}
+        self._gathered: dict[Contribution, float] = {}
+        """Each with the factor with which it is in its worker's sum."""
+        self._shares: dict[WorkerId, int] = {}
+        self._obsolete_work = self._policy.obsolete_work
         self._waiting: dict[WorkerId, None] = {}
         self._missing = 0
         self._census: dict[Clock, int] = {}
@@ -47,6 +53,7 @@ class Ledger:
         self._effects: list[Effect] = []
         self.now: Seconds = 0.0
         self.version: Version = 0
+        self.epoch: Epoch = 0
 
     # What a rule may look at.
 
@@ -57,6 +64,15 @@ class Ledger:
     @property
     def pending(self) -> Mapping[WorkerId, Contribution]:
         return self._pending
+
+    @property
+    def gathered(self) -> Collection[Contribution]:
+        return self._gathered.keys()
+
+    @property
+    def unsettled(self) -> Collection[WorkerId]:
+        """Workers, dead ones too, with contributions that have no fate yet."""
+        return self._pending.keys() | {contribution.worker for contribution in self._gathered}
 
     @property
     def missing(self) -> int:
@@ -81,6 +97,9 @@ class Ledger:
 
     def interval(self, worker: WorkerId) -> Seconds | None:
         return self._standings[worker].interval
+
+    def share(self, worker: WorkerId) -> int | None:
+        return self._shares.get(worker)
 
     @property
     def waiting(self) -> Collection[WorkerId]:
@@ -113,7 +132,16 @@ class Ledger:
         assert worker in self._active and worker not in self._waiting, f"worker {worker} pushed without having been admitted"
         self._tick(worker, standing, now)
         contribution = Contribution(
-            worker, event.incarnation, standing.clock, event.version, event.samples, now, event.compute_s, event.loss, event.leases
+            worker,
+            event.incarnation,
+            standing.clock,
+            event.version,
+            event.samples,
+            now,
+            event.compute_s,
+            event.loss,
+            event.leases,
+            event.steps,
         )
         self._waiting[worker] = None
         self._ask[worker] = None
@@ -123,6 +151,24 @@ class Ledger:
         else:
             self._fate(contribution, Fate.REJECTED, refusal, self.version)
         return self._advance()
+
+    def abandon(self, event: Abandoned, now: Seconds) -> list[Effect]:
+        """An active worker has given up what it was computing. Its clock stands still."""
+        self.now = now
+        assert event.worker in self._active and event.worker not in self._waiting, f"worker {event.worker} abandoned nothing"
+        self._waiting[event.worker] = None
+        self._ask[event.worker] = None
+        return self._advance()
+
+    def folded(self, event: Folded, now: Seconds) -> list[Effect]:
+        """The shards have measured a fold."""
+        self.now = now
+        self._policy.observe(self, event)
+        return self._advance()
+
+    def begin_epoch(self, epoch: Epoch, shares: Mapping[WorkerId, int]) -> None:
+        """For the rule to know; ``shares`` where workers have splits of their own."""
+        self.epoch, self._shares = epoch, dict(shares)
 
     def leave(self, worker: WorkerId, now: Seconds) -> list[Effect]:
         """A worker is dead or has finished. Nobody waits for it; what it has pushed still counts."""
@@ -162,7 +208,7 @@ class Ledger:
     def close(self, now: Seconds, reason: str) -> list[Effect]:
         """The job is over: whatever has no fate yet is dropped."""
         self.now = now
-        for contribution in list(self._pending.values()):
+        for contribution in [*self._gathered, *self._pending.values()]:
             self._settle(contribution, Fate.DROPPED, reason, self.version)
         return self._flush()
 
@@ -175,6 +221,8 @@ class Ledger:
             self._carry_out(decision)
         while self._gates and self._gates[0][0] <= self._slowest:
             self._ask[heapq.heappop(self._gates)[1]] = None
+        if len(self._waiting) == len(self._active):  # nothing will happen by itself any more
+            self._ask.update(self._waiting)
         asked, self._ask = self._ask, {}
         for worker in asked:
             if worker in self._waiting:
@@ -188,36 +236,68 @@ class Ledger:
         return self._flush()
 
     def _carry_out(self, decision: Decision) -> None:
-        assert decision.fold or decision.drop, "a decision folds or drops something"
+        assert decision.fold or decision.drop or decision.gather, "a decision folds, gathers or drops something"
         for contribution in decision.drop:
             self._settle(contribution, Fate.DROPPED, decision.reason, self.version)
-        if not decision.fold:
-            return
+        for contribution in decision.gather:
+            self._gather(contribution, decision.reason)
+        if decision.fold:
+            self._fold(decision)
+
+    def _gather(self, c: Contribution, reason: str) -> None:
+        weight = float(c.samples or 1)
+        self._take(c)
+        self._gathered[c] = weight
+        self._effects.append(Gather(c.worker, c.incarnation, c.clock, weight, reason))
+
+    def _fold(self, decision: Decision) -> None:
         before, self.version = self.version, self.version + 1
-        known = all(c.samples > 0 for c in decision.fold)
-        total = sum(c.samples for c in decision.fold) if known else len(decision.fold)
+        weights = decision.weights or _by_samples(decision.fold)
         parts = tuple(
-            Part(c.worker, c.incarnation, c.clock, (c.samples if known else 1) / total, before - c.version) for c in decision.fold
+            Part(c.worker, c.incarnation, c.clock, weight, before - c.version, self._gathered.get(c, 0.0))
+            for c, weight in zip(decision.fold, weights, strict=True)
         )
-        self._effects.append(Fold(self.version, parts, decision.reason))
+        self._effects.append(Fold(self.version, parts, decision.reason, decision.scale))
         for contribution in decision.fold:
             self._settle(contribution, Fate.FOLDED, decision.reason, self.version)
+        if self._obsolete_work != "push_and_wait":
+            self._overtake()
+
+    def _overtake(self) -> None:
+        """Tell those who still compute from an older version."""
+        at_once = self._obsolete_work == "push_and_interrupt"
+        for worker in self._active:
+            standing = self._standings[worker]
+            if worker not in self._waiting and not standing.told:
+                standing.told = True
+                reason = f"version {self.version} has overtaken what this worker computes"
+                self._effects.append(Interrupt(worker, standing.incarnation, self.version, at_once, reason))
 
     def _settle(self, contribution: Contribution, fate: Fate, reason: str, version: Version) -> None:
+        if contribution in self._gathered:
+            del self._gathered[contribution]
+        else:
+            self._take(contribution)
+        self._fate(contribution, fate, reason, version)
+
+    def _take(self, contribution: Contribution) -> None:
+        """Out of its worker's memory."""
         worker = contribution.worker
+        assert self._pending[worker] is contribution, f"not pending: {contribution}"
         del self._pending[worker]
         if worker in self._active:
             self._missing += 1
         if worker in self._waiting:
             self._ask[worker] = None
-        self._fate(contribution, fate, reason, version)
 
     def _fate(self, c: Contribution, fate: Fate, reason: str, version: Version) -> None:
         self._effects.append(Settle(c.worker, c.incarnation, c.clock, fate, reason, version, c.samples))
 
     def _release(self, worker: WorkerId, reason: str) -> None:
         standing = self._standings[worker]
-        self._effects.append(Release(worker, standing.incarnation, self.version, standing.clock, reason))
+        standing.told = False
+        plan = self._policy.plan(self, worker)
+        self._effects.append(Release(worker, standing.incarnation, self.version, standing.clock, reason, plan))
 
     def _flush(self) -> list[Effect]:
         effects, self._effects = self._effects, []
@@ -257,3 +337,10 @@ class Ledger:
         self._census[clock] -= 1
         if self._census[clock] == 0:
             del self._census[clock]
+
+
+def _by_samples(contributions: Sequence[Contribution]) -> tuple[float, ...]:
+    """Weights in proportion to the samples; equal ones where a worker does not know how many it has used."""
+    known = all(c.samples > 0 for c in contributions)
+    total = sum(c.samples for c in contributions) if known else len(contributions)
+    return tuple((c.samples if known else 1) / total for c in contributions)

@@ -30,7 +30,11 @@ FORMAT: Final = 1
 UNRECORDED: Final = (Heard, LeaseWanted)
 """Events that say nothing which an effect does not say better, and that come most often."""
 
+SPARE: Final = frozenset({"gathered", "held", "parts", "plan", "scale", "shard", "steps"})
+"""Fields that are left out where they have their default value: most rules have no use for them."""
+
 AS_IT_IS: Final = frozenset({int, str, bool, type(None)})
+_ALWAYS: Final = object()
 FLUSH_S: Final = 1.0
 BLOCK_NBYTES: Final = 1 << 16
 
@@ -45,18 +49,25 @@ def record(item: Event | Effect, t: Seconds) -> Record | None:
     if isinstance(item, UNRECORDED):
         return None
     cls: type[Any] = type(item)
-    kind, names = _layout(cls)  # type: ignore[arg-type]
-    result: Record = {"kind": kind, "t": round(t, 6)}
-    for name, value in zip(names, item, strict=True):
-        result[name] = value if type(value) in AS_IT_IS else _plain(value)
-    return result
+    return {"kind": _kind(cls), "t": round(t, 6), **_fields(item)}  # type: ignore[arg-type]
 
 
 @cache
-def _layout(cls: type[Any]) -> tuple[str, tuple[str, ...]]:
-    names: tuple[str, ...] = cls._fields
-    assert not {"kind", "t"} & set(names), cls
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower(), names
+def _kind(cls: type[Any]) -> str:
+    assert not {"kind", "t"} & set(cls._fields), cls
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+
+@cache
+def _layout(cls: type[Any]) -> tuple[tuple[str, Any], ...]:
+    """The names of the fields, each with the value at which it is left out."""
+    return tuple((name, cls._field_defaults.get(name, _ALWAYS) if name in SPARE else _ALWAYS) for name in cls._fields)
+
+
+def _fields(item: Any) -> Record:
+    cls: Any = type(item)
+    pairs = zip(_layout(cls), item, strict=True)
+    return {name: value if type(value) in AS_IT_IS else _plain(value) for (name, spare), value in pairs if value != spare}
 
 
 def _plain(value: Any) -> Any:
@@ -66,7 +77,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {name: part if type(part) in AS_IT_IS else _plain(part) for name, part in zip(value._fields, value, strict=True)}
+        return _fields(value)
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
