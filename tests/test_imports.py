@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "spelling": CORE,
     "protocol": CORE,
     "policies": RULES,
-    "tensors": CORE,
+    "tensors": {*CORE, "protocol"},
     "transport": DATA_PLANE,
     "session": RULES,
     "runtime": SHELLS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sized
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -79,7 +79,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ConfigurationError("this optimizer is distributed already: wrap an optimizer of torch.optim")
         with _job_is_told():
             policy = rule(sync)
-            layout, spec = Layout.of(model, optimizer), spec_of(optimizer)
+            layout = Layout.of(model, optimizer)
+            spec, self._local_only = _spec_of(optimizer)
+            # Under a launcher the command line may have chosen a rule that does with it: the coordinator will tell.
+            if self._local_only is not None and policy.averaging is None and WorkerSettings.from_environment() is None:
+                raise ConfigurationError(self._local_only)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.state = optimizer.state
         self.wrapped = optimizer
@@ -99,7 +103,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         from offbeat.runtime.worker import WorkerSession  # a script without a launcher needs no sockets
 
         with _job_is_told():
-            session = WorkerSession(settings, layout, spec, model, self.wrapped, stop_on_nonfinite=self._nonfinite == "stop")
+            session = WorkerSession(
+                settings, layout, spec, model, self.wrapped, stop_on_nonfinite=self._nonfinite == "stop", local_only=self._local_only
+            )
         session.follow_process()
         session.join(policy.spelling)
         sessions.current = session
@@ -164,6 +170,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         self._session.step(samples)
 
+    def interruptible(self) -> AbstractContextManager[None]:
+        """Leave the body early when the gradient that is being computed in it has become useless; for rules that interrupt.
+
+        Put the forward and backward pass of one batch in it. Under ``dbw(obsolete=push_and_interrupt)`` and its like, a worker whose
+        version has been overtaken stops between two modules of its model, or two gradients, and the `step` after the body takes the
+        newest parameters instead of pushing. Under other rules, and without a launcher, it does nothing.
+
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> with optimizer.interruptible():
+        ...     model(torch.ones(2, 3)).square().mean().backward()
+        >>> optimizer.step()
+        """
+        return self._session.interruptible()
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients; ``set_to_none`` is the cheaper way, and safe."""
         self.wrapped.zero_grad(set_to_none)
@@ -204,3 +225,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """Leave the job; the model keeps its parameters. Called by itself when the script ends."""
         self._session.close()
+
+
+def _spec_of(optimizer: torch.optim.Optimizer) -> tuple[OptimizerSpec, str | None]:
+    """How servers step; for an optimizer that cannot run there, a stand-in and why: it will do where workers step by themselves."""
+    try:
+        return spec_of(optimizer), None
+    except ConfigurationError as error:
+        if isinstance(optimizer, torch.optim.LBFGS):  # it wants a closure, wherever it steps
+            raise
+        groups = [{"params": group["params"]} for group in optimizer.param_groups]
+        return spec_of(torch.optim.SGD(groups, lr=0.0)), str(error)

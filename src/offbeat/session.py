@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offbeat.protocol.leases import Leases
@@ -24,6 +26,16 @@ class Grant(NamedTuple):
     stop: int
 
 
+@dataclass(slots=True)
+class Progress:
+    """How far a worker has come in its own split of an epoch; for plans that push at fractions of it."""
+
+    done: int = 0
+    """Batches stepped on."""
+    batches: int | None = None
+    """In all; None: this worker has no split of its own, or has not asked for samples yet."""
+
+
 class Session(ABC):
     """One worker's part in a job."""
 
@@ -32,8 +44,11 @@ class Session(ABC):
     seed: int = 0
     version: Version = 0
     chief: bool = True
+    batch: int | None = None
+    """The batch size that the rule wants of the samplers; None: the script's."""
 
     def __init__(self) -> None:
+        self.progress = Progress()
         self.metrics: dict[str, float] = {}
         self.reports: list[dict[str, Any]] = []
         self._pools = 0
@@ -67,6 +82,10 @@ class Session(ABC):
     def drop(self, pool: int) -> None:
         """Forget what is left of one sampler's grants: they go back to the job."""
         self._outstanding = [grant for grant in self._outstanding if grant.pool != pool]
+
+    def interruptible(self) -> AbstractContextManager[None]:
+        """What a computation is wrapped in that may be broken off."""
+        return nullcontext()
 
     @abstractmethod
     def step(self, samples: int | None) -> None:

@@ -99,7 +99,9 @@ class _Injected(DistributedOptimizer):
 
     def _open(self, layout: Layout, spec: OptimizerSpec, model: torch.nn.Module, policy: Policy) -> Session:
         stop, owner = self._nonfinite == "stop", self.owner
-        owner.session = WorkerSession(owner.settings(), layout, spec, model, self.wrapped, stop_on_nonfinite=stop, hub=owner.hub)
+        owner.session = WorkerSession(
+            owner.settings(), layout, spec, model, self.wrapped, stop_on_nonfinite=stop, local_only=self._local_only, hub=owner.hub
+        )
         owner.session.join(policy.spelling)
         return owner.session
 

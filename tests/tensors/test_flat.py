@@ -85,7 +85,7 @@ def test_gradients_are_pushed_and_accumulate(passes: int, set_to_none: bool) -> 
         for seed in range(passes):
             fixture.model(batch(seed)).backward()
         assert fixture.flat.collect() is None
-        assert fixture.flat.backwards == passes
+        assert fixture.flat.made() == passes
         same(fixture.pushed(), plain_gradients(passes))
     assert fixture.in_place()
 
@@ -254,7 +254,7 @@ class TestUsualThings:
             F.mse_loss(model[0](torch.ones(1, 2)), torch.zeros(1, 2)).backward()
         with pytest.warns(UserWarning, match=r"1\.weight, 1\.bias"):
             fixture.flat.collect()
-        assert fixture.flat.backwards == 3
+        assert fixture.flat.made() == 3
 
 
 def test_wrong_sizes_are_refused() -> None:

@@ -216,7 +216,7 @@ def test_norms(dtype: torch.dtype) -> None:
     job = Job(model, torch.optim.SGD(model.parameters()), 3)
     gradients = [random_gradients(model, seed) for seed in range(3)]
     weights = [0.5, 0.25, 0.25]
-    found = job.fold([(job.flat(model, g), w) for g, w in zip(gradients, weights, strict=True)], norms=True)
+    found = job.fold([(job.flat(model, g), w) for g, w in zip(gradients, weights, strict=True)], measures="norms")
     vectors = [torch.cat([t.double().reshape(-1) for t in g]) for g in gradients]
     for i, vector in enumerate(vectors):
         assert sum(part.parts[i] for part in found) == pytest.approx(float(vector @ vector), rel=1e-5)
@@ -241,7 +241,7 @@ def test_an_empty_span_folds_to_nothing() -> None:
     model = nn.Linear(2, 1, bias=False)
     job = Job(model, torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9), 3)
     assert [s.nbytes for s in job.spans].count(0) == 2
-    job.fold([(job.flat(model, random_gradients(model, 0)), 1.0)], norms=True)
+    job.fold([(job.flat(model, random_gradients(model, 0)), 1.0)], measures="norms")
     assert len(job.state_dict()["state"]) == 1
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from offbeat.protocol.effects import Effect, EpochEnded, Fence, Grant, Initialise, NoMore, StateChanged
+from offbeat.protocol.effects import Effect, EpochEnded, Fence, Grant, Initialise, Interrupt, NoMore, StateChanged
 from offbeat.runtime.buffers import BufferBook
 from offbeat.runtime.roster import Roster
 from offbeat.types import WorkerId, WorkerState
@@ -20,6 +21,8 @@ class Announcer:
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self.buffers = BufferBook()
+        self._average: bytes | None = None
+        """Where parameters are exchanged: the mean buffers of those whose parameters are in the newest version."""
         self._ended: dict[int, tuple[dict[str, Any], bytes | None]] = {}
         """Of each pool, the last epoch's report and mean buffers: for those whose pushes have ended it and who ask only afterwards."""
 
@@ -33,6 +36,8 @@ class Announcer:
                 self.buffers.forget(effect.worker)
             case Initialise():
                 self._send(effect.worker, "provide")
+            case Interrupt():
+                self._send(effect.worker, "interrupt", version=effect.version, at_once=effect.at_once)
             case Fence():
                 self._send(effect.worker, "fence", incarnation=effect.incarnation, reason=effect.reason)
             case Grant():
@@ -42,6 +47,14 @@ class Announcer:
                 self._no_more(effect)
             case EpochEnded():
                 self._epoch_ended(effect)
+
+    def average(self, workers: Iterable[WorkerId]) -> None:
+        """Parameters of these workers have been folded: so are their buffers."""
+        self._average = self.buffers.mean(workers)
+
+    def send_average(self, worker: WorkerId) -> None:
+        """The buffers that belong to the newest version, where parameters are exchanged."""
+        self._send_mean(worker, self._average)
 
     def send_buffers(self, worker: WorkerId) -> None:
         """The present mean, for a worker that joins."""
@@ -61,7 +74,7 @@ class Announcer:
 
     def _send_mean(self, worker: WorkerId, mean: bytes | None) -> None:
         if mean is not None:
-            self._roster[worker].connection.send({"kind": "buffers"}, payload=(mean,))
+            self._roster[worker].connection.send({"kind": "buffers", "layout": self.buffers.layout}, payload=(mean,))
 
     def _send(self, worker: WorkerId, kind: str, **fields: Any) -> None:
         self._roster[worker].connection.send({"kind": kind, **fields})

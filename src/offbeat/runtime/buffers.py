@@ -1,7 +1,8 @@
 """BatchNorm's running statistics and other buffers, which are no parameters and get no gradient.
 
 During an epoch each worker keeps its own. They travel with each push, and when an epoch ends its waiting workers all receive the mean of
-the living workers' last ones: float buffers are averaged, integer buffers (step counters) take the greatest.
+the living workers' last ones: float buffers are averaged, integer buffers (step counters) take the greatest. Where parameters are
+exchanged, the mean comes with every fold, and the state of the workers' own optimizers may come with the buffers, to be averaged too.
 """
 
 from __future__ import annotations
@@ -21,28 +22,43 @@ _NUMPY = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "
 
 
 class ModelBuffers:
-    """A worker's end: the buffers of its model that the job shares. ``layout`` is empty where there are none."""
+    """A worker's end: the buffers of its model that the job shares.
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        kept = {name: b for name, b in model.named_buffers() if str(b.dtype).removeprefix("torch.") in _NUMPY}
-        self._buffers = list(kept.values())
-        self.layout = [[str(b.dtype).removeprefix("torch."), list(b.shape)] for b in self._buffers]
+    Args:
+        model: whose buffers.
+        optimizer: whose state is shared too, once it has any; None: it is this worker's own.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+        self._own = [b for b in model.buffers() if _kind(b) in _NUMPY]
+        self._optimizer = optimizer
+
+    @property
+    def layout(self) -> list[Any]:
+        """Kind and shape of each; empty where there are none."""
+        return [[_kind(b), list(b.shape)] for b in self._all()]
 
     def read(self) -> list[bytes]:
         """The bytes of all buffers, in the layout's order."""
-        return [b.detach().cpu().contiguous().numpy().tobytes() for b in self._buffers]
+        return [b.detach().cpu().contiguous().numpy().tobytes() for b in self._all()]
 
-    def write(self, payload: memoryview) -> None:
-        """Set all buffers from such bytes."""
-        for buffer, array in zip(self._buffers, _arrays(self.layout, payload), strict=True):
+    def write(self, layout: list[Any], payload: memoryview) -> None:
+        """Set all buffers from such bytes, and the optimizer's state if it has any yet."""
+        for buffer, array in zip(self._all(), _arrays(layout, payload), strict=False):
             buffer.copy_(torch.from_numpy(array.copy()))
+
+    def _all(self) -> list[torch.Tensor]:
+        if self._optimizer is None:
+            return self._own
+        states = (self._optimizer.state.get(p, {}) for group in self._optimizer.param_groups for p in group["params"])
+        return self._own + [s[key] for s in states for key in sorted(s) if isinstance(s[key], torch.Tensor) and _kind(s[key]) in _NUMPY]
 
 
 class BufferBook:
     """The coordinator's end: the last buffers of each worker."""
 
     def __init__(self) -> None:
-        self._layout: list[Any] | None = None
+        self.layout: list[Any] | None = None
         self._last: dict[WorkerId, list[np.ndarray[Any, Any]]] = {}
 
     def put(self, worker: WorkerId, layout: list[Any], payload: Buffer) -> None:
@@ -51,9 +67,9 @@ class BufferBook:
         Raises:
             ProtocolError: the layout differs from that of the workers before it, or from the payload's size.
         """
-        if self._layout is None:
-            self._layout = layout
-        if layout != self._layout:
+        if self.layout is None:
+            self.layout = layout
+        if layout != self.layout:
             raise ProtocolError(f"worker {worker} has other buffers than the workers before it")
         self._last[worker] = [array.copy() for array in _arrays(layout, payload)]
 
@@ -62,12 +78,17 @@ class BufferBook:
         if len(self._last) > 1:
             self._last.pop(worker, None)
 
-    def mean(self) -> bytes | None:
-        """The job's buffers; None: no worker has any."""
-        if not self._last:
+    def mean(self, of: Iterable[WorkerId] | None = None) -> bytes | None:
+        """The job's buffers: the mean of these workers' last ones, or of everybody's. None: there are none."""
+        chosen = [self._last[worker] for worker in (self._last if of is None else of) if worker in self._last]
+        if not chosen:
             return None
-        columns: Iterable[tuple[np.ndarray[Any, Any], ...]] = zip(*self._last.values(), strict=True)
+        columns: Iterable[tuple[np.ndarray[Any, Any], ...]] = zip(*chosen, strict=True)
         return b"".join(_combine(column).tobytes() for column in columns)
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _combine(column: tuple[np.ndarray[Any, Any], ...]) -> np.ndarray[Any, Any]:

@@ -11,16 +11,18 @@ from typing import Any
 
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.effects import Effect, Fold, Release, Settle, StateChanged
-from offbeat.protocol.events import EpochWanted, Event, Heard, Initialised, Joined, LeaseWanted, Left, Lost, PullWanted, Pushed
+from offbeat.protocol.effects import Effect, Fold, Gather, Release, Settle, StateChanged
+from offbeat.protocol.events import Abandoned, EpochWanted, Event, Heard, Initialised, Joined, LeaseWanted, Left, Lost, PullWanted, Pushed
 from offbeat.report.tally import Tally
 from offbeat.runtime.announcer import Announcer
 from offbeat.runtime.journal import Journal, end_record, fault_record, job_record, metrics_record, process_record
+from offbeat.runtime.orders import Measurements, Order, fold_order, gather_order, release_order
 from offbeat.runtime.pushes import Arrivals, Schedules
 from offbeat.runtime.roster import Peer, Roster
 from offbeat.runtime.settings import JobSettings
 from offbeat.runtime.shard_host import ShardHost
 from offbeat.runtime.terms import Terms
+from offbeat.tensors.shard import SquaredNorms
 from offbeat.transport.base import Connection, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, WorkerId, WorkerState
 
@@ -63,11 +65,13 @@ class CoordinatorHost:
         self._roster = Roster()
         self._arrivals = Arrivals(1 + len(self._shards))
         self._schedules = Schedules()
+        self._measurements = Measurements(1 + len(self._shards))
         self._announcer = Announcer(self._roster)
         self._kills = list(settings.kill)
         self._handlers: dict[str, Callable[[Peer, Message, Seconds], None]] = {
             "ready": self._ready,
             "push": self._push,
+            "abandoned": self._abandoned,
             "initial": self._initial,
             "buffers": self._take_buffers,
             "metrics": self._metrics,
@@ -86,6 +90,12 @@ class CoordinatorHost:
         assert self._host is not None
         return self._host
 
+    @property
+    def terms(self) -> Terms:
+        """What the job's workers have in common; known once the first worker has said hello."""
+        assert self._terms is not None
+        return self._terms
+
     # What comes in.
 
     def on_message(self, connection: Connection, message: Message, now: Seconds) -> None:
@@ -95,6 +105,10 @@ class CoordinatorHost:
             self._hello(connection, message, now)
         elif kind in ("arrived", "initialised"):
             self._complete(message.header["worker"], message.header["number"], message.header["shard"], now)
+        elif kind == "measured":
+            parts, total, difference = message.header["norms"]
+            self._measurements.note(message.header["version"], SquaredNorms(tuple(parts), total, difference))
+            self._pass_on_measurements(now)
         elif (peer := self._roster.at(connection)) is None or kind not in self._handlers:
             raise ProtocolError(f"{connection.peer} sent {kind!r} before it said hello")
         else:
@@ -182,7 +196,7 @@ class CoordinatorHost:
         in_place = self._common is not None and connection.shares_memory and not coordinator.begun
         host.attach(worker, connection, message, in_place=in_place)
         memory = (self._common,) if in_place and self._common is not None else ()
-        connection.send({"kind": "welcome", "in_place": in_place}, memory=memory)
+        connection.send({"kind": "welcome", "in_place": in_place, "sync": self.terms.policy.spelling}, memory=memory)
 
     def _agree(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> tuple[Coordinator, ShardHost]:
         """The first worker's terms are the job's; the others must have the same."""
@@ -204,11 +218,11 @@ class CoordinatorHost:
         layout, lockstep, servers = terms.layout, terms.policy.lockstep, self.settings.servers
         if lockstep and all(shard.shares_memory for shard in self._shards.values()):
             self._common = self._allocate(layout.nbytes, "parameters")
-        header = {"layout": layout.to_wire(), "optimizer": terms.spec.to_wire(), "lockstep": lockstep, "servers": servers}
+        header = {"layout": layout.to_wire(), "optimizer": terms.spec.to_wire(), "sync": terms.policy.spelling, "servers": servers}
         for shard in self._shards.values():
             shard.send({"kind": "setup", **header}, memory=(self._common,) if self._common is not None else ())
         span = layout.spans(servers, terms.spec.elementwise)[0]
-        return ShardHost(0, layout, span, terms.spec, lockstep=lockstep, memory=self._common)
+        return ShardHost(0, layout, span, terms.spec, terms.policy, memory=self._common)
 
     def _ready(self, peer: Peer, message: Message, now: Seconds) -> None:
         self._order([{"do": "enter", "worker": peer.worker}])
@@ -222,6 +236,10 @@ class CoordinatorHost:
         self._schedules.note(peer.worker, header)
         fields = {**header["push"], "leases": tuple(header["push"]["leases"])}
         self._complete(peer.worker, header["number"], 0, now, Pushed(peer.worker, **fields))
+
+    def _abandoned(self, peer: Peer, message: Message, now: Seconds) -> None:
+        fields = {**message.header["work"], "leases": tuple(message.header["work"]["leases"])}
+        self._feed(Abandoned(peer.worker, **fields), now)
 
     def _initial(self, peer: Peer, message: Message, now: Seconds) -> None:
         assert self._coordinator is not None
@@ -250,44 +268,55 @@ class CoordinatorHost:
         self._perform(self._coordinator.on(event, now), now)
 
     def _perform(self, effects: list[Effect], now: Seconds) -> None:
-        orders: list[dict[str, Any]] = []
+        orders: list[Order] = []
         for effect in effects:
             self._journal.log(effect, now)
-            if isinstance(effect, Fold):
-                parts = [(part.worker, part.weight) for part in effect.parts]
-                orders.append({"do": "fold", "parts": parts, "hyper": self._schedules.newest(self._roster.gone)})
-            elif isinstance(effect, Release):
-                orders.append(self._release_order(effect))
-            elif not isinstance(effect, Settle):  # a fate is for the journal only; what is said to workers keeps its place among the orders
-                self._order(orders)
-                orders = []
-                self._announcer.tell(effect)
-                if isinstance(effect, StateChanged) and effect.state is WorkerState.DEAD:
-                    self._schedules.forget(effect.worker)
+            match effect:
+                case Fold():
+                    orders.append(self._fold_order(effect))
+                case Gather():
+                    orders.append(gather_order(effect))
+                case Release():
+                    orders.append(self._release_order(effect))
+                case Settle():
+                    pass  # a fate is for the journal only
+                case _:  # what is said to workers keeps its place among the orders
+                    self._order(orders)
+                    orders = []
+                    self._announcer.tell(effect)
+                    if isinstance(effect, StateChanged) and effect.state is WorkerState.DEAD:
+                        self._schedules.forget(effect.worker)
         self._order(orders)
         self._forget_the_gone()
         self._rehearse(now)
+        self._pass_on_measurements(now)
 
-    def _order(self, orders: list[dict[str, Any]]) -> None:
+    def _pass_on_measurements(self, now: Seconds) -> None:
+        for event in self._measurements.complete():
+            self._feed(event, now)
+
+    def _order(self, orders: list[Order]) -> None:
         """Carry out at every shard; the others first, so that they work while we do."""
         if orders:
             for shard in self._shards.values():
                 shard.send({"kind": "orders", "orders": orders})
-            self.host.apply(orders)
+            for version, norms in self.host.apply(orders):
+                self._measurements.note(version, norms)
 
-    def _release_order(self, effect: Release) -> dict[str, Any]:
+    def _fold_order(self, effect: Fold) -> Order:
+        hyper = self._schedules.newest(self._roster.gone)
+        if self.terms.policy.measures != "nothing":
+            self._measurements.ordered(effect.version, hyper[0]["lr"] * effect.scale)
+        if self.terms.policy.averaging is not None:
+            self._announcer.average(part.worker for part in effect.parts)
+        return fold_order(effect, hyper)
+
+    def _release_order(self, effect: Release) -> Order:
         assert self._coordinator is not None
         peer = self._roster[effect.worker]
         peer.serial += 1
-        chief = self._coordinator.membership.in_state(WorkerState.ALIVE)[0]
-        return {
-            "do": "release",
-            "worker": effect.worker,
-            "serial": peer.serial,
-            "version": effect.version,
-            "incarnation": effect.incarnation,
-            "chief": chief,
-        }
+        self._announcer.send_average(effect.worker)  # before the parameters, with which the worker goes on
+        return release_order(effect, peer.serial, self._coordinator.membership.in_state(WorkerState.ALIVE)[0])
 
     def _forget_the_gone(self) -> None:
         """Free a dead worker's memory, once the gradient in it has a fate."""

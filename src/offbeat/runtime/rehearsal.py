@@ -1,19 +1,14 @@
-"""Rehearsed slowness: the delays that ``--slow`` orders, for demos, for tests, and for users who want to know before it happens."""
+"""Rehearsed slowness: the delays that ``--slow`` orders, for demos, for tests, and for users who want to know before it happens.
+
+The worker lets this time pass before it pushes (`worker_link.WorkerLink.linger`).
+"""
 
 from __future__ import annotations
 
 import random
-import time
 
 from offbeat.runtime.settings import ANY, WorkerSettings
 from offbeat.types import Seconds, Version, WorkerId
-
-
-def delay(settings: WorkerSettings, step: int, version: Version) -> None:
-    """Sleep as long as this worker's step is to be late."""
-    seconds = lateness(settings, step, version)
-    if seconds > 0.0:
-        time.sleep(seconds)
 
 
 def lateness(settings: WorkerSettings, step: int, version: Version) -> Seconds:

@@ -155,6 +155,7 @@ class Server:
         connection.send({"kind": "noted"})
 
     def _set_up(self, message: Message) -> None:
+        from offbeat.policies import rule
         from offbeat.runtime.shard_host import ShardHost
         from offbeat.tensors.layout import Layout
         from offbeat.tensors.optimizers import OptimizerSpec
@@ -163,7 +164,7 @@ class Server:
         layout, spec = Layout.from_wire(header["layout"]), OptimizerSpec.from_wire(header["optimizer"])
         span = layout.spans(header["servers"], spec.elementwise)[self._number]
         memory = message.memory[0] if message.memory else None
-        self._host = ShardHost(self._number, layout, span, spec, lockstep=header["lockstep"], memory=memory)
+        self._host = ShardHost(self._number, layout, span, spec, rule(header["sync"]), memory=memory)
         early, self._early = self._early, []
         for connection, waiting in early:
             self._serve(self._host, connection, waiting)
@@ -173,7 +174,8 @@ class Server:
         header = message.header
         match header["kind"]:
             case "orders":
-                host.apply(header["orders"])
+                for version, norms in host.apply(header["orders"]):
+                    self._tell_coordinator({"kind": "measured", "version": version, "norms": norms})
             case "attach":
                 host.attach(header["worker"], connection, message, in_place=header["in_place"])
                 connection.send({"kind": "attached"})

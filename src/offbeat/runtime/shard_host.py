@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from offbeat.tensors.layout import Layout, Span
+from offbeat.errors import ProtocolError
+from offbeat.protocol.policy import Policy
+from offbeat.tensors.averaging import AveragingShard
+from offbeat.tensors.layout import Layout, Memory, Span
 from offbeat.tensors.optimizers import OptimizerSpec
-from offbeat.tensors.shard import Shard
+from offbeat.tensors.shard import Shard, SquaredNorms
 from offbeat.transport.base import Connection, Message, SharedMemory
 from offbeat.transport.shm import PrivateBlock
-from offbeat.types import WorkerId
+from offbeat.types import Version, WorkerId
 
 
 @dataclass(slots=True)
@@ -26,29 +29,41 @@ class _Slot:
     """Where its parameters go; None: it reads the shard's own."""
 
 
+class Measured(NamedTuple):
+    """What one shard has measured at a fold."""
+
+    version: Version
+    norms: SquaredNorms
+
+
 class ShardHost:
     """A shard with its workers' slots.
 
     Args:
         number: which server this is, for error messages.
-        lockstep: nothing folds while a worker computes, so that workers may read the shard's own memory.
+        policy: the job's rule, for what it says of the machinery: whether gradients or parameters are exchanged, what is measured, and
+            ``lockstep``: that nothing folds while a worker computes, so that workers may read the shard's own memory.
         memory: the job's common block, if parameters are shared in place by everybody on this host; the shard lives in its span.
     """
 
     def __init__(
-        self, number: int, layout: Layout, span: Span, spec: OptimizerSpec, *, lockstep: bool, memory: SharedMemory | None = None
+        self, number: int, layout: Layout, span: Span, spec: OptimizerSpec, policy: Policy, *, memory: SharedMemory | None = None
     ) -> None:
         self._span = span
-        self._lockstep = lockstep
+        self._policy = policy
         block = memory if memory is not None else PrivateBlock.allocate(span.stop - span.start, f"parameters of server {number}")
         self._memory = block.view[span.start : span.stop] if memory is not None else block.view
         self._block = block
-        self.shard = Shard(layout, span, spec, self._memory, threads=torch.get_num_threads())
+        averaging = policy.averaging
+        self._shard = Shard(layout, span, spec, self._memory, threads=torch.get_num_threads()) if averaging is None else None
+        self._averaging = AveragingShard(layout, span, self._memory, averaging) if averaging is not None else None
         self.folded = False
         """Whether a fold has been made here: from then on nobody may set parameters or state. Every worker that loads a checkpoint
         loads the same one, before its first push, so the shards come to the same end without asking one another."""
         self._slots: dict[WorkerId, _Slot] = {}
         self._next: dict[WorkerId, _Slot] = {}
+        self._sums: dict[WorkerId, memoryview] = {}
+        """Of each worker's gathered contributions."""
 
     def attach(self, worker: WorkerId, connection: Connection, message: Message, *, in_place: bool) -> None:
         """A worker's process brings its memory: a block for gradients and one for parameters, or none over TCP.
@@ -63,7 +78,7 @@ class ShardHost:
             pull = None if in_place else message.memory[1].view[start:stop]
         else:
             push = PrivateBlock.allocate(stop - start, f"gradients of worker {worker}").view
-            pull = None if self._lockstep else PrivateBlock.allocate(stop - start, f"parameters for worker {worker}").view
+            pull = None if self._policy.lockstep else PrivateBlock.allocate(stop - start, f"parameters for worker {worker}").view
         connection.bind("push", push)
         connection.bind("pull", pull if pull is not None else self._memory)
         self._next[worker] = _Slot(connection, push, pull)
@@ -74,8 +89,9 @@ class ShardHost:
         if not self.folded:
             self._memory[:] = slot.push
 
-    def apply(self, orders: Sequence[Mapping[str, Any]]) -> None:
-        """Carry out folds and releases, in order."""
+    def apply(self, orders: Sequence[Mapping[str, Any]]) -> list[Measured]:
+        """Carry out folds, gatherings and releases, in order; what was measured at the folds."""
+        measured = []
         for order in orders:
             match order["do"]:
                 case "enter":
@@ -84,14 +100,37 @@ class ShardHost:
                         self._slots[worker] = self._next.pop(worker)
                 case "initialise":
                     self.initialise(order["worker"])
+                case "gather":
+                    self._gather(order["worker"], order["weight"])
                 case "fold":
-                    gradients = [(self._slots[worker].push, weight) for worker, weight in order["parts"]]
-                    self.shard.fold(gradients, order["hyper"])
-                    self.folded = True
+                    norms = self._fold(order)
+                    if norms is not None:
+                        measured.append(Measured(order["version"], norms))
                 case "release":
                     self._release(order)
                 case "forget":
                     self._slots.pop(order["worker"], None)
+                    self._sums.pop(order["worker"], None)
+        return measured
+
+    def _gather(self, worker: WorkerId, weight: float) -> None:
+        assert self._shard is not None, "parameters are not gathered"
+        if worker not in self._sums:
+            self._sums[worker] = PrivateBlock.allocate(len(self._memory), f"sum of worker {worker}'s gradients").view
+        self._shard.gather(self._sums[worker], self._slots[worker].push, weight)
+
+    def _fold(self, order: Mapping[str, Any]) -> SquaredNorms | None:
+        self.folded = True
+        parts: list[tuple[Memory, float]] = [(self._slots[worker].push, weight) for worker, weight in order["parts"]]
+        parts += [(self._sums[worker], factor) for worker, factor in order["sums"]]
+        if self._averaging is not None:
+            self._averaging.fold(parts)
+            return None
+        assert self._shard is not None
+        norms = self._shard.fold(parts, order["hyper"], scale=order["scale"], measures=self._policy.measures)
+        for worker, _ in order["sums"]:
+            torch.frombuffer(self._sums[worker], dtype=torch.uint8).zero_()
+        return norms
 
     def _release(self, order: Mapping[str, Any]) -> None:
         slot = self._slots[order["worker"]]
@@ -102,10 +141,12 @@ class ShardHost:
 
     def answer_state(self, connection: Connection, message: Message) -> None:
         """Give a worker this shard's optimizer state, or load the state that it brings, unless the shard has folded already."""
+        if self._shard is None:
+            raise ProtocolError("where parameters are exchanged, the optimizers' state is the workers' own")
         if message.header["do"] == "load":
             if not self.folded:
-                self.shard.load_state(message.header["pieces"], message.payload)
+                self._shard.load_state(message.header["pieces"], message.payload)
             connection.send({"kind": "state", "loaded": not self.folded})
             return
-        pieces, payload = self.shard.state()
+        pieces, payload = self._shard.state()
         connection.send({"kind": "state", "pieces": pieces}, payload=payload)

@@ -27,10 +27,15 @@ class Terms:
         """Read a worker's hello; ``override`` is the rule of the command line, which goes before the script's.
 
         Raises:
-            ConfigurationError: there is no such rule.
+            ConfigurationError: there is no such rule, or the optimizer is none that can step on servers, and the rule needs that.
             ProtocolError: the layout or the optimizer cannot be read.
         """
-        return cls(Layout.from_wire(header["layout"]), OptimizerSpec.from_wire(header["optimizer"]), rule(override or header["sync"]))
+        policy = rule(override or header["sync"])
+        if header["local_only"] is not None and policy.averaging is None:
+            raise ConfigurationError(
+                f"{header['local_only']} ({policy.spelling} exchanges gradients; under ensemble workers step by themselves)"
+            )
+        return cls(Layout.from_wire(header["layout"]), OptimizerSpec.from_wire(header["optimizer"]), policy)
 
     def check(self, worker: WorkerId, other: Terms) -> None:
         """Compare the terms that another worker comes with.

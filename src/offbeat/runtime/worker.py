@@ -11,13 +11,19 @@ import copy
 import itertools
 import os
 import time
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from offbeat.errors import ConfigurationError
+from offbeat.policies import rule
+from offbeat.protocol.policy import Averaging, Plan, Policy
 from offbeat.runtime import last_words, process_end
 from offbeat.runtime.buffers import ModelBuffers
-from offbeat.runtime.rehearsal import delay
+from offbeat.runtime.interrupts import Interrupts
+from offbeat.runtime.local_work import LocalWork
+from offbeat.runtime.rehearsal import lateness
 from offbeat.runtime.settings import WorkerSettings
 from offbeat.runtime.worker_link import WorkerLink
 from offbeat.runtime.worker_samples import WorkerSamples
@@ -36,6 +42,7 @@ class WorkerSession(Session):
     """One worker's part in a job of the server family, from `join` on. The owner of its process calls `follow_process` before that.
 
     Args:
+        local_only: why this optimizer cannot step on servers, if so: then only a rule that exchanges parameters will do.
         hub: the connections of this worker; None: a hub of its own.
 
     Raises:
@@ -51,12 +58,13 @@ class WorkerSession(Session):
         optimizer: torch.optim.Optimizer,
         *,
         stop_on_nonfinite: bool = False,
+        local_only: str | None = None,
         hub: Hub | None = None,
     ) -> None:
         super().__init__()
         self.worker, self.workers, self.seed = settings.worker, settings.workers, settings.seed
         self._settings, self._layout, self._spec, self._optimizer = settings, layout, spec, optimizer
-        self._stop_on_nonfinite = stop_on_nonfinite
+        self._stop_on_nonfinite, self._local_only = stop_on_nonfinite, local_only
         self._numbers = itertools.count(time.time_ns())
         self._steps = 0
         self._sent_hyper: Any = None
@@ -68,7 +76,8 @@ class WorkerSession(Session):
             {
                 "parameters": self._on_parameters,
                 "provide": lambda _: self._initialise(provided=True),
-                "buffers": lambda message: self._buffers.write(message.payload),
+                "buffers": lambda message: self._buffers.write(message.header["layout"], message.payload),
+                "interrupt": self._on_interrupt,
             },
         )
         self._servers, self._coordinator = self._link.servers, self._link.coordinator
@@ -77,6 +86,11 @@ class WorkerSession(Session):
         self._pull_block = self._allocate("parameters")
         self._flat = FlatModel(layout, model, self._push_block.view, self._pull_block.view)
         self._buffers = ModelBuffers(model)
+        self._interrupts = Interrupts(self._link, model)
+        self._model = model
+        self._policy: Policy | None = None
+        self._plan = Plan()
+        self._work = LocalWork()
         self._flat.attach()
         self._since = time.monotonic()
 
@@ -100,8 +114,12 @@ class WorkerSession(Session):
             "layout": self._layout.to_wire(),
             "optimizer": self._spec.to_wire(),
             "sync": sync,
+            "local_only": self._local_only,
         }
         common = self._link.introduce(hello, self._push_block, self._pull_block)
+        self._policy = rule(self._link.sync)
+        if self._averaging is not None and self._averaging.momentum == "average":
+            self._buffers = ModelBuffers(self._model, self._optimizer)
         self._link.ready()
         self._link.keep_beating(self._settings.timeout_s / 10)
         self._admitted()
@@ -110,6 +128,11 @@ class WorkerSession(Session):
             self._link.bind(self._push_block, common)
             self._pull_block = common
         self._since = time.monotonic()
+
+    @property
+    def _averaging(self) -> Averaging | None:
+        """How parameters are exchanged; None: gradients are, and the servers step."""
+        return self._policy.averaging if self._policy is not None else None
 
     def follow_process(self) -> None:
         """Leave the job when this process ends: an exception that ends the script is a death, SIGTERM a notice to leave after the step."""
@@ -120,10 +143,13 @@ class WorkerSession(Session):
 
     def _at_exit(self) -> None:
         if not self._link.failed:
+            self._hand_in()
             self._leave()
 
     def close(self) -> None:
         """Leave the job with private parameters."""
+        if not self._link.closed.is_set():
+            self._hand_in()
         self._flat.detach()
         self._leave()
 
@@ -140,31 +166,87 @@ class WorkerSession(Session):
 
     # Push and pull.
 
+    def interruptible(self) -> AbstractContextManager[None]:
+        return self._interrupts.watch()
+
     def step(self, samples: int | None) -> None:
+        if not self._interrupts.now():
+            self._work.nonfinite = self._collect() or self._work.nonfinite
+            self._link.linger(lateness(self._settings, self._steps, self.version), unless=self._interrupts.now)
+        leases, counted = self.consume(max(self._flat.made(), self._interrupts.entries))
+        self._work.add(leases, samples if samples is not None else counted, self._loss)
+        self._loss = None
+        self._steps += 1
+        if self._averaging is None:
+            self._abandon() if self._overtaken() else self._push()
+        else:
+            if self._work.nonfinite is None:
+                self._optimizer.step()
+            if self._due():
+                self._push()
+        self._link.heed_notice()
+
+    def _collect(self) -> str | None:
+        """The tensor in which this step's gradient is not finite, if there is one."""
         nonfinite = self._flat.collect()
         if nonfinite is not None and self._stop_on_nonfinite:
             reason = f"the gradient of {nonfinite} is not finite"
             self._coordinator.send({"kind": "abort", "reason": reason})
             raise FloatingPointError(reason)
-        leases, counted = self.consume(self._flat.backwards)
-        delay(self._settings, self._steps, self.version)
-        self._steps += 1
-        if self._buffers.layout:
-            self._coordinator.send({"kind": "buffers", "layout": self._buffers.layout}, payload=self._buffers.read())
+        return nonfinite
+
+    def _overtaken(self) -> bool:
+        """Whether the gradient is of no more use; only some rules say so."""
+        if self._policy is not None and self._policy.obsolete_work != "push_and_wait":
+            self._link.glance()
+        return self._interrupts.overtaken
+
+    def _due(self) -> bool:
+        """Whether what the local steps have come to is to be pushed now: when the plan says so, or the epoch has no more for us."""
+        if self._work.ending and not self._outstanding:
+            return True
+        if self._plan.per_epoch and self.progress.batches is None:
+            raise ConfigurationError(
+                f"{self._link.sync} pushes at fractions of an epoch, and this script takes no samples from optimizer.batch_sampler: "
+                "use it, or say steps= instead of per_epoch="
+            )
+        return self._plan.due(self._work.steps, self.progress.done, self.progress.batches or 0)
+
+    def _abandon(self) -> None:
+        """Give up a gradient that nobody wants, and take the newest parameters."""
+        work, self._work = self._work, LocalWork()
+        fields = {"incarnation": self._link.incarnation, "version": self.version, "compute_s": time.monotonic() - self._since}
+        self._coordinator.send({"kind": "abandoned", "work": {**fields, "leases": work.leases}})
+        self._admitted()
+        self._since = time.monotonic()
+
+    def _hand_in(self) -> None:
+        """Push what the last local steps have come to, where parameters are exchanged and there were any."""
+        if self._work.steps and self._averaging is not None:
+            self._push()
+
+    def _push(self) -> None:
+        """Push the gradient, or the parameters, wait to be admitted, and go on with the newest."""
+        work, self._work = self._work, LocalWork()
+        if layout := self._buffers.layout:
+            self._coordinator.send({"kind": "buffers", "layout": layout}, payload=self._buffers.read())
         push = {
             "incarnation": self._link.incarnation,
             "version": self.version,
-            "samples": samples if samples is not None else counted,
+            "samples": work.samples,
             "compute_s": time.monotonic() - self._since,
-            "leases": leases,
-            "nonfinite": nonfinite,
-            "loss": self._loss,
+            "leases": work.leases,
+            "nonfinite": work.nonfinite,
+            "loss": work.loss,
+            "steps": work.steps if self._averaging is not None else 1,
         }
-        self._loss = None
+        if self._averaging is not None:
+            self._flat.offer()
         self._send_push({"kind": "push", "number": next(self._numbers), "steps": self._steps}, push)
         self._admitted()
+        if self._averaging is not None and self._averaging.momentum == "reset":
+            self._optimizer.state.clear()
         self._since = time.monotonic()
-        self._link.heed_notice()
 
     def _send_push(self, header: dict[str, Any], push: dict[str, Any]) -> None:
         for server in self._servers[1:]:
@@ -181,15 +263,23 @@ class WorkerSession(Session):
         """
         while not self._link.released():
             self._sent_hyper = None
+            self._work = LocalWork()  # the samples in it are somebody else's by now
             self._link.rejoin()
         self._flat.pulled()
 
     def _on_parameters(self, message: Message) -> None:
         self.version = message.header["version"]
         self.chief = message.header["chief"] == self.worker
+        self._plan = Plan(*message.header["plan"])
+        self.batch = self._plan.batch
+        self._interrupts.released(self.version)
+
+    def _on_interrupt(self, message: Message) -> None:
+        self._interrupts.heard(message)
 
     def pull(self) -> None:
         """Take the newest parameters; if this worker has left an epoch before its end, wait for that."""
+        self._hand_in()
         began = time.monotonic()
         if self._samples.finish():
             self._since += time.monotonic() - began
@@ -205,11 +295,17 @@ class WorkerSession(Session):
             server.send({"kind": "initial", "worker": self.worker, "number": number, "provided": provided}, carry="push")
 
     def take(self, pool: int, epoch: Epoch, size: int, batch: int) -> Grant | None:
+        if self._samples.leaves(pool, epoch):
+            self._hand_in()
         began = time.monotonic()
         grant = self._samples.take(pool, epoch, size, batch)
         self._since += time.monotonic() - began
         if grant is not None:
             self._outstanding.append(grant)
+        elif self._outstanding:
+            self._work.ending = True
+        else:
+            self._hand_in()
         return grant
 
     # State and metrics.
@@ -221,12 +317,20 @@ class WorkerSession(Session):
             self._coordinator.send({"kind": "metrics", "values": rest})
 
     def state_dict(self) -> dict[str, Any]:
+        if self._averaging is not None:
+            return self._optimizer.state_dict()
         answers = self._link.exchange_states([({"kind": "state", "do": "get"}, [])] * len(self._servers))
         pieces = [(answer.header["pieces"], answer.payload) for answer in answers]
         return assemble_state_dict(self._layout, self._spec, pieces, self._optimizer)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The servers take the state and this model's parameters only before their first fold; then the job's go before."""
+        if self._averaging is not None:
+            self._optimizer.load_state_dict(state)
+            if self.version == 0:
+                self._initialise(provided=False)
+            self.pull()
+            return
         parts = split_state_dict(self._layout, self._spec, state, self._optimizer, self._spans)
         for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=True):
             group.update({key: copy.deepcopy(value) for key, value in saved.items() if key != "params"})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, TypeAlias
 
@@ -17,7 +18,7 @@ from offbeat.runtime import last_words
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds
 
-AtOnce: TypeAlias = Mapping[Literal["parameters", "provide", "buffers"], Callable[[Message], None]]
+AtOnce: TypeAlias = Mapping[Literal["parameters", "provide", "buffers", "interrupt"], Callable[[Message], None]]
 """What the session does with a message as soon as it is read, by kind."""
 
 BY_NOTICE = 128 + signal.SIGTERM
@@ -41,6 +42,8 @@ class WorkerLink:
         self.servers = [hub.connect(address) for address in addresses]
         self.coordinator = self.servers[0]
         self.incarnation: Incarnation = 0
+        self.sync = ""
+        """The job's rule, spelled; known from `introduce` on."""
         self.closed = threading.Event()
         self.failed = False
         """This worker is refused, a server is gone, or its script has failed: there is no leaving in peace any more."""
@@ -71,7 +74,7 @@ class WorkerLink:
         self.bind(push, pull)
         self.coordinator.send(hello, memory=(push, pull) if self.coordinator.shares_memory else ())
         welcome = self.receive("welcome")
-        in_place = welcome.header["in_place"]
+        in_place, self.sync = welcome.header["in_place"], welcome.header["sync"]
         common = welcome.memory[0] if in_place else None
         for server in self.servers[1:]:
             attach = {"kind": "attach", "worker": hello["worker"], "in_place": in_place}
@@ -175,12 +178,25 @@ class WorkerLink:
         self._waiting = True
         try:
             while not ready():
-                for connection, item in self._hub.poll(None):
-                    if isinstance(item, Closed):
-                        self._give_up(connection, item.reason)
-                    self._sort(connection, item)
+                self._read(None)
         finally:
             self._waiting = False
+
+    def glance(self) -> None:
+        """Read what has come, without waiting."""
+        self._read(0.0)
+
+    def linger(self, seconds: Seconds, unless: Callable[[], bool]) -> None:
+        """Let time pass, reading what comes, until it is over or something is so."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0.0 and not unless():
+            self._read(left)
+
+    def _read(self, timeout_s: Seconds | None) -> None:
+        for connection, item in self._hub.poll(timeout_s):
+            if isinstance(item, Closed):
+                self._give_up(connection, item.reason)
+            self._sort(connection, item)
 
     def _give_up(self, connection: Connection, reason: str) -> NoReturn:
         self.failed = self._cut_off = True
@@ -196,7 +212,7 @@ class WorkerLink:
                 self._serials[connection] = header["serial"]
                 self.incarnation = header["incarnation"]
                 self._at_once["parameters"](message)
-            case "provide" | "buffers" as kind:
+            case "provide" | "buffers" | "interrupt" as kind:
                 self._at_once[kind](message)
             case "joined":
                 self.incarnation = header["incarnation"]

@@ -30,9 +30,13 @@ class WorkerSamples:
         self._open: dict[int, tuple[Epoch, int]] = {}
         """The epoch, and its number of samples, whose end this worker has not seen; by pool."""
 
+    def leaves(self, pool: int, epoch: Epoch) -> bool:
+        """Whether taking samples of this epoch means leaving another that is open."""
+        return pool in self._open and self._open[pool][0] != epoch
+
     def take(self, pool: int, epoch: Epoch, size: int, batch: int) -> Grant | None:
         """The next samples of an epoch; None once it is over for this worker. Another epoch of this pool is finished first."""
-        if pool in self._open and self._open[pool][0] != epoch:
+        if self.leaves(pool, epoch):
             self._finish(pool)
         self._open[pool] = (epoch, size)
         answer = self._ask("samples", {"pool": pool, "epoch": epoch, "size": size, "batch": batch})

@@ -32,9 +32,6 @@ class FlatModel:
         ConfigurationError: a memory has another size.
     """
 
-    backwards: int
-    """How many backward passes made the gradients that the last `collect` found: that of the tensor that took part most often."""
-
     def __init__(self, layout: Layout, model: nn.Module, push: Memory, pull: Memory) -> None:
         self._layout = layout
         parameters = dict(model.named_parameters())
@@ -48,7 +45,6 @@ class FlatModel:
         self._finite: dict[int, int] = {}
         """Tensors whose gradient was found finite, and its version counter then: a change in place since shows in the counter."""
         self._warned: set[int] = set()
-        self.backwards = 0
 
     def attach(self) -> None:
         """Copy the present parameters into the pull memory and let each ``p.data`` be a view of it; gradients go to the push memory."""
@@ -65,7 +61,7 @@ class FlatModel:
     def collect(self) -> str | None:
         """See to it that the push memory holds the gradients, whatever has been done to ``p.grad``: clipped in place, replaced, deleted.
 
-        A tensor without a gradient pushes zeros, with a warning the first time. Sets `backwards`.
+        A tensor without a gradient pushes zeros, with a warning the first time.
 
         Returns:
             The name of the first tensor whose gradient is not finite; None if all are.
@@ -84,9 +80,12 @@ class FlatModel:
                 else:
                     self._keep(i, parameter)
         self._warn(missing)
-        self.backwards = max(self._counts)
-        self._counts = [0] * len(self._parameters)
         return self._nonfinite()
+
+    def made(self) -> int:
+        """How many backward passes there were since this was last asked: those of the tensor that took part most often."""
+        made, self._counts = max(self._counts), [0] * len(self._parameters)
+        return made
 
     def pulled(self) -> None:
         """Take over the parameters that are now in the pull memory. On the CPU they are in place, unless ``p.data`` was replaced."""

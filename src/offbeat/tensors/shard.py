@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -29,6 +29,8 @@ class SquaredNorms(NamedTuple):
     """Of each gradient, in the order given."""
     total: float
     """Of their weighted sum g."""
+    difference: float | None = None
+    """Of g minus the g of the fold before; None where this was not asked for, or there is none before."""
 
 
 class Shard:
@@ -70,13 +72,21 @@ class Shard:
         if not spec.elementwise and any((own.start, own.stop) != (0, own.spec.numel) for own in self._own):
             raise ConfigurationError(f"{spec.name} needs whole tensors, but a span cuts one: use layout.spans(count, splittable=False)")
         self._groups = [dict(group) for group in spec.groups]
+        self._scale = 1.0
         self._state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
+        self._before: torch.Tensor | None = None
+        """The bytes of the last g, where somebody asks how far the next is from it."""
         self._blocks = self._cut({})
         self._lanes = [_Lane(spec.name, self._groups, self._blocks, self._state) for _ in range(max(1, threads))]
         self._pool = ThreadPoolExecutor(threads - 1, "offbeat-fold") if threads > 1 else None
 
     def fold(
-        self, gradients: Sequence[tuple[Memory, float]], hyperparameters: Sequence[Hyperparameters] | None = None, *, norms: bool = False
+        self,
+        gradients: Sequence[tuple[Memory, float]],
+        hyperparameters: Sequence[Hyperparameters] | None = None,
+        *,
+        scale: float = 1.0,
+        measures: Literal["nothing", "norms", "differences"] = "nothing",
     ) -> SquaredNorms | None:
         """Make a new version: ``g = sum(weight * gradient)``, then one step of the optimizer with g.
 
@@ -85,8 +95,10 @@ class Shard:
         Args:
             gradients: for each contribution the ``span.nbytes`` bytes of its push memory that belong to this span, and its weight.
             hyperparameters: each parameter group's settings from now on (see `optimizers.hyperparameters`); None: as before.
-            norms: also return the squared norms of the gradients and of g. They are summed in float64 over blocks, each block's in float32
-                (float64 for float64 gradients); relative error about 1e-6.
+            scale: the factor of every learning rate in this one step.
+            measures: also return the squared norms of the gradients and of g, and for ``differences`` that of g minus the g before, for
+                which one more copy of g is kept from then on. They are summed in float64 over blocks, each block's in float32 (float64 for
+                float64 gradients); relative error about 1e-6.
 
         Raises:
             ProtocolError: a gradient of another size, or settings that this optimizer refuses. Nothing has changed then.
@@ -96,16 +108,28 @@ class Shard:
             if memory.nbytes != self.span.nbytes:
                 raise ProtocolError(f"a gradient of {memory.nbytes} bytes for a span of {self.span.nbytes} bytes")
         if hyperparameters is not None and hyperparameters != self._groups:
-            self._configure(checked(self.spec.name, hyperparameters))
-        typed = {dtype: [elements(m, 0, self.span.nbytes // dtype.itemsize, dtype) for m, _ in gradients] for dtype in self._dtypes()}
-        work = _Work(iter(self._blocks), typed, [weight for _, weight in gradients], norms)
+            self._configure(checked(self.spec.name, hyperparameters), scale)
+        elif scale != self._scale:
+            self._configure(self._groups, scale)
+        typed = {dtype: [self._typed(m, dtype) for m, _ in gradients] for dtype in self._dtypes()}
+        norms, before = measures != "nothing", self._before
+        work = _Work(
+            iter(self._blocks), typed, [weight for _, weight in gradients], norms, self._kept() if measures == "differences" else None
+        )
         with single_threaded():
             others = [self._pool.submit(_in_thread, lane, work) for lane in self._lanes[1:]] if self._pool is not None else []
             sums = [self._lanes[0].run(work), *(other.result() for other in others)]
         if not norms:
             return None
         totals = [sum(column) for column in zip(*sums, strict=True)]
-        return SquaredNorms(tuple(totals[:-1]), totals[-1])
+        return SquaredNorms(tuple(totals[:-2]), totals[-2], totals[-1] if measures == "differences" and before is not None else None)
+
+    def gather(self, into: Memory, gradient: Memory, weight: float) -> None:
+        """``into += weight * gradient``, both of this span, rounded in the gradients' own precision."""
+        for block in self._blocks:
+            numel, dtype = block.numel, block.parameter.dtype
+            place = self._typed(into, dtype)[block.first : block.first + numel]
+            place.add_(self._typed(gradient, dtype)[block.first : block.first + numel], alpha=weight)
 
     def state(self) -> tuple[Headers, list[bytes | memoryview]]:
         """The optimizer's state of this span, copied: headers, and their bytes. See `state.assemble_state_dict`."""
@@ -146,12 +170,20 @@ class Shard:
     def _dtypes(self) -> set[torch.dtype]:
         return {block.parameter.dtype for block in self._blocks}
 
-    def _configure(self, groups: list[Hyperparameters]) -> None:
+    def _typed(self, memory: Memory, dtype: torch.dtype) -> torch.Tensor:
+        return elements(memory, 0, self.span.nbytes // dtype.itemsize, dtype)
+
+    def _kept(self) -> dict[torch.dtype, torch.Tensor]:
+        if self._before is None:
+            self._before = torch.zeros(self.span.nbytes, dtype=torch.uint8)
+        return {dtype: self._typed(self._before, dtype) for dtype in self._dtypes()}
+
+    def _configure(self, groups: list[Hyperparameters], scale: float) -> None:
         if len(groups) != len(self._groups):
             raise ProtocolError(f"settings for {len(groups)} parameter groups; the optimizer has {len(self._groups)}")
-        self._groups = groups
+        self._groups, self._scale = groups, scale
         for lane in self._lanes:
-            lane.configure(groups)
+            lane.configure([{**group, "lr": group["lr"] * scale} for group in groups] if scale != 1.0 else groups)
 
 
 class _Work(NamedTuple):
@@ -162,6 +194,8 @@ class _Work(NamedTuple):
     """By dtype: each contribution's span, read as that dtype."""
     weights: list[float]
     norms: bool
+    before: dict[torch.dtype, torch.Tensor] | None
+    """The sum of the fold before, to be compared and replaced; None: not asked for."""
 
 
 class _Lane:
@@ -187,14 +221,19 @@ class _Lane:
             optimizer.param_groups[0].update(as_arguments(groups[group]))
 
     def run(self, work: _Work) -> list[float]:
-        """Sum and step blocks until none is left. Returns the squared norms: one per gradient, then that of g."""
-        norms = [0.0] * (len(work.weights) + 1)
+        """Sum and step blocks until none is left. Returns the squared norms: one per gradient, that of g, and that of its change."""
+        norms = [0.0] * (len(work.weights) + 2)
         for block in work.blocks:
             total = self._scratch[block.parameter.dtype][: block.numel]
             for start in range(0, block.numel, BLOCK_NUMEL):
                 stop = min(start + BLOCK_NUMEL, block.numel)
                 parts = [g[block.first + start : block.first + stop] for g in work.gradients[total.dtype]]
                 (self._sum if total.itemsize > 2 else self._sum_wide)(parts, work, total[start:stop], norms)
+            if work.before is not None:
+                kept = work.before[total.dtype][block.first : block.first + block.numel]
+                change = torch.sub(total, kept)
+                norms[-1] += float(torch.dot(change, change))
+                kept.copy_(total)
             parameter, optimizer = block.parameter, self._optimizers[block.group]
             parameter.grad = torch.as_strided(total, parameter.shape, parameter.stride()) if block.whole else total
             optimizer.param_groups[0]["params"] = [parameter]
@@ -218,7 +257,7 @@ class _Lane:
             if work.norms:
                 norms[i] += float(torch.dot(wide, wide))
         if work.norms:
-            norms[-1] += float(torch.dot(total, total))
+            norms[-2] += float(torch.dot(total, total))
         out.copy_(total)
 
 

@@ -1,0 +1,98 @@
+"""A server's share of the model where parameters are exchanged: workers step by themselves, and the shard combines what they have come to.
+
+It stands where `shard.Shard` stands in the rules that exchange gradients, and is folded in the same way: contributions of one span and
+their weights become a new version in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from offbeat.errors import ProtocolError
+from offbeat.protocol.policy import Averaging
+from offbeat.tensors.blocks import owned
+from offbeat.tensors.layout import DTYPES, Layout, Memory, Span, elements
+
+CHUNK_NUMEL = 1 << 18
+"""Elements combined at a time, so that what is stacked for a median stays small."""
+
+
+def combine(parts: Sequence[torch.Tensor], weights: Sequence[float], averaging: Averaging, out: torch.Tensor) -> None:
+    """Write what these parameters come to, coordinate by coordinate, into ``out``, in the precision of float32 at least.
+
+    ``mean``: ``sum(weight * part)``, weights adding up to 1. ``median``: of an even number the mean of the middle two. ``trimmed_mean``:
+    the mean without the ``floor(trim * n)`` greatest and as many least.
+
+    >>> out = torch.zeros(1)
+    >>> combine([torch.tensor([float(x)]) for x in (1, 2, 30)], [1 / 3] * 3, Averaging(combine="median"), out)
+    >>> out
+    tensor([2.])
+    """
+    wide = torch.float64 if out.dtype == torch.float64 else torch.float32
+    if averaging.combine == "mean":
+        total = torch.zeros(out.shape, dtype=wide)
+        for part, weight in zip(parts, weights, strict=True):
+            total.add_(part.to(wide), alpha=weight)
+        out.copy_(total)
+        return
+    ranked = torch.stack([part.to(wide) for part in parts]).sort(dim=0).values
+    n = len(parts)
+    cut = (n - 1) // 2 if averaging.combine == "median" else int(averaging.trim * n + 1e-9)
+    out.copy_(ranked[cut : n - cut].mean(dim=0))
+
+
+class AveragingShard:
+    """The parameters of one span, and the outer optimizer's momentum.
+
+    Update rule: see `Averaging`. With an outer learning rate of 1 and no momentum the combined parameters are taken over as they are.
+
+    Args:
+        layout: the job's layout.
+        span: which bytes of it are here.
+        memory: the ``span.nbytes`` bytes of parameters, writable; they are replaced in place.
+        averaging: how the rule combines.
+
+    Source: EnsembleSync, section 3.1 (the mean); DiLoCo for the outer step.
+    """
+
+    def __init__(self, layout: Layout, span: Span, memory: Memory, averaging: Averaging) -> None:
+        self.span, self.averaging = span, averaging
+        self._places = [(own.at, own.stop - own.start, DTYPES[own.spec.dtype]) for own in owned(layout, span)]
+        self._memory = memory
+        self._velocities: dict[int, torch.Tensor] = {}
+
+    def fold(self, parameters: Sequence[tuple[Memory, float]], *_: Any, **__: Any) -> None:
+        """Make a new version of what workers have come to, each with its weight. Learning rates are the workers' own business.
+
+        Raises:
+            ProtocolError: parameters of another size. Nothing has changed then.
+        """
+        assert parameters, "a fold of nothing"
+        for memory, _weight in parameters:
+            if memory.nbytes != self.span.nbytes:
+                raise ProtocolError(f"parameters of {memory.nbytes} bytes for a span of {self.span.nbytes} bytes")
+        weights = [weight for _, weight in parameters]
+        with torch.no_grad():
+            for at, numel, dtype in self._places:
+                own = elements(self._memory, at, numel, dtype)
+                theirs = [elements(memory, at, numel, dtype) for memory, _ in parameters]
+                for start in range(0, numel, CHUNK_NUMEL):
+                    stop = min(start + CHUNK_NUMEL, numel)
+                    self._step(at, own, start, stop, [part[start:stop] for part in theirs], weights)
+
+    def _step(self, at: int, own: torch.Tensor, start: int, stop: int, parts: list[torch.Tensor], weights: list[float]) -> None:
+        lr, mu, place = self.averaging.outer_lr, self.averaging.outer_momentum, own[start:stop]
+        if lr == 1.0 and mu == 0.0:
+            combine(parts, weights, self.averaging, place)
+            return
+        combined = torch.empty_like(place, dtype=torch.float64 if own.dtype == torch.float64 else torch.float32)
+        combine(parts, weights, self.averaging, combined)
+        step = place.to(combined.dtype) - combined
+        if mu:
+            velocity = self._velocities.setdefault(at, torch.zeros(own.numel(), dtype=combined.dtype))[start:stop]
+            velocity.mul_(mu).add_(step)
+            step.add_(velocity, alpha=mu)
+        place.copy_(place.to(combined.dtype).sub_(step, alpha=lr))
