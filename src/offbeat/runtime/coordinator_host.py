@@ -11,12 +11,12 @@ from typing import Any
 
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.effects import Effect, Fold, Gather, Release, Settle, StateChanged
+from offbeat.protocol.effects import Effect
 from offbeat.protocol.events import Abandoned, EpochWanted, Event, Heard, Initialised, Joined, LeaseWanted, Left, Lost, PullWanted, Pushed
 from offbeat.report.tally import Tally
 from offbeat.runtime.announcer import Announcer
 from offbeat.runtime.journal import Journal, end_record, fault_record, job_record, metrics_record, process_record
-from offbeat.runtime.orders import Measurements, Order, fold_order, gather_order, release_order
+from offbeat.runtime.performer import Performer
 from offbeat.runtime.pushes import Arrivals, Schedules
 from offbeat.runtime.roster import Peer, Roster
 from offbeat.runtime.settings import JobSettings
@@ -65,7 +65,7 @@ class CoordinatorHost:
         self._roster = Roster()
         self._arrivals = Arrivals(1 + len(self._shards))
         self._schedules = Schedules()
-        self._measurements = Measurements(1 + len(self._shards))
+        self._performer: Performer | None = None
         self._announcer = Announcer(self._roster)
         self._kills = list(settings.kill)
         self._handlers: dict[str, Callable[[Peer, Message, Seconds], None]] = {
@@ -91,6 +91,12 @@ class CoordinatorHost:
         return self._host
 
     @property
+    def performer(self) -> Performer:
+        """What carries out effects; exists once the first worker has said hello."""
+        assert self._performer is not None
+        return self._performer
+
+    @property
     def terms(self) -> Terms:
         """What the job's workers have in common; known once the first worker has said hello."""
         assert self._terms is not None
@@ -107,7 +113,7 @@ class CoordinatorHost:
             self._complete(message.header["worker"], message.header["number"], message.header["shard"], now)
         elif kind == "measured":
             parts, total, difference = message.header["norms"]
-            self._measurements.note(message.header["version"], SquaredNorms(tuple(parts), total, difference))
+            self.performer.measured(message.header["version"], SquaredNorms(tuple(parts), total, difference))
             self._pass_on_measurements(now)
         elif (peer := self._roster.at(connection)) is None or kind not in self._handlers:
             raise ProtocolError(f"{connection.peer} sent {kind!r} before it said hello")
@@ -208,6 +214,9 @@ class CoordinatorHost:
         else:
             self._coordinator = Coordinator(terms.policy, self.settings.workers, self.settings.timeout_s)
             self._host = self._set_up(terms)
+            self._performer = Performer(
+                terms.policy, self._coordinator, self._host, self._shards, self._roster, self._announcer, self._schedules
+            )
             self._terms = terms
             self._head(terms.policy.spelling, now)
         assert self._coordinator is not None
@@ -225,7 +234,7 @@ class CoordinatorHost:
         return ShardHost(0, layout, span, terms.spec, terms.policy, memory=self._common)
 
     def _ready(self, peer: Peer, message: Message, now: Seconds) -> None:
-        self._order([{"do": "enter", "worker": peer.worker}])
+        self.performer.order([{"do": "enter", "worker": peer.worker}])
         self._announcer.send_buffers(peer.worker)  # before the parameters, with which the worker goes on
         self._feed(Joined(peer.worker), now)
 
@@ -258,7 +267,7 @@ class CoordinatorHost:
         """Only an order makes what a worker provides the parameters: one that froze over it may answer when others have trained on."""
         assert self._coordinator is not None
         if isinstance(event, Initialised) and not self._coordinator.begun:
-            self._order([{"do": "initialise", "worker": event.worker}])
+            self.performer.order([{"do": "initialise", "worker": event.worker}])
 
     # What is to be done.
 
@@ -268,65 +277,15 @@ class CoordinatorHost:
         self._perform(self._coordinator.on(event, now), now)
 
     def _perform(self, effects: list[Effect], now: Seconds) -> None:
-        orders: list[Order] = []
         for effect in effects:
             self._journal.log(effect, now)
-            match effect:
-                case Fold():
-                    orders.append(self._fold_order(effect))
-                case Gather():
-                    orders.append(gather_order(effect))
-                case Release():
-                    orders.append(self._release_order(effect))
-                case Settle():
-                    pass  # a fate is for the journal only
-                case _:  # what is said to workers keeps its place among the orders
-                    self._order(orders)
-                    orders = []
-                    self._announcer.tell(effect)
-                    if isinstance(effect, StateChanged) and effect.state is WorkerState.DEAD:
-                        self._schedules.forget(effect.worker)
-        self._order(orders)
-        self._forget_the_gone()
+        self.performer.perform(effects)
         self._rehearse(now)
         self._pass_on_measurements(now)
 
     def _pass_on_measurements(self, now: Seconds) -> None:
-        for event in self._measurements.complete():
+        for event in self.performer.complete():
             self._feed(event, now)
-
-    def _order(self, orders: list[Order]) -> None:
-        """Carry out at every shard; the others first, so that they work while we do."""
-        if orders:
-            for shard in self._shards.values():
-                shard.send({"kind": "orders", "orders": orders})
-            for version, norms in self.host.apply(orders):
-                self._measurements.note(version, norms)
-
-    def _fold_order(self, effect: Fold) -> Order:
-        hyper = self._schedules.newest(self._roster.gone)
-        if self.terms.policy.measures != "nothing":
-            self._measurements.ordered(effect.version, hyper[0]["lr"] * effect.scale)
-        if self.terms.policy.averaging is not None:
-            self._announcer.average(part.worker for part in effect.parts)
-        return fold_order(effect, hyper)
-
-    def _release_order(self, effect: Release) -> Order:
-        assert self._coordinator is not None
-        peer = self._roster[effect.worker]
-        peer.serial += 1
-        self._announcer.send_average(effect.worker)  # before the parameters, with which the worker goes on
-        return release_order(effect, peer.serial, self._coordinator.membership.in_state(WorkerState.ALIVE)[0])
-
-    def _forget_the_gone(self) -> None:
-        """Free a dead worker's memory, once the gradient in it has a fate."""
-        assert self._coordinator is not None
-        freed = [worker for worker in self._roster.gone if worker not in self._coordinator.unsettled]
-        self._order([{"do": "forget", "worker": worker} for worker in freed])
-        for worker in freed:
-            self._roster.gone.discard(worker)
-            self._schedules.forget(worker)
-            self._announcer.buffers.forget(worker)
 
     def _rehearse(self, now: Seconds) -> None:
         """Ask for the deaths that the user has ordered, once their version is reached."""
