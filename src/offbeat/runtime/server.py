@@ -10,12 +10,13 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from offbeat.errors import ConfigurationError, JobError, OffbeatError, ProtocolError
 from offbeat.runtime import last_words
 from offbeat.runtime.settings import JobSettings, read_addresses
-from offbeat.transport.base import Address, Closed, Connection, Message
+from offbeat.transport.base import Address, Closed, Connection, Hub, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.types import Seconds
 
@@ -37,13 +38,15 @@ class Server:
         number: 0 hosts the coordinator.
         hub: listening already.
         supervisor: the connection to the launcher.
+        clock: seconds, monotonic, from any origin.
     """
 
-    def __init__(self, number: int, hub: SocketHub, supervisor: Connection) -> None:
+    def __init__(self, number: int, hub: Hub, supervisor: Connection, clock: Callable[[], Seconds] = time.monotonic) -> None:
         self._number = number
         self._hub = hub
         self._supervisor = supervisor
-        self._began = time.monotonic()
+        self._clock = clock
+        self._began = clock()
         self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._settings: JobSettings | None = None
         self._shards: dict[int, Connection] = {}
@@ -57,16 +60,25 @@ class Server:
 
     def now(self) -> Seconds:
         """Seconds since this server began."""
-        return time.monotonic() - self._began
+        return self._clock() - self._began
 
     def run(self) -> None:
         """Serve until the supervisor says that the job is over."""
         while True:
-            for connection, item in self._hub.poll(self._patience()):
-                self._handle(connection, item)
-            if self._coordinator is not None:
-                self._coordinator.tick(self.now())
-                self._report()
+            self.turn(self._patience())
+
+    def turn(self, timeout_s: Seconds) -> None:
+        """Handle what has come, or comes within this time, and what is due.
+
+        Raises:
+            Finished: the supervisor says that the job is over.
+            JobError: the job cannot go on.
+        """
+        for connection, item in self._hub.poll(timeout_s):
+            self._handle(connection, item)
+        if self._coordinator is not None:
+            self._coordinator.tick(self.now())
+            self._report()
 
     def _patience(self) -> Seconds:
         due = self._coordinator.wake_at() if self._coordinator is not None else None
@@ -222,7 +234,7 @@ def main() -> int:
     return serve(number, SocketHub(os.environ["OFFBEAT_TOKEN"]), read_addresses(os.environ["OFFBEAT_SUPERVISOR"])[0], port)
 
 
-def serve(number: int, hub: SocketHub, supervisor_at: Address, port: int = 0) -> int:
+def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0) -> int:
     """Be server ``number``, listening at ``port`` (0: the system chooses), until the supervisor says so or the job fails.
 
     Returns:
