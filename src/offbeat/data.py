@@ -2,11 +2,13 @@
 
 A standard ``DataLoader`` takes it as ``batch_sampler``. Workers lease positions of the epoch's order from the coordinator, so the fast take
 more than the slow, and what a dead worker held is dealt out again: each index of an epoch is used once, and its report lists exceptions.
+Where the rule gives each worker a split of its own, a worker goes through that, in an order of its own, and leases positions in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
+from functools import reduce
 from typing import Any
 
 import torch
@@ -14,7 +16,8 @@ from torch.utils.data import Sampler
 
 from offbeat.errors import ConfigurationError
 from offbeat.protocol.policy import whole_number
-from offbeat.session import Session
+from offbeat.protocol.splits import Parts, Splits, size_of
+from offbeat.session import Grant, Progress, Session
 
 
 class ElasticBatchSampler(Sampler[list[int]]):
@@ -24,11 +27,14 @@ class ElasticBatchSampler(Sampler[list[int]]):
     workers that die meanwhile), and then has the newest parameters. With ``num_workers > 0`` a loader takes batches ahead of their use;
     then the wait is at the start of the next epoch.
 
+    A rule may ask for another batch size (``Plan.batch``): then batches have that, from the next one taken on.
+
     Args:
         session: this worker's part in the job.
         size: the number of samples in the data set.
         batch_size: samples in a batch; the last of an epoch may be smaller.
-        shuffle: a new order each epoch, the same on all workers; otherwise 0, 1, 2, ...
+        shuffle: a new order each epoch, the same on all workers, or of each worker's split; otherwise 0, 1, 2, ... Splits are cut from
+            an order that is the same in every epoch, drawn from the seed if ``shuffle``.
         seed: of the orders.
     """
 
@@ -40,22 +46,34 @@ class ElasticBatchSampler(Sampler[list[int]]):
         self._seed = seed
         self._pool = session.new_pool()
         self._epoch = 0
+        self._parts: Parts | None = None
+        """This worker's split in the epoch that it has taken samples of last; empty: it has none of its own."""
+
+    @property
+    def _batch(self) -> int:
+        return self._session.batch or self._batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, self._epoch = self._epoch, self._epoch + 1
-        order = self._order(epoch)
-        while (grant := self._session.take(self._pool, epoch, self._size, self._batch_size)) is not None:
-            if grant.stop > self._size:
-                raise ConfigurationError(
-                    f"this worker's data set has {self._size} samples, that of the workers before it at least {grant.stop}: "
-                    "every worker needs the same data set"
-                )
+        session, progress, order = self._session, Progress(), None
+        while (grant := session.take(self._pool, epoch, self._size, self._batch_size)) is not None:
+            self._check(grant)
+            if order is None or grant.parts != self._parts:
+                order = self._order(epoch, grant.parts)
+                self._parts = grant.parts
+            if self._pool == 0:
+                session.progress = progress
+                progress.deal(grant.parts, grant.stop - grant.start, self._batch)
             yield order[grant.start : grant.stop].tolist()
 
     def __len__(self) -> int:
-        """An equal worker's number of batches in an epoch; a slow worker takes fewer, a fast one more."""
-        batches = (self._size + self._batch_size - 1) // self._batch_size
-        return (batches + self._session.workers - 1) // self._session.workers
+        """This worker's number of batches in an epoch: of its own split, or of an equal part, the slow taking fewer and the fast more."""
+        parts, session = self._parts, self._session
+        if parts is None and session.overlap is not None:
+            parts = Splits(self._size, session.workers, session.overlap).among(range(session.workers))[session.worker]
+        if parts:
+            return _ceil(size_of(parts), self._batch)
+        return _ceil(_ceil(self._size, self._batch), session.workers)
 
     def set_epoch(self, epoch: int) -> None:
         """The next pass over the loader is this epoch, for resuming; otherwise epochs count by themselves."""
@@ -69,11 +87,31 @@ class ElasticBatchSampler(Sampler[list[int]]):
         """Continue with the epoch of a `state_dict`."""
         self._epoch = state["epoch"]
 
-    def _order(self, epoch: int) -> torch.Tensor:
+    def _check(self, grant: Grant) -> None:
+        reach = max((stop for _, stop in grant.parts), default=grant.stop)
+        if reach > self._size:
+            raise ConfigurationError(
+                f"this worker's data set has {self._size} samples, that of the workers before it at least {reach}: "
+                "every worker needs the same data set"
+            )
+
+    def _order(self, epoch: int, parts: Parts) -> torch.Tensor:
+        """The indices that positions count along: of all data, or of a split."""
+        if not parts:
+            return self._permuted(self._size, self._seed, epoch)
+        fixed = self._permuted(self._size, self._seed, -1)  # no epoch's number: the same in all
+        split = torch.cat([fixed[start:stop] for start, stop in parts])
+        return split[self._permuted(len(split), self._seed, epoch, 1 + self._session.worker)]
+
+    def _permuted(self, size: int, *seeds: int) -> torch.Tensor:
         if not self._shuffle:
-            return torch.arange(self._size)
-        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
-        return torch.randperm(self._size, generator=generator)
+            return torch.arange(size)
+        seed = reduce(lambda value, number: value * 1_000_003 + number, seeds)
+        return torch.randperm(size, generator=torch.Generator().manual_seed(seed % 2**63))
+
+
+def _ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)
 
 
 def elastic_batch_sampler(session: Session, dataset: Sized, batch_size: int, *, shuffle: bool, seed: int | None) -> ElasticBatchSampler:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offbeat.protocol.leases import Leases
+from offbeat.protocol.splits import Parts, size_of
 from offbeat.types import Epoch, Fate, LeaseId, Version, WorkerId
 
 if TYPE_CHECKING:
@@ -18,22 +19,41 @@ if TYPE_CHECKING:
 
 
 class Grant(NamedTuple):
-    """Positions ``start`` to ``stop`` of an epoch's order are this worker's."""
+    """Positions ``start`` to ``stop``, of an epoch's order or of this worker's split, are this worker's."""
 
     pool: int
     lease: LeaseId
     start: int
     stop: int
+    parts: Parts = ()
+    """This worker's split in this epoch, ranges of the data's fixed order, along which the positions count. Empty: all have one order."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a worker has come in its own split of an epoch; for plans that push at fractions of it."""
+    """How far a worker has come in its own split of an epoch; for plans that push at fractions of it. Each epoch begins with a new one.
+
+    >>> progress = Progress()
+    >>> progress.deal(((0, 10),), samples=4, batch=4)
+    >>> progress.done, progress.batches
+    (0, 3)
+    """
 
     done: int = 0
     """Batches stepped on."""
     batches: int | None = None
     """In all; None: this worker has no split of its own, or has not asked for samples yet."""
+    dealt: int = 0
+    """Batches dealt to it, used or not."""
+    samples: int = 0
+    """In these."""
+
+    def deal(self, parts: Parts, samples: int, batch: int) -> None:
+        """This worker has been dealt so many samples of its split, and will take the rest in batches of ``batch``."""
+        self.dealt += 1
+        self.samples += samples
+        if parts:
+            self.batches = self.dealt + -(-max(0, size_of(parts) - self.samples) // batch)
 
 
 class Session(ABC):
@@ -46,6 +66,8 @@ class Session(ABC):
     chief: bool = True
     batch: int | None = None
     """The batch size that the rule wants of the samplers; None: the script's."""
+    overlap: float | None = None
+    """Each worker has a split of its own, this fraction of the data being in all of them; None: samples are dealt out from one pool."""
 
     def __init__(self) -> None:
         self.progress = Progress()
@@ -77,6 +99,7 @@ class Session(ABC):
                 left[grant.pool] -= 1
                 self._outstanding.remove(grant)
                 taken.append(grant)
+        self.progress.done += sum(grant.pool == 0 for grant in taken)
         return tuple(grant.lease for grant in taken), sum(grant.stop - grant.start for grant in taken)
 
     def drop(self, pool: int) -> None:
@@ -93,7 +116,7 @@ class Session(ABC):
 
     @abstractmethod
     def take(self, pool: int, epoch: Epoch, size: int, batch: int) -> Grant | None:
-        """The next samples of an epoch; None once it is over for this worker."""
+        """The next samples of an epoch, ``self.batch`` of them or, if that is None, ``batch``; None once it is over for this worker."""
 
     @abstractmethod
     def pull(self) -> None:

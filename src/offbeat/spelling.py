@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -11,6 +12,9 @@ from typing import Any, TypeVar
 from offbeat.errors import ConfigurationError
 
 T = TypeVar("T")
+
+_ASYNC = re.compile(r"(?<==)(\s*)async(?=\s*[,)])")
+"""A word like any other here, but a keyword to Python's parser, which is shown another one of the same length."""
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
@@ -20,12 +24,14 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
     ('ssp', {'staleness': 3})
     >>> parse_call("bsp")
     ('bsp', {})
+    >>> parse_call("elastic(R=30, mode=async)")
+    ('elastic', {'R': 30, 'mode': 'async'})
 
     Raises:
         ConfigurationError: it does not parse; the message names the position and what was expected.
     """
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        tree = ast.parse(_ASYNC.sub(r"\1Async", text.strip()), mode="eval").body
     except (SyntaxError, ValueError) as error:
         position = getattr(error, "offset", None) or 1
         raise ConfigurationError(f"{text!r}: cannot read it at character {position}; write name or name(key=value, ...)") from None
@@ -48,7 +54,7 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
 
 def _literal(text: str, node: ast.expr) -> Any:
     if isinstance(node, ast.Name):
-        return {"inf": float("inf")}.get(node.id, node.id)
+        return {"inf": float("inf"), "Async": "async"}.get(node.id, node.id)
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):

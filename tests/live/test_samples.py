@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.live.harness import Job, Worker
+from tests.live.harness import Job, Worker, barrier, wait
 from tests.live.samples import Trainer, Used, ahead, data, finished, once
 from torch.utils.data import DataLoader
 
 from offbeat.errors import ConfigurationError
+from offbeat.runtime.journal import read
 
 
 @pytest.mark.parametrize("sync", ["bsp", "asp", "ssp(staleness=1)"])
@@ -162,3 +164,109 @@ def test_impossible_data() -> None:
 
     with Job(2) as job:
         job.run(script)
+
+
+# Splits of the workers' own.
+
+
+def test_each_worker_goes_through_its_own_split_in_an_order_of_its_own(tmp_path: Path) -> None:
+    def script(worker: Worker) -> tuple[list[int], Used]:
+        trainer = Trainer(worker, "ensemble(steps=3, overlap=0.5)")
+        sampler = trainer.optimizer.batch_sampler(data(60), batch_size=4)
+        lengths, used = [len(sampler)], Used()
+        for _ in range(3):
+            used.append([index for batch in sampler for index in trainer.step(torch.tensor(batch))])
+            lengths.append(len(sampler))
+        return lengths, used
+
+    with Job(3, journal=str(tmp_path / "journal")) as job:
+        results = job.run(script)
+    for lengths, used in results:
+        assert lengths == [10] * 4 and all(len(set(epoch)) == len(epoch) == 40 for epoch in used)
+        assert set(used[0]) == set(used[1]) == set(used[2]), "the split is the same in each epoch"
+        assert used[0] != used[1] != used[2], "its order is not"
+    splits = [set(used[0]) for _, used in results]
+    assert splits[0] | splits[1] | splits[2] == set(range(60))
+    assert len(splits[0] & splits[1] & splits[2]) == len(splits[0] & splits[1]) == 30, "half of the data is everybody's"
+    common = [[index for index in used[0] if index in splits[0] & splits[1]] for _, used in results]
+    assert common[0] != common[1], "each worker has an order of its own"
+    for report in finished(job, tmp_path / "journal"):
+        assert report["indices"] == report["folded"] == 120 and len(report["splits"]) == 3
+
+
+def test_without_shuffling_splits_are_cut_from_the_data_as_they_are(tmp_path: Path) -> None:
+    def script(worker: Worker) -> Used:
+        trainer = Trainer(worker, "ensemble(steps=2, overlap=0.25)")
+        sampler = trainer.optimizer.batch_sampler(data(16), batch_size=3, shuffle=False)
+        return [[index for batch in sampler for index in trainer.step(torch.tensor(batch))]]
+
+    with Job(2, journal=str(tmp_path / "journal")) as job:
+        results = job.run(script)
+    assert results == [[list(range(10))], [[*range(4), *range(10, 16)]]]
+    finished(job, tmp_path / "journal")
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_workers_push_at_equal_fractions_of_their_splits_with_the_batches_that_the_rule_wants(tmp_path: Path, depth: int) -> None:
+    """60 samples each, 6 times in 2 epochs; a budget of 15 is 8 and 7 whatever the script says, whoever asks for batches ahead."""
+
+    def script(worker: Worker) -> list[list[int]]:
+        trainer = Trainer(worker, "ensemble(per_epoch=6, overlap=0.0, budget=15)")
+        sampler = trainer.optimizer.batch_sampler(data(120), batch_size=50)
+        return [[len(trainer.step(batch)) for batch in ahead(sampler, depth)] for _ in range(2)]
+
+    with Job(2, journal=str(tmp_path / "journal")) as job:
+        results = job.run(script)
+    assert results == [[[8] * 7 + [4]] * 2, [[7] * 8 + [4]] * 2]
+    assert [report["folded"] for report in finished(job, tmp_path / "journal")] == [120, 120]
+    folds = [record for record in read(tmp_path / "journal") if record["kind"] == "fold"]
+    assert [len(fold["parts"]) for fold in folds] == [2] * 12
+
+
+def test_batches_change_at_the_end_of_an_epoch(tmp_path: Path) -> None:
+    """Worker 1 takes many times as long for a step: in the second epoch it has more of the budget, from the first batch on."""
+
+    def script(worker: Worker) -> list[list[int]]:
+        trainer = Trainer(worker, "ensemble(per_epoch=2, overlap=0.0, budget=16, reallocate=inverse, batch_min=2)")
+        sampler = trainer.optimizer.batch_sampler(data(64), batch_size=4)
+        epochs: list[list[int]] = []
+        for _ in range(2):
+            epochs.append([])
+            for batch in ahead(sampler, 3):
+                threading.Event().wait(0.08 * worker.number)
+                epochs[-1].append(len(trainer.step(batch)))
+        return epochs
+
+    with Job(2, journal=str(tmp_path / "journal")) as job:
+        results = job.run(script)
+    assert [epochs[0] for epochs in results] == [[8] * 4, [8] * 4]
+    sizes = [epochs[1][0] for epochs in results]
+    assert sum(sizes) == 16 and sizes[1] > sizes[0], results
+    assert all(sum(epochs[1]) == 32 for epochs in results)
+    finished(job, tmp_path / "journal")
+
+
+def test_the_split_of_the_dead_goes_to_the_living_at_the_next_epoch(tmp_path: Path) -> None:
+    joined, dead = barrier(2), threading.Event()
+    used: list[Used] = [[[], []], [[], []]]
+
+    def script(worker: Worker) -> None:
+        trainer = Trainer(worker, "ensemble(steps=2, overlap=0.0)")
+        sampler = trainer.optimizer.batch_sampler(data(40), batch_size=2)
+        joined.wait()
+        for epoch in range(2):
+            for number, batch in enumerate(sampler):
+                if (epoch, number) == (0, 4):
+                    worker.die() if worker.number == 1 else wait(dead)
+                used[worker.number][epoch] += trainer.step(torch.tensor(batch))
+
+    with Job(2, journal=str(tmp_path / "journal")) as job:
+        threads = [job.start(number, script) for number in range(2)]
+        job.await_state(1, "dead")
+        dead.set()
+        job.join(*threads)
+    first, second = finished(job, tmp_path / "journal")
+    assert len(used[0][0]) == 20 and sorted(used[0][1]) == list(range(40))
+    assert (first["indices"], first["folded"], first["unused"]) == (40, 28, 12)
+    assert {e["why"] for e in first["exceptions"]} == {"unused: its worker died or left before"}
+    assert second["folded"] == second["indices"] == 40

@@ -1,7 +1,8 @@
 """A world of scripted workers around one `Coordinator`: a heap of (time, priority, serial), a virtual clock, and faults at given times.
 
-Messages take no time, so that the order of things at one instant is the heap's, and equal plans give equal logs. What a worker does is
-in `scripts.py`; what must hold at every step is in `audit.py`, whose `Auditor` sees each event with its effects.
+Messages take no time, so that the order of things at one instant is the heap's, and equal schedules give equal logs; only what shards
+measure at a fold arrives a little later now and then. What a worker does is in `scripts.py`; what must hold at every step is in `audit.py`,
+whose `Auditor` sees each event with its effects.
 """
 
 from __future__ import annotations
@@ -11,34 +12,36 @@ import random
 from collections.abc import Callable
 
 from tests.protocol.audit import Auditor
-from tests.protocol.scripts import Plan, Process, Script
+from tests.protocol.scripts import Process, Schedule, Script
 
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.effects import Effect, EpochEnded, Fence, Grant, Initialise, NoMore, Release
-from offbeat.protocol.events import Event, Heard, Joined, Left, Lost
+from offbeat.protocol.effects import Effect, EpochEnded, Fence, Fold, Grant, Initialise, Interrupt, NoMore, Release
+from offbeat.protocol.events import Event, Folded, Heard, Joined, Left, Lost
 
 
 class World:
-    """Runs one plan; afterwards `log` holds every (time, event, effects)."""
+    """Plays one schedule; afterwards `log` holds every (time, event, effects)."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.job = Coordinator(plan.policy, plan.workers, plan.timeout_s)
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.job = Coordinator(schedule.policy, schedule.workers, schedule.timeout_s)
         self.log: list[tuple[float, Event | None, tuple[Effect, ...]]] = []
-        self.audit = Auditor(self.job, plan.policy)
+        self.audit = Auditor(self.job, schedule.policy)
         self.now = 0.0
-        self._random = random.Random(plan.seed)
+        self._random = random.Random(schedule.seed)
         self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
         self._serial = 0
         self._in_sight = 0.0
-        """The time of the last thing planned, signs of life left out."""
+        """The time of the last thing that is to happen, signs of life left out."""
+        self._measured_at = 0.0
+        """When what the shards measured last arrives."""
         self.processes: dict[int, Process] = {}
 
     def run(self) -> World:
-        """Play the plan to its end, check that everybody has come to an end, and close the job."""
-        for worker in range(self.plan.workers):
+        """Play the schedule to its end, check that everybody has come to an end, and close the job."""
+        for worker in range(self.schedule.workers):
             self._start(worker, after=self._random.randrange(3))
-        for what, worker, tick in self.plan.faults:
+        for what, worker, tick in self.schedule.faults:
             self._at(tick, lambda what=what, worker=worker: getattr(self, f"fault_{what}")(worker))  # type: ignore[misc]
         while True:
             wake = self.job.wake_at()
@@ -52,7 +55,7 @@ class World:
                 action()
             else:
                 break
-            patience = 3.0 * (self.plan.timeout_s or 0.0)
+            patience = 3.0 * (self.schedule.timeout_s or 0.0)
             assert self.now <= self._in_sight + patience, f"waits forever: {self.unfinished()}"
         assert not self.unfinished(), f"waits forever: {self.unfinished()}"
         assert self.job.over, "nobody is left, and the job is not over"
@@ -75,7 +78,7 @@ class World:
     def fault_vanish(self, worker: int) -> None:
         """The process ends and nobody sees it: only its silence tells."""
         process = self.processes.get(worker)
-        if process is None or self.plan.timeout_s is None or not process.incarnation:
+        if process is None or self.schedule.timeout_s is None or not process.incarnation:
             self.fault_kill(worker)
         else:
             process.gone = True
@@ -98,7 +101,7 @@ class World:
 
     def fault_newcomer(self, worker: int) -> None:
         """One more worker, whom nobody has expected."""
-        self._start(self.plan.workers + worker, after=0)
+        self._start(self.schedule.workers + worker, after=0)
 
     def fault_poison(self, worker: int) -> None:
         """Its next gradient is not finite."""
@@ -113,7 +116,7 @@ class World:
     # Processes.
 
     def _start(self, worker: int, after: float) -> None:
-        process = Process(worker, self.plan, self._random)
+        process = Process(worker, self.schedule, self._random, counts=self._random.random() < 0.9)
         self.processes.setdefault(worker, process)
         self._at(after, lambda: self._join(process))
 
@@ -146,12 +149,17 @@ class World:
 
     def _beat(self, process: Process, incarnation: int | None = None) -> None:
         """A sign of life now and then, from a process that is there and has not joined anew since."""
-        if self.plan.timeout_s is None or process.gone or process.script is None or incarnation not in (None, process.incarnation):
+        if self.schedule.timeout_s is None or process.gone or process.script is None or incarnation not in (None, process.incarnation):
             return
         if process.frozen_until <= self.now:
             self._send(Heard(process.worker, process.incarnation))
         mine = process.incarnation
-        self._at(self.plan.timeout_s / 3.0, lambda: self._beat(process, mine), beat=True)
+        self._at(self.schedule.timeout_s / 3.0, lambda: self._beat(process, mine), beat=True)
+
+    def _wake(self, process: Process, after: float) -> None:
+        """Wake up a process that computes, unless it has gone on by then."""
+        script, alarm = process.script, process.alarm
+        self._at(after, lambda: self._resume(process, script) if process.alarm == alarm else None)
 
     def _resume(self, process: Process, script: Script | None) -> None:
         """Let a process go on with its script until it computes, or waits for something that has not come."""
@@ -159,13 +167,14 @@ class World:
             if process.waits and not process.inbox:
                 return
             if process.frozen_until > self.now:
-                self._at(process.frozen_until - self.now, lambda: self._resume(process, script))
+                self._wake(process, process.frozen_until - self.now)
                 return
             message = process.inbox.popleft() if process.waits else None
-            process.waits = False
+            process.waits, process.now = False, self.now
+            process.alarm += 1
             wish = script.send(message)
             if isinstance(wish, float):
-                self._at(wish, lambda: self._resume(process, script))
+                self._wake(process, wish)
                 return
             process.waits = True
             if wish is not None:
@@ -186,9 +195,13 @@ class World:
 
     def _note(self, event: Event | None, effects: list[Effect]) -> None:
         self.log.append((self.now, event, tuple(effects)))
-        self.audit.step(event, effects)
+        self.audit.step(event, effects, self.now)
         for effect in effects:
-            if isinstance(effect, EpochEnded):
+            if isinstance(effect, Fold):
+                self._measure(effect)
+            elif isinstance(effect, Interrupt):
+                self._interrupt(effect)
+            elif isinstance(effect, EpochEnded):
                 for worker in effect.workers:
                     self._deliver(self.processes[worker], effect)
             elif isinstance(effect, Fence):
@@ -199,6 +212,27 @@ class World:
                 process = self.processes.get(effect.worker)
                 if process is not None and getattr(effect, "incarnation", process.incarnation) == process.incarnation:
                     self._deliver(process, effect)
+
+    def _measure(self, fold: Fold) -> None:
+        """The shards report on a fold: at once or a little later, in order. Now and then there is nothing that they could measure."""
+        if self.schedule.policy.measures == "nothing":
+            return
+        draw = self._random.random
+        squares = tuple(10.0 * draw() for _ in fold.parts) if draw() < 0.9 else ()
+        total = draw() * max(squares, default=1.0) if draw() < 0.95 else float("nan")
+        difference = draw() if self.schedule.policy.measures == "differences" and fold.version > 1 else None
+        event = Folded(fold.version, squares, total, 0.1 * fold.scale, difference)
+        self._measured_at = max(self._measured_at, self.now + self._random.choice((0, 0, 0, 1, 2)))
+        self._at(self._measured_at - self.now, lambda: self._send(event))
+
+    def _interrupt(self, effect: Interrupt) -> None:
+        """A process that computes breaks off at the next tick, or when it has finished; or its push is under way already."""
+        process = self.processes[effect.worker]
+        if process.incarnation != effect.incarnation or process.gone or self._random.random() < 0.2:
+            return
+        process.overtaken = effect.version
+        if effect.at_once and not process.waits:
+            self._wake(process, 1.0)
 
     def _deliver(self, process: Process, effect: Effect) -> None:
         """Into the inbox; a waiting process looks at it as the next thing at this instant."""

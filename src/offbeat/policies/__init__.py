@@ -6,11 +6,15 @@ from offbeat.errors import ConfigurationError
 from offbeat.policies.asp import ASP
 from offbeat.policies.backup import Backup
 from offbeat.policies.bsp import BSP
+from offbeat.policies.dbw import BDBW, DBW
+from offbeat.policies.elastic import ElasticBSP
+from offbeat.policies.ensemble import EnsembleSync
+from offbeat.policies.psp import PSP
 from offbeat.policies.ssp import DSSP, SSP
 from offbeat.protocol.policy import Policy
 from offbeat.spelling import build
 
-RULES: dict[str, type[Policy]] = {rule.called(): rule for rule in (BSP, ASP, SSP, DSSP, Backup)}
+RULES: dict[str, type[Policy]] = {rule.called(): rule for rule in (BSP, ASP, SSP, DSSP, Backup, DBW, BDBW, PSP, ElasticBSP, EnsembleSync)}
 """Every rule by the word that spells it."""
 
 
@@ -32,4 +36,4 @@ def rule(spec: str | Policy) -> Policy:
     return build(spec, RULES, "synchronization rule")
 
 
-__all__ = ["ASP", "BSP", "DSSP", "RULES", "SSP", "Backup", "rule"]
+__all__ = ["ASP", "BDBW", "BSP", "DBW", "DSSP", "PSP", "RULES", "SSP", "Backup", "ElasticBSP", "EnsembleSync", "rule"]

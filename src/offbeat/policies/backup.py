@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from offbeat.errors import ConfigurationError
-from offbeat.protocol.policy import Admit, Decision, Hold, Policy, View, whole_number
-from offbeat.types import WorkerId
+from offbeat.policies.fresh import FirstFresh, fresh, outdated
+from offbeat.protocol.policy import Decision, View, whole_number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Backup(Policy):
+class Backup(FirstFresh):
     """Fold the first n - b gradients of the newest version; drop a gradient of an older one. Workers push and wait.
 
     Update rule: ``w[t+1] = step(w[t], mean of the first k gradients computed at w[t])``, k = n - b, n the number of workers that
@@ -20,37 +20,38 @@ class Backup(Policy):
     contributes nothing, and its share of each epoch with it.
 
     Source: the static baseline of Xu et al., "Dynamic backup workers for parallel machine learning" (DBW), sections I and IV; ``b`` is
-    its n - k. n follows the living, a departure: the paper's workers do not die. One that has died after its push counts, as in BSP:
-    otherwise the dead would outrun the living.
+    its n - k, and its learning rate is that of ``lr_rule=proportional``. n follows the living, a departure: the paper's workers do not
+    die. One that has died after its push counts, as in BSP: otherwise the dead would outrun the living.
 
     >>> Backup(b=1).spelling
     'backup(b=1)'
+    >>> Backup(b=4, lr_rule="proportional").scale(k=12, n=16)
+    0.75
     """
+
+    always_spelled = frozenset({"b"})
 
     b: int = 1
     """How many workers a fold does without; at least 0 (then it is BSP), less than the number of workers."""
 
     def __post_init__(self) -> None:
         whole_number("backup", "b", self.b, least=0)
+        super().__post_init__()
 
     def check(self, workers: int) -> None:
         if self.b >= workers:
             raise ConfigurationError(
                 f"backup(b={self.b}) with {workers} workers leaves no gradient to wait for: b must be at most {workers - 1}"
             )
+        super().check(workers)
 
     def fold(self, view: View) -> Decision | None:
-        fresh = tuple(c for c in view.pending.values() if c.version == view.version)
-        stale = tuple(c for c in view.pending.values() if c.version != view.version)
-        if stale:
-            return Decision((), f"computed from an older version than {view.version}", drop=stale)
-        n = len(fresh) + view.missing
+        stale = outdated(view)
+        if stale is not None:
+            return stale
+        first = fresh(view)
+        n = len(first) + view.missing
         k = max(1, n - self.b)
-        if len(fresh) < k:
+        if len(first) < k:
             return None
-        return Decision(fresh[:k], f"the first {k} fresh gradients of {n} workers are in")
-
-    def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
-        if worker in view.pending:
-            return Hold("its gradient waits for the fold")
-        return Admit("the newest version is out")
+        return Decision(first[:k], f"the first {k} fresh gradients of {n} workers are in", scale=self.scale(k, n))

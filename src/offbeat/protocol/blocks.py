@@ -1,7 +1,186 @@
-"""A worker's side of a rule of shard scope: which blocks it holds, at which versions, and when it may go on."""
+"""A worker's side of a rule of shard scope: which blocks it holds, at which versions, and when it may go on.
+
+One state machine per worker and incarnation. A shell tells it what arrives, asks whether the worker may begin its next iteration, and
+begins it; the values of the blocks are the shell's. Versions of a block are iterations of its shard, and the worker's own iteration t is
+counted on the same scale: a gradient of iteration t is meant for the fold that makes version t + 1 of every block.
+
+Source: PSP-SGD, Algorithm 1 (worker). `Blocks` mends its deadlocks: what is held counts, whenever it came, and a worker that is
+behind jumps to where the shards are. `LiteralBlocks` is the listing as printed.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from math import ceil
+
+from offbeat.types import Seconds, Version
+
 
 class Blocks:
-    """The blocks that one worker holds, one of each shard."""
+    """The blocks that one worker holds, one of each shard.
+
+    With h the held versions and K the ``ceil(fraction * shards)``-th largest of them, iteration t may begin when K >= t, and then
+    ``timeout_s`` has passed or every h >= t. It begins as iteration ``max(t, K)``: a worker does not make gradients that come too late
+    for most shards. The first needs every block.
+
+    A shell drives it so: `received` for each block that arrives, `released` when all blocks of a `Release` are in, and, while the
+    worker has nothing to compute, `ready` after each of these and at `wake_at`; then `advance`, compute with the blocks of `used`, push.
+
+    Args:
+        shards: how many blocks there are.
+        fraction: how much of them an iteration needs, more than 0, at most 1.
+        timeout_s: how long to wait for the others once those are in.
+        max_skew: no iteration is more than this ahead of any held block; None: no bound.
+        interrupt: whether the worker breaks off an iteration that is `overtaken`.
+
+    >>> blocks = Blocks(4, fraction=0.75)
+    >>> for shard in range(4):
+    ...     blocks.received(shard, 0, now=0.0)
+    >>> blocks.ready(now=0.0), blocks.advance(), blocks.used
+    (True, 0, (0, 0, 0, 0))
+    >>> blocks.received(0, 1, now=1.0), blocks.received(1, 1, now=1.0), blocks.ready(now=1.0)
+    (None, None, False)
+    >>> blocks.received(3, 2, now=1.5), blocks.ready(now=1.5), blocks.advance(), blocks.used
+    (None, True, 1, (1, 1, 0, 2))
+    """
+
+    def __init__(
+        self,
+        shards: int,
+        *,
+        fraction: float = 1.0,
+        timeout_s: Seconds = 0.0,
+        max_skew: int | None = None,
+        interrupt: bool = False,
+    ) -> None:
+        self._need = max(1, ceil(fraction * shards - 1e-9))  # 0.29 * 100 is a little more than 29
+        self._timeout_s = timeout_s
+        self._max_skew = max_skew
+        self._interrupt = interrupt
+        self._next: Version = 0
+        self._count = 0
+        """How many blocks are held at version ``_next`` or later."""
+        self._enough_at: Seconds | None = None
+        """When that many were first held as the iteration needs."""
+        self._heard_at: Seconds = 0.0
+        self.held: list[Version] = [-1] * shards
+        """The newest version of each block; -1: none yet."""
+        self.t: Version = -1
+        """The iteration that the worker computes, or has computed last; -1 before the first."""
+        self.used: tuple[Version, ...] = ()
+        """The versions that iteration computes from: `events.Pushed.held`."""
+
+    @property
+    def needed(self) -> int:
+        """How many blocks the next iteration needs."""
+        return self._need if self._next else len(self.held)
+
+    def received(self, shard: int, version: Version, now: Seconds) -> None:
+        """A block has arrived. An older one than is held changes nothing."""
+        before = self.held[shard]
+        if version <= before:
+            return
+        self.held[shard] = version
+        self._heard_at = now
+        if before < self._next <= version:
+            self._count += 1
+            self._look(now)
+
+    def released(self) -> None:
+        """Every block of a `Release` is in: the worker may go on from what it holds, even where none is newer than before."""
+        assert min(self.held) >= 0, f"released without all blocks: {self.held}"
+        self._begin_waiting(0)
+
+    def ready(self, now: Seconds) -> bool:
+        """Whether the worker, having nothing to compute, may begin its next iteration."""
+        if self._enough_at is None or not self._within_skew():
+            return False
+        return self._count == len(self.held) or now >= self._enough_at + self._timeout_s
+
+    def wake_at(self) -> Seconds | None:
+        """When to ask `ready` again even if nothing arrives; None: never."""
+        if self._enough_at is None or self._count == len(self.held) or not self._within_skew():
+            return None
+        return self._enough_at + self._timeout_s
+
+    def advance(self) -> Version:
+        """Begin the next iteration, which must be `ready`; its number."""
+        assert self._enough_at is not None and self._within_skew(), f"not ready: {self.held} held, {self._next} awaited"
+        self.t = max(self._next, sorted(self.held)[-self._need])
+        if self._max_skew is not None:
+            self.t = min(self.t, min(self.held) + self._max_skew)
+        self.used = tuple(self.held)
+        self._begin_waiting(self.t + 1)
+        return self.t
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether the running iteration is to be broken off: enough newer blocks are in for the next one."""
+        return self._interrupt and self._enough_at is not None and self._within_skew()
+
+    def _begin_waiting(self, t: Version) -> None:
+        self._next = t
+        self._count = sum(version >= t for version in self.held)
+        self._enough_at = None
+        self._look(self._heard_at)
+
+    def _look(self, now: Seconds) -> None:
+        if self._enough_at is None and self._count >= self.needed:
+            self._enough_at = now
+
+    def _within_skew(self) -> bool:
+        return self._max_skew is None or min(self.held) + self._max_skew >= self._next
+
+
+class LiteralBlocks(Blocks):
+    """The listing as printed, for reproductions: it can wait for ever.
+
+    Blocks are taken in the order of arrival, and only while the worker waits. One counts in the iteration in which it is taken, if its
+    version is t or later; an older one is dropped. Iterations are never skipped.
+    """
+
+    def __init__(self, shards: int, *, fraction: float = 1.0, timeout_s: Seconds = 0.0) -> None:
+        super().__init__(shards, fraction=fraction, timeout_s=timeout_s)
+        self._inbox: deque[tuple[int, Version]] = deque()
+        self._taken: set[int] = set()
+        """The shards whose blocks count in the iteration that is waited for."""
+
+    def received(self, shard: int, version: Version, now: Seconds) -> None:
+        self._inbox.append((shard, version))
+
+    def released(self) -> None:
+        while self._inbox:
+            self._take()
+        assert min(self.held) >= 0, f"released without all blocks: {self.held}"
+        self._next = min(self.held)
+        self._taken = set(range(len(self.held)))
+
+    def ready(self, now: Seconds) -> bool:
+        while self._inbox and not self._enough(now):
+            self._take()
+        return self._enough(now)
+
+    def wake_at(self) -> Seconds | None:
+        return None if self._enough_at is None else self._enough_at + self._timeout_s
+
+    def advance(self) -> Version:
+        self.t, self.used = self._next, tuple(self.held)
+        self._next += 1
+        self._taken.clear()
+        self._enough_at = None
+        return self.t
+
+    def _take(self) -> None:
+        shard, version = self._inbox.popleft()
+        if version >= self._next:
+            self.held[shard] = version
+            self._taken.add(shard)
+
+    def _enough(self, now: Seconds) -> bool:
+        if len(self._taken) == len(self.held):
+            return True
+        if len(self._taken) < self.needed:
+            return False
+        if self._enough_at is None:
+            self._enough_at = now
+        return now >= self._enough_at + self._timeout_s

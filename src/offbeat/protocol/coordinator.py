@@ -10,7 +10,7 @@ wait for the idle. Where the rule lets newcomers in at the next epoch only, they
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from offbeat.protocol.effects import Effect, EpochEnded, Fence, Initialise, Settle, StateChanged
@@ -32,7 +32,8 @@ from offbeat.protocol.events import (
 from offbeat.protocol.ledger import Ledger
 from offbeat.protocol.membership import Membership
 from offbeat.protocol.policy import Policy
-from offbeat.types import Fate, Incarnation, Seconds, Version, WorkerId, WorkerState
+from offbeat.protocol.sharded import ShardedLedger
+from offbeat.types import Clock, Fate, Incarnation, Seconds, Version, WorkerId, WorkerState
 
 
 class Coordinator:
@@ -42,6 +43,7 @@ class Coordinator:
         policy: the synchronization rule.
         workers: how many are expected at the start; nobody computes before each of them has joined or is lost.
         timeout_s: silence after which a worker is dead; None: only a closed connection tells.
+        shards: how many there are; only a rule of shard scope needs to know.
 
     >>> from offbeat.policies import BSP
     >>> job = Coordinator(BSP(), workers=1)
@@ -54,12 +56,12 @@ class Coordinator:
     ['Fold', 'Settle', 'Release']
     """
 
-    def __init__(self, policy: Policy, workers: int, timeout_s: Seconds | None = None) -> None:
+    def __init__(self, policy: Policy, workers: int, timeout_s: Seconds | None = None, shards: int = 1) -> None:
         policy.check(workers)
         self.membership = Membership(workers, timeout_s)
         self._policy = policy
-        self._ledger = Ledger(policy)
-        self._epochs = Epochs(self._ledger, self._inside)
+        self._ledger = ShardedLedger(policy, shards) if policy.scope == "shard" else Ledger(policy)
+        self._epochs = Epochs(self._ledger, self._inside, self._alive, workers=workers, overlap=policy.overlap)
         self._outside: dict[WorkerId, None] = {}
         """Alive, and not let in before the next epoch."""
         self._initialiser: WorkerId | None = None
@@ -83,6 +85,10 @@ class Coordinator:
     def version(self) -> Version:
         return self._ledger.version
 
+    def clock(self, worker: WorkerId) -> Clock:
+        """How many iterations a worker has completed, of those that take part."""
+        return self._ledger.clock(worker)
+
     @property
     def begun(self) -> bool:
         """Whether version 0 exists."""
@@ -105,8 +111,10 @@ class Coordinator:
 
     def wake_at(self) -> Seconds | None:
         """When `wake` is to be called at the latest; None: only events matter."""
-        times = [t for t in (self.membership.wake_at(), self._ledger.wake_at()) if t is not None]
-        return min(times, default=None)
+        silent, rule = self.membership.wake_at(), self._ledger.wake_at()
+        if silent is None or rule is None:
+            return rule if silent is None else silent
+        return min(silent, rule)
 
     def wake(self, now: Seconds) -> list[Effect]:
         """Time has passed: declare the silent dead, and let the rule look again."""
@@ -132,31 +140,35 @@ class Coordinator:
         self._effects.append(StateChanged(worker, incarnation, WorkerState.ALIVE, "joined"))
         if not self._begun:
             self._begin(now)
-        elif self._policy.entry == "next_epoch" and self._epochs.under_way and self._inside():
+        elif self._policy.entry == "next_epoch" and self._epochs.under_way and self._inside() != [worker]:
             self._outside[worker] = None
         else:
-            self._enter(worker, now)
+            self._enter([worker], now)
+
+    def _alive(self) -> list[WorkerId]:
+        return self.membership.in_state(WorkerState.ALIVE)
 
     def _inside(self) -> list[WorkerId]:
         """The living workers that take part."""
-        return [worker for worker in self.membership.in_state(WorkerState.ALIVE) if worker not in self._outside]
+        return [worker for worker in self._alive() if worker not in self._outside]
 
     def _let_in(self, now: Seconds) -> None:
         outside, self._outside = self._outside, {}
-        for worker in outside:
-            self._enter(worker, now)
+        self._enter(list(outside), now)
 
-    def _enter(self, worker: WorkerId, now: Seconds) -> None:
-        returned = self._ledger.pending.get(worker)
-        if returned is not None:
-            self._epochs.withdraw(returned.leases)
-        self._do(self._ledger.enter(worker, self.membership[worker].incarnation, now))
+    def _enter(self, workers: Sequence[WorkerId], now: Seconds) -> None:
+        self._epochs.prepare()
+        for worker in workers:
+            self._epochs.withdraw(self._ledger.recalled(worker))
+            self._do(self._ledger.enter(worker, self.membership[worker].incarnation, now, more=worker != workers[-1]))
         self._deal(now)
 
     def _begin(self, now: Seconds) -> None:
         """Once nobody is expected any more, ask the first living worker for the initial parameters."""
+        if self._initialiser is not None or self.membership.expecting:
+            return
         alive = self._inside()
-        if self.membership.in_state(WorkerState.EXPECTED) or not alive or self._initialiser is not None:
+        if not alive:
             return
         self._initialiser = alive[0]
         self._effects.append(Initialise(alive[0], "every expected worker has joined or is lost"))
@@ -165,8 +177,7 @@ class Coordinator:
         if self._begun or event.worker != self._initialiser:
             return
         self._begun = True
-        for worker in self.membership.in_state(WorkerState.ALIVE):
-            self._enter(worker, now)
+        self._enter(self._alive(), now)
 
     def _heard(self, event: Heard, now: Seconds) -> None:
         self._speaks(event.worker, event.incarnation, now)
@@ -186,6 +197,12 @@ class Coordinator:
                 Fence(worker, incarnation, reason),
             ]
         return False
+
+    def _is_present(self, worker: WorkerId, incarnation: Incarnation) -> bool:
+        if worker not in self.membership:
+            return False
+        member = self.membership[worker]
+        return member.state is WorkerState.ALIVE and incarnation == member.incarnation
 
     def _lost(self, event: Lost, now: Seconds) -> None:
         member = self.membership[event.worker]
@@ -212,7 +229,7 @@ class Coordinator:
             return
         self._do(self._ledger.leave(worker, now))
         self._deal(now)
-        if not self._inside():
+        if self._outside and not self._inside():
             self._let_in(now)
 
     def _deal(self, now: Seconds) -> None:
@@ -226,17 +243,21 @@ class Coordinator:
     def _pushed(self, event: Pushed, now: Seconds) -> None:
         worker, incarnation = event.worker, event.incarnation
         fenced = None
-        if not self._speaks(worker, incarnation, now):
-            fenced = f"sent by incarnation {incarnation}, which was declared dead"
+        # What another server reports is no sign of life: the push may be older than the worker's end, which server 0 has seen already.
+        if not (self._is_present(worker, incarnation) if event.shard else self._speaks(worker, incarnation, now)):
+            left = worker in self.membership and self.membership[worker].state is WorkerState.FINISHED
+            fenced = f"sent by incarnation {incarnation}, which {'has left' if left else 'was declared dead'}"
         elif not self._begun or worker in self._ledger.waiting:
             fenced = "pushed without having been admitted"
         if fenced is not None:
-            self._effects.append(Settle(worker, incarnation, 0, Fate.REJECTED, fenced, self.version, event.samples))
+            self._effects.append(Settle(worker, incarnation, 0, Fate.REJECTED, fenced, self.version, event.samples, event.shard))
             return
-        self._effects += self._epochs.resume(worker, now)
-        refusal = self._epochs.claim(event, self._ledger.clock(worker) + 1)
-        if event.nonfinite is not None:
-            refusal = f"gradient not finite in {event.nonfinite}"
+        refusal = None
+        if self._ledger.begins(event):
+            self._effects += self._epochs.resume(worker, now)
+            refusal = self._epochs.claim(event, self._ledger.clock(worker) + 1)
+            if event.nonfinite is not None:
+                refusal = f"gradient not finite in {event.nonfinite}"
         self._do(self._ledger.push(event, now, refusal))
         self._deal(now)
 

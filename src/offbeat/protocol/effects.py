@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeAlias
 
 from offbeat.protocol.policy import Plan
+from offbeat.protocol.splits import Parts
 from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Version, WorkerId, WorkerState
 
 
@@ -105,7 +106,7 @@ class Fence(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Positions ``start`` to ``stop`` of the epoch's order are this worker's until it pushes, or dies."""
+    """Positions ``start`` to ``stop``, of the epoch's order or of the worker's split, are this worker's until it pushes, or dies."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -116,6 +117,8 @@ class Grant(NamedTuple):
     stop: int
     refreshed: bool = False
     """Whether a `Release` with the newest parameters comes with it: the worker has been idle, and the others have gone on."""
+    parts: Parts = ()
+    """The worker's split in this epoch, ranges of the data's fixed order, along which the positions count. Empty: all have one order."""
 
 
 class Paused(NamedTuple):

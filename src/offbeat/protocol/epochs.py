@@ -1,18 +1,24 @@
 """Dealing samples while an epoch runs, and its end.
 
 A worker for whom an epoch has nothing left is paused until its end, so that the samples of those who die still find somebody; the rule
-does not wait for the paused. An epoch ends when every index is settled, or when every living worker waits for its end.
+does not wait for the paused. An epoch ends when every index is settled, or when every living worker waits for its end. It does not end
+while anybody holds samples that are not pushed yet: who is told that there is no more pushes what its local steps have come to, and waits.
+
+Where workers have splits of their own (`protocol.splits`), each epoch's are decided when the one before it ends, for all who are alive
+then, newcomers included; and once more if that has changed when the first samples are asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from offbeat.protocol.effects import Effect, EpochEnded, Grant, NoMore, Paused, Settle
+from offbeat.protocol.effects import Effect, EpochEnded, Grant, NoMore, Paused
 from offbeat.protocol.events import Abandoned, EpochWanted, LeaseWanted, Pushed
 from offbeat.protocol.leases import Leases
 from offbeat.protocol.ledger import Ledger
-from offbeat.types import Clock, Incarnation, LeaseId, Seconds, WorkerId
+from offbeat.protocol.sharded import ShardedLedger
+from offbeat.protocol.splits import Splits, size_of
+from offbeat.types import Clock, Epoch, Incarnation, LeaseId, Seconds, WorkerId
 
 
 class Epochs:
@@ -23,23 +29,38 @@ class Epochs:
     Args:
         ledger: who pauses here is paused there.
         alive: the living workers.
+        present: these and those who are let in when an epoch ends; None: the same.
+        workers: how many the job was started with.
+        overlap: each worker has a split of its own, this fraction of the data being in all of them; None: one pool for all.
     """
 
-    def __init__(self, ledger: Ledger, alive: Callable[[], list[WorkerId]]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger | ShardedLedger,
+        alive: Callable[[], list[WorkerId]],
+        present: Callable[[], list[WorkerId]] | None = None,
+        *,
+        workers: int = 1,
+        overlap: float | None = None,
+    ) -> None:
         self._ledger = ledger
-        self._alive = alive
+        self._alive, self._present = alive, present or alive
+        self._workers, self._overlap = workers, overlap
         self._leases = Leases()
         self._idle: dict[WorkerId, LeaseWanted | EpochWanted] = {}
         self._riding: dict[tuple[WorkerId, Incarnation, Clock], tuple[LeaseId, ...]] = {}
         self._effects: list[Effect] = []
-        self.under_way = False
-        """Whether any worker has asked for samples yet."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether some samples of an epoch have been dealt, and it has not ended."""
+        return bool(self._leases.under_way())
 
     def want(self, event: LeaseWanted | EpochWanted, now: Seconds) -> list[Effect]:
         """A worker asks for samples, or for the end of an epoch of which it will take no more."""
         worker, incarnation, pool, epoch = event.worker, event.incarnation, event.pool, event.epoch
-        self.under_way = True
-        self._leases.open(pool, epoch, event.size)
+        if not self._leases.begun(pool):
+            self._open(pool, epoch, event.size, self._alive())
         current = self._leases.epoch(pool)
         if epoch < current:
             just = epoch == current - 1
@@ -66,11 +87,18 @@ class Epochs:
             self._do(self._ledger.resume(worker, now))
         return self._flush()
 
+    def prepare(self) -> None:
+        """Others take part than before: splits of epochs of which nothing has been dealt yet are decided anew."""
+        for pool in self._leases.between():
+            self._open(pool, self._leases.epoch(pool), self._leases.size(pool), self._alive())
+
     def claim(self, push: Pushed, clock: Clock) -> str | None:
         """A contribution over these leases has arrived: from here on they share its fate. Returns why not, if they are not its worker's.
 
         ``clock`` is the worker's after the push: with it the fate of the contribution will be told.
         """
+        if not push.leases:
+            return None
         if not self._leases.valid(push.worker, push.leases):
             return "its samples have gone to another worker"
         self._leases.submit(push.leases)
@@ -84,10 +112,12 @@ class Epochs:
 
     def settle(self, effects: Sequence[Effect]) -> None:
         """Note the fates among a ledger's effects."""
-        for effect in effects:
-            if isinstance(effect, Settle):
-                leases = self._riding.pop((effect.worker, effect.incarnation, effect.clock), ())
-                self._leases.settle(leases, effect.fate, effect.reason)
+        fates = self._ledger.fates(effects)
+        if not self._riding:
+            return
+        for fate in fates:
+            leases = self._riding.pop((fate.worker, fate.incarnation, fate.clock), ())
+            self._leases.settle(leases, fate.fate, fate.reason)
 
     def withdraw(self, leases: tuple[LeaseId, ...]) -> None:
         """A contribution over these leases will not be used: somebody else is to do the work."""
@@ -96,10 +126,12 @@ class Epochs:
     def gone(self, worker: WorkerId) -> None:
         """A worker is dead or has finished: what it holds goes back."""
         self._idle.pop(worker, None)
-        self._leases.give_back(worker)
+        self._leases.close(worker)
 
     def deal(self, now: Seconds) -> list[Effect]:
         """Give samples that have come back to workers that wait for some, and end the epochs that have no more to wait for."""
+        if not self._idle:
+            return self._flush()
         for worker, event in list(self._idle.items()):
             if isinstance(event, LeaseWanted) and event.epoch == self._leases.epoch(event.pool) and self._grant(event, True):
                 del self._idle[worker]
@@ -122,8 +154,18 @@ class Epochs:
         lease = self._leases.take(event.worker, event.pool, event.batch)
         if lease is None:
             return False
-        self._effects.append(Grant(event.worker, event.incarnation, event.pool, lease.epoch, lease.id, lease.start, lease.stop, refreshed))
+        parts = self._leases.parts(event.worker, event.pool)
+        self._effects.append(
+            Grant(event.worker, event.incarnation, event.pool, lease.epoch, lease.id, lease.start, lease.stop, refreshed, parts)
+        )
         return True
+
+    def _open(self, pool: int, epoch: Epoch, size: int, workers: list[WorkerId]) -> None:
+        """Prepare an epoch of which nothing has been dealt yet."""
+        splits = None if self._overlap is None else Splits(size, self._workers, self._overlap).among(workers)
+        self._leases.open(pool, epoch, size, splits)
+        if pool == 0:
+            self._ledger.begin_epoch(self._leases.epoch(pool), {worker: size_of(parts) for worker, parts in (splits or {}).items()})
 
     def _all_wait_for(self, pool: int) -> bool:
         waiting = {worker for worker, event in self._idle.items() if event.pool == pool}
@@ -133,8 +175,7 @@ class Epochs:
         epoch = self._leases.epoch(pool)
         waiting = tuple(sorted(w for w, event in self._idle.items() if event.pool == pool))
         self._effects.append(EpochEnded(pool, epoch, self._leases.end(pool), waiting))
-        if pool == 0:
-            self._ledger.begin_epoch(epoch + 1, {})
+        self._open(pool, epoch + 1, self._leases.size(pool), self._present())
         for worker in waiting:
             del self._idle[worker]
             self._do(self._ledger.resume(worker, now))

@@ -9,14 +9,20 @@ with the fate of the contribution computed over it. When an epoch ends, its repo
 ``folded`` are the positions used once, as they should be. The others are its exceptions, listed with the reason: the rule dropped the
 gradient, the gradient was not finite, or nobody took the position (the script left its loop early, or no worker was left).
 ``returned`` counts positions that were dealt out again because their holder died or gave them up before they were settled.
+
+Where each worker has a split of its own (`protocol.splits`), a pool is dealt out from several decks, one for each worker. Then a report
+adds up over all of them: ``indices`` is the sum of their sizes, more than the data set has if they overlap, ``splits`` lists them, and
+an exception names its worker, its positions being those in that worker's split. What a worker leaves undone when it dies stays so.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from offbeat.protocol.splits import Parts, size_of
 from offbeat.types import Epoch, Fate, LeaseId, WorkerId
 
 
@@ -32,18 +38,61 @@ class Lease(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Pool:
-    epoch: Epoch = 0
-    size: int = 0
+class _Deck:
+    """Positions that are dealt out one after the other: the whole epoch's, or one worker's split."""
+
+    size: int
+    parts: Parts = ()
     dealt: int = 0
     """Positions below this have been leased at least once."""
     back: deque[tuple[int, int]] = field(default_factory=deque)
     """Ranges that came back unsettled."""
+    closed: bool = False
+    """Its worker is gone: nothing more is dealt from it in this epoch."""
+
+    @property
+    def done(self) -> bool:
+        return self.closed or (self.dealt == self.size and not self.back)
+
+    def draw(self, batch: int) -> tuple[int, int] | None:
+        """The next range of at most ``batch`` positions; None: nothing is left to deal, for now."""
+        if self.closed:
+            return None
+        if self.back:
+            start, stop = self.back.popleft()
+            if stop - start > batch:
+                self.back.appendleft((start + batch, stop))
+            return start, min(start + batch, stop)
+        if self.dealt == self.size:
+            return None
+        start, self.dealt = self.dealt, min(self.dealt + batch, self.size)
+        return start, self.dealt
+
+    def left(self) -> list[tuple[int, int]]:
+        """The ranges that nobody holds and nobody has settled."""
+        return [*self.back, *([(self.dealt, self.size)] if self.dealt < self.size else [])]
+
+
+@dataclass(slots=True)
+class _Pool:
+    epoch: Epoch = 0
+    size: int = 0
+    decks: dict[WorkerId | None, _Deck] = field(default_factory=dict)
+    """One for everybody, under None, or one for each worker that has a split."""
     open: int = 0
     """Leases held now."""
+    begun: bool = False
+    """Whether any lease of this epoch has been dealt."""
     returned: int = 0
     settled: dict[Fate, int] = field(default_factory=dict)
     exceptions: list[dict[str, Any]] = field(default_factory=list)
+
+    def deck(self, worker: WorkerId) -> _Deck | None:
+        return self.decks.get(None) or self.decks.get(worker)
+
+    def except_for(self, owner: WorkerId | None, start: int, stop: int, why: str) -> None:
+        whose = {} if owner is None else {"worker": owner}
+        self.exceptions.append({**whose, "start": start, "stop": stop, "why": why})
 
 
 class Leases:
@@ -59,32 +108,43 @@ class Leases:
         """The epoch of this pool that is under way, or the next one between two epochs."""
         return self._pools[pool].epoch if pool in self._pools else 0
 
-    def open(self, pool: int, epoch: Epoch, size: int) -> None:
-        """Announce an epoch and its number of samples. A pool that has not dealt anything yet moves on to that epoch."""
+    def begun(self, pool: int) -> bool:
+        """Whether any lease of the epoch under way has been dealt."""
+        return pool in self._pools and self._pools[pool].begun
+
+    def open(self, pool: int, epoch: Epoch, size: int, splits: Mapping[WorkerId, Parts] | None = None) -> None:
+        """Announce an epoch and its number of samples. A pool that has not dealt anything yet moves on to that epoch.
+
+        Args:
+            splits: whose split is what; None: all positions are dealt out from one deck, to whoever asks.
+        """
         state = self._pools.setdefault(pool, _Pool())
-        if state.dealt == 0:
+        if not state.begun:
             state.epoch = max(state.epoch, epoch)
             state.size = size
+            state.decks = {None: _Deck(size)}
+            if splits is not None:
+                state.decks = {worker: _Deck(size_of(parts), parts) for worker, parts in splits.items()}
 
     def take(self, worker: WorkerId, pool: int, batch: int) -> Lease | None:
         """Lease out the next range of at most ``batch`` positions; None: nothing is left to deal, for now."""
         state = self._pools[pool]
-        if state.back:
-            start, stop = state.back.popleft()
-            if stop - start > batch:
-                state.back.appendleft((start + batch, stop))
-                stop = start + batch
-        elif state.dealt < state.size:
-            start, stop = state.dealt, min(state.dealt + batch, state.size)
-            state.dealt = stop
-        else:
+        deck = state.deck(worker)
+        drawn = deck.draw(batch) if deck is not None else None
+        if drawn is None:
             return None
-        lease = Lease(self._next_id, worker, pool, state.epoch, start, stop)
+        lease = Lease(self._next_id, worker, pool, state.epoch, *drawn)
         self._next_id += 1
         state.open += 1
+        state.begun = True
         self._leases[lease.id] = lease
         self._held.setdefault(worker, {})[lease.id] = lease
         return lease
+
+    def parts(self, worker: WorkerId, pool: int) -> Parts:
+        """The worker's split in the epoch under way; empty where there is one deck for all, or no split for this worker."""
+        deck = self._pools[pool].deck(worker)
+        return deck.parts if deck is not None else ()
 
     def holds(self, worker: WorkerId, pool: int) -> bool:
         """Whether the worker holds leases of this pool."""
@@ -110,25 +170,35 @@ class Leases:
             state = self._pools[lease.pool]
             state.settled[fate] = state.settled.get(fate, 0) + lease.stop - lease.start
             if fate is not Fate.FOLDED:
-                state.exceptions.append({"start": lease.start, "stop": lease.stop, "why": f"{fate.value}: {reason}"})
+                owner = None if None in state.decks else lease.worker
+                state.except_for(owner, lease.start, lease.stop, f"{fate.value}: {reason}")
 
     def give_back(self, worker: WorkerId, pool: int | None = None) -> None:
         """Return to their pools all leases that the worker holds (of one pool, if given)."""
         self.withdraw(tuple(lease.id for lease in self._held.get(worker, {}).values() if pool in (None, lease.pool)))
 
     def withdraw(self, leases: tuple[LeaseId, ...]) -> None:
-        """Return these to their pools: the work done on them is lost, somebody else is to do it."""
+        """Return these to where they were dealt from: the work done on them is lost, somebody else is to do it."""
         for id in leases:
             lease = self._remove(id)
             if lease is not None:
                 state = self._pools[lease.pool]
-                state.back.append((lease.start, lease.stop))
-                state.returned += lease.stop - lease.start
+                deck = state.deck(lease.worker)
+                assert deck is not None, f"a lease from no deck: {lease}"
+                deck.back.append((lease.start, lease.stop))
+                state.returned += 0 if deck.closed else lease.stop - lease.start
+
+    def close(self, worker: WorkerId) -> None:
+        """A worker is gone: what it holds goes back, and the rest of its own splits, if it has such, is nobody's until the next epoch."""
+        for state in self._pools.values():
+            if worker in state.decks:
+                state.decks[worker].closed = True
+        self.give_back(worker)
 
     def accounted(self, pool: int) -> bool:
-        """Whether every position of the epoch under way is settled."""
+        """Whether every position of the epoch under way is settled, or can no longer be."""
         state = self._pools.get(pool)
-        return state is not None and state.dealt == state.size > 0 and not state.back and state.open == 0
+        return state is not None and state.size > 0 and state.open == 0 and all(deck.done for deck in state.decks.values())
 
     def quiet(self, pool: int) -> bool:
         """Whether nobody works on this pool: no lease is held, and no contribution over one waits for its fate."""
@@ -138,22 +208,35 @@ class Leases:
         """Close the epoch under way, whatever is left of it, and report on it; the pool moves on to the next epoch."""
         state = self._pools[pool]
         assert state.open == 0, "leases are settled or given back before an epoch ends"
-        left = [*state.back, *([(state.dealt, state.size)] if state.dealt < state.size else [])]
-        state.exceptions += [{"start": start, "stop": stop, "why": "unused: no worker took it"} for start, stop in left]
-        counts = {fate.value: state.settled.get(fate, 0) for fate in (Fate.FOLDED, Fate.DROPPED, Fate.REJECTED)}
-        report = {
-            "indices": state.size,
-            **counts,
-            "unused": sum(stop - start for start, stop in left),
+        unused = 0
+        for owner, deck in state.decks.items():
+            why = "unused: its worker died or left before" if deck.closed else "unused: no worker took it"
+            for start, stop in deck.left():
+                state.except_for(owner, start, stop, why)
+                unused += stop - start
+        report: dict[str, Any] = {
+            "indices": sum(deck.size for deck in state.decks.values()),
+            **{fate.value: state.settled.get(fate, 0) for fate in (Fate.FOLDED, Fate.DROPPED, Fate.REJECTED)},
+            "unused": unused,
             "returned": state.returned,
             "exceptions": state.exceptions,
         }
-        self._pools[pool] = _Pool(epoch=state.epoch + 1, size=state.size)
+        if None not in state.decks:
+            report["splits"] = [{"worker": owner, "indices": deck.size, "parts": deck.parts} for owner, deck in state.decks.items()]
+        self._pools[pool] = _Pool(state.epoch + 1, state.size)
         return report
+
+    def size(self, pool: int) -> int:
+        """The number of samples in the data set."""
+        return self._pools[pool].size
 
     def under_way(self) -> list[int]:
         """The pools of which an epoch has begun and not ended."""
-        return [number for number, state in self._pools.items() if state.dealt]
+        return [number for number, state in self._pools.items() if state.begun]
+
+    def between(self) -> list[int]:
+        """The pools that stand between two epochs."""
+        return [number for number, state in self._pools.items() if not state.begun]
 
     def _remove(self, id: LeaseId) -> Lease | None:
         lease = self._leases.pop(id, None)

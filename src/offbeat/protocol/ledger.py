@@ -7,13 +7,13 @@ belong to whom: `protocol.coordinator` tells it who enters, leaves, or pauses at
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from offbeat.protocol.effects import Effect, Fold, Gather, Interrupt, Part, Release, Settle
 from offbeat.protocol.events import Abandoned, Folded, Pushed
 from offbeat.protocol.policy import Admit, Contribution, Decision, Policy
-from offbeat.types import Clock, Epoch, Fate, Incarnation, Seconds, Version, WorkerId
+from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
 
 
 @dataclass(slots=True)
@@ -54,20 +54,14 @@ class Ledger:
         self.now: Seconds = 0.0
         self.version: Version = 0
         self.epoch: Epoch = 0
+        # Rules look at these several times for every push: as attributes they cost nothing.
+        self.active: Collection[WorkerId] = self._active.keys()
+        self.pending: Mapping[WorkerId, Contribution] = self._pending
+        self.gathered: Collection[Contribution] = self._gathered.keys()
+        self.waiting: Collection[WorkerId] = self._waiting.keys()
+        """Workers that have pushed or entered and are not admitted yet."""
 
     # What a rule may look at.
-
-    @property
-    def active(self) -> Collection[WorkerId]:
-        return self._active.keys()
-
-    @property
-    def pending(self) -> Mapping[WorkerId, Contribution]:
-        return self._pending
-
-    @property
-    def gathered(self) -> Collection[Contribution]:
-        return self._gathered.keys()
 
     @property
     def unsettled(self) -> Collection[WorkerId]:
@@ -101,17 +95,27 @@ class Ledger:
     def share(self, worker: WorkerId) -> int | None:
         return self._shares.get(worker)
 
-    @property
-    def waiting(self) -> Collection[WorkerId]:
-        """Workers that have pushed or entered and are not admitted yet."""
-        return self._waiting.keys()
+    # What the coordinator asks, here as in `protocol.sharded`, where a push arrives shard by shard.
+
+    def begins(self, event: Pushed) -> bool:
+        """Whether this is the first that is heard of a push."""
+        return True
+
+    def recalled(self, worker: WorkerId) -> tuple[LeaseId, ...]:
+        """The samples of what this worker has pending: if it enters anew, that is dropped."""
+        return self._pending[worker].leases if worker in self._pending else ()
+
+    def fates(self, effects: Iterable[Effect]) -> list[Settle]:
+        """The fates among these effects of this ledger's, which the samples of the contributions share."""
+        return [effect for effect in effects if isinstance(effect, Settle)]
 
     # What happens.
 
-    def enter(self, worker: WorkerId, incarnation: Incarnation, now: Seconds) -> list[Effect]:
+    def enter(self, worker: WorkerId, incarnation: Incarnation, now: Seconds, *, more: bool = False) -> list[Effect]:
         """A worker takes part from now on, with the slowest clock, and waits to be admitted.
 
-        What its previous incarnation has pending is dropped: the same process may already be overwriting that gradient.
+        What its previous incarnation has pending is dropped: the same process may already be overwriting that gradient. With ``more``
+        to come at the same instant nobody is admitted yet, so that the rule makes its first plans for all of them.
         """
         self.now = now
         old = self._pending.get(worker)
@@ -123,7 +127,7 @@ class Ledger:
         standing.clock = self._slowest
         self._activate(worker)
         self._waiting[worker] = None
-        return self._advance(membership=True)
+        return self._flush() if more else self._advance(membership=True)
 
     def push(self, event: Pushed, now: Seconds, refusal: str | None = None) -> list[Effect]:
         """A contribution of an active worker has arrived; ``refusal`` says why it must not be used, if so."""
@@ -252,12 +256,13 @@ class Ledger:
 
     def _fold(self, decision: Decision) -> None:
         before, self.version = self.version, self.version + 1
-        weights = decision.weights or _by_samples(decision.fold)
-        parts = tuple(
-            Part(c.worker, c.incarnation, c.clock, weight, before - c.version, self._gathered.get(c, 0.0))
+        weights = decision.weights or by_samples(decision.fold)
+        gathered = self._gathered
+        parts = [
+            Part(c.worker, c.incarnation, c.clock, weight, before - c.version, gathered.get(c, 0.0) if gathered else 0.0)
             for c, weight in zip(decision.fold, weights, strict=True)
-        )
-        self._effects.append(Fold(self.version, parts, decision.reason, decision.scale))
+        ]
+        self._effects.append(Fold(self.version, tuple(parts), decision.reason, decision.scale))
         for contribution in decision.fold:
             self._settle(contribution, Fate.FOLDED, decision.reason, self.version)
         if self._obsolete_work != "push_and_wait":
@@ -274,7 +279,7 @@ class Ledger:
                 self._effects.append(Interrupt(worker, standing.incarnation, self.version, at_once, reason))
 
     def _settle(self, contribution: Contribution, fate: Fate, reason: str, version: Version) -> None:
-        if contribution in self._gathered:
+        if self._gathered and contribution in self._gathered:
             del self._gathered[contribution]
         else:
             self._take(contribution)
@@ -339,8 +344,10 @@ class Ledger:
             del self._census[clock]
 
 
-def _by_samples(contributions: Sequence[Contribution]) -> tuple[float, ...]:
+def by_samples(contributions: Sequence[Contribution]) -> tuple[float, ...]:
     """Weights in proportion to the samples; equal ones where a worker does not know how many it has used."""
+    if len(contributions) == 1:
+        return (1.0,)
     known = all(c.samples > 0 for c in contributions)
     total = sum(c.samples for c in contributions) if known else len(contributions)
     return tuple((c.samples if known else 1) / total for c in contributions)

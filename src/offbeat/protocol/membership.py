@@ -17,6 +17,7 @@ only sign of life is an operation; a rejoining worker of a gradient rule takes p
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -43,6 +44,12 @@ class Membership:
     def __init__(self, workers: int, timeout_s: Seconds | None) -> None:
         self._members = {worker: Member() for worker in range(workers)}
         self._timeout_s = timeout_s
+        self._expected = list(range(workers))
+        """Those that may still be expected: who is not is taken off when somebody asks."""
+        self._heard: list[tuple[Seconds, WorkerId]] = []
+        """A heap with one entry for each worker that can fall silent; the time may be older than the last sign of life."""
+        self._timed: set[WorkerId] = set()
+        """Who is in that heap."""
 
     def __contains__(self, worker: WorkerId) -> bool:
         return worker in self._members
@@ -60,12 +67,20 @@ class Membership:
         """The workers in one of these states, in order of their numbers."""
         return [worker for worker in self if self._members[worker].state in states]
 
+    @property
+    def expecting(self) -> bool:
+        """Whether anybody is expected still. Nobody is expected again."""
+        expected = self._expected
+        while expected and self._members[expected[-1]].state is not WorkerState.EXPECTED:
+            expected.pop()
+        return bool(expected)
+
     def speaks(self, worker: WorkerId, incarnation: Incarnation, now: Seconds) -> bool:
         """Note a sign of life; True if it comes from an alive worker's newest incarnation, False if it is to be fenced."""
         member = self._members.get(worker)
         if member is None or incarnation != member.incarnation:
             return False
-        member.heard_at = now
+        self._note(worker, member, now)
         return member.state is WorkerState.ALIVE
 
     def join(self, worker: WorkerId, now: Seconds) -> Incarnation:
@@ -73,12 +88,13 @@ class Membership:
         member = self[worker]
         member.state = WorkerState.ALIVE
         member.incarnation += 1
-        member.heard_at = now
+        self._note(worker, member, now)
         return member.incarnation
 
     def silent(self, now: Seconds) -> list[WorkerId]:
         """The workers not heard of for the timeout or longer, of those that are alive or have been told to rejoin."""
-        if self._timeout_s is None:
+        due = self.wake_at()
+        if self._timeout_s is None or due is None or now < due:
             return []
         # The same sum as in `wake_at`: a difference may round to less than the timeout at the very time that `wake_at` has announced.
         return [w for w in self.in_state(WorkerState.ALIVE, WorkerState.RECOVERED) if now >= self._members[w].heard_at + self._timeout_s]
@@ -87,5 +103,20 @@ class Membership:
         """When the next worker will have been silent for too long; None: never."""
         if self._timeout_s is None:
             return None
-        heard = [m.heard_at for m in self._members.values() if m.state in (WorkerState.ALIVE, WorkerState.RECOVERED)]
-        return min(heard) + self._timeout_s if heard else None
+        while self._heard:
+            heard_at, worker = self._heard[0]
+            member = self._members[worker]
+            if member.state not in (WorkerState.ALIVE, WorkerState.RECOVERED):
+                heapq.heappop(self._heard)
+                self._timed.discard(worker)
+            elif member.heard_at != heard_at:
+                heapq.heapreplace(self._heard, (member.heard_at, worker))
+            else:
+                return heard_at + self._timeout_s
+        return None
+
+    def _note(self, worker: WorkerId, member: Member, now: Seconds) -> None:
+        member.heard_at = now
+        if self._timeout_s is not None and worker not in self._timed:
+            self._timed.add(worker)
+            heapq.heappush(self._heard, (now, worker))

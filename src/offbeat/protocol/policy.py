@@ -195,6 +195,11 @@ class Policy:
         return "nothing"
 
     @property
+    def uses_loss(self) -> bool:
+        """Whether the rule looks at the losses of contributions; the simulator computes them only then."""
+        return False
+
+    @property
     def entry(self) -> Literal["at_once", "next_epoch"]:
         """When a worker that joins a running job takes part: at once, or from the next epoch on, if samples are dealt out."""
         return "at_once"

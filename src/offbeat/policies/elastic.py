@@ -1,0 +1,223 @@
+"""ElasticBSP: a barrier whose place is chosen anew each time, where the workers' predicted pushes lie closest together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from offbeat.errors import ConfigurationError
+from offbeat.policies.superstep import LEAST, Superstep, meet
+from offbeat.policies.zipline import OBJECTIVES, Objective
+from offbeat.protocol.policy import Admit, Averaging, Contribution, Decision, Hold, Plan, Policy, View, whole_number
+from offbeat.types import Seconds, WorkerId
+
+MODES = ("async", "bulk", "local")
+WEIGHTINGS = ("gradients", "workers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticBSP(Policy):
+    """Let each worker push as often as fits before the next barrier, and put that where they will wait least for each other.
+
+    After a barrier each worker's interval I_p is measured over its next ``monitor`` pushes. Then its pushes are predicted, the last
+    one being at L_p: ``e[p, i] = L_p + i * I_p``, i = i0 .. i0 + R - 1, with ``i0 = max(1, ceil((now - L_p) / I_p))`` so that none is in
+    the past. ZipLine chooses one of each worker with the least ``max(Z) - min(Z)``; that is worker p's quota, ``q_p = i - i0 + 1`` more
+    pushes, after which it waits. When all wait, all go on with the same version. In one superstep iterations differ by 2R at most.
+
+    Three modes. ``async``: each push is folded as it arrives. ``bulk``: all pushes of a superstep are one fold at the barrier.
+    ``local``: worker p makes q_p local optimizer steps and the parameters are averaged at the barrier; the pushes themselves
+    are what is measured, and the first superstep has one step each.
+
+    A worker that is later than predicted by more than ``grace`` intervals makes the plan void: there is a new one, in which that
+    worker is expected to take as long again as it has been computing by now. (In mode ``local`` a plan stands once it is given.) The
+    dead and the paused are not waited for. Who comes in the middle goes on until the planned barrier.
+
+    Source: Zhao et al. 2019, "Elastic Bulk Synchronous Parallel Model for Distributed Deep Learning", sections II and III, and
+    the authors' notes. Departures: while intervals are measured nobody gets R pushes ahead of the slowest; and a worker that is late is
+    not given the pushes that it has missed (the paper does not speak of either).
+
+    >>> ElasticBSP(R=30).spelling
+    'elastic(R=30, mode=async, grace=3.0, history=1, monitor=2, weighting=gradients, objective=range, length_penalty=False)'
+
+    Raises:
+        ConfigurationError: R or history below 1, a negative ``monitor``, a grace that is not more than 0, an unknown word, or a
+            weighting where each gradient is folded by itself.
+    """
+
+    word = "elastic"
+
+    R: int = 15
+    """How many pushes of each worker are predicted, and so the most that it makes before the barrier; at least 1."""
+    mode: Literal["async", "bulk", "local"] = "async"
+    """Whether each gradient is folded as it arrives, or all of a superstep at its end, or workers step by themselves in between."""
+    grace: float = 3.0
+    """How late a worker may be, in its own intervals, before the others get a new plan; more than 0; inf: never."""
+    history: int = 1
+    """Over about how many intervals to average: the newest has weight 2 / (history + 1). 1: the last one alone."""
+    monitor: int = 2
+    """How many pushes of each worker are measured after a barrier before the next is planned. 0: plan at once, from what is known."""
+    weighting: Literal["gradients", "workers"] = "gradients"
+    """In a fold of many: in proportion to samples (in mode ``local`` to steps), or each worker the same whatever it has done."""
+    objective: Objective = "range"
+    """What ZipLine minimises: how long the first to arrive waits (the paper's), or the ``sum`` of what all wait."""
+    length_penalty: bool = False
+    """Divide that by the time to the barrier, so that a small gain does not put it far away."""
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("R", self.R, 1), ("history", self.history, 1), ("monitor", self.monitor, 0)):
+            whole_number("elastic", name, value, least=least)
+        grace: Any = self.grace
+        if isinstance(grace, bool) or not isinstance(grace, int | float) or not grace > 0.0:
+            raise ConfigurationError(f"elastic(grace={self.grace!r}): grace is a number of intervals, more than 0; inf: never plan anew")
+        words = (("mode", self.mode, MODES), ("weighting", self.weighting, WEIGHTINGS), ("objective", self.objective, OBJECTIVES))
+        for name, word, known in words:
+            if word not in known:
+                raise ConfigurationError(f"elastic({name}={word!r}): {name} is one of {', '.join(known)}")
+        if not isinstance(self.length_penalty, bool):
+            raise ConfigurationError(f"elastic(length_penalty={self.length_penalty!r}): length_penalty is True or False")
+        if self.mode == "async" and self.weighting == "workers":
+            raise ConfigurationError(
+                "elastic(mode='async', weighting='workers'): each gradient is folded by itself; weighting needs mode='bulk' or mode='local'"
+            )
+
+    @property
+    def averaging(self) -> Averaging | None:
+        return Averaging() if self.mode == "local" else None
+
+    @property
+    def newest(self) -> float:
+        """The weight of the newest interval in a worker's average."""
+        return 2.0 / (self.history + 1)
+
+    def start(self) -> Policy:
+        return _Local(self) if self.mode == "local" else _Counted(self)
+
+
+class _Running(Policy):
+    word = "elastic"
+
+    def __init__(self, rule: ElasticBSP) -> None:
+        self.rule = rule
+
+    @property
+    def averaging(self) -> Averaging | None:
+        return self.rule.averaging
+
+    @property
+    def spelling(self) -> str:
+        return self.rule.spelling
+
+    def start(self) -> Policy:
+        return self.rule.start()
+
+
+class _Counted(_Running):
+    """The modes ``async`` and ``bulk``: the rule holds a worker that has pushed as often as it may."""
+
+    def __init__(self, rule: ElasticBSP) -> None:
+        super().__init__(rule)
+        self.superstep = Superstep(rule)
+
+    def fold(self, view: View) -> Decision | None:
+        arrived = next(iter(view.pending.values()), None)
+        if arrived is not None:
+            self.superstep.pushed(view, arrived)
+            if self.rule.mode == "bulk":
+                return Decision((), "kept for the barrier", gather=(arrived,))
+            return Decision((arrived,), "each push is folded as it arrives")
+        self.superstep.look(view)
+        if self.superstep.over(view):
+            self.superstep.begin(view)
+            if view.gathered:
+                parts = tuple(view.gathered)
+                reason = f"barrier: {len(parts)} gradients of {len({c.worker for c in parts})} workers"
+                return Decision(parts, reason, weights=shares(parts, equal=self.rule.weighting == "workers"))
+        return None
+
+    def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
+        return self.superstep.admit(view, worker)
+
+    def plan(self, view: View, worker: WorkerId) -> Plan:
+        self.superstep.released(view, worker)
+        return Plan()
+
+    def wake_at(self, view: View) -> Seconds | None:
+        return self.superstep.wake_at(view)
+
+
+class _Local(_Running):
+    """The mode ``local``: a worker is told how many steps to make, and pushes once per superstep."""
+
+    def __init__(self, rule: ElasticBSP) -> None:
+        super().__init__(rule)
+        self._intervals: dict[WorkerId, Seconds] = {}
+        self._steps: dict[WorkerId, int] = {}
+        """Of those who will be released at the barrier."""
+        self._barrier: Seconds = 0.0
+
+    def fold(self, view: View) -> Decision | None:
+        if view.missing or not view.pending:
+            return None
+        parts = tuple(view.pending.values())
+        for c in parts:
+            before, measured = self._intervals.get(c.worker), max(LEAST, c.compute_s / c.steps)
+            self._intervals[c.worker] = measured if before is None else before + self.rule.newest * (measured - before)
+        self._plan(view)
+        total = sum(c.steps for c in parts)
+        equal = self.rule.weighting == "workers"
+        weights = tuple(1.0 / len(parts) if equal else c.steps / total for c in parts)
+        return Decision(parts, f"barrier: {total} local steps of {len(parts)} workers", weights=weights)
+
+    def _plan(self, view: View) -> None:
+        present = [worker for worker in view.active if worker in self._intervals]
+        if present:
+            _, line = meet(self.rule, [0.0] * len(present), [self._intervals[worker] for worker in present])
+            self._steps = {worker: chosen + 1 for worker, chosen in zip(present, line.choice, strict=True)}
+            self._barrier = view.now + line.barrier
+
+    def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
+        if worker in view.pending:
+            return Hold(f"barrier: {view.missing} of {len(view.active)} active workers are still computing")
+        return Admit("the barrier is open")
+
+    def plan(self, view: View, worker: WorkerId) -> Plan:
+        steps = self._steps.pop(worker, None)
+        if steps is None:  # it comes, or begins anew, in the middle: as many as fit
+            if view.pushed_at(worker) is None:
+                self._intervals.pop(worker, None)  # of another process
+            interval = self._intervals.get(worker)
+            left = max(0.0, self._barrier - view.now)
+            steps = 1 if interval is None else max(1, int(min(left / interval, self.rule.R)))
+        return Plan(steps=steps)
+
+
+def shares(parts: Iterable[Contribution], *, equal: bool) -> tuple[float, ...]:
+    """The weights of many contributions of each of many workers; what one worker has made is weighted by its samples in any case.
+
+    A worker's share of the whole is that of its samples, or of its contributions where somebody does not count samples.
+
+    Args:
+        parts: the contributions of a fold.
+        equal: every worker has the same share.
+
+    >>> from offbeat.protocol.policy import Contribution
+    >>> def made(worker, samples):
+    ...     return Contribution(worker, 1, 1, 0, samples, 0.0, 1.0, None, ())
+    >>> shares([made(0, 30), made(0, 10), made(1, 40)], equal=False)
+    (0.375, 0.125, 0.5)
+    >>> shares([made(0, 30), made(0, 30), made(1, 20)], equal=True)
+    (0.25, 0.25, 0.5)
+    """
+    parts = tuple(parts)
+    counted = all(c.samples > 0 for c in parts)
+    samples: Counter[WorkerId] = Counter()
+    made: Counter[WorkerId] = Counter()
+    for c in parts:
+        samples[c.worker] += c.samples or 1
+        made[c.worker] += 1
+    size = dict.fromkeys(made, 1) if equal else samples if counted else made
+    total = sum(size.values())
+    factor = {worker: size[worker] / total / samples[worker] for worker in made}
+    return tuple((c.samples or 1) * factor[c.worker] for c in parts)

@@ -1,0 +1,169 @@
+"""EnsembleSync: local steps, then the parameters are averaged; who is slow or dead has its work, and its batch, given to others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from math import ceil, inf
+from typing import Any, Literal
+
+from offbeat.errors import ConfigurationError
+from offbeat.policies.rounds import Rounds
+from offbeat.protocol.policy import Averaging, Policy, whole_number
+
+WORDS = {
+    "reallocate": ("none", "affine", "inverse"),
+    "returning": ("remembered", "least"),
+    "combine": ("mean", "samples", "median", "trimmed_mean"),
+    "momentum": ("keep", "reset", "average"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnsembleSync(Policy):
+    """Each worker makes T optimizer steps of its own; then the shards fold what the workers' parameters have come to.
+
+    Update rule: ``W <- (1/M) * sum_j W_j`` over the M that handed in, when every active worker has. Parameters of a worker that
+    died after its push count; one that dies before it is not waited for; one that returns takes part from the next epoch on.
+    Communication is 1/T of that with a push each step. With an outer optimizer this is DiLoCo: ``outer_lr=0.7, outer_momentum=0.9``.
+
+    With ``overlap`` each worker has a split of its own (`protocol.splits`), and the dead ones' go to the living at the next epoch. With
+    ``budget`` the rule sets the batch sizes: at each epoch's end so that all will take equally long over their splits, by the time
+    that their steps have taken, waiting left out. ``inverse`` takes the time of a step not to depend on its batch (the paper's
+    ``t = alpha/x``, by the last epoch alone); ``affine`` fits ``a + c*x`` to the last epochs, c being 0 until batch sizes have differed.
+
+    Source: Xie and Yasunaga, "EnsembleSync: Reliable Distributed SGD with Less Communication", section 3. Departures: the round is
+    complete when those that have handed in include all active workers, not when there are as many; heartbeats tell the slow from
+    the dead. DiLoCo: Douillard et al. 2023. ``adapt_period``: Wang and Joshi 2019, AdaComm.
+
+    >>> EnsembleSync(per_epoch=10, overlap=0.5, budget=256, reallocate="affine").spelling
+    'ensemble(per_epoch=10, overlap=0.5, budget=256, reallocate=affine)'
+
+    Raises:
+        ConfigurationError: a setting out of its range, or one that has no sense without, or with, another.
+    """
+
+    word = "ensemble"
+
+    steps: int = 10
+    """T, the local steps between two folds; at least 1."""
+    per_epoch: int | None = None
+    """Instead: fold so many times in an epoch, at equal fractions of each worker's own split; needs ``overlap``."""
+    overlap: float | None = None
+    """Each worker has a split of its own, this fraction of all data being in every one, 0 to 1. None: one pool for all, by batches."""
+    budget: int | None = None
+    """B, what all workers' batch sizes add up to; None: they are the script's. A batch changes when its worker is next admitted."""
+    reallocate: Literal["none", "affine", "inverse"] = "none"
+    """How the budget is shared out after each epoch; none: evenly."""
+    granularity: int = 1
+    """Batch sizes are multiples of this."""
+    batch_min: int = 1
+    """The least batch of a worker."""
+    batch_max: int | None = None
+    """The greatest batch of a worker; None: the budget."""
+    hysteresis: float = 0.0
+    """Leave the batches as they are where none would change by this fraction or more."""
+    returning: Literal["remembered", "least"] = "remembered"
+    """Who comes back begins with what was measured of it before, or if that is old the median; or with the least, as in figure 5."""
+    combine: Literal["mean", "samples", "median", "trimmed_mean"] = "mean"
+    """What the parameters come to: their mean, all alike or by samples; or, coordinate by coordinate, what outliers do not move."""
+    trim: float = 0.1
+    """``trimmed_mean``: the fraction cut off at each end; less than 0.5."""
+    outer_lr: float = 1.0
+    """See `Averaging`; 1 and no momentum: the combined parameters themselves."""
+    outer_momentum: float = 0.0
+    momentum: Literal["keep", "reset", "average"] = "keep"
+    """What becomes of the state of the workers' own optimizers at a fold."""
+    adapt_period: bool = False
+    """``T_l = ceil(sqrt(F_l / F_0) * T_0)`` after each epoch, F being the logged loss, or half of the last where that is not less."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "per_epoch", "budget", "granularity", "batch_min", "batch_max"):
+            if getattr(self, name) is not None or getattr(EnsembleSync, name) is not None:
+                whole_number("ensemble", name, getattr(self, name), least=1)
+        if self.overlap is not None:
+            self._number("overlap", "a fraction of the data, from 0 to 1", lambda x: 0 <= x <= 1)
+        self._number("hysteresis", "a relative change, from 0 to 1", lambda x: 0 <= x <= 1)
+        self._number("trim", "a fraction at each end, from 0 to less than 0.5", lambda x: 0 <= x < 0.5)
+        self._number("outer_lr", "a learning rate, more than 0", lambda x: 0 < x < inf)
+        self._number("outer_momentum", "a factor, from 0 to less than 1", lambda x: 0 <= x < 1)
+        for name, words in WORDS.items():
+            if getattr(self, name) not in words:
+                raise ConfigurationError(f"ensemble({name}={getattr(self, name)!r}): {name} is one of {', '.join(words)}")
+        if not isinstance(self.adapt_period, bool):
+            raise ConfigurationError(f"ensemble(adapt_period={self.adapt_period!r}): adapt_period is True or False")
+        self._agree()
+
+    def _number(self, name: str, what: str, holds: Callable[[float], bool]) -> None:
+        value: Any = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
+            raise ConfigurationError(f"ensemble({name}={value!r}): {name} is {what}")
+
+    def _agree(self) -> None:
+        """Settings that need each other, or exclude each other."""
+        if self.per_epoch is not None and self.overlap is None:
+            raise ConfigurationError(
+                f"ensemble(per_epoch={self.per_epoch}): these are fractions of a worker's own split of the data; "
+                "say overlap= too (overlap=0.0: the splits have nothing in common), or steps= instead"
+            )
+        if self.per_epoch is not None and self.adapt_period:
+            raise ConfigurationError("ensemble(adapt_period=True) adapts steps=, and per_epoch= takes its place: leave one of them out")
+        if self.reallocate != "none" and (self.budget is None or self.per_epoch is None):
+            raise ConfigurationError(
+                f"ensemble(reallocate={self.reallocate}) needs {'budget=' if self.budget is None else 'per_epoch='}: it shares out a "
+                "budget of samples so that all take equally long over the same fraction of their splits; over a fixed number of steps a "
+                "larger batch makes a slow worker slower still"
+            )
+        if self.budget is not None and self.budget % self.granularity:
+            raise ConfigurationError(
+                f"ensemble(budget={self.budget}, granularity={self.granularity}): the budget must be a multiple of the granularity"
+            )
+        if self.batch_max is not None and self.batch_max < self._least:
+            raise ConfigurationError(
+                f"ensemble(batch_max={self.batch_max}, batch_min={self.batch_min}, granularity={self.granularity}): "
+                f"the least batch is {self._least}, batch_max must not be less"
+            )
+
+    @property
+    def _least(self) -> int:
+        return self.granularity * ceil(self.batch_min / self.granularity)
+
+    def check(self, workers: int) -> None:
+        if self.budget is None:
+            return
+        if self.budget < workers * self._least:
+            raise ConfigurationError(
+                f"ensemble(budget={self.budget}) is not enough for {workers} workers with batches of at least {self._least}: "
+                f"give {workers * self._least} or more, or use fewer workers"
+            )
+        if self.batch_max is not None and self.budget > workers * (self.batch_max - self.batch_max % self.granularity):
+            raise ConfigurationError(
+                f"ensemble(budget={self.budget}) is more than {workers} workers may take with batch_max={self.batch_max}: "
+                "raise that, or leave it out"
+            )
+
+    @property
+    def averaging(self) -> Averaging:
+        combine: Literal["mean", "median", "trimmed_mean"] = "mean" if self.combine == "samples" else self.combine
+        trim = float(self.trim) if combine == "trimmed_mean" else 0.0
+        return Averaging(combine, trim, float(self.outer_lr), float(self.outer_momentum), self.momentum)
+
+    @property
+    def entry(self) -> Literal["at_once", "next_epoch"]:
+        return "next_epoch"
+
+    @property
+    def uses_loss(self) -> bool:
+        """Whether the rule looks at the losses of contributions."""
+        return self.adapt_period
+
+    @property
+    def spelling(self) -> str:
+        """Without what is as it is by default, of which there is a lot."""
+        differs = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        if self.per_epoch is None:
+            differs = {"steps": self.steps, **differs}
+        return f"ensemble({', '.join(f'{name}={value}' for name, value in differs.items())})"
+
+    def start(self) -> Policy:
+        return Rounds(self)

@@ -1,0 +1,156 @@
+"""Partially synchronous parallel: each shard folds without the slowest workers, each worker goes on without the slowest shards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Literal
+
+from offbeat.errors import ConfigurationError
+from offbeat.protocol.blocks import Blocks, LiteralBlocks
+from offbeat.protocol.policy import Contribution, Decision, ObsoleteWork, Policy, View, whole_number
+from offbeat.types import Seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class PSP(Policy):
+    """A shard folds once c gradients for its iteration are in; a worker goes on once it holds the fraction b of the blocks.
+
+    Update rule, per shard i at its version t: ``w_i[t+1] = step(w_i[t], mean of d gradients; learning rate d * eta)``, d >= c. A gradient
+    of an earlier iteration than t is dropped. A worker whose iteration is t needs ``ceil(b * shards)`` blocks of version t or later, and
+    computes with older values of the others; see `protocol.blocks`. ``psp(c=n, b=1.0, scaling="none")`` with n workers is BSP.
+
+    Where fewer than c workers are left, a shard folds when each active one has responded; so nobody waits for the dead. A gradient of
+    a dead worker that has arrived still counts. A small c together with a small b adds noise: in the paper the error doubles at c = 20
+    of 32 and b = 75 %.
+
+    Source: "Partially Synchronous Parallelism SGD" (PSP-SGD), Algorithm 1. Departures, against its deadlocks and useless replays: a
+    worker counts every block that it holds and jumps to where the shards are; each worker counts once per fold, with its newest gradient.
+    ``literal`` is the listing, without these.
+
+    >>> PSP(c=28, b=0.9).spelling
+    'psp(c=28, b=0.9, tau1=0.0, tau2=0.0, future=accept, scaling=linear, literal=False, interrupt=False, max_skew=None, tau_max=None)'
+    """
+
+    c: int
+    """How many gradients a shard waits for; at least 1, at most the number of workers."""
+    b: float = 1.0
+    """The fraction of the blocks that a worker waits for; more than 0, at most 1."""
+    tau1: Seconds = 0.0
+    """How long a shard waits for more gradients once c are in, in seconds."""
+    tau2: Seconds = 0.0
+    """How long a worker waits for more blocks once the fraction b is in, in seconds."""
+    future: Literal["accept", "hold", "drop"] = "accept"
+    """A gradient of a later iteration than the shard's, from a worker that has gone on without this shard: it counts now, is kept for
+    its own iteration, or is dropped at the fold. If nothing else is to come, it counts in any case."""
+    scaling: Literal["linear", "none"] = "linear"
+    """linear: the learning rate is meant for one gradient and multiplied by d. none: it is meant for their mean."""
+    literal: bool = False
+    """The listing as printed: a block counts only in the iteration in which it is received, iterations are never skipped, and a worker
+    may count twice in a fold. It can wait for ever."""
+    interrupt: bool = False
+    """Whether a worker breaks off an iteration once it could begin the next: else a lag of less than one iteration stays."""
+    max_skew: int | None = None
+    """Workers wait for a shard that is more than this many versions behind their iteration; None: however far behind."""
+    tau_max: Seconds | None = None
+    """Fold with fewer than c gradients this long after the first, in seconds; None: never."""
+
+    def __post_init__(self) -> None:
+        whole_number("psp", "c", self.c, least=1)
+        if not _number(self.b) or not 0.0 < self.b <= 1.0:
+            raise ConfigurationError(f"psp(b={self.b!r}): b is a fraction of the blocks, more than 0 and at most 1, for instance b=0.9")
+        for name in ("tau1", "tau2", "tau_max"):
+            value = getattr(self, name)
+            if (value is not None or name != "tau_max") and not (_number(value) and 0.0 <= value < inf):
+                raise ConfigurationError(f"psp({name}={value!r}): {name} is a time in seconds, at least 0")
+        for name, words in (("future", ("accept", "hold", "drop")), ("scaling", ("linear", "none"))):
+            if getattr(self, name) not in words:
+                raise ConfigurationError(f"psp({name}={getattr(self, name)!r}): {name} must be one of {', '.join(words)}")
+        for name in ("literal", "interrupt"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigurationError(f"psp({name}={getattr(self, name)!r}): {name} must be True or False")
+        if self.max_skew is not None:
+            whole_number("psp", "max_skew", self.max_skew, least=0)
+        added = [f"{n}={getattr(self, n)!r}" for n in ("future", "interrupt", "max_skew", "tau_max") if getattr(self, n) != getattr(PSP, n)]
+        if self.literal and added:
+            raise ConfigurationError(f"psp(literal=True, {added[0]}): the paper's listing has no such thing; leave one of them out")
+
+    def check(self, workers: int) -> None:
+        if self.c > workers:
+            raise ConfigurationError(
+                f"psp(c={self.c}) with {workers} workers waits for more gradients than there are: c must be at most {workers}"
+            )
+
+    @property
+    def scope(self) -> Literal["job", "shard"]:
+        return "shard"
+
+    @property
+    def obsolete_work(self) -> ObsoleteWork:
+        return "push_and_interrupt" if self.interrupt else "push_and_wait"
+
+    def blocks(self, shards: int) -> Blocks:
+        if self.literal:
+            return LiteralBlocks(shards, fraction=self.b, timeout_s=self.tau2)
+        return Blocks(shards, fraction=self.b, timeout_s=self.tau2, max_skew=self.max_skew, interrupt=self.interrupt)
+
+    def fold(self, view: View) -> Decision | None:
+        if not view.pending:
+            return None
+        useless = self._useless(view)
+        if useless is not None:
+            return useless
+        counted, later = self._counted(view)
+        due = self._due(counted)
+        if due is not None and view.now >= due:
+            reason = f"{len(counted)} gradients are in, {self.c} awaited"
+        elif not view.missing:
+            reason = f"all {len(view.active)} active workers have responded"
+        else:
+            return None
+        if not counted:  # whoever could still send something for this iteration has gone beyond it
+            first = min(c.version for c in later)
+            counted, later = tuple(c for c in later if c.version == first), tuple(c for c in later if c.version != first)
+        scale = float(len(counted)) if self.scaling == "linear" else 1.0
+        return Decision(counted, reason, drop=later if self.future == "drop" else (), scale=scale)
+
+    def wake_at(self, view: View) -> Seconds | None:
+        if not view.pending or (self.tau1 == 0.0 and self.tau_max is None):
+            return None
+        return self._due(self._counted(view)[0])
+
+    def _useless(self, view: View) -> Decision | None:
+        """What will not count, however long it waits."""
+        late = tuple(c for c in view.pending.values() if c.version < view.version)
+        if late:
+            return Decision((), f"of an earlier iteration than {view.version}, this shard's", drop=late)
+        if not view.gathered or self.literal:
+            return None
+        replaced = tuple(c for c in view.gathered if self._replaced(view, c))
+        return Decision((), "its worker has sent a newer gradient", drop=replaced) if replaced else None
+
+    def _replaced(self, view: View, earlier: Contribution) -> bool:
+        if self.future == "accept" or view.pending[earlier.worker].version == earlier.version:
+            return True
+        return self.future == "drop" and earlier.version > view.version
+
+    def _counted(self, view: View) -> tuple[tuple[Contribution, ...], tuple[Contribution, ...]]:
+        """What counts for this shard's iteration, in the order of arrival, and what is meant for later ones."""
+        if not view.gathered and self.future == "accept":
+            return tuple(view.pending.values()), ()
+        everything = sorted([*view.gathered, *view.pending.values()], key=lambda c: c.arrived)
+        if self.future == "accept":
+            return tuple(everything), ()
+        return tuple(c for c in everything if c.version <= view.version), tuple(c for c in everything if c.version > view.version)
+
+    def _due(self, counted: tuple[Contribution, ...]) -> Seconds | None:
+        """When to fold, if all that is to be is in already."""
+        enough = counted[self.c - 1].arrived + self.tau1 if len(counted) >= self.c else None
+        if self.tau_max is None or not counted:
+            return enough
+        last = counted[0].arrived + self.tau_max
+        return last if enough is None else min(enough, last)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,268 @@
+"""Batch sizes: they add up to the budget always, everybody takes equally long, and equal workers come back to equal shares."""
+
+from __future__ import annotations
+
+import math
+import random
+from statistics import fmean
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offbeat.policies.allocation import HISTORY, MEMORY, Budget, Model, Speed, StepTime, equalised, whole
+
+quick = settings(max_examples=300, derandomize=True, database=None)
+seconds = st.floats(1e-4, 10.0)
+
+
+# Whole numbers.
+
+
+@quick
+@given(
+    ideal=st.lists(st.floats(0.0, 1e6), min_size=1, max_size=40),
+    units=st.integers(1, 500),
+    granularity=st.sampled_from((1, 2, 8, 32)),
+    least=st.integers(1, 40),
+    most=st.none() | st.integers(1, 400),
+)
+def test_whole_sizes_add_up_to_the_budget_always(ideal: list[float], units: int, granularity: int, least: int, most: int | None) -> None:
+    budget, n = units * granularity, len(ideal)
+    low = granularity * math.ceil(least / granularity)
+    high = budget if most is None else granularity * (most // granularity)
+    sizes = whole(ideal, budget, granularity=granularity, least=least, most=most)
+    assert all(size % granularity == 0 and size > 0 for size in sizes)
+    if n * low <= budget <= n * high:
+        assert sum(sizes) == budget
+        assert all(low <= size <= high for size in sizes)
+    elif budget > n * high and high >= low:
+        assert sizes == [high] * n, "no more than all may take"
+    elif n <= units and high >= granularity * (units // n + 1):
+        assert sum(sizes) == budget, "the least gives way, not the budget"
+
+
+@quick
+@given(parts=st.lists(st.integers(1, 1000), min_size=1, max_size=30), budget=st.integers(1, 5000))
+def test_nobody_is_more_than_one_unit_away_from_its_ideal(parts: list[int], budget: int) -> None:
+    ideal = [1 + (budget - len(parts)) * part / sum(parts) for part in parts]
+    if budget >= len(parts):
+        sizes = whole(ideal, budget)
+        assert all(abs(size - x) < 1 + 1e-6 for size, x in zip(sizes, ideal, strict=True))
+
+
+def test_remainders_go_to_the_largest_and_ties_to_the_first() -> None:
+    assert whole([33.3, 33.4, 33.3], 100) == [33, 34, 33]
+    assert whole([1.0, 1.0, 1.0], 100) == [34, 33, 33]
+    assert whole([1.0, 1.0, 1.0], 40, granularity=8) == [16, 16, 8]
+
+
+def test_what_is_above_the_cap_goes_to_the_others_in_proportion() -> None:
+    assert whole([200.0, 40.0, 16.0], 256, most=100) == [100, 100, 56]
+    assert whole([200.0, 30.0, 26.0], 256, most=180) == [180, 41, 35]
+    assert whole([10.0, 10.0], 256, most=100) == [100, 100], "the rest is unused"
+
+
+def test_the_least_is_for_everybody() -> None:
+    assert whole([255.0, 1.0], 256, least=32) == [224, 32]
+    assert whole([255.0, 1.0], 256, least=30, granularity=8) == [224, 32]
+    assert whole([1.0] * 3, 2) == [1, 1, 1], "more workers than units: one each"
+
+
+# Equal times.
+
+
+@quick
+@given(
+    workers=st.lists(st.tuples(seconds, st.floats(0.0, 0.1), st.integers(0, 10**6)), min_size=1, max_size=20),
+    budget=st.integers(1, 10_000),
+)
+def test_all_take_equally_long(workers: list[tuple[float, float, int]], budget: int) -> None:
+    times, samples = [StepTime(a, c) for a, c, _ in workers], [n for *_, n in workers]
+    sizes = equalised(times, samples, budget)
+    assert sum(sizes) == pytest.approx(budget, rel=1e-6)
+    took = [max(1, n) * (t.fixed_s / x + t.sample_s) for t, n, x in zip(times, samples, sizes, strict=True)]
+    assert took == pytest.approx([max(took)] * len(took), rel=1e-6)
+
+
+def test_the_papers_formula_and_its_slow_worker() -> None:
+    """Half a second more on each step of 0.05 s: 21.3 and 234.7 of 256 at once, and back at once."""
+    slow = equalised([StepTime(0.05, 0.0), StepTime(0.55, 0.0)], [37_500] * 2, 256)
+    assert slow == pytest.approx([21.3, 234.7], abs=0.05)
+    assert equalised([StepTime(0.05, 0.0)] * 2, [37_500] * 2, 256) == [128.0, 128.0]
+
+
+def test_against_the_reference_fragment() -> None:
+    a, c, N, B = np.array([0.05, 0.55, 0.1]), np.array([0.0004, 0.0004, 0.001]), np.array([100.0, 120.0, 80.0]), 256
+    lo, hi = (N * c).max(), (N * (a / (B / len(N)) + c)).max() + 1e-12
+    for _ in range(200):
+        t = (lo + hi) / 2
+        x = N * a / np.maximum(t - N * c, 1e-300)
+        lo, hi = (t, hi) if x.sum() > B else (lo, t)
+    ours = equalised([StepTime(*pair) for pair in zip(a, c, strict=True)], [100, 120, 80], B)
+    assert ours == pytest.approx(list(N * a / (hi - N * c)), rel=1e-9)
+
+
+# A run.
+
+
+class Cluster:
+    """Workers whose step of x samples takes ``fixed_s + sample_s * x``, and a budget that sees only that."""
+
+    def __init__(self, model: Model, *times: StepTime, total: int = 256, **limits: object) -> None:
+        self.times = dict(enumerate(times))
+        self.living = list(self.times)
+        self.budget = Budget(total, model, **limits)  # type: ignore[arg-type]
+        self.budget.deal(dict.fromkeys(self.living, 1), 0)
+        self.epoch_number = 0
+
+    def epoch(self, epochs: int = 1) -> dict[int, int]:
+        for _ in range(epochs):
+            for worker in self.living:
+                x, time = self.budget.batches[worker], self.times[worker]
+                steps = 37_500 // x
+                self.budget.note(worker, steps * (time.fixed_s + time.sample_s * x), steps * x, steps)
+            self.epoch_number += 1
+            self.budget.deal(dict.fromkeys(self.living, 37_500), self.epoch_number)
+            assert sum(self.budget.batches.values()) == self.budget.total
+        return self.budget.batches
+
+
+@pytest.mark.parametrize(("fixed_s", "batch_s", "rho"), [(0.05, 0.05, 0.5), (0.01, 0.1, 10 / 11), (0.05, 0.0, 0.0)])
+def test_the_papers_rule_contracts_the_error_by_rho_an_epoch(fixed_s: float, batch_s: float, rho: float) -> None:
+    """``rho = c*B / (2*a + c*B)`` of two equal workers: what makes figure 5's return slow, without any smoothing."""
+    B, c = 256, batch_s / 128
+    assert c * B / (2 * fixed_s + c * B) == pytest.approx(rho)
+    x = 230.0
+    for _ in range(5):
+        after = equalised([StepTime(fixed_s + c * x, 0.0), StepTime(fixed_s + c * (B - x), 0.0)], [37_500] * 2, B)[0]
+        assert after - 128 == pytest.approx(rho * (x - 128))
+        x = after
+
+
+@pytest.mark.parametrize("model", ["inverse", "affine"])
+@pytest.mark.parametrize("normal", [StepTime(0.05, 0.0), StepTime(0.05, 0.05 / 128), StepTime(0.01, 0.1 / 128)])
+def test_equal_workers_come_back_to_equal_shares(model: Model, normal: StepTime) -> None:
+    """The paper's disturbance: half a second more on each step of one worker, for ten epochs."""
+    cluster = Cluster(model, normal, normal)
+    assert cluster.epoch(2) == {0: 128, 1: 128}
+    cluster.times[1] = StepTime(normal.fixed_s + 0.5, normal.sample_s)
+    assert cluster.epoch()[1] > 190
+    cluster.epoch(9)
+    cluster.times[1] = normal
+    batches = cluster.epoch(6 if model == "affine" else 60)
+    assert abs(batches[0] - 128) <= 6, batches
+
+
+def test_the_affine_model_finds_the_balance_at_the_second_batch_size() -> None:
+    cluster = Cluster("affine", StepTime(0.05, 0.0004), StepTime(0.55, 0.0004))
+    exact = equalised(list(cluster.times.values()), [37_500] * 2, 256)
+    inverse = Cluster("inverse", *cluster.times.values()).epoch(2)
+    assert abs(cluster.epoch(2)[0] - exact[0]) < 1 < abs(inverse[0] - exact[0])
+    assert abs(cluster.epoch(5)[0] - exact[0]) < 1
+
+
+def test_noise_in_the_times_costs_little() -> None:
+    """10 % of it, in 40 epochs of four equal workers: epochs take 2 to 5 % longer than with even batches, which would be best."""
+    rng = random.Random(1)
+    cluster = Cluster("affine", *[StepTime(0.05, 0.05 / 128)] * 4, total=512)
+    longest = []
+    for _ in range(40):
+        batches = dict(cluster.budget.batches)
+        for worker in range(4):
+            cluster.times[worker] = StepTime(*(part * rng.lognormvariate(0.0, 0.1) for part in (0.05, 0.05 / 128)))
+        cluster.epoch()
+        longest.append(max(0.05 / x + 0.05 / 128 for x in batches.values()))
+    assert fmean(longest) < 1.08 * 2 * 0.05 / 128
+
+
+def test_a_worker_limited_by_its_samples_still_has_a_batch() -> None:
+    cluster = Cluster("affine", StepTime(1e-6, 0.001), StepTime(1e-6, 0.004), least=16)
+    batches = cluster.epoch(6)
+    assert batches[0] >= 16 and batches[1] > batches[0]
+
+
+@pytest.mark.parametrize("model", ["none", "inverse", "affine"])
+def test_the_dead_have_nothing_and_who_returns_has_what_it_had(model: Model) -> None:
+    cluster = Cluster(model, StepTime(0.05, 0.0), StepTime(0.15, 0.0))
+    before = dict(cluster.epoch(3))
+    assert before == ({0: 128, 1: 128} if model == "none" else {0: 64, 1: 192})
+    cluster.living = [0]
+    assert cluster.epoch(3) == {0: 256}
+    cluster.living = [0, 1]
+    cluster.budget.deal(dict.fromkeys((0, 1), 37_500), cluster.epoch_number)
+    assert cluster.budget.batches == before
+
+
+def test_what_is_remembered_too_long_is_not_believed() -> None:
+    cluster = Cluster("inverse", StepTime(0.05, 0.0), StepTime(0.05, 0.0), StepTime(0.25, 0.0), total=210)
+    assert cluster.epoch(2) == {0: 30, 1: 30, 2: 150}
+    cluster.living = [0, 1]
+    cluster.epoch(MEMORY + 1)
+    cluster.living = [0, 1, 2]
+    cluster.budget.deal(dict.fromkeys((0, 1, 2), 37_500), cluster.epoch_number)
+    assert cluster.budget.batches == {0: 70, 1: 70, 2: 70}, "as the median worker"
+
+
+def test_who_returns_can_begin_with_the_least_and_rises_slowly() -> None:
+    """Figure 5: nothing is remembered, and the rule is the paper's."""
+    cluster = Cluster("inverse", StepTime(0.01, 0.1 / 128), StepTime(0.01, 0.1 / 128), least=16, humble=True)
+    cluster.epoch(2)
+    cluster.living = [1]
+    assert cluster.epoch(2) == {1: 256}
+    cluster.living = [0, 1]
+    cluster.budget.deal(dict.fromkeys((0, 1), 37_500), cluster.epoch_number)
+    rise = [cluster.budget.batches[0]] + [cluster.epoch()[0] for _ in range(20)]
+    assert rise[0] == 16 and 20 < rise[1] < 40 and 100 < rise[20] <= 128
+    assert rise == sorted(rise)
+
+
+def test_little_changes_are_left_alone() -> None:
+    cluster = Cluster("inverse", StepTime(0.100, 0.0), StepTime(0.104, 0.0), hysteresis=0.05)
+    assert cluster.epoch() == {0: 128, 1: 128}
+    cluster.times[1] = StepTime(0.2, 0.0)
+    assert cluster.epoch() == {0: 85, 1: 171}
+
+
+def test_splits_of_different_sizes_have_batches_in_proportion() -> None:
+    budget = Budget(90, "inverse")
+    budget.deal({0: 1, 1: 1}, 0)
+    for worker in (0, 1):
+        budget.note(worker, 10.0, 4500, 100)
+    budget.deal({0: 1000, 1: 2000}, 1)
+    assert budget.batches == {0: 30, 1: 60}
+
+
+# What is known of one worker.
+
+
+def test_a_worker_that_has_changed_is_measured_anew() -> None:
+    speed = Speed()
+    speed.observe(100.0, 0.20, 0)
+    speed.observe(200.0, 0.30, 1)
+    speed.observe(205.0, 0.31, 2)
+    assert len(speed.seen) == 3, "nearly the same batch size, nearly the same time"
+    speed.observe(200.0, 0.80, 3)
+    assert speed.seen == [(200.0, 0.80)] and speed.time("affine") == StepTime(0.80, 0.0)
+    for number in range(20):
+        speed.observe(200.0, 0.80, number)
+    assert len(speed.seen) == HISTORY
+
+
+def test_measurements_that_make_no_line_make_the_nearest_that_makes_sense() -> None:
+    falling, steep = Speed(), Speed()
+    for batch, fell, rose in ((100.0, 0.9, 0.1), (200.0, 0.5, 0.9)):
+        falling.observe(batch, fell, 0)
+        steep.observe(batch, rose, 0)
+    assert 0.5 < falling.time("affine").fixed_s < 0.9 and falling.time("affine").sample_s == 0.0
+    time = steep.time("affine")
+    assert 0.0 < time.fixed_s < 0.1 * (time.fixed_s + 150 * time.sample_s)
+
+
+def test_what_says_nothing_is_not_noted() -> None:
+    budget = Budget(64, "inverse")
+    for compute_s, samples, steps in ((0.0, 8, 1), (1.0, 0, 1), (1.0, 8, 0)):
+        budget.note(0, compute_s, samples, steps)
+    budget.deal({0: 10, 1: 10}, 1)
+    assert budget.batches == {0: 32, 1: 32} and not budget.speeds
