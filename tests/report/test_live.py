@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from rich.console import Console
+from tests.report.records import abandoned, push, release, round_of_two, two_shards
 
 from offbeat.policies import SSP
 from offbeat.report.live import PLAIN_EVERY_S, Progress, changes, headline, worker_cells, worker_table
@@ -79,6 +80,14 @@ def test_the_headline_and_the_rows(run_job: RunJob) -> None:
     cells = worker_cells(snapshot["per_worker"][0])
     assert cells[:2] == ["0", "alive"]
     assert cells[2] in ("computing", "waiting", "idle")
+
+
+def test_local_steps_abandoned_work_and_shards_that_differ_are_shown() -> None:
+    more = [abandoned(3.0, 1, 1), release(3.25, 1, 1, 1), push(3.5, 1, 1, steps=3)]
+    table = worker_table(Tally.of([*round_of_two()[:-1], *more]).summary(), rows=4)
+    assert [str(column.header) for column in table.columns][3:6] == ["clock", "steps", "compute/step"]
+    assert list(table.columns[-1].cells) == ["0", "1"]
+    assert headline(Tally.of(two_shards()).summary(), 5.0).startswith("psp(c=1, b=0.5)  versions 1..2  5 samples/s")
 
 
 def test_where_rows_are_few_those_that_matter_are_shown(run_job: RunJob) -> None:

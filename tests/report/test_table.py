@@ -7,9 +7,25 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from rich.console import Console, RenderableType
+from rich.table import Table
+from tests.report.records import (
+    JOB,
+    abandoned,
+    epoch_ended,
+    interrupt,
+    plan,
+    push,
+    release,
+    round_of_two,
+    settle,
+    state,
+    two_shards,
+)
 
-from offbeat.policies import BSP, SSP, Backup
-from offbeat.report.table import accuracy, comparison, job_table, remarks, seconds, share, slow_workers
+from offbeat.policies import BSP, SSP, Backup, ElasticBSP
+from offbeat.report.figures import accuracy, seconds, share, short
+from offbeat.report.remarks import remarks, slow_workers
+from offbeat.report.table import comparison, job_table
 from offbeat.report.tally import Tally
 
 RunJob: TypeAlias = Callable[..., list[dict[str, Any]]]
@@ -33,7 +49,7 @@ def test_the_slow_worker_is_named_with_numbers_and_a_cause(run_job: RunJob) -> N
     summary["faults"] = [{"t": 0.0, "worker": 3, "what": "slow", "detail": "0.3 s, each step"}]
     assert "it was slowed on purpose (0.3 s, each step)" in remarks(summary)
     summary["faults"] = []
-    summary["per_worker"][3]["samples"] *= 4
+    summary["per_worker"][3]["samples_per_step"] *= 4
     assert "its batches are larger" in remarks(summary)
 
 
@@ -92,3 +108,76 @@ def test_a_test_accuracy_comes_first() -> None:
 
 def test_numbers_with_their_units() -> None:
     assert [seconds(None), seconds(0.0123), seconds(2.5), share(None), share(0.256)] == ["-", "12.3 ms", "2.50 s", "-", "26%"]
+
+
+def columns(renderable: Table) -> list[str]:
+    return [str(column.header) for column in renderable.columns]
+
+
+def test_columns_are_there_where_they_say_something() -> None:
+    summary = Tally.of(round_of_two()).summary()
+    always = {"worker", "state", "pushes", "samples", "waiting", "folded", "dropped", "staleness"}
+    assert set(columns(job_table(summary))) == always | {"compute/push"}
+    again = [interrupt(2.75, 1), abandoned(3.0, 1, 1), release(3.25, 1, 1, 1, plan=plan(batch=16)), push(3.5, 1, 1, steps=3)]
+    again += [settle(3.5, 1, 2, "rejected"), epoch_ended(3.5, 0, 0, 1)]
+    table = job_table(Tally.of([*round_of_two()[:-1], *again]).summary())
+    assert {"steps", "compute/step", "rejected", "abandoned", "batch by epoch"} < set(columns(table))
+    assert "1, 500.0 ms" in shown(table)
+    assert "3 pushes of 5 steps" in shown(table)
+
+
+def test_blocks_are_told_from_whole_gradients() -> None:
+    summary = Tally.of(two_shards()).summary()
+    text = shown(job_table(summary))
+    assert "psp(c=1, b=0.5): versions 1..2 in 5.0 s" in text
+    assert "block staleness" in columns(job_table(summary))
+    assert "Learning rate times 2.00..4.00, mean 2.667." in remarks(summary)
+    assert "Versions of the shards, and the staleness of the blocks folded there: 2 (0.0, max 0); 1 (0.0, max 0)." in remarks(summary)
+    summary["shards"] = [{"shard": one, "version": 20 - one, "staleness_mean": one / 2, "staleness_max": one} for one in range(12)]
+    assert "Of 12 shards, 11 has the least version, 9, and 11 folds the stalest blocks: 5.5, max 11." in remarks(summary)
+
+
+def test_k_is_what_a_rule_chooses_and_otherwise_a_number_of_contributions() -> None:
+    summary = Tally.of(round_of_two()).summary() | {"parts": {"least": 4, "most": 16, "mean": 9.2}}
+    assert remarks(summary).startswith("Contributions per fold: 4..16, mean 9.2.")
+    assert remarks(summary | {"sync": "dbw(history=5)"}).startswith("k 4..16, mean 9.2.")
+    steady = {"parts": {"least": 14, "most": 16, "mean": 15.9}}
+    assert "15.9" not in remarks(summary | steady)
+    assert remarks(summary | steady | {"sync": "b_dbw"}).startswith("k 14..16, mean 15.9.")
+    assert "9.2" in shown(comparison([summary]))
+
+
+def test_batches_are_told_by_epoch_and_the_last_few_at_most() -> None:
+    records = [JOB, *(state(0.0, worker, "alive") for worker in (0, 1))]
+    for epoch in range(8):
+        records += [release(1.0 + epoch, worker, plan=plan(batch=size)) for worker, size in ((0, 40 + epoch), (1, 24 - epoch))]
+        records.append(epoch_ended(1.5 + epoch, epoch, 0, 1))
+    text = shown(job_table(Tally.of([*records, state(9.0, 1, "dead")]).summary()))
+    assert "... 43 44 45 46 47 47" in text
+    assert "... 22 21 20 19 18 17" in text
+
+
+def test_who_makes_more_steps_is_not_slow_for_that() -> None:
+    summary = Tally.of(round_of_two()).summary()
+    for worker, steps in zip(summary["per_worker"], (10, 40), strict=True):
+        worker |= {"steps": steps, "compute_s": 0.1 * steps}
+    assert slow_workers(summary) == []
+    summary["per_worker"][1]["compute_s"] *= 3
+    assert "Worker 1 is slow: it computes 300.0 ms per step" in remarks(summary)
+
+
+def test_simulated_jobs_are_compared_by_their_rates() -> None:
+    summary = Tally.of(two_shards()).summary() | {"started": "simulated"}
+    table = comparison({"mine": summary, "theirs": summary | {"metrics": {"test_acc": 0.9}}})
+    first = ["rule", "seconds", "versions", "versions/s", "samples/s"]
+    assert columns(table) == [*first, "result", "staleness", "waiting", "dropped", "per fold"]
+    assert list(table.columns[0].cells) == ["mine", "theirs"]
+    assert list(table.columns[3].cells) == ["0.2", "0.2"]
+    assert list(table.columns[-2].cells) == ["33%", "33%"]
+    assert "in 5.0 simulated s" in shown(job_table(summary))
+
+
+def test_a_long_spelling_is_shown_without_what_is_at_its_default() -> None:
+    assert short(ElasticBSP(R=20, mode="bulk").spelling) == "elastic(R=20, mode=bulk)"
+    assert short(ElasticBSP().spelling) == "elastic(R=15)"
+    assert short("nosuchrule(with=settings, that=go_on, and_on=1.0)") == "nosuchrule(with=settings, that=go_on, and_on=1.0)"

@@ -1,66 +1,39 @@
-"""What the tally counts, and what the audit finds wrong."""
+"""What the tally counts."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.report.records import (
+    END,
+    JOB,
+    Record,
+    abandoned,
+    epoch_ended,
+    fold,
+    interrupt,
+    metrics,
+    paused,
+    plan,
+    push,
+    release,
+    round_of_two,
+    settle,
+    state,
+    two_shards,
+)
 
 from offbeat.policies import ASP, BSP, DSSP, SSP, Backup
 from offbeat.protocol.policy import Policy
-from offbeat.report.audit import LISTED
 from offbeat.report.tally import Tally
 
-Record: TypeAlias = dict[str, Any]
 RunJob: TypeAlias = Callable[..., list[Record]]
-
-JOB = {"kind": "job", "t": 0, "format": 1, "sync": "bsp", "workers": 2, "servers": 1, "seed": 0}
-END = {"kind": "end", "t": 9.0, "ok": True, "reason": "done"}
-
-
-def release(t: float, worker: int, version: int = 0, clock: int = 0, incarnation: int = 1) -> Record:
-    fields = {"worker": worker, "incarnation": incarnation, "version": version, "clock": clock}
-    return {"kind": "release", "t": t, **fields, "reason": "go on"}
-
-
-def push(t: float, worker: int, version: int = 0, compute_s: float = 0.5, loss: float | str | None = None, incarnation: int = 1) -> Record:
-    fields = {"worker": worker, "incarnation": incarnation, "version": version, "samples": 8, "compute_s": compute_s}
-    return {"kind": "pushed", "t": t, **fields, "leases": [], "nonfinite": None, "loss": loss}
-
-
-def fold(t: float, version: int, *parts: tuple[int, int, float, int]) -> Record:
-    named = [{"worker": w, "incarnation": 1, "clock": c, "weight": weight, "staleness": s} for w, c, weight, s in parts]
-    return {"kind": "fold", "t": t, "version": version, "parts": named, "reason": "all are here"}
-
-
-def settle(t: float, worker: int, clock: int, fate: str = "folded", version: int = 1, samples: int = 8) -> Record:
-    fields = {"worker": worker, "incarnation": 1, "clock": clock, "fate": fate, "version": version, "samples": samples}
-    return {"kind": "settle", "t": t, **fields, "reason": "all are here"}
-
-
-def metrics(worker: int, version: int, accuracy: float) -> Record:
-    return {"kind": "metrics", "t": 1.0, "worker": worker, "version": version, "values": {"accuracy": accuracy}}
-
-
-def round_of_two() -> list[Record]:
-    return [
-        JOB,
-        release(1.0, 0),
-        release(1.0, 1),
-        push(1.5, 0, loss=2.0),
-        push(2.0, 1, compute_s=1.0, loss=1.0),
-        fold(2.0, 1, (0, 1, 0.5, 0), (1, 1, 0.5, 0)),
-        settle(2.0, 0, 1),
-        settle(2.0, 1, 1),
-        release(2.25, 0, 1, 1),
-        release(2.5, 1, 1, 1),
-        END,
-    ]
 
 
 def test_one_round_by_hand() -> None:
@@ -110,52 +83,6 @@ def test_any_journal_adds_up_and_any_lost_record_shows(
         assert Tally.of(records[:lost] + records[lost + 1 :]).problems() != []
 
 
-@pytest.mark.parametrize(
-    ("place", "entries", "told"),
-    [
-        (10, [push(2.9, 1, 1)], "worker 1, incarnation 1: its push at 2.9 s has no fate"),
-        (8, [settle(2.0, 1, 1)], "clock 1 has a second fate, folded, at 2.0 s"),
-        (8, [settle(2.0, 1, 2, "dropped")], "clock 2 is dropped at 2.0 s but was never pushed"),
-        (8, [fold(2.0, 2, (1, 7, 1.0, 0))], "clock 7 is part of version 2 but has no fate 'folded'"),
-        (8, [fold(2.0, 2, (1, 1, 0.5, 0))], "the weights of its 1 parts add up to 0.5"),
-        (8, [fold(2.0, 3)], "version 3 follows version 1"),
-        (10, [push(2.9, 0, 1), settle(2.9, 0, 2, "folded", 2)], "clock 2 is folded into version 2, which lacks it"),
-        (10, [push(2.9, 0, 1), fold(2.9, 2, (0, 2, 1.0, 4)), settle(2.9, 0, 2, version=2)], "with staleness 4, it should be 0"),
-        (10, [push(2.9, 0, 1), fold(2.9, 2, (0, 2, 1.0, 0)), settle(2.9, 0, 2, version=3)], "its fate names version 3"),
-        (10, [push(2.9, 0, 1), settle(2.9, 0, 2, "dropped", samples=9)], "pushed with 8 samples and settled with 9"),
-        (10, [release(0.5, 0)], "time runs backwards"),
-        (11, [release(9.5, 0)], "release at 9.5 s comes after the end"),
-    ],
-)
-def test_each_kind_of_mistake_is_found(place: int, entries: list[Record], told: str) -> None:
-    records = round_of_two()
-    problems = Tally.of([*records[:place], *entries, *records[place:]]).problems()
-    assert any(told in problem for problem in problems), problems
-
-
-def test_the_order_of_fold_and_fates_does_not_matter() -> None:
-    records = round_of_two()
-    records[5:8] = [records[6], records[5], records[7]]
-    assert Tally.of(records).problems() == []
-
-
-def test_what_is_open_is_no_problem_before_the_end() -> None:
-    assert Tally.of(round_of_two()[:5]).problems() == []
-
-
-def test_many_problems_are_counted_rather_than_listed() -> None:
-    wrong = [settle(3.0, 0, clock, "dropped") for clock in range(2, 2 + LISTED + 7)]
-    assert Tally.of([JOB, *wrong]).problems()[-1] == "and 7 more"
-
-
-def test_a_fenced_push_is_rejected_with_a_clock_of_its_own() -> None:
-    records = round_of_two()
-    fenced = [entry for t in (2.6, 2.7) for entry in (push(t, 1), settle(t, 1, 0, "rejected"))]
-    tally = Tally.of([*records[:-1], *fenced, END])
-    assert tally.problems() == []
-    assert tally.summary()["per_worker"][1]["fates"]["rejected"] == 2
-
-
 def test_metrics_come_from_the_newest_version_and_its_lowest_worker() -> None:
     tally = Tally.of([JOB])
     for worker, version, value in ((1, 5, 0.1), (0, 5, 0.2), (1, 5, 0.3), (0, 4, 0.4)):
@@ -174,13 +101,68 @@ def test_a_loss_that_is_not_a_number_stays_one_that_json_can_carry() -> None:
 
 
 def test_waiting_for_the_end_of_an_epoch_is_idleness_and_a_death_ends_a_wait() -> None:
-    paused = {"kind": "paused", "t": 2.5, "worker": 0, "incarnation": 1, "pool": 0, "epoch": 0, "reason": "waits for the end of epoch 0"}
-    dead = {"kind": "state_changed", "t": 4.0, "worker": 1, "incarnation": 1, "state": "dead", "reason": "silent"}
-    ended = {"kind": "epoch_ended", "t": 4.0, "pool": 0, "epoch": 0, "report": {"indices": 16}, "workers": [0]}
-    tally = Tally.of([*round_of_two()[:-1], paused, push(3.0, 1, 1), dead, ended, release(4.0, 0, 1, 1), release(6.0, 1, 1, 1, 2)])
+    dead, ended = state(4.0, 1, "dead"), epoch_ended(4.0, 0, 0)
+    tally = Tally.of([*round_of_two()[:-1], paused(2.5, 0), push(3.0, 1, 1), dead, ended, release(4.0, 0, 1, 1), release(6.0, 1, 1, 1, 2)])
     first, second = tally.summary()["per_worker"]
     assert (first["idle_s"], second["wait_s"], second["deaths"], second["incarnations"]) == (1.5, 0.5, 1, 2)
     assert tally.summary()["epochs"] == [{"pool": 0, "epoch": 0, "t": 4.0, "indices": 16}]
+
+
+def test_an_abandoned_computation_is_counted_apart_and_the_wait_after_it_is_one() -> None:
+    tally = Tally.of([*round_of_two()[:-1], interrupt(2.75, 1), abandoned(3.0, 1, 1, compute_s=0.5), release(3.25, 1, 1, 1), END])
+    summary = tally.summary()
+    second = summary["per_worker"][1]
+    assert (second["abandoned"], second["abandoned_s"], second["interrupts"], second["pushes"], second["clock"]) == (1, 0.5, 1, 1, 1)
+    assert (second["compute_s"], second["wait_s"]) == (1.0, 0.75)
+    assert (summary["abandoned"], summary["interrupts"]) == (1, 1)
+
+
+def test_local_steps_count_and_batches_are_told_by_epoch() -> None:
+    records = [
+        JOB,
+        *(release(1.0, worker, plan=plan(steps=4, batch=batch)) for worker, batch in ((0, 48), (1, 16))),
+        push(2.0, 0, steps=4, compute_s=1.0) | {"samples": 192},
+        push(2.0, 1, steps=3, compute_s=1.0) | {"samples": 48},
+        fold(2.0, 1, (0, 1, 0.5, 0), (1, 1, 0.5, 0)),
+        settle(2.0, 0, 1, samples=192),
+        settle(2.0, 1, 1, samples=48),
+        epoch_ended(2.0, 0, 0, 1),
+        *(release(2.0, worker, 1, 1, plan=plan(steps=4, batch=32)) for worker in (0, 1)),
+        state(3.0, 1, "dead"),
+        epoch_ended(4.0, 1, 0),
+        END,
+    ]
+    records[1:1] = [state(0.5, 0, "alive"), state(0.5, 1, "alive")]
+    tally = Tally.of(records)
+    summary = tally.summary()
+    assert tally.problems() == []
+    assert (summary["steps"], summary["pushes"], summary["blocks"]) == (7, 2, 2)
+    assert [worker["samples_per_step"] for worker in summary["per_worker"]] == [48.0, 16.0]
+    assert [epoch["batches"] for epoch in summary["epochs"]] == [{"0": 48, "1": 16}, {"0": 32}]
+    assert summary["per_worker"][0]["batch"] == 32
+
+
+def test_in_shard_scope_an_iteration_counts_once_and_fates_count_blocks() -> None:
+    summary = Tally.of(two_shards()).summary()
+    assert (summary["pushes"], summary["blocks"], summary["samples"]) == (3, 6, 24)
+    assert summary["fates"] == {"folded": 4, "carried": 0, "dropped": 2, "rejected": 0}
+    assert [(shard["version"], shard["staleness_max"]) for shard in summary["shards"]] == [(2, 0), (1, 0)]
+    assert (summary["version"], summary["wall_s"], summary["samples_per_s"]) == (1, 5.0, 4.8)
+    assert (summary["scale"], summary["parts"]["mean"]) == ({"least": 2.0, "most": 4.0, "mean": 8 / 3}, 4 / 3)
+    first, second = summary["per_worker"]
+    assert (first["pushes"], first["clock"], first["compute_s"]) == (2, 2, 2.5)
+    assert first["wait_s"] == 1.5, "between its pushes at 2.0 and 5.0 s it has computed for 1.5 s"
+    assert (second["pushes"], second["wait_s"], second["samples"]) == (1, 0.0, 8)
+
+
+def test_in_shard_scope_waiting_ends_with_a_pause_too_and_parameters_asked_for_do_not_end_it() -> None:
+    records = two_shards()[:-1]
+    tally = Tally.of([*records, release(6.0, 0, 1, 2), push(8.0, 0, 2, compute_s=1.0, shard=0, held=[2, 1])])
+    assert tally.summary()["per_worker"][0]["wait_s"] == 3.5
+    tally = Tally.of([*records, paused(6.0, 0), release(7.0, 0, 1, 2), push(8.0, 0, 2, compute_s=1.0, shard=0, held=[2, 1])])
+    assert (tally.summary()["per_worker"][0]["wait_s"], tally.summary()["per_worker"][0]["idle_s"]) == (2.5, 1.0)
+    tally = Tally.of([*records, abandoned(6.5, 0, 2, compute_s=0.5), push(8.0, 0, 3, compute_s=1.0, shard=0, held=[3, 1])])
+    assert (tally.summary()["per_worker"][0]["wait_s"], tally.summary()["per_worker"][0]["abandoned_s"]) == (3.0, 0.5)
 
 
 def test_faults_are_kept_and_unknown_kinds_are_passed_over() -> None:

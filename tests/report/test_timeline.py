@@ -12,9 +12,11 @@ from typing import Any, TypeAlias
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.report.records import END, abandoned, interrupt, release, round_of_two, state, two_shards
 
 from offbeat.errors import ConfigurationError
-from offbeat.policies import ASP, BSP, SSP, Backup
+from offbeat.policies import ASP, BSP, SSP, Backup, ElasticBSP
+from offbeat.protocol.policy import Policy
 from offbeat.report.lanes import Chart, Span, shares
 from offbeat.report.tally import Tally
 from offbeat.report.timeline import draw
@@ -35,7 +37,7 @@ def marks(chart: Chart, worker: int) -> list[str]:
 def test_a_lane_agrees_with_the_tally(run_job: RunJob) -> None:
     records = run_job(SSP(staleness=1), [0.1, 0.1, 0.3], leaving_early=0.02)
     chart, summary = Chart.of(records), Tally.of(records).summary()
-    assert len(chart.folds) == summary["version"]
+    assert len(chart.times("fold")) == summary["version"]
     for number, worker in enumerate(summary["per_worker"]):
         assert spent(chart, number, "waiting") == pytest.approx(worker["wait_s"], abs=1e-3)
         assert spent(chart, number, "computing") == pytest.approx(worker["compute_s"], abs=0.05)
@@ -70,6 +72,49 @@ def test_a_release_for_a_process_that_is_gone_does_not_wake_its_lane() -> None:
     assert list(chart.lanes) == [0]
 
 
+def test_in_shard_scope_a_computation_began_as_long_ago_as_its_push_says() -> None:
+    lane = Chart.of(two_shards()).lanes[0]
+    assert lane.spans[:4] == [
+        Span(0.0, 1.0, "computing"),
+        Span(1.0, 2.5, "waiting"),
+        Span(2.5, 4.0, "computing"),
+        Span(4.0, 8.0, "waiting"),
+    ]
+    records = two_shards()
+    records[-1:-1] = [release(6.5, 0, 1, 2), abandoned(7.5, 0, 2, compute_s=1.0)]
+    chart = Chart.of(records)
+    assert chart.lanes[0].spans[3:] == [Span(4.0, 5.5, "waiting"), Span(5.5, 6.5, "computing"), Span(6.5, 8.0, "waiting")]
+    assert marks(chart, 0) == ["dropped", "abandoned"]
+    assert [(moment.what, moment.shard, moment.version) for moment in chart.moments[-2:]] == [("fold", 1, 1), ("publish", 1, 1)]
+
+
+def test_interrupts_and_what_they_make_worthless_are_marked() -> None:
+    chart = Chart.of([*round_of_two()[:-1], interrupt(2.75, 1), abandoned(3.0, 1, 1), release(3.5, 1, 1, 1), END])
+    assert marks(chart, 1) == ["interrupted", "abandoned"]
+    assert chart.lanes[1].spans[-3:] == [Span(1.5, 2.0, "computing"), Span(2.0, 2.5, "waiting"), Span(2.5, 8.0, "computing")]
+
+
+def test_a_barrier_is_where_all_who_compute_go_on_at_once_from_one_version(run_job: RunJob) -> None:
+    def barriers(policy: Policy) -> tuple[list[float], list[float]]:
+        chart = Chart.of(run_job(policy, [0.1, 0.13, 0.3], epochs=1))
+        return chart.times("barrier"), chart.times("fold")
+
+    at, folds = barriers(BSP())
+    assert at == folds
+    assert barriers(ASP())[0] == []
+    assert barriers(Backup(b=1))[0] == []
+    at, folds = barriers(ElasticBSP(R=3))
+    assert 0 < len(at) < len(folds) / 3
+    assert len(barriers(ElasticBSP(R=3, mode="bulk"))[0]) > 0
+
+
+def test_a_process_that_vanishes_is_dead_at_once_whenever_that_is_noticed() -> None:
+    vanished = {"kind": "fault", "t": 2.75, "worker": 0, "what": "vanish", "detail": ""}
+    chart = Chart.of([*round_of_two()[:-1], vanished, state(8.0, 0, "dead"), END])
+    assert chart.lanes[0].spans[-1] == Span(1.75, 8.0, "dead")
+    assert marks(chart, 0) == ["killed"]
+
+
 @given(st.lists(st.floats(0.001, 5.0), min_size=1, max_size=30), st.integers(1, 20))
 def test_shares_keep_the_time(lengths: list[float], columns: int) -> None:
     edges = [0.0, *itertools.accumulate(lengths)]
@@ -95,6 +140,7 @@ def test_a_picture_of_journals_and_records(run_job: RunJob, tmp_path: Path) -> N
     head = picture.read_bytes()[:24]
     assert head[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">I", head[16:20]) == (1400,)
+    draw([("shards", two_shards()), ("barriers", run_job(ElasticBSP(R=3), [0.1, 0.13, 0.3]))], tmp_path / "more.svg")
     draw([("nothing yet", records[:1])], tmp_path / "empty.svg")
     with pytest.raises(ConfigurationError, match="cannot write the picture"):
         draw([("asp", records)], tmp_path / "timeline.unknown")

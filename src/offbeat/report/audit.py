@@ -1,4 +1,4 @@
-"""The audit: does every push of a journal have exactly one fate, and every fold only parts that were pushed?
+"""The audit: does every push of a journal have exactly one fate, or one per shard, and is every fold made of what was pushed?
 
 Fed record by record like the tally that owns it. It keeps what is still open, not what is done, so that a long job does not grow it. It
 judges the books only; what the numbers mean for a reader is `report.tally`'s.
@@ -6,25 +6,19 @@ judges the books only; what the numbers mean for a reader is `report.tally`'s.
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Any, Final, NamedTuple, TypeAlias
+import math
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
-Record: TypeAlias = dict[str, Any]
-Sender: TypeAlias = tuple[int, int]
-"""A worker and its incarnation."""
+from offbeat.report.pushes import Arrivals, Push, Record, Sender
+
+Key: TypeAlias = tuple[int, int, int, int | None]
+"""A worker, its incarnation, the clock of a push, and the shard; None: all shards together."""
 
 LISTED: Final = 50
 """Problems listed in full; the rest are counted."""
-REMEMBERED: Final = 32
-"""Clocks of settled pushes kept for each sender, to recognise a second fate. One push is open at a time, so few are enough."""
 TOLERANCE: Final = 1e-6
-"""For sums of weights, and for times, of which some are rounded to a microsecond."""
-
-
-class _Push(NamedTuple):
-    t: float
-    version: int
-    samples: int
+"""For sums of weights and their ratios, and for times, of which some are rounded to a microsecond."""
 
 
 class Audit:
@@ -38,17 +32,30 @@ class Audit:
     """
 
     def __init__(self) -> None:
-        self._open: dict[Sender, deque[_Push]] = {}
-        self._settled: dict[Sender, deque[int]] = {}
-        self._parts: dict[tuple[int, int, int], tuple[int, int]] = {}
+        self._arrivals = Arrivals()
+        self._senders: dict[tuple[int, int], Sender] = {}
+        self._parts: dict[Key, tuple[int, int]] = {}
         """Parts of folds whose fate has not been read yet: version and staleness."""
-        self._fates: dict[tuple[int, int, int], tuple[int, int | None]] = {}
-        """The same the other way round; the staleness is None where it cannot be told."""
-        self._version: int | None = None
+        self._fates: dict[Key, tuple[int, int]] = {}
+        """The same the other way round."""
+        self._sums: dict[int, dict[tuple[int, int], float]] = {}
+        """What is gathered of each worker: the factors, by incarnation and clock."""
+        self._versions: dict[int | None, int] = {}
         self._t = 0.0
         self._ended = False
         self._found: list[str] = []
         self._count = 0
+        self._handlers: dict[str, Callable[[Record], None]] = {
+            "release": lambda record: self._sender(record).released(record["clock"]),
+            "paused": lambda record: self._sender(record).paused(),
+            "pushed": self._pushed,
+            "gather": self._gather,
+            "fold": self._fold,
+            "settle": self._settle,
+            "publish": self._publish,
+            "process": self._process,
+            "end": self._end,
+        }
 
     def add(self, record: Record) -> None:
         """Take the next record."""
@@ -58,84 +65,136 @@ class Audit:
         self._t = max(self._t, t)
         if self._ended:
             self._problem(f"{kind} at {t} s comes after the end")
-        if kind == "pushed":
-            push = _Push(t, record["version"], record["samples"])
-            self._open.setdefault((record["worker"], record["incarnation"]), deque()).append(push)
-        elif kind == "settle":
-            self._settle(record)
-        elif kind == "fold":
-            self._fold(record)
-        elif kind == "process" and record["role"] == "server" and record["what"] == "restarted":
-            self._version = None  # a restarted server goes on from its last checkpoint
-        elif kind == "end":
-            self._ended = True
+        handler = self._handlers.get(kind)
+        if handler is not None:
+            handler(record)
 
     def problems(self) -> list[str]:
         """What does not add up; what is merely open counts only once the journal has ended."""
         found, more = list(self._found), self._count - len(self._found)
         if self._ended:
-            still_open = [(sender, push) for sender, pushes in self._open.items() for push in pushes]
-            found += [f"{_who(*sender)}: its push at {push.t} s has no fate" for sender, push in still_open]
-            found += [
-                f"{_who(*key[:2])}: clock {key[2]} is part of version {v} but has no fate 'folded'" for key, (v, _) in self._parts.items()
-            ]
-            found += [f"{_who(*key[:2])}: clock {key[2]} is folded into version {v}, which lacks it" for key, (v, _) in self._fates.items()]
+            for sender, book in self._senders.items():
+                for push in book.open.values():
+                    found += [f"{_who(*sender)}: its push at {push.t} s has no fate{_at(shard)}" for shard in _sorted(push)]
+            found += [f"{_what(key)} is part of version {version} but has no fate 'folded'" for key, (version, _) in self._parts.items()]
+            found += [f"{_what(key)} is folded into version {version}, which lacks it" for key, (version, _) in self._fates.items()]
         return [*found, f"and {more} more"] if more > 0 else found
 
+    # Contributions and their fates.
+
+    def _sender(self, record: Record) -> Sender:
+        key = record["worker"], record["incarnation"]
+        sender = self._senders.get(key)
+        if sender is None:
+            sender = self._senders[key] = Sender()
+        return sender
+
+    def _pushed(self, record: Record) -> None:
+        self._sender(record).pushed(self._arrivals.of(record), record.get("shard"))
+
+    def _gather(self, record: Record) -> None:
+        key = (record["worker"], record["incarnation"], record["clock"], None)
+        if self._sender(record).find(record["clock"], None) is None:
+            self._problem(f"{_what(key)} is gathered at {record['t']} s but is not there")
+        gathered = self._sums.setdefault(record["worker"], {})
+        if key[1:3] in gathered:
+            self._problem(f"{_what(key)} is gathered for a second time at {record['t']} s")
+        gathered[key[1:3]] = record["weight"]
+
     def _settle(self, record: Record) -> None:
-        sender = (record["worker"], record["incarnation"])
+        sender, shard = self._sender(record), record.get("shard")
         clock, fate = record["clock"], record["fate"]
-        settled = self._settled.setdefault(sender, deque(maxlen=REMEMBERED))
-        pushes = self._open.get(sender)
-        # A fenced push has no clock of its own, so rejected ones may share a number.
-        if fate != "rejected" and clock in settled:
-            self._problem(f"{_who(*sender)}: clock {clock} has a second fate, {fate}, at {record['t']} s")
+        key = (record["worker"], record["incarnation"], clock, shard)
+        push = sender.find(clock, shard)
+        if push is None:
+            # Clocks only grow: one that has been reached and is not open has had its fate.
+            t, again = record["t"], 0 < clock <= sender.clock
+            why = f"has a second fate, {fate}, at {t} s" if again else f"is {fate} at {t} s but was never pushed"
+            self._problem(f"{_what(key)} {why}")
             return
-        if not pushes:
-            self._problem(f"{_who(*sender)}: clock {clock} is {fate} at {record['t']} s but was never pushed")
-            return
-        if fate != "rejected":
-            settled.append(clock)
-        certain = len(pushes) == 1
-        push = pushes.popleft()
-        if not pushes:
-            del self._open[sender]
-        if certain and push.samples != record["samples"]:
-            self._problem(f"{_who(*sender)}: clock {clock} was pushed with {push.samples} samples and settled with {record['samples']}")
+        sender.settle(push, shard, fenced=clock == 0)
+        if record["worker"] in self._sums:
+            self._sums[record["worker"]].pop(key[1:3], None)
+        if push.samples != record["samples"]:
+            self._problem(f"{_what(key)} was pushed with {push.samples} samples and settled with {record['samples']}")
         if fate == "folded":
-            staleness = record["version"] - 1 - push.version if certain else None
-            self._match((*sender, clock), record["version"], staleness)
+            self._match(key, (record["version"], record["version"] - 1 - push.computed_from(shard)))
+
+    def _match(self, key: Key, fate: tuple[int, int]) -> None:
+        part = self._parts.pop(key, None)
+        if part is None:
+            self._fates[key] = fate
+        else:
+            self._compare(key, part, fate)
+
+    def _compare(self, key: Key, part: tuple[int, int], fate: tuple[int, int]) -> None:
+        if part[0] != fate[0]:
+            self._problem(f"{_what(key)} is part of version {part[0]}, its fate names version {fate[0]}")
+        elif part[1] != fate[1]:
+            self._problem(f"{_what(key)} is part of version {part[0]} with staleness {part[1]}, it should be {fate[1]}")
+
+    # Folds.
 
     def _fold(self, record: Record) -> None:
-        version, parts = record["version"], record["parts"]
-        if self._version is not None and version != self._version + 1:
-            self._problem(f"version {version} follows version {self._version}")
-        self._version = version
+        version, parts, shard = record["version"], record["parts"], record.get("shard")
+        before = self._versions.get(shard)
+        if before is not None and version != before + 1:
+            self._problem(f"version {version}{_at(shard)} follows version {before}")
+        self._versions[shard] = version
         total = sum(part["weight"] for part in parts)
         if abs(total - 1.0) > TOLERANCE:
-            self._problem(f"version {version}: the weights of its {len(parts)} parts add up to {total}, not to 1")
+            self._problem(f"version {version}{_at(shard)}: the weights of its {len(parts)} parts add up to {total}, not to 1")
+        scale = float(record.get("scale", 1.0))
+        if not 0.0 < scale < math.inf:
+            self._problem(f"version {version}{_at(shard)}: its learning rate is multiplied by {scale}, which is no positive number")
+        gathered = False
         for part in parts:
-            key = (part["worker"], part["incarnation"], part["clock"])
+            gathered = gathered or "gathered" in part
+            key = (part["worker"], part["incarnation"], part["clock"], shard)
             if key in self._parts:
-                self._problem(f"{_who(*key[:2])}: clock {key[2]} is in version {version} and in {self._parts[key][0]}")
+                self._problem(f"{_what(key)} is in version {version} and in {self._parts[key][0]}")
             fate = self._fates.pop(key, None)
             if fate is None:
                 self._parts[key] = (version, part["staleness"])
             else:
                 self._compare(key, (version, part["staleness"]), fate)
+        if self._sums or gathered:
+            self._use_up(version, parts)
 
-    def _match(self, key: tuple[int, int, int], version: int, staleness: int | None) -> None:
-        part = self._parts.pop(key, None)
-        if part is None:
-            self._fates[key] = (version, staleness)
-        else:
-            self._compare(key, part, (version, staleness))
+    def _use_up(self, version: int, parts: Sequence[Record]) -> None:
+        """There is one sum for each worker: a fold takes all of it, with one factor."""
+        named: dict[int, dict[tuple[int, int], Record]] = {}
+        for part in parts:
+            named.setdefault(part["worker"], {})[part["incarnation"], part["clock"]] = part
+        for worker, these in named.items():
+            gathered = self._sums.get(worker, {})
+            for (incarnation, clock), part in these.items():
+                said, was = part.get("gathered", 0.0), gathered.get((incarnation, clock), 0.0)
+                if said != was:
+                    key = (worker, incarnation, clock, None)
+                    self._problem(f"{_what(key)} is part of version {version} as gathered with factor {said}; it was with {was}")
+            taken = {key: part for key, part in these.items() if part.get("gathered")}
+            left = sorted(gathered.keys() - taken.keys()) if taken else []
+            if left:
+                self._problem(f"version {version} takes the sum of worker {worker}, but not what was gathered at clock {left[0][1]}")
+            factors = [part["weight"] / part["gathered"] for part in taken.values()]
+            if factors and max(factors) - min(factors) > TOLERANCE * max(factors):
+                differ = f"factors from {min(factors)} to {max(factors)}"
+                self._problem(f"version {version} brings the one sum of worker {worker} to its weights by {differ}")
 
-    def _compare(self, key: tuple[int, int, int], part: tuple[int, int], fate: tuple[int, int | None]) -> None:
-        if part[0] != fate[0]:
-            self._problem(f"{_who(*key[:2])}: clock {key[2]} is part of version {part[0]}, its fate names version {fate[0]}")
-        elif fate[1] is not None and part[1] != fate[1]:
-            self._problem(f"{_who(*key[:2])}: clock {key[2]} is part of version {part[0]} with staleness {part[1]}, it should be {fate[1]}")
+    def _publish(self, record: Record) -> None:
+        shard, version = record["shard"], record["version"]
+        if self._versions.get(shard, version) != version:
+            self._problem(f"version {version}{_at(shard)} is published, which is at version {self._versions[shard]}")
+
+    # The rest.
+
+    def _process(self, record: Record) -> None:
+        if record["role"] == "server" and record["what"] == "restarted":
+            self._versions.clear()  # a restarted server goes on from its last checkpoint
+
+    def _end(self, record: Record) -> None:
+        self._ended = True
 
     def _problem(self, text: str) -> None:
         self._count += 1
@@ -145,3 +204,16 @@ class Audit:
 
 def _who(worker: int, incarnation: int) -> str:
     return f"worker {worker}, incarnation {incarnation}"
+
+
+def _at(shard: int | None) -> str:
+    return "" if shard is None else f" at shard {shard}"
+
+
+def _what(key: Key) -> str:
+    worker, incarnation, clock, shard = key
+    return f"{_who(worker, incarnation)}: clock {clock}{_at(shard)}"
+
+
+def _sorted(push: Push) -> list[int | None]:
+    return sorted(push.open, key=lambda shard: -1 if shard is None else shard)

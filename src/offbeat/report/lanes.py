@@ -1,19 +1,22 @@
-"""From a journal to a picture's raw material: for each worker the spans of what it did, and the moments worth a mark.
+"""From a journal to a picture's raw material: for each worker the spans of what it did and the marks on it, and the job's own moments.
 
-Pure: records in, spans out. How they look is `report.timeline`'s business.
+Pure: records in, spans out. How they look is the business of `report.timeline` and `report.chrome`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from offbeat.report.audit import Record
+from offbeat.report.pushes import Arrivals, Record
 
 SPANS: Final = ("computing", "waiting", "idle", "dead")
-CHANGES: Final = ("release", "pushed", "paused", "settle", "state_changed")
-MARKS: Final = ("killed", "returned", "dropped", "rejected")
+CHANGES: Final = ("release", "pushed", "abandoned", "interrupt", "paused", "settle", "state_changed")
+MARKS: Final = ("killed", "returned", "dropped", "rejected", "abandoned", "interrupted")
+DEATHS: Final = ("kill", "vanish")
+"""Faults made on purpose that end a process."""
 
 
 class Span(NamedTuple):
@@ -29,6 +32,18 @@ class Mark(NamedTuple):
 
     t: float
     what: str
+    reason: str = ""
+
+
+class Moment(NamedTuple):
+    """Something that concerns more than one worker: a ``fold``, a ``publish``, or a ``barrier``, at which all go on with one version."""
+
+    t: float
+    what: str
+    version: int
+    shard: int | None = None
+    parts: int = 0
+    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -47,21 +62,33 @@ class Lane:
             self.spans.append(Span(self.since_s, t, self.doing))
         self.doing, self.since_s = doing, t
 
-    def die(self, t: float) -> None:
+    def die(self, t: float, reason: str = "") -> None:
         """A kill is often written down twice, by who did it and by who noticed: the first one counts."""
         if self.doing not in ("dead", "absent"):
             self.turn("dead", t)
-            self.marks.append(Mark(t, "killed"))
+            self.marks.append(Mark(t, "killed", reason))
 
 
 @dataclass(slots=True)
 class Chart:
-    """One job's lanes by worker, and the times of its folds."""
+    """One job's lanes by worker, and its moments."""
 
     sync: str = "?"
     lanes: dict[int, Lane] = field(default_factory=dict)
-    folds: list[float] = field(default_factory=list)
+    moments: list[Moment] = field(default_factory=list)
     end_s: float = 0.0
+    blocks: bool = False
+    """Whether the rule has shard scope: workers go on by themselves, and no release says when."""
+    _arrivals: Arrivals = field(default_factory=Arrivals)
+    _doing: Counter[str] = field(default_factory=Counter)
+    """How many workers do what."""
+    _round: tuple[float, int] = (0.0, -1)
+    """The time and version of the newest release."""
+    _barrier: tuple[float, int] = (0.0, -1)
+    """The same of the newest barrier."""
+    _gone_on: int = 0
+    """How many workers have begun to compute in this round, and how many of these had waited for it."""
+    _had_waited: int = 0
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Chart:
@@ -78,6 +105,10 @@ class Chart:
             lane.turn("absent", chart.end_s)
         return chart
 
+    def times(self, what: str) -> list[float]:
+        """When the moments of one kind were."""
+        return [moment.t for moment in self.moments if moment.what == what]
+
     def add(self, record: Record) -> None:
         """Take the next record."""
         kind, t = record["kind"], record["t"]
@@ -86,39 +117,77 @@ class Chart:
             self.sync = record["sync"]
             for number in range(record["workers"]):
                 self._lane(number)
-        elif kind == "fold":
-            self.folds.append(t)
+        elif kind in ("fold", "publish"):
+            shard = record.get("shard")
+            self.blocks = self.blocks or shard is not None
+            self.moments.append(Moment(t, kind, record["version"], shard, len(record.get("parts", ())), record["reason"]))
         elif kind == "process":
             if record["role"] == "worker" and record["what"] == "killed":
-                self._lane(record["number"]).die(t)
-        elif kind in CHANGES or (kind == "fault" and record["what"] == "kill"):
-            _one_worker(self._lane(record["worker"]), kind, record)
+                self._change(record["number"], record)
+        elif kind in CHANGES or (kind == "fault" and record["what"] in DEATHS):
+            self._change(record["worker"], record)
 
     def _lane(self, number: int) -> Lane:
         return self.lanes.setdefault(number, Lane())
 
+    def _change(self, number: int, record: Record) -> None:
+        lane = self._lane(number)
+        before = lane.doing
+        self._one_worker(lane, record)
+        self._doing[before] -= 1
+        self._doing[lane.doing] += 1
+        if record["kind"] == "release" and before != lane.doing == "computing":
+            self._look_for_a_barrier(record, waited=before == "waiting")
 
-def _one_worker(lane: Lane, kind: str, record: Record) -> None:
-    t = record["t"]
-    if kind == "release":
-        _release(lane, record)
-    elif kind == "pushed":
-        if lane.doing in ("computing", "idle") and record["incarnation"] == lane.incarnation:
-            lane.turn("waiting", t)
-    elif kind == "paused":
-        lane.turn("idle", t)
-    elif kind == "settle" and record["fate"] in MARKS:
-        lane.marks.append(Mark(t, record["fate"]))
-    elif kind == "fault":
-        lane.die(t)
-    elif kind == "state_changed":
-        if record["state"] == "dead":
-            lane.die(t)
+    def _look_for_a_barrier(self, record: Record, *, waited: bool) -> None:
+        """It is one if all who compute have begun at this instant, from one version, and at least two have waited for it."""
+        this = record["t"], record["version"]
+        if this != self._round:
+            self._round, self._gone_on, self._had_waited = this, 0, 0
+        self._gone_on += 1
+        self._had_waited += waited
+        if self._had_waited < 2 or self._doing["computing"] != self._gone_on or self._doing["waiting"]:
+            return
+        if this != self._barrier:  # who joins in from a pause makes no other
+            self._barrier = this
+            self.moments.append(Moment(record["t"], "barrier", record["version"], reason=record["reason"]))
+
+    def _one_worker(self, lane: Lane, record: Record) -> None:
+        kind, t = record["kind"], record["t"]
+        if kind == "release":
+            _release(lane, record, self.blocks)
+        elif kind == "pushed":
+            if self._arrivals.begins(record):
+                _finish(lane, record, "shard" in record)
+        elif kind == "abandoned":
+            _finish(lane, record, self.blocks)
+            lane.marks.append(Mark(t, "abandoned"))
+        elif kind == "interrupt":
+            lane.marks.append(Mark(t, "interrupted", record["reason"]))
+        elif kind == "paused":
+            lane.turn("idle", t)
+        elif kind == "settle":
+            if record["fate"] in MARKS:
+                lane.marks.append(Mark(t, record["fate"], record["reason"]))
+        elif kind in ("fault", "process"):
+            lane.die(t, record.get("detail", ""))
+        elif record["state"] == "dead":
+            lane.die(t, record["reason"])
         elif record["state"] == "finished":
             lane.turn("absent", t)
 
 
-def _release(lane: Lane, record: Record) -> None:
+def _finish(lane: Lane, record: Record, blocks: bool) -> None:
+    """A computation has come to its end. One that began without a release began as long ago as it says."""
+    if record["incarnation"] != lane.incarnation:
+        return
+    if blocks and lane.doing == "waiting":
+        lane.turn("computing", max(lane.since_s, record["t"] - record["compute_s"]))
+    if lane.doing in ("computing", "idle"):
+        lane.turn("waiting", record["t"])
+
+
+def _release(lane: Lane, record: Record, blocks: bool) -> None:
     fresh = record["incarnation"] > lane.incarnation
     if lane.doing == "dead" and not fresh:
         return  # sent to a process that was already gone
@@ -126,7 +195,7 @@ def _release(lane: Lane, record: Record) -> None:
         lane.marks.append(Mark(record["t"], "returned"))
     lane.incarnation = record["incarnation"]
     # Parameters that were asked for in the middle of an iteration do not begin a new one.
-    if lane.doing != "computing":
+    if lane.doing != "computing" and not (blocks and lane.doing == "waiting"):
         lane.turn("computing", record["t"])
 
 

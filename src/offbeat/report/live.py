@@ -15,7 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from offbeat.report.table import Summary, per_push, seconds, share, slow_workers, state_words, waiting_share
+from offbeat.report.figures import Summary, local, per_step, seconds, share, short, state_words, version_words, waiting_share
+from offbeat.report.remarks import slow_workers
 from offbeat.types import Seconds
 
 PLAIN_EVERY_S: Final = 5.0
@@ -98,9 +99,7 @@ def headline(snapshot: Summary, rate: float) -> str:
     alive = sum(worker["state"] == "alive" for worker in workers)
     loss = "" if snapshot["loss"] is None else f"  loss {float(snapshot['loss']):.4f}"
     epochs = f"  epoch {len(snapshot['epochs'])}" if snapshot["epochs"] else ""
-    return (
-        f"{snapshot['sync'] or '?'}{epochs}  version {snapshot['version']:,}  {rate:,.0f} samples/s{loss}  {alive} of {len(workers)} alive"
-    )
+    return f"{short(snapshot['sync'])}{epochs}  {version_words(snapshot)}  {rate:,.0f} samples/s{loss}  {alive} of {len(workers)} alive"
 
 
 def worker_table(snapshot: Summary, rows: int) -> Table:
@@ -111,30 +110,34 @@ def worker_table(snapshot: Summary, rows: int) -> Table:
         rows: how many rows fit, at least 1.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("worker", "state", "doing", "clock", "compute/push", "waiting", "folded", "dropped", "rejected"):
+    steps, abandoned = local(snapshot), snapshot["abandoned"] > 0
+    names = ["worker", "state", "doing", "clock", *(["steps"] if steps else []), "compute/step" if steps else "compute/push", "waiting"]
+    for name in [*names, "folded", "dropped", "rejected", *(["abandoned"] if abandoned else [])]:
         table.add_column(name, justify="left" if name in ("state", "doing") else "right", header_style="dim", no_wrap=True)
     slow = slow_workers(snapshot)
     shown = _chosen(snapshot["per_worker"], slow, rows)
     for worker in shown:
         style = STYLES.get(worker["state"], "yellow" if worker["worker"] in slow else None)
-        table.add_row(*worker_cells(worker), style=style)
+        table.add_row(*worker_cells(worker, steps=steps, abandoned=abandoned), style=style)
     hidden = len(snapshot["per_worker"]) - len(shown)
     if hidden:
         table.add_row("", f"and {hidden} more", style="dim")
     return table
 
 
-def worker_cells(worker: dict[str, Any]) -> list[str]:
-    """What is shown of one worker."""
+def worker_cells(worker: dict[str, Any], *, steps: bool = False, abandoned: bool = False) -> list[str]:
+    """What is shown of one worker; local steps and abandoned computations where there are any in the job."""
     fates = worker["fates"]
     return [
         str(worker["worker"]),
         state_words(worker),
         worker["doing"] if worker["state"] == "alive" else "",
         f"{worker['clock']:,}",
-        seconds(per_push(worker)),
+        *([f"{worker['steps']:,}"] if steps else []),
+        seconds(per_step(worker)),
         share(waiting_share([worker])),
         *(f"{fates[fate]:,}" for fate in ("folded", "dropped", "rejected")),
+        *([f"{worker['abandoned']:,}"] if abandoned else []),
     ]
 
 

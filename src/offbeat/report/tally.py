@@ -1,77 +1,26 @@
 """The tally: what a job has done so far, counted record by record. Standard library only, nothing is printed here.
 
 The same object serves the live display (`summary` costs O(workers), whenever it is wanted), the summary file and the report of an old
-journal. It counts; whether the books are right is the audit's business (`Tally.problems`).
+journal, a simulated one as well. It counts; whether the books are right is the audit's business (`Tally.problems`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
-from offbeat.report.audit import Audit, Record
-
-FATES: Final = ("folded", "carried", "dropped", "rejected")
-
-
-def _plain(value: float) -> float | str:
-    """As in the journal: JSON has no NaN and no infinity, and ``float()`` reads both spellings."""
-    return value if math.isfinite(value) else str(value)
-
-
-def _no_fates() -> dict[str, int]:
-    return dict.fromkeys(FATES, 0)
+from offbeat.report.audit import Audit
+from offbeat.report.pushes import Arrivals, Record
+from offbeat.report.worker_tally import FATES, Spread, WorkerTally, plain
 
 
 @dataclass(slots=True)
-class _Worker:
-    state: str = "expected"
-    reason: str = ""
-    doing: str = "absent"
-    since_s: float = 0.0
-    incarnation: int = 0
-    deaths: int = 0
-    clock: int = 0
-    pushes: int = 0
-    samples: int = 0
-    compute_s: float = 0.0
-    wait_s: float = 0.0
-    idle_s: float = 0.0
-    fates: dict[str, int] = field(default_factory=_no_fates)
-    parts: int = 0
-    staleness_sum: int = 0
-    staleness_max: int = 0
-    loss: float | str | None = None
+class _Shard:
+    """What is counted of one shard, in rules of shard scope."""
 
-    def turn(self, doing: str, t: float) -> None:
-        """Stop what it was doing, and account for the time if that was waiting."""
-        if self.doing == "waiting" and doing == "computing":
-            self.wait_s += t - self.since_s
-        elif self.doing == "idle":
-            self.idle_s += t - self.since_s
-        self.doing, self.since_s = doing, t
-
-    def report(self, number: int) -> dict[str, Any]:
-        return {
-            "worker": number,
-            "state": self.state,
-            "reason": self.reason,
-            "doing": self.doing,
-            "incarnations": self.incarnation,
-            "deaths": self.deaths,
-            "pushes": self.pushes,
-            "samples": self.samples,
-            "clock": self.clock,
-            "compute_s": round(self.compute_s, 6),
-            "wait_s": round(self.wait_s, 6),
-            "idle_s": round(self.idle_s, 6),
-            "fates": dict(self.fates),
-            "staleness_mean": self.staleness_sum / self.parts if self.parts else 0.0,
-            "staleness_max": self.staleness_max,
-            "loss": self.loss,
-        }
+    version: int = 0
+    staleness: Spread = field(default_factory=Spread)
 
 
 class Tally:
@@ -87,25 +36,36 @@ class Tally:
 
     def __init__(self) -> None:
         self._audit = Audit()
+        self._arrivals = Arrivals()
         self._job: Record = {}
         self._end: Record = {}
         self._t = 0.0
         self._first_release: float | None = None
         self._last_fold: float | None = None
         self._version = 0
-        self._workers: dict[int, _Worker] = {}
+        self._blocks = 0
+        self._workers: dict[int, WorkerTally] = {}
+        self._shards: dict[int, _Shard] = {}
+        self._folding: dict[tuple[int, int, int], tuple[int, bool]] = {}
+        """Of pushes that some shards have settled: how many, and whether any of them has folded its block."""
+        self._parts = Spread()
+        self._scale = Spread()
+        self._planned = False
+        """Whether the rule has ever said how large batches are."""
         self._metrics: dict[str, tuple[tuple[int, int], Any]] = {}
         self._epochs: list[Record] = []
         self._faults: list[Record] = []
         self._handlers: dict[str, Callable[[Record], None]] = {
             "job": self._on_job,
             "pushed": self._on_pushed,
+            "abandoned": lambda record: self._worker(record["worker"]).gave_up(record, blocks=bool(self._shards)),
             "settle": self._on_settle,
             "fold": self._on_fold,
             "release": self._on_release,
-            "paused": self._on_paused,
+            "interrupt": self._on_interrupt,
+            "paused": lambda record: self._worker(record["worker"]).turn("idle", record["t"]),
             "epoch_ended": self._on_epoch_ended,
-            "state_changed": self._on_state,
+            "state_changed": lambda record: self._worker(record["worker"]).changed(record),
             "metrics": self._on_metrics,
             "fault": self._on_fault,
             "end": self._on_end,
@@ -136,9 +96,11 @@ class Tally:
 
         ``wall_s`` runs from the first release to the last fold, and ``samples_per_s = samples / wall_s`` counts folded samples only.
         """
-        per_worker = [self._workers[number].report(number) for number in sorted(self._workers)]
-        losses = [float(worker["loss"]) for worker in per_worker if worker["loss"] is not None]
-        samples = sum(worker["samples"] for worker in per_worker)
+        workers = [self._workers[number] for number in sorted(self._workers)]
+        per_worker = [worker.report(number) for number, worker in zip(sorted(self._workers), workers, strict=True)]
+        losses = [float(worker.loss) for worker in workers if worker.loss is not None]
+        samples = sum(worker.samples for worker in workers)
+        parts = sum(worker.staleness.count for worker in workers)
         wall_s = 0.0
         if self._first_release is not None and self._last_fold is not None:
             wall_s = max(0.0, self._last_fold - self._first_release)
@@ -149,21 +111,40 @@ class Tally:
             "version": self._version,
             "samples": samples,
             "samples_per_s": samples / wall_s if wall_s > 0 else 0.0,
-            "pushes": sum(worker["pushes"] for worker in per_worker),
+            **{key: sum(worker[key] for worker in per_worker) for key in ("pushes", "steps", "abandoned", "interrupts")},
+            "blocks": self._blocks,
             "fates": {fate: sum(worker["fates"][fate] for worker in per_worker) for fate in FATES},
+            "staleness_mean": sum(worker.staleness.total for worker in workers) / parts if parts else 0.0,
+            "staleness_max": max((worker["staleness_max"] for worker in per_worker), default=0),
+            "parts": self._parts.report(),
+            "scale": self._scale.report() if (self._scale.least, self._scale.most) != (1.0, 1.0) else None,
+            "shards": self._per_shard(),
             "per_worker": per_worker,
             "metrics": {name: value for name, (_, value) in self._metrics.items()},
             "epochs": list(self._epochs),
             "faults": list(self._faults),
-            "loss": _plain(sum(losses) / len(losses)) if losses else None,
+            "loss": plain(sum(losses) / len(losses)) if losses else None,
             "ok": self._end.get("ok"),
             "reason": self._end.get("reason"),
         }
 
-    def _worker(self, number: int) -> _Worker:
+    def _per_shard(self) -> list[dict[str, Any]] | None:
+        if not self._shards:
+            return None
+        return [
+            {
+                "shard": number,
+                "version": shard.version,
+                "staleness_mean": shard.staleness.mean,
+                "staleness_max": int(shard.staleness.most) if shard.staleness.count else 0,
+            }
+            for number, shard in sorted(self._shards.items())
+        ]
+
+    def _worker(self, number: int) -> WorkerTally:
         worker = self._workers.get(number)
         if worker is None:
-            worker = self._workers[number] = _Worker()
+            worker = self._workers[number] = WorkerTally()
         return worker
 
     def _on_job(self, record: Record) -> None:
@@ -172,58 +153,67 @@ class Tally:
             self._worker(number)
 
     def _on_pushed(self, record: Record) -> None:
-        worker = self._worker(record["worker"])
-        worker.pushes += 1
-        worker.compute_s += record["compute_s"]
-        if record.get("loss") is not None:
-            worker.loss = _plain(float(record["loss"]))
-        if record["incarnation"] == worker.incarnation and worker.doing in ("computing", "idle"):
-            worker.clock += 1
-            worker.turn("waiting", record["t"])
+        self._blocks += 1
+        if "shard" in record and not self._shards:
+            self._shards = {shard: _Shard() for shard in range(len(record["held"]))}
+        if self._arrivals.begins(record):
+            self._worker(record["worker"]).pushed(record, blocks=bool(self._shards))
 
     def _on_settle(self, record: Record) -> None:
-        worker = self._worker(record["worker"])
+        worker, folded = self._worker(record["worker"]), record["fate"] == "folded"
         worker.fates[record["fate"]] += 1
-        if record["fate"] == "folded":
+        if "shard" in record:
+            folded = self._first_folded(record, folded)
+        if folded:
             worker.samples += record["samples"]
 
+    def _first_folded(self, record: Record, folded: bool) -> bool:
+        """Whether this is the first shard that folds its block of a push: the samples of an iteration count once."""
+        key = record["worker"], record["incarnation"], record["clock"]
+        count, before = self._folding.pop(key, (0, False))
+        if record["clock"] and count + 1 < len(self._shards):
+            self._folding[key] = count + 1, before or folded
+        return folded and not before
+
     def _on_fold(self, record: Record) -> None:
-        self._version = record["version"]
+        shard, parts = self._shards.get(record.get("shard", -1)), record["parts"]
+        if shard is None:
+            self._version = record["version"]
+        else:
+            shard.version = record["version"]
+            self._version = min(one.version for one in self._shards.values())
         self._last_fold = record["t"]
-        for part in record["parts"]:
-            worker, staleness = self._worker(part["worker"]), part["staleness"]
-            worker.parts += 1
-            worker.staleness_sum += staleness
-            worker.staleness_max = max(worker.staleness_max, staleness)
+        self._parts.add(len(parts))
+        self._scale.add(float(record.get("scale", 1.0)))
+        for part in parts:
+            staleness = part["staleness"]
+            self._worker(part["worker"]).staleness.add(staleness)
+            if shard is not None:
+                shard.staleness.add(staleness)
 
     def _on_release(self, record: Record) -> None:
         if self._first_release is None:
             self._first_release = record["t"]
         worker = self._worker(record["worker"])
-        worker.incarnation = max(worker.incarnation, record["incarnation"])
-        worker.clock = record["clock"]
-        worker.turn("computing", record["t"])
+        worker.released(record)
+        self._planned = self._planned or worker.batch is not None
 
-    def _on_paused(self, record: Record) -> None:
-        self._worker(record["worker"]).turn("idle", record["t"])
+    def _on_interrupt(self, record: Record) -> None:
+        self._worker(record["worker"]).interrupts += 1
 
     def _on_epoch_ended(self, record: Record) -> None:
-        self._epochs.append({"pool": record["pool"], "epoch": record["epoch"], "t": record["t"], **record["report"]})
-
-    def _on_state(self, record: Record) -> None:
-        worker, state = self._worker(record["worker"]), record["state"]
-        if state == "dead" and worker.state != "dead":
-            worker.deaths += 1
-        worker.state, worker.reason = state, record["reason"]
-        worker.incarnation = max(worker.incarnation, record["incarnation"])
-        worker.turn("joining" if state == "alive" else "absent", record["t"])
+        epoch = {"pool": record["pool"], "epoch": record["epoch"], "t": record["t"], **record["report"]}
+        if self._planned:
+            alive = {number: worker.batch for number, worker in sorted(self._workers.items()) if worker.state == "alive"}
+            epoch["batches"] = {str(number): batch for number, batch in alive.items() if batch is not None}
+        self._epochs.append(epoch)
 
     def _on_metrics(self, record: Record) -> None:
         # The newest version counts; of several workers that measured it, the one with the lowest number.
         key = (record["version"], -record["worker"])
         for name, value in record["values"].items():
             if name not in self._metrics or key >= self._metrics[name][0]:
-                self._metrics[name] = (key, _plain(value) if isinstance(value, float) else value)
+                self._metrics[name] = (key, plain(value) if isinstance(value, float) else value)
 
     def _on_fault(self, record: Record) -> None:
         self._faults.append({key: record.get(key) for key in ("t", "worker", "what", "detail")})

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from offbeat.errors import ConfigurationError
-from offbeat.report.audit import Record
-from offbeat.report.lanes import MARKS, SPANS, Chart, Lane, Span, shares
+from offbeat.report.figures import short
+from offbeat.report.lanes import SPANS, Chart, Lane, Span, shares
+from offbeat.report.pushes import Record
 from offbeat.runtime.journal import read
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ SHAPES: Final = {
     "returned": ("P", "#009E73", 9.0),
     "dropped": ("v", "#000000", 4.5),
     "rejected": ("D", "#CC79A7", 4.5),
+    "abandoned": ("x", "#0072B2", 4.5),
 }
+"""Marks that are drawn: one that is interrupted shows by what it abandons."""
+BARRIER: Final = "#0072B2"
 HATCH: Final = "#999999"
 INK: Final = "#333333"
 
@@ -80,8 +84,11 @@ def _job(axes: Axes, title: str, chart: Chart, stop_s: float) -> bool:
     numbers = sorted(chart.lanes)
     dense = [_lane(axes, row, chart.lanes[number], stop_s) for row, number in enumerate(numbers)]
     strip = -0.85
-    crowded = len(chart.folds) * DENSE_PIXELS > AXIS_PIXELS * chart.end_s / stop_s
-    axes.vlines(chart.folds, strip - 0.25, strip + 0.25, color=INK, linewidth=0.6, alpha=0.2 if crowded else 0.8)
+    folds, barriers = chart.times("fold"), chart.times("barrier")
+    crowded = len(folds) * DENSE_PIXELS > AXIS_PIXELS * chart.end_s / stop_s
+    axes.vlines(folds, strip - 0.25, strip + 0.25, color=INK, linewidth=0.6, alpha=0.2 if crowded else 0.8)
+    if _telling(chart):
+        axes.vlines(barriers, -0.5, len(numbers) - 0.5, color=BARRIER, linewidth=0.8, linestyle="dotted", zorder=2)
     axes.set_yticks([strip, *range(len(numbers))], ["folds", *(f"worker {number}" for number in numbers)])
     axes.set_ylim(len(numbers) - 0.45, strip - 0.4)
     axes.set_xlim(0.0, stop_s)
@@ -92,7 +99,7 @@ def _job(axes: Axes, title: str, chart: Chart, stop_s: float) -> bool:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color("#AAAAAA")
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=4)
+    axes.set_title(short(title), loc="left", fontsize=11, fontweight="bold", color=INK, pad=4)
     axes.set_title(_facts(chart, title), loc="right", fontsize=9, color="#666666", pad=4)
     return any(dense)
 
@@ -129,12 +136,11 @@ def _as_shares(axes: Axes, row: int, busy: Sequence[Span]) -> None:
 
 
 def _marks(axes: Axes, row: int, lane: Lane) -> None:
-    for what in MARKS:
-        marker, colour, size = SHAPES[what]
+    for what, (marker, colour, size) in SHAPES.items():
         times = [mark.t for mark in lane.marks if mark.what == what]
         # Deaths and returns sit in the middle of the lane; the many small marks hang at its upper edge.
         height = row if size > 5 else row - BAR / 2
-        rim: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 1.0 if size > 5 else 0.4}
+        rim: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 1.0 if size > 5 else 0.4} if marker != "x" else {}
         axes.plot(times, [height] * len(times), marker, color=colour, markersize=size, linestyle="none", clip_on=False, zorder=3, **rim)
 
 
@@ -144,13 +150,22 @@ def _face(what: str) -> dict[str, Any]:
     return {"facecolor": COLOURS[what], "linewidth": 0}
 
 
+def _telling(chart: Chart) -> bool:
+    """Whether barriers are worth a line: where each fold is one, or they are too many to tell apart, they are not."""
+    barriers = len(chart.times("barrier"))
+    return 0 < barriers < min(len(chart.times("fold")), AXIS_PIXELS / DENSE_PIXELS / 2)
+
+
 def _facts(chart: Chart, title: str) -> str:
+    folds = chart.times("fold")
     spans = [span for lane in chart.lanes.values() for span in lane.spans]
     spent = {what: sum(span.stop_s - span.start_s for span in spans if span.what == what) for what in SPANS}
     busy_s = spent["computing"] + spent["waiting"]
     waiting = f", {100 * spent['waiting'] / busy_s:.0f}% of working time spent waiting" if busy_s > 0 else ""
-    rule = "" if title == chart.sync else f"{chart.sync}, "
-    return f"{rule}{len(chart.folds):,} folds in {max(chart.folds, default=0.0):.1f} s{waiting}"
+    rule = "" if title == chart.sync else f"{short(chart.sync)}, "
+    shards = {moment.shard for moment in chart.moments if moment.what == "fold" and moment.shard is not None}
+    where = f" at {len(shards)} shards" if shards else ""
+    return f"{rule}{len(folds):,} folds{where} in {max(folds, default=0.0):.1f} s{waiting}"
 
 
 def _legend(figure: Figure, charts: Sequence[Chart]) -> None:
@@ -161,8 +176,9 @@ def _legend(figure: Figure, charts: Sequence[Chart]) -> None:
     spans = {span.what for lane in lanes for span in lane.spans}
     marks = {mark.what for lane in lanes for mark in lane.marks}
     handles: list[Any] = [Patch(label=LABELS[what], **_face(what)) for what in SPANS if what in spans]
-    for what in MARKS:
+    for what, (marker, colour, size) in SHAPES.items():
         if what in marks:
-            marker, colour, size = SHAPES[what]
             handles.append(Line2D([], [], marker=marker, color=colour, markersize=size, linestyle="none", label=what))
+    if any(_telling(chart) for chart in charts):
+        handles.append(Line2D([], [], color=BARRIER, linewidth=0.8, linestyle="dotted", label="barrier"))
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.07, 1.0), ncols=len(handles) or 1, frameon=False, fontsize=10)

@@ -1,0 +1,124 @@
+"""What follows from the figures of a summary (`report.tally.Tally.summary`), and how they are written, in tables and in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, Final, TypeAlias
+
+from offbeat.errors import ConfigurationError
+from offbeat.policies import rule
+
+Summary: TypeAlias = dict[str, Any]
+
+SPELLED_OUT: Final = 40
+"""Up to this many characters a rule is shown as it is spelled."""
+STEADY: Final = 0.9
+"""Where folds have at least this part of the most contributions on average, only the ends of epochs and deaths make them differ."""
+
+
+def short(sync: str | None) -> str:
+    """A rule's spelling; of a long one only the first setting, and what is not at its default.
+
+    >>> short("elastic(R=15, mode=bulk, grace=3.0, history=1)"), short("ssp(staleness=3)"), short(None)
+    ('elastic(R=15, mode=bulk)', 'ssp(staleness=3)', '?')
+    """
+    if sync is None or len(sync) <= SPELLED_OUT:
+        return sync or "?"
+    try:
+        found = rule(sync)
+    except ConfigurationError:
+        return sync
+    named = [(f.name, getattr(found, f.name), f.default) for f in fields(found)]  # type: ignore[arg-type]
+    kept = [(name, value) for place, (name, value, default) in enumerate(named) if place == 0 or value != default]
+    return f"{found.called()}({', '.join(f'{name}={value if isinstance(value, str) else repr(value)}' for name, value in kept)})"
+
+
+def local(summary: Summary) -> bool:
+    """Whether workers make steps by themselves between their pushes."""
+    return any(worker["steps"] > worker["pushes"] for worker in summary["per_worker"])
+
+
+def per_step(worker: dict[str, Any]) -> float | None:
+    """Seconds of computing per step, which is a push where gradients are exchanged; None before the first push."""
+    return worker["compute_s"] / worker["steps"] if worker["steps"] else None
+
+
+def waiting_share(workers: Sequence[dict[str, Any]]) -> float | None:
+    """wait / (compute + wait), over all these workers, abandoned computations included; None where there is no time to share out."""
+    wait_s = sum(worker["wait_s"] for worker in workers)
+    busy_s = wait_s + sum(worker["compute_s"] + worker["abandoned_s"] for worker in workers)
+    return wait_s / busy_s if busy_s > 0 else None
+
+
+def versions_per_s(summary: Summary) -> float:
+    """Folds per second, from the first release to the last fold; in rules of shard scope those of the shard that has made least."""
+    return summary["version"] / summary["wall_s"] if summary["wall_s"] > 0 else 0.0
+
+
+def accuracy(summary: Summary) -> tuple[str, float] | None:
+    """The metric that tells how good the model is: a test accuracy before a validation accuracy before any other."""
+    names = [name for name in summary["metrics"] if "acc" in name.lower()]
+    if not names:
+        return None
+    best = min(names, key=lambda name: (0 if "test" in name.lower() else 1 if "val" in name.lower() else 2, name))
+    return best, float(summary["metrics"][best])
+
+
+def batches_by_epoch(summary: Summary) -> dict[int, list[int | None]]:
+    """For each worker the batch size that it had at the end of each epoch; empty lists where the rule leaves that to the script."""
+    epochs = [epoch["batches"] for epoch in summary["epochs"] if epoch["pool"] == 0 and "batches" in epoch]
+    return {worker["worker"]: [epoch.get(str(worker["worker"])) for epoch in epochs] for worker in summary["per_worker"]}
+
+
+def state_words(worker: dict[str, Any]) -> str:
+    """A worker's state in a few words, its returns included."""
+    returns = worker["incarnations"] - 1
+    return f"{worker['state']}, back {returns}x" if returns > 0 else str(worker["state"])
+
+
+def seconds(value: float | None) -> str:
+    """A duration with a unit that fits it."""
+    if value is None:
+        return "-"
+    return f"{value * 1e3:.1f} ms" if value < 1.0 else f"{value:.2f} s"
+
+
+def share(value: float | None) -> str:
+    """A part of a whole as a percentage."""
+    return "-" if value is None else f"{100 * value:.0f}%"
+
+
+def spread(found: dict[str, Any] | None, *, digits: int = 0) -> str | None:
+    """Range and mean; None if there is nothing to say, because all are the same.
+
+    >>> spread({"least": 4, "most": 16, "mean": 9.2})
+    '4..16, mean 9.2'
+    """
+    if found is None or found["least"] == found["most"]:
+        return None
+    least, most, mean = (float(found[name]) for name in ("least", "most", "mean"))
+    return f"{least:.{digits}f}..{most:.{digits}f}, mean {mean:.{digits + 1}f}"
+
+
+def chooses(summary: Summary) -> bool:
+    """Whether the rule itself says, version by version, how many contributions make one: its k."""
+    return (summary["sync"] or "").split("(")[0] in ("dbw", "b_dbw")
+
+
+def per_fold(summary: Summary) -> str | None:
+    """Range and mean of the number of contributions in a fold; None where it does not change by the rule's will."""
+    parts = summary["parts"]
+    if parts is None or (parts["mean"] >= STEADY * parts["most"] and not chooses(summary)):
+        return None
+    return spread(parts)
+
+
+def version_words(summary: Summary) -> str:
+    """How far the model is; where shards differ, from the least to the greatest version.
+
+    >>> version_words({"version": 1200, "shards": None}), version_words({"version": 8, "shards": [{"version": 8}, {"version": 11}]})
+    ('version 1,200', 'versions 8..11')
+    """
+    newest = max((shard["version"] for shard in summary["shards"] or ()), default=summary["version"])
+    return f"version {newest:,}" if newest == summary["version"] else f"versions {summary['version']:,}..{newest:,}"
