@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 from rich.console import Console
 
 from offbeat.errors import ConfigurationError, OffbeatError
-from offbeat.launch.faults import parse_all
+from offbeat.launch.faults import parse_all, parse_late
 from offbeat.launch.local import Outcome, Supervisor
 from offbeat.policies import RULES, rule
 from offbeat.report.live import Progress
@@ -21,6 +22,8 @@ from offbeat.report.table import comparison, console, job_table
 from offbeat.report.tally import Tally
 from offbeat.runtime.journal import read
 from offbeat.runtime.settings import JobSettings
+from offbeat.sim import command
+from offbeat.sim.laws import LAWS
 
 app = typer.Typer(
     add_completion=False,
@@ -50,6 +53,9 @@ def run(
         list[str] | None, typer.Option(help="WORKER=SECONDS\\[@FROM-TO] or any=SECONDS: rehearse a straggler (FROM-TO: versions).")
     ] = None,
     kill: Annotated[list[str] | None, typer.Option(help="WORKER@VERSION: rehearse a death by SIGKILL.")] = None,
+    late: Annotated[
+        list[str] | None, typer.Option(help="SERVER=SECONDS\\[@PERCENT%] or any=SECONDS...: rehearse late blocks, under psp.")
+    ] = None,
     journal: Annotated[Path | None, typer.Option(help="Write every event to this file (docs/journal.md).")] = None,
     summary: Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")] = None,
     seed: Annotated[int, typer.Option(help="Of sample orders and of rehearsed slowness.")] = 0,
@@ -65,6 +71,7 @@ def run(
         max_restarts=max_restarts,
         slow=slow or [],
         kill=kill or [],
+        late=late or [],
         journal=journal,
         summary=summary,
         seed=seed,
@@ -80,6 +87,61 @@ def run(
         progress.close()
     finish(screen, outcome, summary)
     raise typer.Exit(outcome.status)
+
+
+@app.command(epilog=f"Rules: {', '.join(sorted(RULES))}. Laws: {', '.join(sorted(LAWS))}. See docs/simulate.md.")
+def simulate(
+    sync: Annotated[list[str] | None, typer.Option(help="Synchronization rule, by default bsp; several are shown side by side.")] = None,
+    workers: Annotated[int | None, typer.Option(help="How many compute gradients.  [default: the replayed job's, or 4]")] = None,
+    servers: Annotated[int, typer.Option(help="How many share the parameters among them.")] = 1,
+    compute: Annotated[str | None, typer.Option(help="LAW of the seconds of an iteration.  [default: constant(seconds=1)]")] = None,
+    per_sample: Annotated[str | None, typer.Option(help="LAW of seconds in addition for each sample of a batch.")] = None,
+    replay: Annotated[Path | None, typer.Option(help="Iterations take as long as in this JOURNAL.")] = None,
+    delay: Annotated[str | None, typer.Option(help="LAW of the seconds that parameters take from a server to a worker.")] = None,
+    push_delay: Annotated[str | None, typer.Option(help="LAW of the seconds that a push takes from a worker to a server.")] = None,
+    update_s: Annotated[float, typer.Option(help="Seconds of a server for each fold.")] = 0.0,
+    faults: Annotated[str | None, typer.Option(help="SCRIPT or its file, such as 'kill worker=2 at=9; restart worker=2 at=30'.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds of silence after which a worker is dead.")] = 10.0,
+    versions: Annotated[int | None, typer.Option(help="Stop with this version.  [default: 1000, if nothing else is said]")] = None,
+    time: Annotated[float | None, typer.Option(help="Stop after so many simulated seconds.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Stop after so many epochs of --samples.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Deal out a data set of this size in leases, as a live job does.")] = None,
+    batch: Annotated[int, typer.Option(help="Samples of one iteration.")] = 1,
+    gradient: Annotated[str | None, typer.Option(help="LAW of gradients' norms, for rules that look at them: 'noise(variance=4)'.")] = None,
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn; the same for every rule.")] = 0,
+    journal: Annotated[Path | None, typer.Option(help="Write every event to this file, as a live job does (docs/journal.md).")] = None,
+    summary: Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")] = None,
+) -> None:
+    """Run synchronization rules under a virtual clock, without processes: the same rules, thousands of workers, seconds."""
+    check_files(journal, summary)
+    simulation = command.check(
+        sync=sync or ["bsp"],
+        workers=workers,
+        servers=servers,
+        compute=compute,
+        per_sample=per_sample,
+        delay=delay,
+        push_delay=push_delay,
+        update_s=update_s,
+        faults=faults,
+        timeout_s=timeout,
+        versions=versions,
+        time_s=time,
+        epochs=epochs,
+        samples=samples,
+        batch=batch,
+        gradient=gradient,
+        replay=replay,
+        seed=seed,
+        journal=journal,
+    )
+    results = command.run(simulation, console())
+    if summary is not None:
+        command.save(summary, results)
+    failed = [result.reason for result in results if not result.ok]
+    if failed:
+        fail(failed[0])
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -115,6 +177,7 @@ def check(
     seed: int,
     timeout_s: float,
     port: int,
+    late: Sequence[str] = (),
 ) -> JobSettings:
     """The job's settings, if they make sense.
 
@@ -135,11 +198,9 @@ def check(
         chosen = rule(sync)
         chosen.check(workers)
         spelling = chosen.spelling
-    for option, path in (("journal", journal), ("summary", summary)):
-        if path is not None:
-            _check_writable(f"--{option} {path}", path.absolute())
-    if journal is not None and summary is not None and journal.absolute() == summary.absolute():
-        raise ConfigurationError(f"--journal and --summary are the same file, {journal}: the one would overwrite the other")
+        if late and chosen.scope == "job":
+            raise ConfigurationError(f"--late {late[0]}: under {spelling} servers send nothing that could be late; use --sync 'psp(...)'")
+    check_files(journal, summary)
     slow_faults, kills = parse_all(slow, kill, workers)
     return JobSettings(
         workers=workers,
@@ -151,7 +212,21 @@ def check(
         journal=None if journal is None else str(journal.absolute()),
         slow=slow_faults,
         kill=kills,
+        late=tuple(parse_late(text, servers) for text in late),
     )
+
+
+def check_files(journal: Path | None, summary: Path | None) -> None:
+    """Whether these can be written.
+
+    Raises:
+        ConfigurationError: they cannot, or they are the same.
+    """
+    for option, path in (("journal", journal), ("summary", summary)):
+        if path is not None:
+            _check_writable(f"--{option} {path}", path.absolute())
+    if journal is not None and summary is not None and journal.absolute() == summary.absolute():
+        raise ConfigurationError(f"--journal and --summary are the same file, {journal}: the one would overwrite the other")
 
 
 def _check_writable(option: str, path: Path) -> None:

@@ -1,0 +1,65 @@
+"""The virtual clock: what is to happen when. Nothing waits for anything; the time jumps from one entry to the next.
+
+Entries are ordered by (time, priority, serial), as in SimPy, so that what happens at one instant has one order, the same in every run.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from offbeat.types import Seconds
+
+Action: TypeAlias = Callable[[int], None]
+"""Called with the serial number of its entry, by which it knows whether it is still wanted."""
+
+FAULT: Final = -2
+"""A fault strikes before anything else that happens at its instant."""
+MEASURED: Final = -1
+"""A server hears of its own fold before it looks at its next message."""
+MESSAGE: Final = 0
+WAKE: Final = 1
+"""A rule that wants to be woken is, after the messages of that instant."""
+
+
+class Agenda:
+    """A heap of entries, and the time.
+
+    >>> agenda, said = Agenda(), []
+    >>> _ = agenda.at(2.0, lambda _: said.append("second")), agenda.at(1.0, lambda _: said.append("first"))
+    >>> while agenda.step(until=10.0):
+    ...     pass
+    >>> said, agenda.now
+    (['first', 'second'], 2.0)
+    """
+
+    __slots__ = ("_heap", "_serial", "now")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Seconds, int, int, Action]] = []
+        self._serial = 0
+        self.now: Seconds = 0.0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def at(self, time: Seconds, action: Action, priority: int = MESSAGE) -> int:
+        """Put an action on the agenda; returns the serial number with which it will be called.
+
+        Args:
+            time: seconds since the job began, not before `now`.
+            action: what to do then. There is no way to take an entry back: an action looks whether it is still wanted.
+            priority: among entries of one time the least comes first, and among equals the oldest.
+        """
+        self._serial += 1
+        heapq.heappush(self._heap, (time, priority, self._serial, action))
+        return self._serial
+
+    def step(self, until: Seconds) -> bool:
+        """Do what comes next; False if nothing does before or at ``until``."""
+        if not self._heap or self._heap[0][0] > until:
+            return False
+        self.now, _, serial, action = heapq.heappop(self._heap)
+        action(serial)
+        return True

@@ -1,0 +1,146 @@
+"""``offbeat simulate``: its options, checked before anything starts; each rule on the same cluster; and what came out, side by side."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from rich.console import Console
+from rich.markup import escape
+
+from offbeat.errors import ConfigurationError
+from offbeat.policies import rule
+from offbeat.protocol.policy import Policy
+from offbeat.report.table import comparison, job_table
+from offbeat.runtime.journal import read
+from offbeat.sim.cluster import Cluster, Work
+from offbeat.sim.faults import script
+from offbeat.sim.laws import Law, law
+from offbeat.sim.noise import content
+from offbeat.sim.run import Result, check_rule, simulate
+from offbeat.sim.traces import Trace
+from offbeat.types import Seconds
+
+T = TypeVar("T")
+
+WORKERS = 4
+VERSIONS = 1000
+"""Where nothing else says when it is enough."""
+ROWS = 32
+"""Above so many workers a table with a row for each is no help."""
+
+
+class Simulation(NamedTuple):
+    """What is to be simulated, checked."""
+
+    rules: tuple[tuple[str, Policy], ...]
+    """Each with the spelling that was given."""
+    cluster: Cluster
+    work: Work
+    gradient: str | None
+    journal: Path | None
+
+
+def check(
+    *,
+    sync: Sequence[str],
+    workers: int | None,
+    servers: int,
+    compute: str | None,
+    per_sample: str | None,
+    delay: str | None,
+    push_delay: str | None,
+    update_s: Seconds,
+    faults: str | None,
+    timeout_s: Seconds,
+    versions: int | None,
+    time_s: Seconds | None,
+    epochs: int | None,
+    samples: int | None,
+    batch: int,
+    gradient: str | None,
+    replay: Path | None,
+    seed: int,
+    journal: Path | None,
+) -> Simulation:
+    """What these options mean, if that can be.
+
+    Raises:
+        ConfigurationError: it cannot; nothing has been started yet.
+    """
+    if compute is not None and replay is not None:
+        raise ConfigurationError("--compute and --replay both say how long an iteration takes; leave one of them out")
+    if len(set(sync)) < len(sync):
+        raise ConfigurationError(f"--sync {next(name for name in sync if sync.count(name) > 1)} is given twice")
+    if journal is not None and len(sync) > 1:
+        raise ConfigurationError(f"--journal {journal}: a journal holds one run, and there are {len(sync)} rules; give one --sync")
+    if workers is None:
+        workers = WORKERS if replay is None else next(read(replay))["workers"]
+    laws: dict[str, str | Law] = {
+        name: _said(option, law, text)
+        for name, option, text in (
+            ("compute", "--compute", compute),
+            ("per_sample", "--per-sample", per_sample),
+            ("delay", "--delay", delay),
+            ("push_delay", "--push-delay", push_delay),
+        )
+        if text is not None
+    }
+    if replay is not None:
+        laws["compute"] = Trace(path=str(replay))
+    for option, number in (("--workers", workers), ("--servers", servers), ("--batch", batch)):
+        if number < 1:
+            raise ConfigurationError(f"{option} {number}: at least 1 is needed")
+    if versions is None and time_s is None and epochs is None:
+        versions = VERSIONS
+    cluster = Cluster(
+        workers=workers,
+        servers=servers,
+        update_s=update_s,
+        faults=_said("--faults", script, faults or ""),
+        timeout_s=timeout_s,
+        seed=seed,
+        **laws,
+    )
+    work = Work(versions=versions, time_s=time_s, epochs=epochs, samples=samples, batch=batch)
+    cluster.check()
+    rules = tuple((" ".join(spelling.split()), _said("--sync", rule, spelling)) for spelling in sync)
+    for _, policy in rules:
+        check_rule(policy, cluster, work)
+    _said("--gradient", content, gradient)
+    return Simulation(rules, cluster, work, gradient, journal)
+
+
+def run(simulation: Simulation, screen: Console) -> list[Result]:
+    """Run every rule and show what came out."""
+    results: list[tuple[str, Result]] = []
+    for name, policy in simulation.rules:
+        began = time.perf_counter()
+        gradient = content(simulation.gradient)
+        result = simulate(policy, simulation.cluster, simulation.work, content=gradient, journal=simulation.journal)
+        results.append((name, result))
+        took_s = time.perf_counter() - began
+        said = f"{name}: {result.seconds:,.1f} s simulated in {took_s:.1f} s, {result.events:,} events: {result.reason}"
+        screen.print(escape(said), highlight=False)
+    if len(results) == 1 and simulation.cluster.total <= ROWS:
+        screen.print(job_table(dict(results[0][1].summary)))
+    else:
+        screen.print(comparison([{**result.summary, "sync": name} for name, result in results]))
+    return [result for _, result in results]
+
+
+def save(path: Path, results: Sequence[Result]) -> None:
+    """Write the summaries as JSON: one object, or a list of them where several rules were run."""
+    summaries = [dict(result.summary) for result in results]
+    path.write_text(json.dumps(summaries[0] if len(summaries) == 1 else summaries, indent=1) + "\n", encoding="utf-8")
+
+
+def _said(option: str, read_it: Callable[[Any], T], text: Any) -> T:
+    """Read an option; a mistake in it is told with its name."""
+    try:
+        return read_it(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{option}: {error}") from None

@@ -1,0 +1,91 @@
+"""Simulated servers: each does one thing at a time, in the order in which it comes. This file owns how long things take on their way.
+
+A fold occupies its server for ``update_s``; a push or a question costs it nothing, but waits for its turn. A stopped server does nothing,
+and what is sent to it waits. Messages of one sender to one receiver do not overtake each other, as on a TCP connection.
+"""
+
+from __future__ import annotations
+
+import math
+
+from offbeat.sim.cluster import Cluster
+from offbeat.sim.faults import Stop
+from offbeat.sim.laws import Constant, Law, Sampler, derived, stretched
+from offbeat.types import Seconds, WorkerId
+
+
+class Servers:
+    """When the servers of one run are busy, and when messages arrive.
+
+    >>> servers = Servers(Cluster(workers=1, update_s=0.5, delay="constant(seconds=0.1)"))
+    >>> servers.fold(1.0), servers.fold(1.0), servers.free(0, 1.2)
+    (1.5, 2.0, 2.0)
+    >>> servers.parameters(0, 1.0)  # the answer to a push that was folded waits for both folds
+    2.1
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.count = cluster.servers
+        self._workers = cluster.total
+        self._update_s = cluster.update_s
+        self._busy = [0.0] * self.count
+        self._stops: list[list[tuple[Seconds, Seconds, float]]] = [
+            [(f.at_s, f.at_s + f.for_s, math.inf) for f in cluster.script.faults if isinstance(f, Stop) and f.server == server]
+            for server in range(self.count)
+        ]
+        pairs = self.count * self._workers
+        self._delay = _Link(cluster.law("delay"), derived(cluster.seed, "delay"), pairs)
+        self._push_delay = _Link(cluster.law("push_delay"), derived(cluster.seed, "push delay"), pairs)
+        self.never_busy = self._update_s == 0.0 and not any(self._stops)
+        """Whether everything is handled as it arrives."""
+        self.immediate = self.never_busy and self._delay.immediate
+        """Whether parameters are with their worker as they are sent."""
+        self.pushes_immediate = self._push_delay.immediate
+
+    def free(self, server: int, time: Seconds) -> Seconds:
+        """When this server gets to what arrives at this time."""
+        begin = max(time, self._busy[server])
+        for start, stop, _ in self._stops[server]:
+            if start <= begin < stop:
+                begin = stop
+        return begin
+
+    def fold(self, now: Seconds, shard: int | None = None) -> Seconds:
+        """The servers, or one, are told to make a version; when the last of them has."""
+        if self.never_busy:
+            return now
+        for server in range(self.count) if shard is None else (shard,):
+            begin = self.free(server, now)
+            self._busy[server] = begin + stretched(self._update_s, begin, self._stops[server])
+        return max(self._busy) if shard is None else self._busy[shard]
+
+    def parameters(self, worker: WorkerId, now: Seconds) -> Seconds:
+        """Every server is told to send its parameters to this worker; when it has all of them."""
+        return max(self.block(server, worker, now) for server in range(self.count))
+
+    def block(self, server: int, worker: WorkerId, now: Seconds) -> Seconds:
+        """One server is told to send its parameters to this worker; when they arrive."""
+        return self._delay.arrival(server * self._workers + worker, self.free(server, now))
+
+    def push(self, server: int, worker: WorkerId, now: Seconds) -> Seconds:
+        """A worker sends its push to this server; when it arrives."""
+        return self._push_delay.arrival(server * self._workers + worker, now)
+
+
+class _Link:
+    """The messages of one direction, of all pairs."""
+
+    __slots__ = ("_last", "_numbers", "_sampler", "immediate")
+
+    def __init__(self, law: Law, seed: int, pairs: int) -> None:
+        self.immediate = isinstance(law, Constant) and law.seconds == 0.0
+        self._sampler: Sampler = law.start(seed, pairs)
+        self._numbers = [0] * pairs
+        self._last = [0.0] * pairs
+
+    def arrival(self, pair: int, sent: Seconds) -> Seconds:
+        number = self._numbers[pair]
+        self._numbers[pair] = number + 1
+        arrival = max(self._last[pair], sent + self._sampler.draw(pair, number, sent))
+        self._last[pair] = arrival
+        return arrival

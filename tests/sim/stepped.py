@@ -1,0 +1,219 @@
+"""A live job in one thread, with a clock that is moved by hand: the servers are the real ones, their network is `transport.memory`.
+
+This is the other half of a comparison with the simulator: one script of timings (a law of compute times, a script of faults) goes through
+both, and they must say the same. What happens when is kept in the simulator's own heap, so that what happens at one instant has the same
+order here as there. How messages are delivered is in ``stepped_network.py``, the workers are in ``stub_worker.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from tests.sim.stepped_network import SteppedHub, SteppedNetwork
+from tests.sim.stub_worker import StubWorker
+
+from offbeat.policies import rule
+from offbeat.runtime.journal import Record, read
+from offbeat.runtime.server import Finished, Server
+from offbeat.runtime.settings import JobSettings
+from offbeat.sim.agenda import FAULT, WAKE, Agenda
+from offbeat.sim.cluster import Cluster, Work
+from offbeat.sim.faults import Fault, Join, Kill, Restart, Vanish
+from offbeat.sim.laws import derived
+from offbeat.transport.base import Address, Closed, Connection, Message
+from offbeat.types import Incarnation, Seconds, Version, WorkerId
+
+NEVER_S: Final = 1e9
+"""The timeout where nobody falls silent."""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """One script for both sides."""
+
+    sync: str
+    cluster: Cluster
+    work: Work
+    shares_memory: bool = True
+    """Whether parameters and gradients stay where they are, or are copied as over TCP."""
+
+    def loss(self, worker: WorkerId, iteration: int) -> float:
+        """That of a batch. Losses fall, with exceptions."""
+        return 3.0 / (1 + iteration) + (1.0 if (iteration + worker) % 5 == 4 else 0.0)
+
+
+class SteppedJob:
+    """One live run; see the head of this file.
+
+    Args:
+        script: what happens when.
+        journal: where server 0 writes.
+    """
+
+    def __init__(self, script: Timings, journal: Path) -> None:
+        self.script, self._path = script, journal
+        cluster = script.cluster
+        self.agenda = Agenda()
+        self.network = SteppedNetwork(
+            shares_memory=script.shares_memory,
+            by_shard=rule(script.sync).scope == "shard",
+            delay=cluster.law("delay").start(derived(cluster.seed, "delay"), cluster.servers * cluster.total),
+            workers=cluster.total,
+            now=lambda: self.agenda.now,
+            at=self.at,
+        )
+        self.compute = cluster.law("compute").start(derived(cluster.seed, "compute"), cluster.total)
+        self.per_sample = cluster.law("per_sample").start(derived(cluster.seed, "per sample"), cluster.total)
+        self.pushes = 0
+        """Numbers them."""
+        self.offered: dict[tuple[WorkerId, Incarnation], list[torch.Tensor]] = {}
+        """What each process has pushed, in the order of its pushes."""
+        self.seen: dict[tuple[int | None, Version], list[torch.Tensor]] = {}
+        """The parameters with which workers have gone on, by shard and version, in rules of job scope the whole under None."""
+        self.summary: Mapping[str, Any] = {}
+        self.addresses: list[Address] = []
+        self._supervisor = SteppedHub(self.network, self._supervise)
+        self._hubs: list[SteppedHub] = []
+        self._servers: list[Server] = []
+        self._links: list[Connection] = []
+        self._workers: dict[WorkerId, StubWorker] = {}
+        self._to_come = sum(isinstance(fault, Restart | Join) for fault in cluster.script.faults)
+        """Processes that will be started."""
+        self._ended: set[int] = set()
+        self._wake_due: Seconds | None = None
+
+    @property
+    def now(self) -> Seconds:
+        return self.agenda.now
+
+    def run(self) -> list[Record]:
+        """All of it; the journal."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # a shard uses as many
+        try:
+            self._open()
+            cluster, until = self.script.cluster, self.script.work.time_s
+            for fault in cluster.script.faults:
+                self.agenda.at(fault.at_s, partial(self._strike, fault), FAULT)
+            for worker in sorted(cluster.script.absent):
+                self._links[0].send({"kind": "lost", "worker": worker, "reason": "joins later"})
+            self.settle()
+            for worker in range(cluster.workers):
+                if worker not in cluster.script.absent:
+                    self._start(worker)
+            while not self._over() and self.agenda.step(float("inf") if until is None else until):
+                pass
+            if not self._over() and until is not None:
+                self.agenda.now = until
+            self._close()
+        finally:
+            torch.set_num_threads(threads)
+        return list(read(self._path))
+
+    def settle(self) -> None:
+        """Let everybody handle what has been sent, until nobody has anything more to say at this instant."""
+        while self.network.deliver():
+            pass
+        server = self._servers[0]
+        due = server.wake_at()
+        if due is None or due > self.now:  # what is due waits for the other messages of its instant
+            server.tick()
+        due = server.wake_at()
+        if due is not None and due != self._wake_due:
+            self._wake_due = due
+            self.agenda.at(max(due, self.now), self._wake, WAKE)
+
+    def at(self, time: Seconds, action: Callable[[], None]) -> None:
+        """Do this at some time, and whatever follows from it at once."""
+
+        def act(serial: int) -> None:
+            action()
+            self.settle()
+
+        self.agenda.at(time, act)
+
+    # The supervisor's part.
+
+    def _open(self) -> None:
+        settings = self._settings()
+        at = self._supervisor.listen()
+        for number in range(settings.servers):
+            hub = SteppedHub(self.network, partial(self._turn, number))
+            self.network.is_server(hub, number)
+            supervisor = hub.connect(at)
+            self.addresses.append(hub.listen())
+            self._hubs.append(hub)
+            self._servers.append(Server(number, hub, supervisor, lambda: self.agenda.now))
+            supervisor.send({"kind": "listening", "number": number})
+            self.network.deliver()
+        for link in self._links:
+            link.send({"kind": "job", "settings": settings.to_wire(), "servers": json.dumps(self.addresses)})
+            self.settle()
+
+    def _settings(self) -> JobSettings:
+        cluster = self.script.cluster
+        return JobSettings(
+            workers=cluster.total,
+            servers=cluster.servers,
+            sync=self.script.sync,
+            seed=cluster.seed,
+            timeout_s=NEVER_S if cluster.silence_s is None else cluster.silence_s,
+            journal=str(self._path),
+        )
+
+    def _turn(self, number: int) -> None:
+        """A server handles one message."""
+        try:
+            self._servers[number].hear(0.0)
+        except Finished:
+            self._ended.add(number)
+
+    def _wake(self, serial: int) -> None:
+        """After all messages of its instant."""
+        self._wake_due = None
+        self._servers[0].tick()
+        self.settle()
+
+    def _supervise(self) -> None:
+        for connection, item in self._supervisor.poll(0.0):
+            if isinstance(item, Closed):
+                continue
+            assert isinstance(item, Message) and item.header["kind"] != "failed", f"a server fails: {item}"
+            if item.header["kind"] == "listening":
+                self._links.append(connection)
+            self.summary = item.header.get("summary", self.summary)
+
+    def _close(self) -> None:
+        for link in self._links:
+            link.send({"kind": "finish", "ok": True, "reason": "the script is over"})
+        while self.network.deliver():
+            pass
+        assert self._ended == set(range(len(self._servers))), f"of the servers only {self._ended} have ended"
+        for hub in [*self._hubs, self._supervisor, *(worker.hub for worker in self._workers.values())]:
+            hub.close()
+
+    # Workers' processes.
+
+    def _start(self, number: WorkerId) -> None:
+        before = self._workers.get(number)
+        self._workers[number] = StubWorker(self, number, 0 if before is None else before.iteration)
+        self._workers[number].start()
+        self.settle()
+
+    def _strike(self, fault: Fault, serial: int) -> None:
+        if isinstance(fault, Restart | Join):
+            self._to_come -= 1
+            self._start(fault.worker)
+        elif isinstance(fault, Kill | Vanish):
+            self._workers[fault.worker].die("killed by the script of faults", seen=isinstance(fault, Kill))
+        self.settle()
+
+    def _over(self) -> bool:
+        """Whether every process has ended, as the supervisor would see, and none is to come."""
+        return not self._to_come and all(worker.gone for worker in self._workers.values())

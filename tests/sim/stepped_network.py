@@ -1,0 +1,128 @@
+"""`transport.memory` with every message in the driver's hand: kept until its turn, and delivered one by one.
+
+Messages take no time, but for parameters and blocks where a law of delays says so, and are handled in the order of sending with three
+exceptions, by which what is one thing to the simulator is one thing here. What is sent between servers comes first, and so does what
+is for or from a server other than server 0: all shards have a push, or deliver a release, at once. In rules of shard scope pushes come last:
+what shard 0 makes of one is over before shard 1 hears of it. And blocks have their turn like anything else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from offbeat.sim.laws import Sampler
+from offbeat.transport import wire
+from offbeat.transport.memory import MemoryConnection, MemoryHub, MemoryNetwork
+from offbeat.types import Seconds, WorkerId
+
+TOKEN: Final = "stepped"
+FIRST, IN_ORDER, LAST = 0, 1, 2
+
+
+class SteppedNetwork(MemoryNetwork):
+    """Keeps what is sent until it is its turn.
+
+    Args:
+        shares_memory: as for `MemoryNetwork`.
+        by_shard: whether the rule has shard scope.
+        delay: how long what server s sends to worker w is on its way, asked for ``s * workers + w``.
+        workers: how many there are in all.
+        now: the clock.
+        at: puts a delivery on the agenda.
+    """
+
+    def __init__(
+        self,
+        *,
+        shares_memory: bool,
+        by_shard: bool,
+        delay: Sampler,
+        workers: int,
+        now: Callable[[], Seconds],
+        at: Callable[[Seconds, Callable[[], None]], None],
+    ) -> None:
+        super().__init__(shares_memory=shares_memory)
+        self._by_shard, self._delay, self._workers, self._now, self._at = by_shard, delay, workers, now, at
+        self._servers: dict[str, int] = {}
+        self._sent: dict[int, int] = {}
+        """How many messages with parameters, by server and worker."""
+        self._last: dict[int, Seconds] = {}
+        """When the last of them arrives: none overtakes another."""
+        self._post: tuple[deque[Callable[[], None]], ...] = (deque(), deque(), deque())
+
+    def is_server(self, hub: SteppedHub, number: int) -> None:
+        self._servers[hub.name] = number
+
+    def post(self, hub: SteppedHub, item: tuple[MemoryConnection, Any]) -> None:
+        """Somebody has sent something, or closed a connection."""
+        connection, sent = item
+        kind = wire.decode_header(sent.packed)["kind"] if hasattr(sent, "packed") else "closed"
+        to, of = self._servers.get(hub.name), self._servers.get(connection.peer)
+        turn = FIRST if (to or 0) > 0 or (of or 0) > 0 else IN_ORDER
+        if self._by_shard and of is None and kind == "push":
+            turn = LAST
+        elif kind == "block":
+            turn = IN_ORDER
+        if kind in ("parameters", "block"):
+            assert of is not None and hub.worker is not None
+            arrival = self._arrival(of * self._workers + hub.worker)
+            if arrival > self._now():
+                self._at(arrival, lambda: hub.receive(item))
+                return
+        self._post[turn].append(lambda: hub.receive(item))
+
+    def later(self, action: Callable[[], None]) -> None:
+        """Do this once the pushes that are under way have been handled."""
+        self._post[LAST].append(action)
+
+    def deliver(self) -> bool:
+        """Let somebody handle one message; False if there is none."""
+        for box in self._post:
+            if box:
+                box.popleft()()
+                return True
+        return False
+
+    def _arrival(self, pair: int) -> Seconds:
+        number, now = self._sent.get(pair, 0), self._now()
+        self._sent[pair] = number + 1
+        self._last[pair] = max(self._last.get(pair, 0.0), now + self._delay.draw(pair, number, now))
+        return self._last[pair]
+
+
+class _Inbox(deque[Any]):
+    """What a hub polls. To append to it is to send."""
+
+    def __init__(self, hub: SteppedHub, network: SteppedNetwork) -> None:
+        super().__init__()
+        self._hub, self._network = hub, network
+
+    def append(self, item: Any) -> None:
+        self._network.post(self._hub, item)
+
+    def arrive(self, item: Any) -> None:
+        super().append(item)
+
+
+class SteppedHub(MemoryHub):
+    """The hub of one process.
+
+    Args:
+        network: whom it can reach.
+        turn: the body of the process's loop: it polls, and handles what there is.
+        worker: whose process it is; None: a server's, or the supervisor's.
+    """
+
+    def __init__(self, network: SteppedNetwork, turn: Callable[[], None], worker: WorkerId | None = None) -> None:
+        super().__init__(network, TOKEN)
+        self.worker = worker
+        self._turn = turn
+        self._inbox = _Inbox(self, network)
+        self.inbox = self._inbox
+
+    def receive(self, item: Any) -> None:
+        """It is the turn of this message, or of the news that a connection has closed."""
+        self._inbox.arrive(item)
+        self._turn()
