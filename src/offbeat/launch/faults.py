@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 
 from offbeat.errors import ConfigurationError
-from offbeat.runtime.settings import ANY, Kill, Slow
+from offbeat.runtime.settings import ANY, Kill, Late, Slow
 
 _SLOW = re.compile(r"(any|\d+)=(\d+(?:\.\d*)?|\.\d+)(?:@(\d+)-(\d+))?")
 _KILL = re.compile(r"(\d+)@(\d+)")
+_LATE = re.compile(r"(any|\d+)=(\d+(?:\.\d*)?|\.\d+)(?:@(\d+(?:\.\d*)?|\.\d+)%)?")
 
 
 def parse_slow(text: str, workers: int) -> Slow:
@@ -46,6 +47,29 @@ def parse_kill(text: str, workers: int) -> Kill:
     if match is None:
         raise ConfigurationError(f"--kill {text}: write WORKER@VERSION, for instance 1@200")
     return Kill(worker=_existing(int(match[1]), workers, f"--kill {text}"), version=int(match[2]))
+
+
+def parse_late(text: str, servers: int) -> Late:
+    """Late blocks: ``SERVER=SECONDS`` or ``any=SECONDS``, either with ``@PERCENT%``, how many of the replies are late.
+
+    >>> parse_late("any=4@0.16%", servers=32)
+    Late(server=-1, seconds=4.0, share=0.0016)
+
+    Raises:
+        ConfigurationError: it cannot be read, or there is no such server.
+    """
+    match = _LATE.fullmatch(text)
+    if match is None:
+        raise ConfigurationError(
+            f"--late {text}: write SERVER=SECONDS or any=SECONDS, for instance 1=0.5, or any=4@0.16% for 0.16 % of all replies"
+        )
+    who, seconds, percent = match.groups()
+    if who != "any" and int(who) >= servers:
+        raise ConfigurationError(f"--late {text}: there is no server {who}, {servers} servers are numbered 0 to {servers - 1}")
+    if percent is not None and float(percent) > 100.0:
+        raise ConfigurationError(f"--late {text}: {percent} % of the replies are more than there are; at most 100 %")
+    share = 1.0 if percent is None else float(percent) / 100.0
+    return Late(server=ANY if who == "any" else int(who), seconds=float(seconds), share=share)
 
 
 def parse_all(slow: Sequence[str], kill: Sequence[str], workers: int) -> tuple[tuple[Slow, ...], tuple[Kill, ...]]:

@@ -16,4 +16,7 @@ A job's processes talk in these messages (``kind`` of the header; *carry* names 
 | server s | worker | attached, parameters (carry), state | |
 
 One admitted worker gets one ``parameters`` message from every shard, all with the same serial number; it goes on when it has them all.
+
+In rules of shard scope a push is a payload, its copy goes to every shard with all there is to say of it, and each ``arrived`` passes that
+on; parameters are payloads too. Beside them every shard sends ``block`` to the workers, its newest, and each answers ``got``.
 """

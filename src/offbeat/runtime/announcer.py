@@ -41,7 +41,7 @@ class Announcer:
             case Fence():
                 self._send(effect.worker, "fence", incarnation=effect.incarnation, reason=effect.reason)
             case Grant():
-                fields = {"lease": effect.lease, "epoch": effect.epoch, "start": effect.start, "stop": effect.stop}
+                fields = {"lease": effect.lease, "epoch": effect.epoch, "start": effect.start, "stop": effect.stop, "parts": effect.parts}
                 self._send(effect.worker, "grant", **fields, refreshed=effect.refreshed)
             case NoMore():
                 self._no_more(effect)

@@ -15,12 +15,14 @@ from offbeat.protocol.effects import Effect
 from offbeat.protocol.events import Abandoned, EpochWanted, Event, Heard, Initialised, Joined, LeaseWanted, Left, Lost, PullWanted, Pushed
 from offbeat.report.tally import Tally
 from offbeat.runtime.announcer import Announcer
+from offbeat.runtime.block_shard import shard_of
 from offbeat.runtime.journal import Journal, end_record, fault_record, job_record, metrics_record, process_record
 from offbeat.runtime.performer import Performer
 from offbeat.runtime.pushes import Arrivals, Schedules
 from offbeat.runtime.roster import Peer, Roster
-from offbeat.runtime.settings import JobSettings
+from offbeat.runtime.settings import ANY, JobSettings
 from offbeat.runtime.shard_host import ShardHost
+from offbeat.runtime.shard_performer import ShardPerformer
 from offbeat.runtime.terms import Terms
 from offbeat.tensors.shard import SquaredNorms
 from offbeat.transport.base import Connection, Message, SharedMemory
@@ -57,7 +59,7 @@ class CoordinatorHost:
         self._shards = dict(shards)
         self._supervisor = supervisor
         self._allocate = allocate
-        self._started = started
+        self._started, self._now = started, now
         self._coordinator: Coordinator | None = None
         self._terms: Terms | None = None
         self._common: SharedMemory | None = None
@@ -71,6 +73,7 @@ class CoordinatorHost:
         self._handlers: dict[str, Callable[[Peer, Message, Seconds], None]] = {
             "ready": self._ready,
             "push": self._push,
+            "got": lambda peer, message, now: self.host.got(peer.connection),
             "abandoned": self._abandoned,
             "initial": self._initial,
             "buffers": self._take_buffers,
@@ -109,6 +112,8 @@ class CoordinatorHost:
         kind = message.header.get("kind")
         if kind == "hello":
             self._hello(connection, message, now)
+        elif kind == "arrived" and "push" in message.header:
+            self._arrived(message.header, message.header["shard"], now)
         elif kind in ("arrived", "initialised"):
             self._complete(message.header["worker"], message.header["number"], message.header["shard"], now)
         elif kind == "measured":
@@ -154,6 +159,8 @@ class CoordinatorHost:
 
     def tick(self, now: Seconds) -> None:
         """Time has passed. Bytes of an unfinished message are a sign of life too."""
+        if self._host is not None:
+            self._host.tick(now)
         for peer in self._roster:
             if peer.stirred():
                 self._feed(Heard(peer.worker, peer.incarnation), now)
@@ -166,7 +173,7 @@ class CoordinatorHost:
 
     def wake_at(self) -> Seconds | None:
         """When to call `tick` at the latest."""
-        times = [self._journal.wake_at(), self._coordinator.wake_at() if self._coordinator is not None else None]
+        times = [part.wake_at() for part in (self._journal, self._coordinator, self._host) if part is not None]
         return min((t for t in times if t is not None), default=None)
 
     def close(self, ok: bool, reason: str, now: Seconds) -> None:
@@ -212,9 +219,11 @@ class CoordinatorHost:
         if self._terms is not None:
             self._terms.check(worker, terms)
         else:
-            self._coordinator = Coordinator(terms.policy, self.settings.workers, self.settings.timeout_s)
+            shards = self.settings.servers
+            self._coordinator = Coordinator(terms.policy, self.settings.workers, self.settings.timeout_s, shards)
             self._host = self._set_up(terms)
-            self._performer = Performer(
+            performer = Performer if terms.policy.scope == "job" else ShardPerformer
+            self._performer = performer(
                 terms.policy, self._coordinator, self._host, self._shards, self._roster, self._announcer, self._schedules
             )
             self._terms = terms
@@ -223,18 +232,18 @@ class CoordinatorHost:
         return self._coordinator, self.host
 
     def _set_up(self, terms: Terms) -> ShardHost:
-        """Tell the other servers what they are to hold, and begin server 0's own part."""
+        """Begin server 0's own part, and tell the other servers what they are to hold."""
         layout, lockstep, servers = terms.layout, terms.policy.lockstep, self.settings.servers
         if lockstep and all(shard.shares_memory for shard in self._shards.values()):
             self._common = self._allocate(layout.nbytes, "parameters")
+        host = shard_of(0, layout, terms.spec, terms.policy, self.settings, self._now, self._common)
         header = {"layout": layout.to_wire(), "optimizer": terms.spec.to_wire(), "sync": terms.policy.spelling, "servers": servers}
         for shard in self._shards.values():
             shard.send({"kind": "setup", **header}, memory=(self._common,) if self._common is not None else ())
-        span = layout.spans(servers, terms.spec.elementwise)[0]
-        return ShardHost(0, layout, span, terms.spec, terms.policy, memory=self._common)
+        return host
 
     def _ready(self, peer: Peer, message: Message, now: Seconds) -> None:
-        self.performer.order([{"do": "enter", "worker": peer.worker}])
+        self.performer.enter(peer.worker)
         self._announcer.send_buffers(peer.worker)  # before the parameters, with which the worker goes on
         self._feed(Joined(peer.worker), now)
 
@@ -242,9 +251,23 @@ class CoordinatorHost:
 
     def _push(self, peer: Peer, message: Message, now: Seconds) -> None:
         header = message.header
+        if self.terms.policy.scope == "shard":
+            self.host.take(peer.worker, header["number"], message.payload)
+            self._arrived({**header, "worker": peer.worker}, 0, now)
+            return
         self._schedules.note(peer.worker, header)
-        fields = {**header["push"], "leases": tuple(header["push"]["leases"])}
-        self._complete(peer.worker, header["number"], 0, now, Pushed(peer.worker, **fields))
+        self._complete(peer.worker, header["number"], 0, now, _pushed(peer.worker, header["push"]))
+
+    def _arrived(self, header: Mapping[str, Any], shard: int, now: Seconds) -> None:
+        """One shard has a worker's gradient: an event of its own, in rules of shard scope."""
+        assert self._coordinator is not None
+        event = _pushed(header["worker"], header["push"], shard)
+        self._schedules.note(event.worker, header)
+        self._journal.log(event, now)
+        effects = self._coordinator.on(event, now)
+        assert isinstance(self.performer, ShardPerformer)
+        self.performer.arrived(event, header["number"], effects)
+        self._perform(effects, now)
 
     def _abandoned(self, peer: Peer, message: Message, now: Seconds) -> None:
         fields = {**message.header["work"], "leases": tuple(message.header["work"]["leases"])}
@@ -322,3 +345,12 @@ class CoordinatorHost:
         for slow in settings.slow:
             who = "one worker, drawn anew each step" if slow.worker < 0 else "each step"
             self._journal.write(fault_record(now, slow.worker, "slow", f"{slow.seconds:g} s, {who}"))
+        for late in settings.late:
+            whose = "every server" if late.server == ANY else f"server {late.server}"
+            self._journal.write(fault_record(now, -1, "late", f"{late.seconds:g} s, {late.share:.4g} of the blocks of {whose}"))
+
+
+def _pushed(worker: WorkerId, fields: Mapping[str, Any], shard: int | None = None) -> Pushed:
+    """The event, from what the worker says of it."""
+    lists = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
+    return Pushed(worker, **{**fields, **lists}, shard=shard)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from offbeat.runtime.worker_link import WorkerLink
 from offbeat.transport.base import Message
@@ -32,7 +33,10 @@ class Interrupts:
     def __init__(self, link: WorkerLink, model: torch.nn.Module) -> None:
         self._link, self._model = link, model
         self._version: Version = 0
-        self._watching = self._hooked = False
+        self._newer: Version = 0
+        """The newest version of which word has come."""
+        self._watching = False
+        self._hooks: list[RemovableHandle] = []
         self.overtaken = False
         """The present computation is of no more use."""
         self.at_once = False
@@ -43,12 +47,18 @@ class Interrupts:
     def heard(self, message: Message) -> None:
         """Word has come. It may be late: about a version that this worker has left behind by itself."""
         if message.header["version"] > self._version:
-            self.overtaken, self.at_once = True, message.header["at_once"]
+            self._newer = message.header["version"]
+            self.overtake(at_once=message.header["at_once"])
+
+    def overtake(self, *, at_once: bool) -> None:
+        """The present computation is of no more use."""
+        self.overtaken, self.at_once = True, at_once
 
     def released(self, version: Version) -> None:
-        """A new computation begins, from this version."""
+        """A new computation begins, from this version. Each server says so by itself, and word may come in between."""
         self._version = version
-        self.overtaken = self.at_once = False
+        if self._newer <= version:
+            self.overtaken = self.at_once = False
         self.entries = 0
 
     def now(self) -> bool:
@@ -62,8 +72,7 @@ class Interrupts:
         self.entries += 1
         self._watching = True
         try:
-            self._look()
-            yield
+            yield  # word that has come already stops the body at the first module: a context cannot leave its body out
         except Interrupted:
             pass
         finally:
@@ -76,11 +85,14 @@ class Interrupts:
                 raise Interrupted
 
     def _hook(self) -> None:
-        if self._hooked:
+        if self._hooks:
             return
-        self._hooked = True
-        for module in self._model.modules():
-            module.register_forward_pre_hook(self._look)
-        for parameter in self._model.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._look)
+        self._hooks += [module.register_forward_pre_hook(self._look) for module in self._model.modules()]
+        parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        self._hooks += [parameter.register_post_accumulate_grad_hook(self._look) for parameter in parameters]
+
+    def detach(self) -> None:
+        """Take the hooks off the model: it outlives the job, and would keep the job's memory alive."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()

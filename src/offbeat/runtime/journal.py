@@ -108,7 +108,7 @@ def metrics_record(t: Seconds, worker: WorkerId, version: Version, values: Mappi
 
 
 def fault_record(t: Seconds, worker: WorkerId, what: str, detail: str = "") -> Record:
-    """A fault made on purpose: ``kill`` or ``slow``. Worker -1: one worker, drawn anew each time."""
+    """A fault made on purpose: ``kill``, ``slow`` or ``late`` (a server's blocks). Worker -1: drawn anew each time."""
     return {"kind": "fault", "t": round(t, 6), "worker": worker, "what": what, "detail": detail}
 
 

@@ -16,7 +16,7 @@ from offbeat.runtime.roster import Roster
 from offbeat.runtime.shard_host import ShardHost
 from offbeat.tensors.shard import SquaredNorms
 from offbeat.transport.base import Connection
-from offbeat.types import Version, WorkerState
+from offbeat.types import Version, WorkerId, WorkerState
 
 
 class Performer:
@@ -46,6 +46,15 @@ class Performer:
         self._roster, self._announcer, self._schedules = roster, announcer, schedules
         self._measurements = Measurements(1 + len(shards))
         self._hyper: Any = None
+        self._entering: set[WorkerId] = set()
+        """Whose process is ready and has not been released yet."""
+
+    def enter(self, worker: WorkerId) -> None:
+        """A worker's process is ready. While the rule lets it wait outside, what its predecessor has pushed may still be folded."""
+        if self._policy.entry == "next_epoch" and self._coordinator.begun:
+            self._entering.add(worker)
+        else:
+            self.order([{"do": "enter", "worker": worker}])
 
     def perform(self, effects: Sequence[Effect]) -> None:
         """Do all of this."""
@@ -57,6 +66,9 @@ class Performer:
                 case Gather():
                     orders.append(gather_order(effect))
                 case Release():
+                    if effect.worker in self._entering:
+                        self._entering.discard(effect.worker)
+                        orders.append({"do": "enter", "worker": effect.worker})
                     orders.append(self._release_order(effect))
                 case Settle():
                     pass  # a fate is for the journal only

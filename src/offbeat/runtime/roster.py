@@ -43,7 +43,8 @@ class Roster:
         return self._current[worker]
 
     def __iter__(self) -> Iterator[Peer]:
-        return iter(self._current.values())
+        """The processes that are connected: what came last of one that is not is no sign of life."""
+        return iter(self._speaking.values())
 
     def at(self, connection: Connection) -> Peer | None:
         """Who speaks on this connection."""

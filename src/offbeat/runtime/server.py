@@ -74,14 +74,29 @@ class Server:
             Finished: the supervisor says that the job is over.
             JobError: the job cannot go on.
         """
+        self.hear(timeout_s)
+        self.tick()
+
+    def hear(self, timeout_s: Seconds) -> None:
+        """Handle what has come, or comes within this time. Raises what `turn` raises."""
         for connection, item in self._hub.poll(timeout_s):
             self._handle(connection, item)
+
+    def tick(self) -> None:
+        """Do what is due."""
         if self._coordinator is not None:
             self._coordinator.tick(self.now())
             self._report()
+        elif self._host is not None:
+            self._host.tick(self.now())
+
+    def wake_at(self) -> Seconds | None:
+        """When to call `tick` at the latest, by `now`; None: only messages matter, and how often the supervisor is told the status."""
+        part = self._coordinator if self._coordinator is not None else self._host
+        return part.wake_at() if part is not None else None
 
     def _patience(self) -> Seconds:
-        due = self._coordinator.wake_at() if self._coordinator is not None else None
+        due = self.wake_at()
         return STATUS_PERIOD_S if due is None else min(STATUS_PERIOD_S, max(0.0, due - self.now()))
 
     def _handle(self, connection: Connection, item: Message | Closed) -> None:
@@ -168,15 +183,15 @@ class Server:
 
     def _set_up(self, message: Message) -> None:
         from offbeat.policies import rule
-        from offbeat.runtime.shard_host import ShardHost
+        from offbeat.runtime.block_shard import shard_of
         from offbeat.tensors.layout import Layout
         from offbeat.tensors.optimizers import OptimizerSpec
 
         header = message.header
         layout, spec = Layout.from_wire(header["layout"]), OptimizerSpec.from_wire(header["optimizer"])
-        span = layout.spans(header["servers"], spec.elementwise)[self._number]
         memory = message.memory[0] if message.memory else None
-        self._host = ShardHost(self._number, layout, span, spec, rule(header["sync"]), memory=memory)
+        assert self._settings is not None
+        self._host = shard_of(self._number, layout, spec, rule(header["sync"]), self._settings, self.now, memory)
         early, self._early = self._early, []
         for connection, waiting in early:
             self._serve(self._host, connection, waiting)
@@ -192,7 +207,10 @@ class Server:
                 host.attach(header["worker"], connection, message, in_place=header["in_place"])
                 connection.send({"kind": "attached"})
             case "push":
-                self._tell_coordinator({"kind": "arrived", "worker": header["worker"], "number": header["number"]})
+                host.take(header["worker"], header["number"], message.payload)
+                self._tell_coordinator({**header, "kind": "arrived"})
+            case "got":
+                host.got(connection)
             case "initial":
                 if not header["provided"]:
                     host.initialise(header["worker"])

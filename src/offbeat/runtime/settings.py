@@ -16,7 +16,7 @@ from offbeat.transport.base import Address
 from offbeat.types import Seconds, Version, WorkerId
 
 ANY = -1
-"""In a `Slow`: not one worker for good, but one drawn anew for each step."""
+"""In a `Slow`: not one worker for good, but one drawn anew for each step. In a `Late`: every server."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,15 @@ class Kill:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Late:
+    """Rehearsed late replies: a block that ``server`` publishes (-1: any) reaches a worker ``seconds`` later, in ``share`` of the cases."""
+
+    server: int
+    seconds: Seconds
+    share: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobSettings:
     """Everything about a job that is known before its script runs."""
 
@@ -52,6 +61,7 @@ class JobSettings:
     journal: str | None = None
     slow: tuple[Slow, ...] = ()
     kill: tuple[Kill, ...] = ()
+    late: tuple[Late, ...] = ()
 
     def to_wire(self) -> dict[str, Any]:
         """Plain data for a message."""
@@ -63,6 +73,7 @@ class JobSettings:
         plain = dict(data)
         plain["slow"] = tuple(Slow(**item) for item in plain["slow"])
         plain["kill"] = tuple(Kill(**item) for item in plain["kill"])
+        plain["late"] = tuple(Late(**item) for item in plain["late"])
         return cls(**plain)
 
 

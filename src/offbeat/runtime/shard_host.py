@@ -16,7 +16,7 @@ from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.tensors.shard import Shard, SquaredNorms
 from offbeat.transport.base import Connection, Message, SharedMemory
 from offbeat.transport.shm import PrivateBlock
-from offbeat.types import Version, WorkerId
+from offbeat.types import Seconds, Version, WorkerId
 
 
 @dataclass(slots=True)
@@ -88,6 +88,19 @@ class ShardHost:
         slot = self._slots.get(worker) or self._next[worker]
         if not self.folded:
             self._memory[:] = slot.push
+
+    def take(self, worker: WorkerId, number: int, gradient: memoryview) -> None:
+        """A worker's push has arrived. Here it is in the worker's slot already, where it stays until the worker is admitted."""
+
+    def got(self, connection: Connection) -> None:
+        """A worker has read what it was sent without having asked; nothing is here."""
+
+    def tick(self, now: Seconds) -> None:
+        """Do what is due."""
+
+    def wake_at(self) -> Seconds | None:
+        """When to call `tick` at the latest; None: never."""
+        return None
 
     def apply(self, orders: Sequence[Mapping[str, Any]]) -> list[Measured]:
         """Carry out folds, gatherings and releases, in order; what was measured at the folds."""

@@ -20,6 +20,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.policies import rule
 from offbeat.protocol.policy import Averaging, Plan, Policy
 from offbeat.runtime import last_words, process_end
+from offbeat.runtime.block_pulls import BlockPulls
 from offbeat.runtime.buffers import ModelBuffers
 from offbeat.runtime.interrupts import Interrupts
 from offbeat.runtime.local_work import LocalWork
@@ -75,6 +76,7 @@ class WorkerSession(Session):
             self._spans,
             {
                 "parameters": self._on_parameters,
+                "block": self._on_block,
                 "provide": lambda _: self._initialise(provided=True),
                 "buffers": lambda message: self._buffers.write(message.header["layout"], message.payload),
                 "interrupt": self._on_interrupt,
@@ -91,6 +93,8 @@ class WorkerSession(Session):
         self._policy: Policy | None = None
         self._plan = Plan()
         self._work = LocalWork()
+        self._blocks: BlockPulls | None = None
+        """In rules of shard scope: what this worker waits for, instead of being admitted."""
         self._flat.attach()
         self._since = time.monotonic()
 
@@ -118,6 +122,9 @@ class WorkerSession(Session):
         }
         common = self._link.introduce(hello, self._push_block, self._pull_block)
         self._policy = rule(self._link.sync)
+        self.overlap = self._policy.overlap
+        if self._policy.scope == "shard":
+            self._blocks = BlockPulls(self._policy, self._spans, self._pull_block.view)
         if self._averaging is not None and self._averaging.momentum == "average":
             self._buffers = ModelBuffers(self._model, self._optimizer)
         self._link.ready()
@@ -151,6 +158,7 @@ class WorkerSession(Session):
         if not self._link.closed.is_set():
             self._hand_in()
         self._flat.detach()
+        self._interrupts.detach()
         self._leave()
 
     def _leave(self) -> None:
@@ -215,9 +223,10 @@ class WorkerSession(Session):
     def _abandon(self) -> None:
         """Give up a gradient that nobody wants, and take the newest parameters."""
         work, self._work = self._work, LocalWork()
-        fields = {"incarnation": self._link.incarnation, "version": self.version, "compute_s": time.monotonic() - self._since}
+        version = self.version if self._blocks is None else self._blocks.t
+        fields = {"incarnation": self._link.incarnation, "version": version, "compute_s": time.monotonic() - self._since}
         self._coordinator.send({"kind": "abandoned", "work": {**fields, "leases": work.leases}})
-        self._admitted()
+        self._go_on()
         self._since = time.monotonic()
 
     def _hand_in(self) -> None:
@@ -243,17 +252,21 @@ class WorkerSession(Session):
         if self._averaging is not None:
             self._flat.offer()
         self._send_push({"kind": "push", "number": next(self._numbers), "steps": self._steps}, push)
-        self._admitted()
+        self._go_on()
         if self._averaging is not None and self._averaging.momentum == "reset":
             self._optimizer.state.clear()
         self._since = time.monotonic()
 
     def _send_push(self, header: dict[str, Any], push: dict[str, Any]) -> None:
-        for server in self._servers[1:]:
-            server.send({"kind": "push", "worker": self.worker, "number": header["number"]}, carry="push")
         hyper = hyperparameters(self._optimizer)
         changed = {"hyper": hyper} if hyper != self._sent_hyper else {}
         self._sent_hyper = hyper
+        if self._blocks is not None:
+            push = {**push, "version": self._blocks.t, "held": self._blocks.used}
+            self._blocks.push(self._servers, {**header, **changed, "worker": self.worker, "push": push}, self._push_block.view)
+            return
+        for server in self._servers[1:]:
+            server.send({"kind": "push", "worker": self.worker, "number": header["number"]}, carry="push")
         self._coordinator.send({**header, **changed, "push": push}, carry="push")
 
     def _admitted(self) -> None:
@@ -264,8 +277,29 @@ class WorkerSession(Session):
         while not self._link.released():
             self._sent_hyper = None
             self._work = LocalWork()  # the samples in it are somebody else's by now
+            if self._blocks is not None:
+                self._blocks.reset()
             self._link.rejoin()
+        if self._blocks is not None:
+            self._blocks.released()
+            self._load(self._blocks)
         self._flat.pulled()
+
+    def _go_on(self) -> None:
+        """Wait until this worker may compute again: to be admitted, or, in rules of shard scope, for enough blocks."""
+        blocks = self._blocks
+        if blocks is not None:
+            self._link.wait(lambda: blocks.ready() or self._link.due, blocks.wake_at)
+            if not self._link.due:
+                self._load(blocks)
+                self._flat.pulled()
+                return
+        self._admitted()
+
+    def _load(self, blocks: BlockPulls) -> None:
+        blocks.load()
+        self.version = min(blocks.used)
+        self._interrupts.released(self.version)
 
     def _on_parameters(self, message: Message) -> None:
         self.version = message.header["version"]
@@ -273,6 +307,17 @@ class WorkerSession(Session):
         self._plan = Plan(*message.header["plan"])
         self.batch = self._plan.batch
         self._interrupts.released(self.version)
+        if self._blocks is not None:
+            self._blocks.received(message, whole=True)
+
+    def _on_block(self, message: Message) -> None:
+        """Only rules of shard scope send blocks without being asked. Parameters change at the end of the iteration, not now."""
+        assert self._blocks is not None, f"a block came under {self._link.sync}"
+        self._blocks.received(message)
+        if message.header["chief"] is not None:
+            self.chief = message.header["chief"] == self.worker
+        if self._blocks.overtaken:
+            self._interrupts.overtake(at_once=True)
 
     def _on_interrupt(self, message: Message) -> None:
         self._interrupts.heard(message)
@@ -298,7 +343,7 @@ class WorkerSession(Session):
         if self._samples.leaves(pool, epoch):
             self._hand_in()
         began = time.monotonic()
-        grant = self._samples.take(pool, epoch, size, batch)
+        grant = self._samples.take(pool, epoch, size, lambda: self.batch or batch)
         self._since += time.monotonic() - began
         if grant is not None:
             self._outstanding.append(grant)

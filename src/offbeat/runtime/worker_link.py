@@ -18,7 +18,7 @@ from offbeat.runtime import last_words
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds
 
-AtOnce: TypeAlias = Mapping[Literal["parameters", "provide", "buffers", "interrupt"], Callable[[Message], None]]
+AtOnce: TypeAlias = Mapping[Literal["parameters", "block", "provide", "buffers", "interrupt"], Callable[[Message], None]]
 """What the session does with a message as soon as it is read, by kind."""
 
 BY_NOTICE = 128 + signal.SIGTERM
@@ -147,16 +147,17 @@ class WorkerLink:
 
     def released(self) -> bool:
         """Wait until every shard has delivered the parameters of one more release; False if this worker is fenced: it has to `rejoin`."""
-
-        def complete() -> bool:
-            newest = self._serials.get(self.coordinator, 0)
-            return newest > self._seen and all(self._serials.get(server, 0) >= newest for server in self.servers)
-
-        self.wait(lambda: complete() or self._fenced)
+        self.wait(lambda: self.due)
         if self._fenced:
             return False
         self._seen = self._serials[self.coordinator]
         return True
+
+    @property
+    def due(self) -> bool:
+        """Whether `released` would return at once."""
+        newest = self._serials.get(self.coordinator, 0)
+        return self._fenced or (newest > self._seen and all(self._serials.get(server, 0) >= newest for server in self.servers))
 
     def rejoin(self) -> None:
         """Give up the incarnation that was declared dead, and ask for the next."""
@@ -166,8 +167,8 @@ class WorkerLink:
         self._mail.clear()
         self.ready()
 
-    def wait(self, ready: Callable[[], bool]) -> None:
-        """Read messages until something is so.
+    def wait(self, ready: Callable[[], bool], wake_at: Callable[[], Seconds | None] = lambda: None) -> None:
+        """Read messages until something is so; ``wake_at``, monotonic, is when to look again even if nothing comes.
 
         Raises:
             RefusedError: the job does not take this worker.
@@ -178,7 +179,8 @@ class WorkerLink:
         self._waiting = True
         try:
             while not ready():
-                self._read(None)
+                at = wake_at()
+                self._read(None if at is None else max(0.0, at - time.monotonic()))
         finally:
             self._waiting = False
 
@@ -212,6 +214,9 @@ class WorkerLink:
                 self._serials[connection] = header["serial"]
                 self.incarnation = header["incarnation"]
                 self._at_once["parameters"](message)
+            case "block":
+                connection.send({"kind": "got"})
+                self._at_once["block"](message)
             case "provide" | "buffers" | "interrupt" as kind:
                 self._at_once[kind](message)
             case "joined":

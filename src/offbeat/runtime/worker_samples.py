@@ -34,15 +34,19 @@ class WorkerSamples:
         """Whether taking samples of this epoch means leaving another that is open."""
         return pool in self._open and self._open[pool][0] != epoch
 
-    def take(self, pool: int, epoch: Epoch, size: int, batch: int) -> Grant | None:
-        """The next samples of an epoch; None once it is over for this worker. Another epoch of this pool is finished first."""
+    def take(self, pool: int, epoch: Epoch, size: int, batch: Callable[[], int]) -> Grant | None:
+        """The next samples of an epoch; None once it is over for this worker. Another epoch of this pool is finished first.
+
+        ``batch`` says how many, when it comes to that: the end of an epoch may bring another batch size.
+        """
         if self.leaves(pool, epoch):
             self._finish(pool)
         self._open[pool] = (epoch, size)
-        answer = self._ask("samples", {"pool": pool, "epoch": epoch, "size": size, "batch": batch})
+        answer = self._ask("samples", {"pool": pool, "epoch": epoch, "size": size, "batch": batch()})
         match answer["kind"]:
             case "grant":
-                return Grant(pool, answer["lease"], answer["start"], answer["stop"])
+                parts = tuple((start, stop) for start, stop in answer["parts"])
+                return Grant(pool, answer["lease"], answer["start"], answer["stop"], parts)
             case "epoch_ended" if answer["epoch"] < epoch:
                 return self.take(pool, epoch, size, batch)
             case "epoch_ended" | "no_more" if answer["report"] is not None:
