@@ -1,0 +1,131 @@
+"""Accuracy against time of ElasticBSP and its baselines on four equal machines: once with cheap updates of the server, once with dear ones.
+
+The paper trains AlexNet and ResNet-50 on four machines with GPUs; here a small network trains for real under virtual time, on a model of
+such a cluster. What the two networks differ in, for the order of the rules, is what an update costs the server: that is what is varied.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+from torch import nn
+
+from experiments import data
+from experiments._training.models import digits_cnn, small_cnn
+from experiments._training.runs import Recipe, series, side_by_side, train
+from experiments.result import COLOURS, Row, label, new_figure, save
+from offbeat.sim.cluster import Cluster, Work
+from offbeat.sim.run import Result
+
+PAPER = "ElasticBSP, figure 4: test accuracy against time, four workers"
+SEED: Final = 0
+WORKERS: Final = 4
+COMPUTE: Final = "lognormal(mean=1.0, sd=0.2, low=0.6, high=2.5)"
+"""Seconds of an iteration: equal machines whose iterations vary, as the paper's did."""
+
+
+class Panel(NamedTuple):
+    """One half of the figure."""
+
+    name: str
+    update_s: float
+    """What a fold costs the server, in seconds, a worker's iteration taking one."""
+    rules: tuple[str, ...]
+    order: tuple[str, ...]
+    """As the paper's figure has them, the first to be done first."""
+
+
+PANELS: Final = (
+    Panel(
+        "cheap updates",
+        0.01,
+        ("bsp", "ssp(staleness=3)", "asp", "elastic(R=15)", "elastic(R=30)", "elastic(R=240)"),
+        ("ssp(staleness=3)", "asp", "elastic(R=15)", "bsp"),
+    ),
+    Panel(
+        "dear updates",
+        0.5,
+        ("bsp", "ssp(staleness=3)", "asp", "elastic(R=15, mode=bulk)", "elastic(R=30, mode=bulk)"),
+        ("elastic(R=15, mode=bulk)", "bsp", "ssp(staleness=3)", "asp"),
+    ),
+)
+
+
+class Job(NamedTuple):
+    """One run."""
+
+    panel: Panel
+    sync: str
+    quick: bool
+
+
+def model(quick: bool) -> nn.Module:
+    return digits_cnn() if quick else small_cnn()
+
+
+def run_one(job: Job) -> Result:
+    """Train for some epochs under one rule; evaluated about fifteen times, whatever the rule's versions are."""
+    images = data.mnist(4096, 1000) if job.quick else data.cifar10(50000, 5000)
+    epochs, batch = (3, 32) if job.quick else (12, 128)
+    samples = len(images.train_x)
+    pushes = epochs * samples // batch
+    folds = pushes if job.sync != "bsp" else pushes // WORKERS
+    recipe = Recipe(
+        model=lambda: model(job.quick),
+        optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=0.05),
+        every=max(1, folds // 15) if "bulk" not in job.sync else 2,
+    )
+    cluster = Cluster(workers=WORKERS, compute=COMPUTE, update_s=job.panel.update_s, seed=SEED)
+    return train(job.sync, recipe, images, cluster, Work(epochs=epochs, samples=samples, batch=batch))
+
+
+def run(quick: bool, out: Path) -> list[Row]:
+    """Train every rule of both panels, write the figure, and return the rows."""
+    jobs = [Job(panel, sync, quick) for panel in PANELS for sync in panel.rules]
+    found = dict(zip(((job.panel.name, job.sync) for job in jobs), side_by_side(run_one, jobs), strict=True))
+    picture(found, out)
+    return [row for panel in PANELS for row in rows_of(panel, {sync: found[panel.name, sync] for sync in panel.rules}, quick)]
+
+
+def rows_of(panel: Panel, results: dict[str, Result], quick: bool) -> list[Row]:
+    """The time to the end beside the paper's order, the accuracy, and the share of its time that a worker waits."""
+    note = "3 epochs of 4,096 MNIST images" if quick else "12 epochs of CIFAR-10, a small network"
+    ranked = sorted(panel.order, key=lambda sync: results[sync].seconds)
+    rows = []
+    for sync, result in results.items():
+        place = f"done {panel.order.index(sync) + 1}. of {len(panel.order)}" if sync in panel.order else None
+        here = f"done {ranked.index(sync) + 1}." if sync in ranked else "not ranked in the paper"
+        rows.append(Row(f"{panel.name}: {sync} time", place, result.seconds, "s", f"{here}; {note}"))
+        accuracy = series(result, "accuracy")[1]
+        rows.append(Row(f"{panel.name}: {sync} accuracy", None, 100 * accuracy[-1], "%", note))
+        rows.append(
+            Row(f"{panel.name}: {sync} waiting", None, 100 * waiting(result), "%", "of the workers' time, for the rule or the server")
+        )
+    elastic = next(sync for sync in results if sync.startswith("elastic"))
+    saved = waited(results["bsp"]) / waited(results[elastic])
+    rows.append(Row(f"{panel.name}: waiting under bsp / under {elastic}", "more than 1", saved, "x", "total seconds of all workers"))
+    return rows
+
+
+def waited(result: Result) -> float:
+    """Seconds that all workers together have waited to be admitted."""
+    return float(sum(worker["wait_s"] for worker in result.summary["per_worker"]))
+
+
+def waiting(result: Result) -> float:
+    """Their share of the workers' time."""
+    return waited(result) / (WORKERS * result.seconds)
+
+
+def picture(found: dict[tuple[str, str], Result], out: Path) -> None:
+    """A panel for each cost of an update."""
+    figure = new_figure(9.0, 4.0)
+    for number, panel in enumerate(PANELS, start=1):
+        axes = figure.add_subplot(1, len(PANELS), number)
+        for colour, sync in zip(COLOURS, panel.rules, strict=False):
+            times, accuracies = series(found[panel.name, sync], "accuracy")
+            axes.plot(times, [100 * value for value in accuracies], color=colour, label=sync)
+        label(axes, title=f"{panel.name}: {panel.update_s:g} s each", x="simulated seconds", y="test accuracy, %", legend=True)
+    save(figure, out / "elastic_fig4.png")

@@ -1,0 +1,78 @@
+"""Test error against time of PSP-SGD, with real gradients: the four settings of the paper's table on a smaller cluster.
+
+Eight workers and eight servers instead of 32 and 32; so that as many iterations meet a late message, messages are late as much more often.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from experiments import data
+from experiments._training.models import digits_cnn, small_cnn
+from experiments._training.runs import Recipe, first_time, series, side_by_side, train
+from experiments.result import COLOURS, Row, label, new_figure, save
+from offbeat.sim.cluster import Cluster, Work
+from offbeat.sim.run import Result
+
+PAPER = "PSP-SGD, figure 4: test error against time, some pull replies late by 4 s"
+SEED: Final = 0
+WORKERS: Final = 8
+COMPUTE: Final = "shifted_exponential(shift=8.97, scale=0.3)"
+"""Seconds of an iteration: the model of the paper's cluster that reproduces its table 1."""
+LATE: Final = f"sometimes(probability={0.0032 * 32 * 32 / WORKERS**2}, seconds=4.0)"
+SETTINGS: Final = {
+    "psp(c=8, b=1.0)": ("c=32 b=100%", 0.1479),
+    "psp(c=7, b=1.0)": ("c=28 b=100%", 0.1609),
+    "psp(c=7, b=0.875)": ("c=28 b=90%", 0.1565),
+    "psp(c=5, b=0.75)": ("c=20 b=75%", 0.2914),
+}
+"""Each with the paper's setting that it stands for, and its error."""
+
+
+def trained(sync: str, quick: bool) -> Result:
+    """One run."""
+    images = data.mnist(8000, 1000) if quick else data.cifar10(50_000, 5000)
+    versions = 120 if quick else 1500
+    recipe = Recipe(
+        model=digits_cnn if quick else small_cnn,
+        # PSP multiplies the learning rate by the number of gradients in a fold: this is 0.04 where all eight are in.
+        optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=0.005, momentum=0.9, weight_decay=1e-4),
+        schedule=lambda version, _: 0.1 if version > versions * 2 / 3 else 1.0,
+        every=versions // 15,
+    )
+    cluster = Cluster(workers=WORKERS, servers=WORKERS, compute=COMPUTE, delay=LATE, seed=SEED)
+    return train(sync, recipe, images, cluster, Work(versions=versions, batch=32 if quick else 64))
+
+
+def run(quick: bool, out: Path) -> list[Row]:
+    """Train under all four settings."""
+    results = dict(zip(SETTINGS, side_by_side(partial(trained, quick=quick), list(SETTINGS)), strict=True))
+    figure = new_figure()
+    axes = figure.subplots()
+    for colour, (sync, result) in zip(COLOURS, results.items(), strict=False):
+        t, accuracy = series(result, "accuracy")
+        axes.plot([at / 60 for at in t], [1 - value for value in accuracy], color=colour, label=sync)
+    label(axes, x="simulated minutes", y="test error")
+    save(figure, out / "psp_fig4.png")
+    rows, synchronous = [], results["psp(c=8, b=1.0)"]
+    goal = 2 * (1 - series(synchronous, "accuracy")[1][-1])
+    note = "120 iterations on MNIST" if quick else "1,500 iterations on CIFAR-10, a small network"
+    for sync, result in results.items():
+        paper, error = SETTINGS[sync]
+        reached = first_time(result, lambda values: 1 - values["accuracy"] <= goal)
+        rows += [
+            Row(f"{sync}: error", error, 1 - series(result, "accuracy")[1][-1], "", f"for the paper's {paper}; {note}"),
+            Row(f"{sync}: time", None, result.seconds / 60, "min", note),
+            Row(
+                f"{sync}: time to an error of {goal:.3f}",
+                None,
+                "not reached" if reached is None else reached / 60,
+                "min",
+                "twice the synchronous one's last",
+            ),
+        ]
+    return rows
