@@ -47,8 +47,8 @@ PANELS: Final = (
     Panel(
         "dear updates",
         0.5,
-        ("bsp", "ssp(staleness=3)", "asp", "elastic(R=15, mode=bulk)", "elastic(R=30, mode=bulk)"),
-        ("elastic(R=15, mode=bulk)", "bsp", "ssp(staleness=3)", "asp"),
+        ("bsp", "ssp(staleness=3)", "asp", "elastic(R=15, mode=local)", "elastic(R=15, mode=bulk)"),
+        ("elastic(R=15, mode=local)", "bsp", "ssp(staleness=3)", "asp"),
     ),
 )
 
@@ -75,7 +75,7 @@ def run_one(job: Job) -> Result:
     recipe = Recipe(
         model=lambda: model(job.quick),
         optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=0.05),
-        every=max(1, folds // 15) if "bulk" not in job.sync else 2,
+        every=max(1, folds // 15) if "mode" not in job.sync else 2,
     )
     cluster = Cluster(workers=WORKERS, compute=COMPUTE, update_s=job.panel.update_s, seed=SEED)
     return train(job.sync, recipe, images, cluster, Work(epochs=epochs, samples=samples, batch=batch))

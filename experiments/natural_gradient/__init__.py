@@ -54,7 +54,7 @@ class Size(NamedTuple):
     """Learning rates for whole trainings."""
 
 
-QUICK: Final = Size(1, 6, (0, 4), tuple(0.2 * 2.0**-i for i in range(6)), (0.4, 0.2))
+QUICK: Final = Size(1, 6, (0, 4), tuple(0.4 * 2.0**-i for i in range(7)), (0.4, 0.2))
 FULL: Final = Size(3, 30, (0, 2, 8, 25), tuple(0.4 * 2.0**-i for i in range(8)), (0.4, 0.2, 0.1, 0.05))
 LEVELS: Final = (0.5, 0.9)
 """Shares of SGD's largest decrease of the loss at which divergences are compared."""
