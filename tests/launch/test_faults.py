@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from offbeat.errors import ConfigurationError
-from offbeat.launch.faults import parse_all, parse_kill, parse_slow
-from offbeat.runtime.settings import ANY, Kill, Slow
+from offbeat.launch.faults import parse_all, parse_kill, parse_late, parse_slow
+from offbeat.runtime.settings import ANY, Kill, Late, Slow
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,33 @@ def test_deaths() -> None:
             parse_kill(text, workers=3)
     with pytest.raises(ConfigurationError, match=r"^--kill 1@5: there is no worker 1, 1 workers are numbered 0 to 0"):
         parse_kill("1@5", workers=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "late"),
+    [
+        ("1=0.5", Late(server=1, seconds=0.5)),
+        ("any=4@.16%", Late(server=ANY, seconds=4.0, share=0.0016)),
+        ("0=2@100%", Late(server=0, seconds=2.0, share=1.0)),
+    ],
+)
+def test_late_blocks(text: str, late: Late) -> None:
+    assert parse_late(text, servers=2) == late
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "write SERVER=SECONDS"),
+        ("1=0.5@3", "write SERVER=SECONDS"),
+        ("1=-2", "write SERVER=SECONDS"),
+        ("2=0.5", "there is no server 2, 2 servers are numbered 0 to 1"),
+        ("1=0.5@101%", "101 % of the replies are more than there are"),
+    ],
+)
+def test_what_is_not_late(text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^--late {text}: .*{message}"):
+        parse_late(text, servers=2)
 
 
 def test_a_whole_command_line() -> None:

@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.errors import ConfigurationError
-from offbeat.runtime.settings import JobSettings, Kill, Slow, WorkerSettings, read_addresses
+from offbeat.runtime.settings import JobSettings, Kill, Late, Slow, WorkerSettings, read_addresses
 from offbeat.transport.base import Address
 
 SECONDS = st.floats(0.0, 1e6)
 VERSIONS = st.integers(0, 1 << 40)
 SLOW = st.builds(Slow, worker=st.integers(-1, 99), seconds=SECONDS, start=VERSIONS, stop=st.none() | VERSIONS)
 KILL = st.builds(Kill, worker=st.integers(0, 99), version=VERSIONS)
+LATE = st.builds(Late, server=st.integers(-1, 99), seconds=SECONDS, share=st.floats(0.0, 1.0))
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 JOBS = st.builds(
     JobSettings,
@@ -27,6 +28,7 @@ JOBS = st.builds(
     journal=st.none() | TEXT,
     slow=st.lists(SLOW, max_size=3).map(tuple),
     kill=st.lists(KILL, max_size=3).map(tuple),
+    late=st.lists(LATE, max_size=3).map(tuple),
 )
 ADDRESSES = st.builds(Address, TEXT, st.tuples(TEXT, st.integers(0, 65535)), TEXT)
 WORKERS = st.builds(

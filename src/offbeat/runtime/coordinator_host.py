@@ -19,8 +19,9 @@ from offbeat.runtime.block_shard import shard_of
 from offbeat.runtime.journal import Journal, end_record, fault_record, job_record, metrics_record, process_record
 from offbeat.runtime.performer import Performer
 from offbeat.runtime.pushes import Arrivals, Schedules
+from offbeat.runtime.rehearsal import Kills, announced
 from offbeat.runtime.roster import Peer, Roster
-from offbeat.runtime.settings import ANY, JobSettings
+from offbeat.runtime.settings import JobSettings
 from offbeat.runtime.shard_host import ShardHost
 from offbeat.runtime.shard_performer import ShardPerformer
 from offbeat.runtime.terms import Terms
@@ -69,7 +70,7 @@ class CoordinatorHost:
         self._schedules = Schedules()
         self._performer: Performer | None = None
         self._announcer = Announcer(self._roster)
-        self._kills = list(settings.kill)
+        self._kills = Kills(settings.kill)
         self._handlers: dict[str, Callable[[Peer, Message, Seconds], None]] = {
             "ready": self._ready,
             "push": self._push,
@@ -311,13 +312,11 @@ class CoordinatorHost:
             self._feed(event, now)
 
     def _rehearse(self, now: Seconds) -> None:
-        """Ask for the deaths that the user has ordered, once their version is reached."""
+        """Ask for the deaths that the user has ordered."""
         assert self._coordinator is not None
-        due = [kill for kill in self._kills if self._coordinator.version >= kill.version]
-        for kill in due:
-            self._kills.remove(kill)
-            self._journal.write(fault_record(now, kill.worker, "kill", f"at version {self._coordinator.version}"))
-            self._supervisor.send({"kind": "kill", "worker": kill.worker})
+        for worker in self._kills.due(self._coordinator.version):
+            self._journal.write(fault_record(now, worker, "kill", f"at version {self._coordinator.version}"))
+            self._supervisor.send({"kind": "kill", "worker": worker})
 
     # The rest.
 
@@ -333,21 +332,10 @@ class CoordinatorHost:
 
     def _head(self, sync: str, now: Seconds) -> None:
         settings = self.settings
-        head = job_record(
-            sync=sync,
-            workers=settings.workers,
-            servers=settings.servers,
-            seed=settings.seed,
-            started=self._started,
-            script=settings.script,
-        )
-        self._journal.write(head)
-        for slow in settings.slow:
-            who = "one worker, drawn anew each step" if slow.worker < 0 else "each step"
-            self._journal.write(fault_record(now, slow.worker, "slow", f"{slow.seconds:g} s, {who}"))
-        for late in settings.late:
-            whose = "every server" if late.server == ANY else f"server {late.server}"
-            self._journal.write(fault_record(now, -1, "late", f"{late.seconds:g} s, {late.share:.4g} of the blocks of {whose}"))
+        job = {"workers": settings.workers, "servers": settings.servers, "seed": settings.seed}
+        self._journal.write(job_record(sync=sync, started=self._started, script=settings.script, **job))
+        for entry in announced(settings, now):
+            self._journal.write(entry)
 
 
 def _pushed(worker: WorkerId, fields: Mapping[str, Any], shard: int | None = None) -> Pushed:

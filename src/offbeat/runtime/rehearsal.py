@@ -1,13 +1,15 @@
-"""Rehearsed slowness: the delays that ``--slow`` orders, for demos, for tests, and for users who want to know before it happens.
+"""Rehearsed faults, for demos, for tests, and for users who want to know beforehand: what ``--slow``, ``--late`` and ``--kill`` order.
 
-The worker lets this time pass before it pushes (`worker_link.WorkerLink.linger`).
+A slow worker lets the time pass before it pushes (`worker_link.WorkerLink.linger`), a late server before it sends (``block_shard.py``).
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
-from offbeat.runtime.settings import ANY, WorkerSettings
+from offbeat.runtime.journal import Record, fault_record
+from offbeat.runtime.settings import ANY, JobSettings, Kill, WorkerSettings
 from offbeat.types import Seconds, Version, WorkerId
 
 
@@ -30,3 +32,34 @@ def lateness(settings: WorkerSettings, step: int, version: Version) -> Seconds:
 def drawn(seed: int, step: int, workers: int) -> WorkerId:
     """The one worker that ``any`` names in everybody's step number ``step``: the same draw in every process."""
     return random.Random(seed * 1_000_003 + step).randrange(workers)
+
+
+class Kills:
+    """The deaths that ``--kill`` orders, each told once.
+
+    >>> from offbeat.runtime.settings import Kill
+    >>> kills = Kills([Kill(worker=1, version=5)])
+    >>> kills.due(4), kills.due(6), kills.due(7)
+    ([], [1], [])
+    """
+
+    def __init__(self, ordered: Sequence[Kill]) -> None:
+        self._ordered = list(ordered)
+
+    def due(self, version: Version) -> list[WorkerId]:
+        """Who is to die, the job having reached this version."""
+        due = [kill for kill in self._ordered if version >= kill.version]
+        self._ordered = [kill for kill in self._ordered if kill not in due]
+        return [kill.worker for kill in due]
+
+
+def announced(settings: JobSettings, now: Seconds) -> list[Record]:
+    """What is ordered for the whole job, for its journal."""
+    records = []
+    for slow in settings.slow:
+        who = "one worker, drawn anew each step" if slow.worker == ANY else "each step"
+        records.append(fault_record(now, slow.worker, "slow", f"{slow.seconds:g} s, {who}"))
+    for late in settings.late:
+        whose = "every server" if late.server == ANY else f"server {late.server}"
+        records.append(fault_record(now, -1, "late", f"{late.seconds:g} s, {late.share:.4g} of the blocks of {whose}"))
+    return records

@@ -1,14 +1,12 @@
 """A worker's shell: joins the job, pushes, pulls, hands over its state, and leaves.
 
 Everything happens in the script's main thread, and only inside the library's calls; between them the process computes, and the servers
-never touch what it reads. Its connections and the heartbeat are in ``worker_link.py``, its dealings about samples in
-``worker_samples.py``, and how it learns that its process ends in ``process_end.py``.
+never touch what it reads. Its connections and the heartbeat are in ``worker_link.py``, what it exchanges with the shards in
+``worker_exchange.py``, its dealings about samples in ``worker_samples.py``, and how it learns that its process ends in ``process_end.py``.
 """
 
 from __future__ import annotations
 
-import copy
-import itertools
 import os
 import time
 from contextlib import AbstractContextManager
@@ -17,25 +15,20 @@ from typing import Any
 import torch
 
 from offbeat.errors import ConfigurationError
-from offbeat.policies import rule
-from offbeat.protocol.policy import Averaging, Plan, Policy
+from offbeat.protocol.policy import Plan
 from offbeat.runtime import last_words, process_end
-from offbeat.runtime.block_pulls import BlockPulls
-from offbeat.runtime.buffers import ModelBuffers
 from offbeat.runtime.interrupts import Interrupts
 from offbeat.runtime.local_work import LocalWork
 from offbeat.runtime.rehearsal import lateness
 from offbeat.runtime.settings import WorkerSettings
+from offbeat.runtime.worker_exchange import Exchange
 from offbeat.runtime.worker_link import WorkerLink
 from offbeat.runtime.worker_samples import WorkerSamples
 from offbeat.session import Grant, Session
-from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
-from offbeat.tensors.optimizers import OptimizerSpec, hyperparameters
-from offbeat.tensors.state import assemble_state_dict, split_state_dict
-from offbeat.transport.base import Hub, Message, SharedMemory
+from offbeat.tensors.optimizers import OptimizerSpec
+from offbeat.transport.base import Hub, Message
 from offbeat.transport.hub import SocketHub
-from offbeat.transport.shm import MemoryBlock, PrivateBlock
 from offbeat.types import Epoch
 
 
@@ -64,45 +57,31 @@ class WorkerSession(Session):
     ) -> None:
         super().__init__()
         self.worker, self.workers, self.seed = settings.worker, settings.workers, settings.seed
-        self._settings, self._layout, self._spec, self._optimizer = settings, layout, spec, optimizer
+        self._settings, self._optimizer = settings, optimizer
         self._stop_on_nonfinite, self._local_only = stop_on_nonfinite, local_only
-        self._numbers = itertools.count(time.time_ns())
         self._steps = 0
-        self._sent_hyper: Any = None
-        self._spans = layout.spans(len(settings.servers), spec.elementwise)
         self._link = WorkerLink(
             hub if hub is not None else SocketHub(settings.token),
+            settings.worker,
             settings.servers,
-            self._spans,
+            layout.spans(len(settings.servers), spec.elementwise),
             {
                 "parameters": self._on_parameters,
                 "block": self._on_block,
-                "provide": lambda _: self._initialise(provided=True),
-                "buffers": lambda message: self._buffers.write(message.header["layout"], message.payload),
+                "provide": lambda _: self._exchange.initialise(provided=True),
+                "buffers": lambda message: self._exchange.buffers.write(message.header["layout"], message.payload),
                 "interrupt": self._on_interrupt,
             },
         )
-        self._servers, self._coordinator = self._link.servers, self._link.coordinator
+        self._coordinator = self._link.coordinator
+        self._exchange = Exchange(self._link, f"worker {self.worker}", layout, spec, model, optimizer, self._forget_work)
         self._samples = WorkerSamples(self._link, admitted=self._admitted, drop=self.drop, reports=self.reports)
-        self._push_block = self._allocate("gradients")
-        self._pull_block = self._allocate("parameters")
-        self._flat = FlatModel(layout, model, self._push_block.view, self._pull_block.view)
-        self._buffers = ModelBuffers(model)
         self._interrupts = Interrupts(self._link, model)
-        self._model = model
-        self._policy: Policy | None = None
         self._plan = Plan()
         self._work = LocalWork()
-        self._blocks: BlockPulls | None = None
-        """In rules of shard scope: what this worker waits for, instead of being admitted."""
-        self._flat.attach()
         self._since = time.monotonic()
 
     # Joining and leaving.
-
-    def _allocate(self, what: str) -> SharedMemory:
-        kind = MemoryBlock if any(server.shares_memory for server in self._servers) else PrivateBlock
-        return kind.allocate(self._layout.nbytes, f"{what} of worker {self.worker}")
 
     def join(self, sync: str) -> None:
         """Introduce this worker to the job and wait for the first parameters. ``sync`` is the script's rule, spelled.
@@ -111,35 +90,16 @@ class WorkerSession(Session):
             RefusedError: the job does not take this worker.
             JobError: a server is gone.
         """
-        hello = {
-            "kind": "hello",
-            "worker": self.worker,
-            "pid": os.getpid(),
-            "layout": self._layout.to_wire(),
-            "optimizer": self._spec.to_wire(),
-            "sync": sync,
-            "local_only": self._local_only,
-        }
-        common = self._link.introduce(hello, self._push_block, self._pull_block)
-        self._policy = rule(self._link.sync)
-        self.overlap = self._policy.overlap
-        if self._policy.scope == "shard":
-            self._blocks = BlockPulls(self._policy, self._spans, self._pull_block.view)
-        if self._averaging is not None and self._averaging.momentum == "average":
-            self._buffers = ModelBuffers(self._model, self._optimizer)
+        hello = {"kind": "hello", "worker": self.worker, "pid": os.getpid(), "sync": sync, "local_only": self._local_only}
+        common = self._exchange.introduce(hello)
+        assert self._exchange.policy is not None
+        self.overlap = self._exchange.policy.overlap
         self._link.ready()
         self._link.keep_beating(self._settings.timeout_s / 10)
         self._admitted()
         if common is not None:
-            self._flat.repoint(common.view)
-            self._link.bind(self._push_block, common)
-            self._pull_block = common
+            self._exchange.share(common)
         self._since = time.monotonic()
-
-    @property
-    def _averaging(self) -> Averaging | None:
-        """How parameters are exchanged; None: gradients are, and the servers step."""
-        return self._policy.averaging if self._policy is not None else None
 
     def follow_process(self) -> None:
         """Leave the job when this process ends: an exception that ends the script is a death, SIGTERM a notice to leave after the step."""
@@ -157,7 +117,7 @@ class WorkerSession(Session):
         """Leave the job with private parameters."""
         if not self._link.closed.is_set():
             self._hand_in()
-        self._flat.detach()
+        self._exchange.flat.detach()
         self._interrupts.detach()
         self._leave()
 
@@ -181,11 +141,11 @@ class WorkerSession(Session):
         if not self._interrupts.now():
             self._work.nonfinite = self._collect() or self._work.nonfinite
             self._link.linger(lateness(self._settings, self._steps, self.version), unless=self._interrupts.now)
-        leases, counted = self.consume(max(self._flat.made(), self._interrupts.entries))
+        leases, counted = self.consume(max(self._exchange.flat.made(), self._interrupts.entries))
         self._work.add(leases, samples if samples is not None else counted, self._loss)
         self._loss = None
         self._steps += 1
-        if self._averaging is None:
+        if self._exchange.averaging is None:
             self._abandon() if self._overtaken() else self._push()
         else:
             if self._work.nonfinite is None:
@@ -196,7 +156,7 @@ class WorkerSession(Session):
 
     def _collect(self) -> str | None:
         """The tensor in which this step's gradient is not finite, if there is one."""
-        nonfinite = self._flat.collect()
+        nonfinite = self._exchange.flat.collect()
         if nonfinite is not None and self._stop_on_nonfinite:
             reason = f"the gradient of {nonfinite} is not finite"
             self._coordinator.send({"kind": "abort", "reason": reason})
@@ -205,7 +165,8 @@ class WorkerSession(Session):
 
     def _overtaken(self) -> bool:
         """Whether the gradient is of no more use; only some rules say so."""
-        if self._policy is not None and self._policy.obsolete_work != "push_and_wait":
+        policy = self._exchange.policy
+        if policy is not None and policy.obsolete_work != "push_and_wait":
             self._link.glance()
         return self._interrupts.overtaken
 
@@ -223,7 +184,8 @@ class WorkerSession(Session):
     def _abandon(self) -> None:
         """Give up a gradient that nobody wants, and take the newest parameters."""
         work, self._work = self._work, LocalWork()
-        version = self.version if self._blocks is None else self._blocks.t
+        blocks = self._exchange.blocks
+        version = self.version if blocks is None else blocks.t
         fields = {"incarnation": self._link.incarnation, "version": version, "compute_s": time.monotonic() - self._since}
         self._coordinator.send({"kind": "abandoned", "work": {**fields, "leases": work.leases}})
         self._go_on()
@@ -231,14 +193,13 @@ class WorkerSession(Session):
 
     def _hand_in(self) -> None:
         """Push what the last local steps have come to, where parameters are exchanged and there were any."""
-        if self._work.steps and self._averaging is not None:
+        if self._work.steps and self._exchange.averaging is not None:
             self._push()
 
     def _push(self) -> None:
         """Push the gradient, or the parameters, wait to be admitted, and go on with the newest."""
         work, self._work = self._work, LocalWork()
-        if layout := self._buffers.layout:
-            self._coordinator.send({"kind": "buffers", "layout": layout}, payload=self._buffers.read())
+        averaging = self._exchange.averaging
         push = {
             "incarnation": self._link.incarnation,
             "version": self.version,
@@ -247,59 +208,36 @@ class WorkerSession(Session):
             "leases": work.leases,
             "nonfinite": work.nonfinite,
             "loss": work.loss,
-            "steps": work.steps if self._averaging is not None else 1,
+            "steps": work.steps if averaging is not None else 1,
         }
-        if self._averaging is not None:
-            self._flat.offer()
-        self._send_push({"kind": "push", "number": next(self._numbers), "steps": self._steps}, push)
+        self._exchange.push(self._steps, push)
         self._go_on()
-        if self._averaging is not None and self._averaging.momentum == "reset":
+        if averaging is not None and averaging.momentum == "reset":
             self._optimizer.state.clear()
         self._since = time.monotonic()
 
-    def _send_push(self, header: dict[str, Any], push: dict[str, Any]) -> None:
-        hyper = hyperparameters(self._optimizer)
-        changed = {"hyper": hyper} if hyper != self._sent_hyper else {}
-        self._sent_hyper = hyper
-        if self._blocks is not None:
-            push = {**push, "version": self._blocks.t, "held": self._blocks.used}
-            self._blocks.push(self._servers, {**header, **changed, "worker": self.worker, "push": push}, self._push_block.view)
-            return
-        for server in self._servers[1:]:
-            server.send({"kind": "push", "worker": self.worker, "number": header["number"]}, carry="push")
-        self._coordinator.send({**header, **changed, "push": push}, carry="push")
-
     def _admitted(self) -> None:
-        """Wait for the parameters of the next release, joining again if we were thought dead.
+        """Wait for the newest parameters.
 
-        Grants that a loader has fetched ahead stay then: their samples are somebody else's, and pushes over them are rejected.
+        Grants that a loader has fetched ahead stay if this worker joins again: their samples are somebody else's, and pushes over them
+        are rejected.
         """
-        while not self._link.released():
-            self._sent_hyper = None
-            self._work = LocalWork()  # the samples in it are somebody else's by now
-            if self._blocks is not None:
-                self._blocks.reset()
-            self._link.rejoin()
-        if self._blocks is not None:
-            self._blocks.released()
-            self._load(self._blocks)
-        self._flat.pulled()
+        self._exchange.admitted()
+        self._block_versions()
 
     def _go_on(self) -> None:
-        """Wait until this worker may compute again: to be admitted, or, in rules of shard scope, for enough blocks."""
-        blocks = self._blocks
-        if blocks is not None:
-            self._link.wait(lambda: blocks.ready() or self._link.due, blocks.wake_at)
-            if not self._link.due:
-                self._load(blocks)
-                self._flat.pulled()
-                return
-        self._admitted()
+        """Wait until this worker may compute again."""
+        self._exchange.go_on()
+        self._block_versions()
 
-    def _load(self, blocks: BlockPulls) -> None:
-        blocks.load()
-        self.version = min(blocks.used)
-        self._interrupts.released(self.version)
+    def _block_versions(self) -> None:
+        if self._exchange.blocks is not None:
+            self.version = min(self._exchange.blocks.used)
+            self._interrupts.released(self.version)
+
+    def _forget_work(self) -> None:
+        """This worker was thought dead: the samples of its local steps are somebody else's by now."""
+        self._work = LocalWork()
 
     def _on_parameters(self, message: Message) -> None:
         self.version = message.header["version"]
@@ -307,16 +245,17 @@ class WorkerSession(Session):
         self._plan = Plan(*message.header["plan"])
         self.batch = self._plan.batch
         self._interrupts.released(self.version)
-        if self._blocks is not None:
-            self._blocks.received(message, whole=True)
+        if self._exchange.blocks is not None:
+            self._exchange.blocks.received(message, whole=True)
 
     def _on_block(self, message: Message) -> None:
         """Only rules of shard scope send blocks without being asked. Parameters change at the end of the iteration, not now."""
-        assert self._blocks is not None, f"a block came under {self._link.sync}"
-        self._blocks.received(message)
+        blocks = self._exchange.blocks
+        assert blocks is not None, f"a block came under {self._link.sync}"
+        blocks.received(message)
         if message.header["chief"] is not None:
             self.chief = message.header["chief"] == self.worker
-        if self._blocks.overtaken:
+        if blocks.overtaken:
             self._interrupts.overtake(at_once=True)
 
     def _on_interrupt(self, message: Message) -> None:
@@ -331,13 +270,6 @@ class WorkerSession(Session):
             return
         self._coordinator.send({"kind": "pull", "incarnation": self._link.incarnation})
         self._admitted()
-
-    def _initialise(self, *, provided: bool) -> None:
-        """Hand every shard the parameters that this worker's model has: ``provided`` when asked for, or loaded."""
-        number = next(self._numbers)
-        self._flat.offer()
-        for server in self._servers:
-            server.send({"kind": "initial", "worker": self.worker, "number": number, "provided": provided}, carry="push")
 
     def take(self, pool: int, epoch: Epoch, size: int, batch: int) -> Grant | None:
         if self._samples.leaves(pool, epoch):
@@ -362,24 +294,8 @@ class WorkerSession(Session):
             self._coordinator.send({"kind": "metrics", "values": rest})
 
     def state_dict(self) -> dict[str, Any]:
-        if self._averaging is not None:
-            return self._optimizer.state_dict()
-        answers = self._link.exchange_states([({"kind": "state", "do": "get"}, [])] * len(self._servers))
-        pieces = [(answer.header["pieces"], answer.payload) for answer in answers]
-        return assemble_state_dict(self._layout, self._spec, pieces, self._optimizer)
+        return self._exchange.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The servers take the state and this model's parameters only before their first fold; then the job's go before."""
-        if self._averaging is not None:
-            self._optimizer.load_state_dict(state)
-            if self.version == 0:
-                self._initialise(provided=False)
-            self.pull()
-            return
-        parts = split_state_dict(self._layout, self._spec, state, self._optimizer, self._spans)
-        for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=True):
-            group.update({key: copy.deepcopy(value) for key, value in saved.items() if key != "params"})
-        if self.version == 0:
-            self._initialise(provided=False)
-        self._link.exchange_states([({"kind": "state", "do": "load", "pieces": pieces}, payload) for pieces, payload in parts])
+        self._exchange.load_state_dict(state, self.version)
         self.pull()

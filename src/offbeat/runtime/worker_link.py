@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn, TypeAlias
 from offbeat.errors import JobError, ProtocolError, RefusedError
 from offbeat.runtime import last_words
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message, SharedMemory
-from offbeat.types import Incarnation, Seconds
+from offbeat.types import Incarnation, Seconds, WorkerId
 
 AtOnce: TypeAlias = Mapping[Literal["parameters", "block", "provide", "buffers", "interrupt"], Callable[[Message], None]]
 """What the session does with a message as soon as it is read, by kind."""
@@ -30,6 +30,7 @@ class WorkerLink:
 
     Args:
         hub: this worker's; `close` closes it.
+        worker: its number.
         addresses: of the servers, by number.
         spans: where each server's shard lies, in bytes of the layout.
         at_once: a handler for each kind that is not kept.
@@ -38,7 +39,8 @@ class WorkerLink:
         JobError: a server cannot be reached.
     """
 
-    def __init__(self, hub: Hub, addresses: Sequence[Address], spans: Sequence[tuple[int, int]], at_once: AtOnce) -> None:
+    def __init__(self, hub: Hub, worker: WorkerId, addresses: Sequence[Address], spans: Sequence[tuple[int, int]], at_once: AtOnce) -> None:
+        self.worker = worker
         self.servers = [hub.connect(address) for address in addresses]
         self.coordinator = self.servers[0]
         self.incarnation: Incarnation = 0
