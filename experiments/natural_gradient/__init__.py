@@ -196,7 +196,9 @@ def draw(path: Path, task: Task, comparisons: Sequence[Comparison], trained: Seq
         for style, (point, by_seed) in zip(("-", "--", "-.", ":"), curves.items(), strict=False):
             means = [[fmean(getattr(m, name) for m in each) for name in ("decrease", "divergence")] for each in zip(*by_seed, strict=True)]
             x, y = zip(*(mean for mean in means if mean[0] > 0), strict=True)
-            first.plot(x, y, style, marker=".", color=method.colour, label=f"{method.name}, round {point + 1}")
+            first.plot(x, y, style, marker=".", color=method.colour, label=f"SGD, round {point + 1}" if method is SGD else None)
+        if method is not SGD:
+            first.lines[-1].set_label(f"{method.name}, likewise")
     first.set_xscale("log")
     first.set_yscale("log")
     label(

@@ -93,7 +93,7 @@ def _dealt(samples: int) -> tuple[Tensor, ...]:
 
 
 def unequal(task: Task) -> Task:
-    """Every fourth sample to each worker. In MNIST, odd and even positions come from different groups of writers: parts that differ."""
+    """Every fourth sample to each worker. In MNIST, odd and even positions are not alike, so that parts differ."""
     return task._replace(parts=tuple(torch.arange(worker, len(task.train[1]), WORKERS) for worker in range(WORKERS)))
 
 

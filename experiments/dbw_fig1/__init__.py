@@ -1,0 +1,179 @@
+"""What DBW believes of a training run, beside the truth: the gradient's norm, the gradients' variance, and the gain of each version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from experiments import data
+from experiments._dbw import BATCH, WORKERS, halved, law, network
+from experiments.result import COLOURS, Row, label, new_figure, save
+from offbeat.policies import DBW
+from offbeat.policies.dbw_gain import GainEstimator
+from offbeat.policies.dbw_run import Run
+from offbeat.protocol.events import Folded
+from offbeat.protocol.policy import Policy
+from offbeat.sim.cluster import Cluster, Work
+from offbeat.sim.gradients import Training
+from offbeat.sim.run import simulate
+
+PAPER = "DBW, figure 1: estimates of the gradient's norm, its variance and the gain beside exact values, MNIST, n = 16, eta = 0.01"
+SEED: Final = 0
+LR: Final = 0.01
+ALPHA: Final = 0.7
+"""The round trips of figure 2; the paper does not say which ones figure 1 has."""
+AT_A_TIME: Final = 500
+"""Images whose gradients are in memory together."""
+
+
+class Estimate(NamedTuple):
+    """What the rule knows when it chooses k for a version."""
+
+    version: int
+    norm: float
+    variance: float
+
+
+class Noted(GainEstimator):
+    """Writes down its estimates after each fold, and how many gradients each fold had."""
+
+    estimates: list[Estimate]
+    parts: dict[int, int]
+
+    def add(self, event: Folded, weights: Sequence[float], scale: float) -> bool:
+        known = super().add(event, weights, scale)
+        self.parts[event.version] = len(weights)
+        if self.norm is not None and self.variance is not None:
+            self.estimates.append(Estimate(event.version, self.norm, self.variance))
+        return known
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotedDBW(DBW):
+    """DBW, which tells what it believes.
+
+    Source: `DBW`.
+    """
+
+    estimates: list[Estimate] = field(default_factory=list, repr=False, compare=False)
+    parts: dict[int, int] = field(default_factory=dict, repr=False, compare=False)
+
+    def start(self) -> Policy:
+        gain = Noted(history=self.history, smoothness=self.smoothness, momentum=self.momentum)
+        gain.estimates, gain.parts = self.estimates, self.parts
+        return Run(self, gain)
+
+
+class Truth(NamedTuple):
+    """Over the whole data set, at one version."""
+
+    norm: float
+    """|grad F|^2."""
+    variance: float
+    """Of the mean gradient over a batch drawn with replacement, summed over the coordinates."""
+
+
+def exact(module: nn.Module, x: Tensor, y: Tensor, batch: int) -> Truth:
+    """From the gradient of each sample: ``variance = (mean of |grad f_i|^2 - |grad F|^2) / batch``."""
+    parameters = {name: p.detach() for name, p in module.named_parameters()}
+
+    def loss(values: dict[str, Tensor], image: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(functional_call(module, values, (image[None],)), target[None])
+
+    each: Callable[..., dict[str, Tensor]] = vmap(grad(loss), in_dims=(None, 0, 0))
+    total, squares = torch.zeros(sum(p.numel() for p in parameters.values()), dtype=torch.float64), 0.0
+    for images, targets in zip(x.split(AT_A_TIME), y.split(AT_A_TIME), strict=True):
+        gradients = torch.cat([g.flatten(1) for g in each(parameters, images, targets).values()], dim=1).double()
+        total += gradients.sum(dim=0)
+        squares += float(gradients.square().sum())
+    norm = float((total / len(x)).square().sum())
+    return Truth(norm, (squares / len(x) - norm) / batch)
+
+
+class Course(NamedTuple):
+    """One run, by version; gains and decreases in units of the loss."""
+
+    version: NDArray[np.int64]
+    k: NDArray[np.int64]
+    estimated: NDArray[np.float64]
+    """(2, versions) norm and variance."""
+    true: NDArray[np.float64]
+    gain: NDArray[np.float64]
+    """At the k that was chosen."""
+    decrease: NDArray[np.float64]
+    """F at this version minus F at the next."""
+
+
+def train(size: int, versions: int, every: int) -> Course:
+    """Train under DBW in virtual time; the truth is found at each so many versions."""
+    images = halved(data.mnist(size, 100))
+    x, y = images.train_x, images.train_y
+    truths, losses = dict[int, Truth](), dict[int, float]()
+
+    def evaluate(module: nn.Module) -> dict[str, float]:
+        version = len(losses) + 1
+        losses[version] = float(nn.functional.cross_entropy(torch.cat([module(part) for part in x.split(2000)]).double(), y))
+        if version % every == 0:
+            truths[version] = exact(module, x, y, BATCH)
+        return {"loss": losses[version]}
+
+    torch.manual_seed(SEED)
+    model, policy = network(), NotedDBW()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    training = Training(model, nn.functional.cross_entropy, (x, y), optimizer, evaluate=evaluate)
+    simulate(policy, Cluster(workers=WORKERS, compute=law(ALPHA), seed=SEED), Work(versions=versions, batch=BATCH), content=training)
+    known = [e for e in policy.estimates if e.version in truths and e.version + 1 in losses and e.version + 1 in policy.parts]
+    k = np.array([policy.parts[e.version + 1] for e in known])
+    estimated = np.array([(e.norm, e.variance) for e in known]).T
+    return Course(
+        version=np.array([e.version for e in known]),
+        k=k,
+        estimated=estimated,
+        true=np.array([truths[e.version] for e in known]).T,
+        gain=LR / 2 * (estimated[0] - estimated[1] / k),
+        decrease=np.array([losses[e.version] - losses[e.version + 1] for e in known]),
+    )
+
+
+def run(quick: bool, out: Path) -> list[Row]:
+    """One run of training; estimates against the truth at every version, or every fifth."""
+    size, versions, every = (3_000, 60, 2) if quick else (60_000, 400, 5)
+    course = train(size, versions, every)
+    picture(course, out)
+    note = f"{len(course.version)} versions of {versions}, {size:,} images"
+    ratio = course.estimated / course.true
+    aligned = float(np.corrcoef(course.gain, course.decrease)[0, 1])
+    return [
+        Row("norm: median of estimate / exact", "very accurate", float(np.median(ratio[0])), "", note),
+        Row("norm: median error", "very accurate", 100 * float(np.median(np.abs(ratio[0] - 1))), "%"),
+        Row("variance: median of estimate / exact", "very accurate", float(np.median(ratio[1])), ""),
+        Row("variance: median error", "very accurate", 100 * float(np.median(np.abs(ratio[1] - 1))), "%"),
+        Row("gain below the decrease of the loss", "always", 100 * float(np.mean(course.gain <= course.decrease)), "%", "of the versions"),
+        Row("decrease / gain: median", "nearly constant", float(np.median(course.decrease / course.gain)), ""),
+        Row("correlation of gain and decrease", "almost proportional", aligned, ""),
+        Row("mean k", None, float(course.k.mean()), "", f"of {WORKERS}"),
+    ]
+
+
+def picture(course: Course, out: Path) -> None:
+    """Three panels, as in the paper: solid the estimates, dashed the truth."""
+    figure = new_figure(10.0, 3.6)
+    left, middle, right = figure.subplots(1, 3)
+    for axes, row, name in ((left, 0, "squared norm of the gradient"), (middle, 1, "variance of a worker's gradient")):
+        axes.plot(course.version, course.estimated[row], color=COLOURS[0], label="estimate")
+        axes.plot(course.version, course.true[row], color=COLOURS[1], linestyle="--", label="exact")
+        axes.set_yscale("log")
+        label(axes, title=name, x="version", y="")
+    right.plot(course.version, course.gain, color=COLOURS[0], label="estimated gain")
+    right.plot(course.version, course.decrease, color=COLOURS[1], linestyle="--", label="decrease of the loss")
+    right.set_yscale("symlog", linthresh=1e-4)
+    label(right, title="gain", x="version", y="")
+    save(figure, out / "dbw_fig1.png")
