@@ -16,45 +16,63 @@ if TYPE_CHECKING:
     from offbeat.errors import RefusedError as RefusedError
     from offbeat.optimizer import DistributedOptimizer as DistributedOptimizer
     from offbeat.policies import ASP as ASP
+    from offbeat.policies import BDBW as BDBW
     from offbeat.policies import BSP as BSP
+    from offbeat.policies import DBW as DBW
     from offbeat.policies import DSSP as DSSP
+    from offbeat.policies import PSP as PSP
     from offbeat.policies import SSP as SSP
     from offbeat.policies import Backup as Backup
+    from offbeat.policies import ElasticBSP as ElasticBSP
+    from offbeat.policies import EnsembleSync as EnsembleSync
     from offbeat.policies import rule as rule
     from offbeat.protocol.policy import Policy as Policy
     from offbeat.session import chief as chief
     from offbeat.session import log as log
+    from offbeat.tensors.natural_gradient import NaturalGradient as NaturalGradient
 
 __version__ = "0.1.0"
 
 _HOME = {
     "ASP": "offbeat.policies",
-    "BSP": "offbeat.policies",
     "Backup": "offbeat.policies",
+    "BDBW": "offbeat.policies",
+    "BSP": "offbeat.policies",
+    "chief": "offbeat.session",
     "ConfigurationError": "offbeat.errors",
-    "DSSP": "offbeat.policies",
+    "DBW": "offbeat.policies",
     "DistributedOptimizer": "offbeat.optimizer",
+    "DSSP": "offbeat.policies",
+    "ElasticBSP": "offbeat.policies",
+    "EnsembleSync": "offbeat.policies",
     "JobError": "offbeat.errors",
+    "log": "offbeat.session",
+    "NaturalGradient": "offbeat.tensors.natural_gradient",
     "OffbeatError": "offbeat.errors",
     "Policy": "offbeat.protocol.policy",
     "ProtocolError": "offbeat.errors",
+    "PSP": "offbeat.policies",
     "RefusedError": "offbeat.errors",
-    "SSP": "offbeat.policies",
-    "chief": "offbeat.session",
-    "log": "offbeat.session",
     "rule": "offbeat.policies",
+    "SSP": "offbeat.policies",
 }
 """Where each public name lives."""
 
 __all__ = [
     "ASP",
+    "BDBW",
     "BSP",
+    "DBW",
     "DSSP",
+    "PSP",
     "SSP",
     "Backup",
     "ConfigurationError",
     "DistributedOptimizer",
+    "ElasticBSP",
+    "EnsembleSync",
     "JobError",
+    "NaturalGradient",
     "OffbeatError",
     "Policy",
     "ProtocolError",
