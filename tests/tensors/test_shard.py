@@ -224,6 +224,50 @@ def test_norms(dtype: torch.dtype) -> None:
     assert sum(part.total for part in found) == pytest.approx(float(total @ total), rel=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_how_far_g_is_from_the_one_before(dtype: torch.dtype) -> None:
+    model = make_model("SGD", dtype)
+    job = Job(model, torch.optim.SGD(model.parameters()), 2)
+    gradients = [random_gradients(model, seed) for seed in range(3)]
+    found = [job.fold([(job.flat(model, g), 1.0)], measures="differences") for g in gradients]
+    assert [part.difference for part in found[0]] == [None, None]
+    vectors = [torch.cat([t.double().reshape(-1) for t in g]) for g in gradients]
+    for before, after, parts in zip(vectors, vectors[1:], found[1:], strict=False):
+        expected = float((after - before) @ (after - before))
+        assert sum(part.difference for part in parts) == pytest.approx(expected, rel=1e-5 if dtype != torch.bfloat16 else 1e-2)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_scale_is_of_one_step_only(momentum: float) -> None:
+    """With momentum the velocity stays what it is, and the step made of it is scaled."""
+    model = make_model("SGD")
+    job = Job(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum), 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+    for seed, scale in enumerate((1.0, 4.0, 0.5, 1.0)):
+        gradients = random_gradients(model, seed)
+        job.fold([(job.flat(model, gradients), 1.0)], scale=scale)
+        optimizer.param_groups[0]["lr"] = 0.1 * scale
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        job.check(model)
+
+
+def test_gathered_gradients_are_summed_with_their_weights() -> None:
+    model = make_model("SGD")
+    job = Job(model, torch.optim.SGD(model.parameters()), 3)
+    total = bytearray(job.layout.nbytes)
+    gradients = [random_gradients(model, seed) for seed in range(3)]
+    for gradient, weight in zip(gradients, (8.0, 4.0, 1.0), strict=True):
+        memory = memoryview(job.flat(model, gradient))
+        for shard, s in zip(job.shards, job.spans, strict=True):
+            shard.gather(memoryview(total)[s.start : s.stop], memory[s.start : s.stop], weight)
+    by_name = dict(zip((name for name, _ in model.named_parameters()), zip(*gradients, strict=True), strict=True))
+    for spec in job.layout.tensors:
+        a, b, c = by_name[spec.name]
+        torch.testing.assert_close(view(memoryview(total), spec), 8 * a + 4 * b + c)
+
+
 def test_several_threads_give_the_same() -> None:
     models = [make_model("Adam") for _ in range(2)]
     optimizers = [make_optimizer("Adam", {}, model) for model in models]
