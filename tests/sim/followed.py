@@ -30,8 +30,9 @@ def follow(job: SteppedJob, live: Sequence[Record]) -> None:
     pushed = by_clock(job, live)
     policy = rule(job.script.sync)
     measured = {record["version"]: record for record in live if record["kind"] == "folded"}
-    initial = np.array([1.0, -1.0])
-    shards = dict(enumerate(np.split(initial, job.script.cluster.servers))) if policy.scope == "shard" else {None: initial}
+    shards: dict[int | None, Vector] = {None: np.array([1.0, -1.0])}
+    if policy.scope == "shard":
+        shards = dict(enumerate(np.split(shards[None], job.script.cluster.servers)))
     momentum = np.zeros(2)
     for shard, parameters in shards.items():
         check(job, shard, 0, parameters)

@@ -26,7 +26,7 @@ from offbeat.sim.agenda import FAULT, WAKE, Agenda
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.faults import Fault, Join, Kill, Restart, Vanish
 from offbeat.sim.laws import derived
-from offbeat.transport.base import Address, Closed, Connection, Message
+from offbeat.transport.base import Address, Closed, Connection
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
 NEVER_S: Final = 1e9
@@ -184,7 +184,7 @@ class SteppedJob:
         for connection, item in self._supervisor.poll(0.0):
             if isinstance(item, Closed):
                 continue
-            assert isinstance(item, Message) and item.header["kind"] != "failed", f"a server fails: {item}"
+            assert item.header["kind"] != "failed", f"a server fails: {item}"
             if item.header["kind"] == "listening":
                 self._links.append(connection)
             self.summary = item.header.get("summary", self.summary)

@@ -1,9 +1,10 @@
 """`transport.memory` with every message in the driver's hand: kept until its turn, and delivered one by one.
 
-Messages take no time, but for parameters and blocks where a law of delays says so, and are handled in the order of sending with three
-exceptions, by which what is one thing to the simulator is one thing here. What is sent between servers comes first, and so does what
-is for or from a server other than server 0: all shards have a push, or deliver a release, at once. In rules of shard scope pushes come last:
-what shard 0 makes of one is over before shard 1 hears of it. And blocks have their turn like anything else.
+Messages take no time, but for parameters and blocks where a law of delays says so, and are handled in the order of sending with some
+exceptions, by which what is one thing to the simulator is one thing here. Server 0's orders to another are carried out at once. Else what
+is for or from another server comes first: all of them have a push, or deliver a release, at once; only the blocks that they publish have
+their turn like anything else, those of one turn in the order of the shards. In rules of shard scope pushes come last: what shard 0 makes of
+one is over before shard 1 hears of it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from offbeat.types import Seconds, WorkerId
 
 TOKEN: Final = "stepped"
 FIRST, IN_ORDER, LAST = 0, 1, 2
+NO_BLOCK: Final = (-1, -1)
 
 
 class SteppedNetwork(MemoryNetwork):
@@ -50,7 +52,9 @@ class SteppedNetwork(MemoryNetwork):
         """How many messages with parameters, by server and worker."""
         self._last: dict[int, Seconds] = {}
         """When the last of them arrives: none overtakes another."""
-        self._post: tuple[deque[Callable[[], None]], ...] = (deque(), deque(), deque())
+        self._post: tuple[deque[tuple[Callable[[], None], tuple[int, int]]], ...] = (deque(), deque(), deque())
+        """What is to be done, and for blocks the turn in which they were sent and their server."""
+        self._turn = 0
 
     def is_server(self, hub: SteppedHub, number: int) -> None:
         self._servers[hub.name] = number
@@ -59,6 +63,9 @@ class SteppedNetwork(MemoryNetwork):
         """Somebody has sent something, or closed a connection."""
         connection, sent = item
         kind = wire.decode_header(sent.packed)["kind"] if hasattr(sent, "packed") else "closed"
+        if kind == "orders":
+            hub.receive(item)
+            return
         to, of = self._servers.get(hub.name), self._servers.get(connection.peer)
         turn = FIRST if (to or 0) > 0 or (of or 0) > 0 else IN_ORDER
         if self._by_shard and of is None and kind == "push":
@@ -71,17 +78,22 @@ class SteppedNetwork(MemoryNetwork):
             if arrival > self._now():
                 self._at(arrival, lambda: hub.receive(item))
                 return
-        self._post[turn].append(lambda: hub.receive(item))
+        box, place = self._post[turn], (self._turn, of or 0) if kind == "block" else NO_BLOCK
+        later = []
+        while box and place is not NO_BLOCK and box[-1][1][0] == self._turn and box[-1][1] > place:
+            later.append(box.pop())
+        box.extend([(lambda: hub.receive(item), place), *reversed(later)])
 
     def later(self, action: Callable[[], None]) -> None:
         """Do this once the pushes that are under way have been handled."""
-        self._post[LAST].append(action)
+        self._post[LAST].append((action, NO_BLOCK))
 
     def deliver(self) -> bool:
         """Let somebody handle one message; False if there is none."""
         for box in self._post:
             if box:
-                box.popleft()()
+                self._turn += 1
+                box.popleft()[0]()
                 return True
         return False
 

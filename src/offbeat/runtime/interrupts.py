@@ -42,7 +42,7 @@ class Interrupts:
         self.at_once = False
         """And need not be finished."""
         self.entries = 0
-        """How many batches have been watched since the last release."""
+        """How many batches have been watched since `watched` was last asked."""
 
     def heard(self, message: Message) -> None:
         """Word has come. It may be late: about a version that this worker has left behind by itself."""
@@ -59,7 +59,11 @@ class Interrupts:
         self._version = version
         if self._newer <= version:
             self.overtaken = self.at_once = False
-        self.entries = 0
+
+    def watched(self) -> int:
+        """How many batches have been watched since this was last asked, broken off or not."""
+        entries, self.entries = self.entries, 0
+        return entries
 
     def now(self) -> bool:
         """Whether to break off."""

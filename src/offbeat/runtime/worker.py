@@ -141,7 +141,8 @@ class WorkerSession(Session):
         if not self._interrupts.now():
             self._work.nonfinite = self._collect() or self._work.nonfinite
             self._link.linger(lateness(self._settings, self._steps, self.version), unless=self._interrupts.now)
-        leases, counted = self.consume(max(self._exchange.flat.made(), self._interrupts.entries))
+        done = self.progress.done
+        leases, counted = self.consume(max(self._exchange.flat.made(), self._interrupts.watched()))
         self._work.add(leases, samples if samples is not None else counted, self._loss)
         self._loss = None
         self._steps += 1
@@ -150,7 +151,7 @@ class WorkerSession(Session):
         else:
             if self._work.nonfinite is None:
                 self._optimizer.step()
-            if self._due():
+            if self._due(self.progress.done - done):
                 self._push()
         self._link.heed_notice()
 
@@ -170,8 +171,11 @@ class WorkerSession(Session):
             self._link.glance()
         return self._interrupts.overtaken
 
-    def _due(self) -> bool:
-        """Whether what the local steps have come to is to be pushed now: when the plan says so, or the epoch has no more for us."""
+    def _due(self, taken: int) -> bool:
+        """Whether what the local steps have come to is to be pushed now: when the plan says so, or the epoch has no more for us.
+
+        ``taken``: how many batches the last step was over.
+        """
         if self._work.ending and not self._outstanding:
             return True
         if self._plan.per_epoch and self.progress.batches is None:
@@ -179,7 +183,7 @@ class WorkerSession(Session):
                 f"{self._link.sync} pushes at fractions of an epoch, and this script takes no samples from optimizer.batch_sampler: "
                 "use it, or say steps= instead of per_epoch="
             )
-        return self._plan.due(self._work.steps, self.progress.done, self.progress.batches or 0)
+        return self._plan.due(self._work.steps, self.progress.done, self.progress.batches or 0, taken)
 
     def _abandon(self) -> None:
         """Give up a gradient that nobody wants, and take the newest parameters."""

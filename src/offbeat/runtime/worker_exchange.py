@@ -97,7 +97,8 @@ class Exchange:
 
     def push(self, steps: int, push: dict[str, Any]) -> None:
         """Send the gradient, or the parameters that local steps have come to. ``steps``: of the script so far."""
-        if layout := self.buffers.layout:
+        # What made a gradient infinite may be in BatchNorm's statistics too; and an optimizer that has not stepped yet has no state.
+        if push["nonfinite"] is None and (layout := self.buffers.layout):
             self._link.coordinator.send({"kind": "buffers", "layout": layout}, payload=self.buffers.read())
         if self.averaging is not None:
             self.flat.offer()

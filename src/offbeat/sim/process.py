@@ -191,6 +191,8 @@ class Process(ABC):
         elif self._epoch == work.epochs:
             self.end("", seen=False)
             world.send(Left(self.number, self.incarnation))
+            if world.cluster.silence_s is not None:  # one that is thought dead is not listened to, but its connection closes
+                world.send(Lost(self.number, "end of stream", self.incarnation))
         elif self._over:
             world.send(EpochWanted(self.number, self.incarnation, 0, self._epoch, work.samples))
         else:

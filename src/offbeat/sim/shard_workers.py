@@ -125,7 +125,7 @@ class ShardWorker(Process):
         for shard in range(world.cluster.servers):
             arrival = world.servers.push(shard, self.number, self.agenda.now)
             self._heard_at = arrival if shard == 0 else self._heard_at
-            world.at_server(shard, arrival, partial(self._deliver, push._replace(shard=shard)))
+            world.post.at_server(shard, arrival, partial(self._deliver, push._replace(shard=shard)))
         if self.fenced_off:
             self.rejoin()
         else:

@@ -93,7 +93,7 @@ class JobWorker(Process):
         if not world.content.empty:
             loss = world.content.handed_in(Handed(self.number, self.incarnation, self._clock + 1, self.version, (), self.steps))
         number, incarnation = self.number, self.incarnation
-        world.push(self, Pushed(number, incarnation, self.version, self.samples, self.compute_s, self.leases, None, loss, self._since))
+        world.post.push(self, Pushed(number, incarnation, self.version, self.samples, self.compute_s, self.leases, None, loss, self._since))
 
     def arrived(self, event: Event) -> None:
         if self.doing is Doing.GONE:

@@ -36,6 +36,7 @@ from offbeat.sim.content import Content
 from offbeat.sim.desk import Desk
 from offbeat.sim.faults import Fault, Freeze, Join, Kill, Restart, Slow, Stop, Vanish
 from offbeat.sim.laws import Constant, Sampler, derived
+from offbeat.sim.post import Post
 from offbeat.sim.process import Doing, Process
 from offbeat.sim.servers import Servers
 from offbeat.sim.shard_workers import ShardWorker
@@ -71,6 +72,7 @@ class World:
         self.coordinator = Coordinator(policy, cluster.workers, cluster.silence_s, cluster.servers)
         self.agenda = Agenda()
         self.servers = Servers(cluster)
+        self.post = Post(self.agenda, self.servers)
         wakes = cluster.silence_s is not None or type(policy.start()).wake_at is not Policy.wake_at
         self.desk = Desk(self.coordinator, self.agenda, self.servers, journal, self._carry_out, self._give_up, cluster.silence_s, wakes)
         self.send: Callable[[Event], None] = self.desk.send
@@ -129,46 +131,6 @@ class World:
         self.desk.close("the job has ended")
         assert self.ended is not None
         return self.ended
-
-    def push(self, worker: Process, event: Event) -> None:
-        """A worker's push is on its way to every server; it has arrived when all of them have it."""
-        servers, now = self.servers, self.agenda.now
-        if servers.pushes_immediate and (servers.never_busy or servers.count == 1):
-            worker.arrived(event)
-            return
-        if servers.pushes_immediate:
-            latest = max((servers.free(server, now) for server in range(1, servers.count)), default=now)
-            if latest == now:
-                worker.arrived(event)
-            else:
-                self.agenda.at(latest, lambda _: worker.arrived(event))
-            return
-        missing = servers.count
-
-        def count(serial: int) -> None:
-            nonlocal missing
-            missing -= 1
-            if missing == 0:
-                worker.arrived(event)
-
-        for server in range(servers.count):
-            self.at_server(server, servers.push(server, worker.number, now), count)
-
-    def at_server(self, server: int, arrival: Seconds, action: Callable[[int], None]) -> None:
-        """Do this when a server gets to a message that arrives at this time. Server 0's turn is seen to at its desk."""
-
-        def look(serial: int) -> None:
-            now = self.agenda.now
-            free = now if server == 0 else self.servers.free(server, now)
-            if free > now:
-                self.agenda.at(free, action)
-            else:
-                action(serial)
-
-        if arrival > self.agenda.now:
-            self.agenda.at(arrival, look)
-        else:
-            look(0)
 
     # What the coordinator says.
 

@@ -1,0 +1,46 @@
+"""What the simulator's tests share: a small cluster, and a run whose books must add up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from offbeat.protocol.policy import Policy
+from offbeat.report.tally import Tally
+from offbeat.runtime import journal as journals
+from offbeat.sim.cluster import Cluster, Work
+from offbeat.sim.run import Result, simulate
+
+RANDOM = "shifted_exponential(shift=0.3, scale=0.7)"
+SPELLINGS = (
+    "bsp",
+    "asp",
+    "ssp(staleness=2)",
+    "dssp(lower=1, upper=4)",
+    "backup(b=1)",
+    "elastic(R=4)",
+    "elastic(R=4, mode=bulk)",
+    "elastic(R=4, mode=local)",
+    "ensemble(steps=3)",
+    "psp(c=3)",
+    "psp(c=3, b=0.5, tau1=0.1, tau2=0.2)",
+    "psp(c=3, b=0.5, interrupt=True)",
+    "dbw",
+    "b_dbw",
+)
+
+
+def cluster(**changes: Any) -> Cluster:
+    return Cluster(**{"workers": 4, "compute": RANDOM, **changes})
+
+
+def records(path: Path, *kinds: str) -> list[dict[str, Any]]:
+    return [record for record in journals.read(path) if record["kind"] in kinds]
+
+
+def run(path: Path, sync: str | Policy, over: Cluster, work: Work | None = None, **more: Any) -> tuple[Result, Path]:
+    """Simulate with a journal; whatever happens, its books must add up."""
+    file = path / "journal.jsonl"
+    result = simulate(sync, over, work or Work(versions=50), journal=file, **more)
+    assert Tally.of(journals.read(file)).problems() == []
+    return result, file
