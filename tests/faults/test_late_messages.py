@@ -64,7 +64,7 @@ class Worker:
         self.host.on_message(self.line, Message({"kind": kind, **fields}, EMPTY, memory), now)
 
     def join(self, now: Seconds) -> None:
-        wire = {"layout": self.layout.to_wire(), "optimizer": spec_of(self.optimizer).to_wire(), "sync": "asp"}
+        wire = {"layout": self.layout.to_wire(), "optimizer": spec_of(self.optimizer).to_wire(), "sync": "asp", "local_only": None}
         self.say("hello", now, worker=self.number, pid=0, memory=(self.push_block, self.pull_block), **wire)
         self.say("ready", now)
 
@@ -132,7 +132,7 @@ class Mailbox(Hub):
 
 
 def released(serial: int, incarnation: int, version: int) -> dict[str, Any]:
-    return {"kind": "parameters", "serial": serial, "incarnation": incarnation, "version": version, "chief": 0}
+    return {"kind": "parameters", "serial": serial, "incarnation": incarnation, "version": version, "chief": 0, "plan": [1, 0, None]}
 
 
 def test_a_release_from_before_the_fence_does_not_count() -> None:
@@ -143,7 +143,7 @@ def test_a_release_from_before_the_fence_does_not_count() -> None:
     settings = WorkerSettings(worker=0, workers=2, token="x", servers=(Address("", ("", 0), ""),))
     session = WorkerSession(settings, Layout.of(model, optimizer), spec_of(optimizer), model, optimizer, hub=hub)
     fence = {"kind": "fence", "incarnation": 1, "reason": "incarnation 1 was declared dead"}
-    hub.bundles = [[{"kind": "welcome", "in_place": False}], [{"kind": "joined", "incarnation": 1}, released(1, 1, 0)]]
+    hub.bundles = [[{"kind": "welcome", "in_place": False, "sync": "bsp"}], [{"kind": "joined", "incarnation": 1}, released(1, 1, 0)]]
     session.join("bsp")
     hub.bundles = [
         [released(2, 1, 1), fence],

@@ -8,6 +8,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
+import numpy as np
+
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.effects import Effect, Fold, Interrupt, Release, Settle
 from offbeat.protocol.events import Abandoned, Event, Folded, Initialised, Joined, Pushed
@@ -43,8 +45,9 @@ class Race:
         self._serial = 0
         self._busy: dict[int, Release] = {}
         self._told: set[int] = set()
-        for event in (*(Joined(worker) for worker in range(workers)), Initialised(0)):
-            self(event)
+        for worker in range(workers):
+            self(Joined(worker))
+        self(Initialised(0))
 
     @property
     def chosen(self) -> list[int]:
@@ -96,3 +99,24 @@ class Race:
     def _at(self, after: float, event: Event) -> None:
         self._serial += 1
         heapq.heappush(self._heap, (self.now + after, self._serial, event))
+
+
+def shifted(alpha: float, seed: int) -> Callable[[int], float]:
+    """The round-trip times of DBW's paper: 1 - alpha + alpha * Exp(1)."""
+    rng = np.random.default_rng(seed)
+    return lambda worker: 1.0 - alpha + alpha * float(rng.exponential())
+
+
+def steady(*times_s: float) -> Callable[[int], float]:
+    """Each worker always takes the same time."""
+    return lambda worker: times_s[worker]
+
+
+def norms(norm: float, variance: float) -> Callable[[Fold], Folded]:
+    """Shards that measure what is expected where the full gradient and the variance are these."""
+
+    def measure(fold: Fold) -> Folded:
+        k = len(fold.parts)
+        return Folded(fold.version, (norm + variance,) * k, norm + variance / k, 0.1)
+
+    return measure

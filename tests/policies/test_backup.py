@@ -7,9 +7,9 @@ from tests.policies.views import StillView, contribution
 from tests.protocol.hand import Hand, names, only
 
 from offbeat.errors import ConfigurationError
-from offbeat.policies import Backup
-from offbeat.protocol.effects import Fold, Release, Settle
-from offbeat.protocol.events import Lost
+from offbeat.policies import Backup, rule
+from offbeat.protocol.effects import Fold, Interrupt, Release, Settle
+from offbeat.protocol.events import Abandoned, Lost
 from offbeat.types import Fate
 
 
@@ -57,3 +57,76 @@ def test_more_spare_workers_than_workers_are_refused() -> None:
         Backup(b=4).check(4)
     with pytest.raises(ConfigurationError, match=r"backup\(b=-1\): b must be a whole number, at least 0"):
         Backup(b=-1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (Backup(b=1), [1.0, 1.0]),
+        (Backup(b=1, lr_rule="proportional"), [0.75, 2 / 3]),
+        (Backup(b=1, lr_rule="table", lr_table=(0.1, 0.2, 0.5, 1.0)), [0.5, 0.2]),
+    ],
+    ids=["constant", "proportional", "table"],
+)
+def test_the_learning_rate_may_depend_on_k(policy: Backup, expected: list[float]) -> None:
+    """Four workers, then three."""
+    job = Hand(policy, 4)
+    found = []
+    for version in range(2):
+        job.push(0, version)
+        effects = job.push(1, version)
+        if version == 0:
+            effects = job.push(2, version)
+            job(Lost(3, "killed"))
+        found.append(only(Fold, effects).scale)
+    assert found == pytest.approx(expected)
+
+
+def test_a_table_serves_more_workers_than_it_has_factors_for_with_its_last() -> None:
+    policy = Backup(b=0, lr_rule="table", lr_table=(0.1, 0.5))
+    assert [policy.scale(k, 4) for k in (1, 2, 3)] == [0.1, 0.5, 0.5]
+
+
+def test_obsolete_work_is_broken_off_or_not_handed_in() -> None:
+    """The third of three workers is told as soon as the first two are in; its answer costs it nothing."""
+    for obsolete, at_once in (("push_and_interrupt", True), ("pull_and_wait", False)):
+        job = Hand(rule(f"backup(b=1, obsolete={obsolete})"), 3)
+        job.push(0, 0)
+        effects = job.push(1, 0)
+        interrupt = only(Interrupt, effects)
+        assert (interrupt.worker, interrupt.version, interrupt.at_once) == (2, 1, at_once)
+        assert names(job(Abandoned(2, 1, 0, 1.0))) == ["Release 2"]
+    job = Hand(Backup(b=1), 2)
+    assert names(job.push(0, 0)) == ["Fold", "Settle 0", "Release 0"], "with push_and_wait nobody is told anything"
+
+
+def test_only_what_differs_is_spelled() -> None:
+    policy = Backup(b=4, lr_rule="table", lr_table=(1, 0.5), obsolete="pull_and_wait")
+    assert set(policy.spelling.removeprefix("backup(").removesuffix(")").split(", ")) == {
+        "b=4", "lr_rule=table", "lr_table=(1", "0.5)", "obsolete=pull_and_wait",
+    }  # fmt: skip
+    assert rule(policy.spelling) == policy and rule("backup(lr_rule=table, lr_table=[1, 0.5], obsolete=pull_and_wait, b=4)") == policy
+    assert hash(policy) == hash(rule(policy.spelling)) and Backup().spelling == "backup(b=1)"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("backup(lr_rule=linear)", "lr_rule must be one of constant, proportional, table"),
+        ("backup(lr_rule=table)", r"lr_rule=table, lr_table=\(\)\): give factors with lr_rule=table, and with no other"),
+        ("backup(lr_table=(1.0,))", "give factors with lr_rule=table, and with no other"),
+        ("backup(lr_rule=table, lr_table=(1.0, 0))", r"backup\(lr_table=0\): lr_table must be a number, above 0"),
+        ("backup(lr_rule=table, lr_table=2)", "lr_table must be a tuple of factors"),
+        ("backup(obsolete=drop)", "obsolete must be one of push_and_wait, pull_and_wait, push_and_interrupt"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(spec: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        rule(spec)
+
+
+def test_a_table_too_short_for_the_job_is_refused() -> None:
+    policy = Backup(b=1, lr_rule="table", lr_table=(0.5, 1.0))
+    policy.check(2)
+    with pytest.raises(ConfigurationError, match="lr_table has 2 factors for 3 workers: give one for each k up to 3"):
+        policy.check(3)

@@ -15,7 +15,8 @@ from tests.protocol.hand import Hand, names, only
 from offbeat.errors import ConfigurationError
 from offbeat.policies import BSP, ElasticBSP, rule
 from offbeat.policies.elastic import shares
-from offbeat.policies.superstep import Superstep, meet
+from offbeat.policies.prediction import meet
+from offbeat.policies.superstep import Superstep
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.effects import Effect, EpochEnded, Fold, Gather, Grant, Release
 from offbeat.protocol.events import Event, Initialised, Joined, Lost, Pushed

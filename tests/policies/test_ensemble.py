@@ -83,6 +83,30 @@ def test_when_both_die_the_last_report_is_kept_and_whoever_comes_goes_on_from_it
     assert only(Fold, job.push(1, 1, incarnation=2)).version == 2
 
 
+def test_one_whose_report_is_refused_is_not_waited_for_and_goes_on_with_the_mean_of_the_others() -> None:
+    job = Hand(EnsembleSync(), 3)
+    job.push(0, 0)
+    assert names(job.push(1, 0, nonfinite="weight")) == ["Settle 1"]
+    effects = job.push(2, 0)
+    assert [(part.worker, part.weight) for part in only(Fold, effects).parts] == [(0, 0.5), (2, 0.5)]
+    assert sorted((e.worker, e.version) for e in effects if isinstance(e, Release)) == [(0, 1), (1, 1), (2, 1)]
+    job.push(2, 1)
+    job.push(0, 1)
+    assert names(job.push(1, 1, nonfinite="weight"))[:2] == ["Settle 1", "Fold"], "it may be the last to come, too"
+
+
+def test_all_begin_again_where_every_report_is_refused() -> None:
+    job = Hand(EnsembleSync(), 3)
+    job.push(0, 0, nonfinite="weight")
+    job(Lost(2, "killed"))
+    effects = job.push(1, 0, nonfinite="weight")
+    assert sorted((e.worker, e.version) for e in effects if isinstance(e, Release)) == [(0, 0), (1, 0)]
+    job.push(0, 0)
+    assert only(Fold, job.push(1, 0)).version == 1
+    job.push(0, 1, nonfinite="weight")
+    assert names(job(Lost(1, "killed"))) == ["StateChanged 1", "Release 0"], "nobody is left to wait for"
+
+
 def epoch(job: Hand, worker: int, number: int, incarnation: int = 1, **times: float) -> None:
     """One worker's whole epoch of 8 samples, in one push, if it is dealt any."""
     while grants := [e for e in job.want(worker, number, 8, 8, incarnation) if isinstance(e, Grant)]:

@@ -1,7 +1,8 @@
 """An auditor beside the coordinator: books of its own, made from events and effects alone, and one named check per promise.
 
 It looks into the coordinator only to see whether the job has begun, who is active and at which clock, and who is kept outside, which no
-effect says. What a rule promises beyond what all of them do is in `promises.py`.
+effect says. What a rule promises beyond what all of them do is in `promises.py`,
+and the books of samples are in `samples.py`.
 """
 
 from __future__ import annotations
@@ -9,31 +10,21 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from math import isclose, isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 from tests.protocol.promises import Promises, promises_of
+from tests.protocol.samples import Samples
 
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.effects import Effect, EpochEnded, Fold, Gather, Grant, Interrupt, NoMore, Paused, Release, Settle, StateChanged
 from offbeat.protocol.events import Abandoned, EpochWanted, Event, Folded, LeaseWanted, Pushed
 from offbeat.protocol.policy import Policy
-from offbeat.protocol.splits import size_of
-from offbeat.types import Clock, Fate, LeaseId, WorkerState
+from offbeat.types import Clock, Fate, WorkerState
 
 Who = tuple[int, int]
 """A worker and its incarnation."""
 Key = tuple[int, int, Clock]
 """A contribution: its worker, the incarnation, and the worker's clock after the push."""
-Deck = tuple[int, int | None]
-"""What positions count along: an epoch's common order, or the split of one worker in it."""
-
-
-class Held(NamedTuple):
-    """A range of positions."""
-
-    deck: Deck
-    start: int
-    stop: int
 
 
 class Auditor:
@@ -55,9 +46,7 @@ class Auditor:
         self.version = 0
         self.fates: Counter[Fate] = Counter()
         self.pushes = 0
-        self.reports: list[dict[str, Any]] = []
-        self._ranges: dict[LeaseId, Held] = {}
-        self._folded: dict[Deck, set[int]] = defaultdict(set)
+        self.samples = Samples(policy)
         self._paused: dict[int, Paused] = {}
         """Who waits for the end of an epoch, and of which."""
         self._due: list[Key] = []
@@ -142,10 +131,7 @@ class Auditor:
         assert push.nonfinite is None, "a gradient that is not finite was folded"
         assert self._due and self._due.pop(0) == key, "folded, but part of no fold"
         assert effect.version == self.version
-        for held in (self._ranges[lease] for lease in push.leases):
-            positions = set(range(held.start, held.stop))
-            assert not self._folded[held.deck] & positions, f"positions of {held.deck} folded twice: {sorted(positions)}"
-            self._folded[held.deck] |= positions
+        self.samples.folded(push)
 
     def _fold(self, effect: Fold) -> None:
         """Versions rise by one, weights are positive and add up to 1, the staleness is what it says, and each part is one open push."""
@@ -223,10 +209,7 @@ class Auditor:
         paused = self._paused.pop(effect.worker, None)
         assert effect.refreshed == (paused is not None), "the newest parameters come with samples for the paused, and for nobody else"
         assert paused is None or (paused.pool, paused.epoch) == (effect.pool, effect.epoch), f"paused for another epoch: {paused}"
-        assert bool(effect.parts) == (self.policy.overlap is not None)
-        assert effect.start < effect.stop and (not effect.parts or effect.stop <= size_of(effect.parts))
-        deck = effect.epoch, effect.worker if effect.parts else None
-        self._ranges[effect.lease] = Held(deck, effect.start, effect.stop)
+        self.samples.granted(effect)
 
     def _pause(self, effect: Paused, event: Event | None, effects: Sequence[Effect]) -> None:
         """A worker pauses because of what it has asked for itself, once, with nothing pending, and says so before what follows from it."""
@@ -248,7 +231,7 @@ class Auditor:
         for worker in waited:
             del self._paused[worker]
         assert not self.job._outside, f"kept outside after the end of epoch {effect.epoch}: {self.job._outside}"
-        self._report(effect)
+        self.samples.report(effect)
 
     def _the_paused_are_idle(self) -> None:
         """The rule counts on whoever is alive, inside, and has not paused, and on nobody else."""
@@ -256,24 +239,6 @@ class Auditor:
         if self.job.begun:
             assert set(self.ledger.active) == self.alive.keys() - self._paused.keys() - outside, f"paused: {self._paused}"
         assert not outside or (self.policy.entry == "next_epoch" and self.alive.keys() > outside), f"kept outside of nothing: {outside}"
-
-    def _report(self, effect: EpochEnded) -> None:
-        """The report adds up, and its exceptions are exactly the positions that were not folded, of each split."""
-        report = effect.report
-        self.reports.append(report)
-        assert report["folded"] + report["dropped"] + report["rejected"] + report["unused"] == report["indices"], report
-        splits: list[tuple[int | None, int]] = [(s["worker"], s["indices"]) for s in report.get("splits", [])]
-        if self.policy.overlap is None:
-            assert not splits
-            splits = [(None, report["indices"])]
-        accounted = 0
-        for worker, size in splits:
-            folded = self._folded[effect.epoch, worker]
-            accounted += len(folded)
-            mine = [e for e in report["exceptions"] if e.get("worker") == worker]
-            excepted = [position for e in mine for position in range(e["start"], e["stop"])]
-            assert sorted([*folded, *excepted]) == list(range(size)), report
-        assert report["folded"] == accounted and report["indices"] == sum(size for _, size in splits)
 
     _checks: dict[type, Any] = {  # noqa: RUF012 - a table of the methods above
         Release: _release,

@@ -132,8 +132,8 @@ class Spared(FreshOnly):
         assert not self.ledger.waiting or self.computing() > self.rule.b, f"{list(self.ledger.waiting)} wait with enough gradients in"
 
 
-class Ensemble(Barrier):
-    """A barrier between local steps."""
+class Ensemble(Promises):
+    """A barrier between local steps, at which those wait, too, whose parameters are of no use."""
 
     def fold(self, effect: Fold, pushes: Sequence[Pushed]) -> None:
         fresh(effect)
@@ -141,6 +141,10 @@ class Ensemble(Barrier):
             by_samples(effect, pushes)
         else:
             assert all(isclose(part.weight, 1 / len(pushes)) for part in effect.parts)
+
+    def step(self, event: Event | None, effects: Sequence[Effect]) -> None:
+        waiting = self.ledger.waiting
+        assert not waiting or len(waiting) < len(self.ledger.active), f"{list(waiting)} wait at an open barrier"
 
 
 class Elastic(Promises):
@@ -211,12 +215,13 @@ class Elastic(Promises):
             self.made[worker] += 1
 
     def _the_held_have_come_to_their_limit(self) -> None:
-        """Our own count of the least, where the rule keeps one for speed."""
+        """By the rule's own counts, newcomers included, and our own search for the least of them, which the rule avoids for speed."""
         superstep: Superstep = self.ledger._policy.superstep
         paces = {worker: superstep._paces[worker] for worker in self.ledger.active if worker in superstep._paces}
+        least = min((pace.count for pace in paces.values()), default=0)
+        assert all(pace.count - least <= 2 * self.rule.R for pace in paces.values()), f"iterations are far apart: {paces}"
         for worker in self.ledger.waiting:
             pace = paces[worker]
-            least = min(other.count for other in paces.values())
             held = pace.count >= pace.limit if superstep._planned else pace.count - least >= self.rule.R
             assert held or self.audit.soon(), f"worker {worker} waits, and could go on: {pace}"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.protocol.hand import Hand, names, only
 
-from offbeat.policies import ASP, BSP, SSP, Backup
+from offbeat.policies import ASP, BSP, SSP, Backup, EnsembleSync
 from offbeat.protocol.effects import EpochEnded, Fence, Fold, Grant, Initialise, NoMore, Paused, Release, Settle, StateChanged
-from offbeat.protocol.events import Heard, Initialised, Joined, Left, Lost, PullWanted
+from offbeat.protocol.events import Abandoned, Heard, Initialised, Joined, Left, Lost, PullWanted
 from offbeat.types import Fate, WorkerState
 
 # The start.
@@ -154,6 +154,18 @@ def test_a_pull_brings_the_newest_version_but_not_to_one_who_waits_for_the_barri
     job.push(0, 0)
     assert job(PullWanted(0, 1)) == [], "it would go on before its contribution has a fate"
     assert sorted(names(job.push(1, 0))[-2:]) == ["Release 0", "Release 1"]
+
+
+def test_who_waits_outside_until_the_next_epoch_is_not_listened_to_before() -> None:
+    """No well-behaved worker says anything then; what another one says must not bring down the job."""
+    job = Hand(EnsembleSync(steps=1), 1)
+    lease = only(Grant, job.want(0)).lease
+    assert names(job(Joined(1))) == ["StateChanged 1"]
+    assert job(PullWanted(1, 1)) == [] and job.want(1) == [] and job.finish(1) == [] and job(Abandoned(1, 1, 0, 1.0)) == []
+    assert only(Settle, job.push(1, 0)).reason == "pushed without having been admitted"
+    job.push(0, 0, leases=(lease,))
+    effects = job.finish(0)
+    assert only(EpochEnded, effects).workers == (0,) and names(effects)[-2:] == ["Release 0", "Release 1"]
 
 
 # Samples.

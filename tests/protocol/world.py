@@ -219,7 +219,7 @@ class World:
             return
         draw = self._random.random
         squares = tuple(10.0 * draw() for _ in fold.parts) if draw() < 0.9 else ()
-        total = draw() * max(squares, default=1.0) if draw() < 0.95 else float("nan")
+        total = draw() * max(squares, default=1.0) if draw() < 0.95 else float("inf")
         difference = draw() if self.schedule.policy.measures == "differences" and fold.version > 1 else None
         event = Folded(fold.version, squares, total, 0.1 * fold.scale, difference)
         self._measured_at = max(self._measured_at, self.now + self._random.choice((0, 0, 0, 1, 2)))

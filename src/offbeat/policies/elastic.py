@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from offbeat.errors import ConfigurationError
-from offbeat.policies.superstep import LEAST, Superstep, meet
+from offbeat.policies.prediction import averaged, meet
+from offbeat.policies.superstep import Superstep
 from offbeat.policies.zipline import OBJECTIVES, Objective
 from offbeat.protocol.policy import Admit, Averaging, Contribution, Decision, Hold, Plan, Policy, View, whole_number
 from offbeat.types import Seconds, WorkerId
@@ -57,7 +58,8 @@ class ElasticBSP(Policy):
     history: int = 1
     """Over about how many intervals to average: the newest has weight 2 / (history + 1). 1: the last one alone."""
     monitor: int = 2
-    """How many pushes of each worker are measured after a barrier before the next is planned. 0: plan at once, from what is known."""
+    """How many pushes of each worker are measured after a barrier before the next is planned. 0: plan at once, from what is known; but
+    all leave a barrier together, and so near it many workers rarely meet again later than after one push."""
     weighting: Literal["gradients", "workers"] = "gradients"
     """In a fold of many: in proportion to samples (in mode ``local`` to steps), or each worker the same whatever it has done."""
     objective: Objective = "range"
@@ -85,11 +87,6 @@ class ElasticBSP(Policy):
     @property
     def averaging(self) -> Averaging | None:
         return Averaging() if self.mode == "local" else None
-
-    @property
-    def newest(self) -> float:
-        """The weight of the newest interval in a worker's average."""
-        return 2.0 / (self.history + 1)
 
     def start(self) -> Policy:
         return _Local(self) if self.mode == "local" else _Counted(self)
@@ -162,8 +159,7 @@ class _Local(_Running):
             return None
         parts = tuple(view.pending.values())
         for c in parts:
-            before, measured = self._intervals.get(c.worker), max(LEAST, c.compute_s / c.steps)
-            self._intervals[c.worker] = measured if before is None else before + self.rule.newest * (measured - before)
+            self._intervals[c.worker] = averaged(self.rule, self._intervals.get(c.worker), c.compute_s / c.steps)
         self._plan(view)
         total = sum(c.steps for c in parts)
         equal = self.rule.weighting == "workers"

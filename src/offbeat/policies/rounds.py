@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from offbeat.policies.allocation import Budget
 from offbeat.protocol.policy import Admit, Averaging, Contribution, Decision, Hold, Plan, Policy, View
-from offbeat.types import WorkerId
+from offbeat.types import Version, WorkerId
 
 if TYPE_CHECKING:
     from offbeat.policies.ensemble import EnsembleSync
@@ -60,6 +60,10 @@ class Rounds(Policy):
         self._first_loss: float | None = None
         self._losses: list[float] = []
         """Of this turn."""
+        self._given: dict[WorkerId, Version] = {}
+        """The version that each worker has been given last."""
+        self._again: set[WorkerId] = set()
+        """Who is to begin again, there being nothing to combine."""
 
     @property
     def averaging(self) -> Averaging:
@@ -71,7 +75,7 @@ class Rounds(Policy):
 
     def fold(self, view: View) -> Decision | None:
         self._look(view)
-        if view.missing or not view.pending:
+        if not view.pending or (view.missing and len(view.waiting) < len(view.active)):
             return None
         parts = tuple(view.pending.values())
         self._note(parts)
@@ -81,10 +85,18 @@ class Rounds(Policy):
     def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
         if worker in view.pending:
             return Hold(f"{view.missing} of {len(view.active)} active workers are still at their local steps")
+        if view.pushed_at(worker) is not None and self._given.get(worker) == view.version:
+            if not view.pending and len(view.waiting) == len(view.active):
+                self._again = set(view.waiting)
+            if worker not in self._again:  # were it to begin again at once, all others would have to wait for its steps
+                return Hold("what it has handed in is of no use: it goes on with what the others come to")
+            self._again.remove(worker)
+            return Admit("nothing that was handed in is of use: all begin again")
         return Admit("the parameters are combined")
 
     def plan(self, view: View, worker: WorkerId) -> Plan:
         self._look(view)
+        self._given[worker] = view.version
         return Plan(self._steps, self.rule.per_epoch or 0, self._batch(view, worker))
 
     def _look(self, view: View) -> None:

@@ -1,28 +1,24 @@
 """One superstep of ElasticBSP: who has pushed how often since the barrier, how fast each worker is, and where it is to stop for the next.
 
 It decides nothing about contributions: `policies.elastic` does, and asks here. All is counted as it happens, so that a push costs the same
-however many workers there are; only a barrier, a plan, and a worker's departure at an awkward moment look at all of them.
+however many workers there are; only a barrier, a plan, a worker's departure and, while paces are measured, a new slowest look at all.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from offbeat.policies.zipline import Times, ZipLine, zipline
+from offbeat.policies.prediction import LEAST, averaged, meet
 from offbeat.protocol.policy import Admit, Contribution, Hold, View
 from offbeat.types import Seconds, WorkerId
 
 if TYPE_CHECKING:
     from offbeat.policies.elastic import ElasticBSP
-
-LEAST: Final = 1e-6
-"""The shortest interval in seconds: two pushes may arrive at what the clock calls the same time."""
 
 
 @dataclass(slots=True)
@@ -49,7 +45,7 @@ class Superstep:
         self._intervals: dict[WorkerId, Seconds] = {}
         """Also of workers that are away."""
         self._paces: dict[WorkerId, Pace] = {}
-        """Of the active workers, and of some that have gone since the barrier."""
+        """Of the active workers, from their first release on. Who goes and comes back begins anew."""
         self._unmeasured: deque[WorkerId] = deque()
         """Whoever is still to be measured is in here; who is in front and need not be is taken out when somebody looks."""
         self._planned = rule.monitor == 0
@@ -71,15 +67,17 @@ class Superstep:
 
     def look(self, view: View) -> None:
         """To be called first, whatever has happened: begin, plan, or plan anew if it is time for that."""
-        active = len(view.active)
-        if active < self._active:
+        active = view.active
+        if len(active) < self._active:
+            for worker in [worker for worker in self._paces if worker not in active]:
+                del self._paces[worker]
             self._exact = False
-        self._active = active
+        self._active = len(active)
         if not self._planned:
-            if self._paces and self._all_measured(view):
+            if self._all_measured():
                 self._plan(view)
         elif self._deadlines and view.now >= self._deadlines[-1][0]:
-            due = self._deadline(view)
+            due = self._deadline()
             if due is not None and view.now >= due:
                 self._plan(view)
 
@@ -87,9 +85,8 @@ class Superstep:
         """A contribution that counts has arrived."""
         worker = c.worker
         pace = self._paces.get(worker) or self._join(view, worker)
-        before = self._intervals.get(worker)
-        measured = max(view.now - pace.since, c.compute_s, LEAST)  # a pull in the middle of an iteration counts as a release, too
-        self._intervals[worker] = measured if before is None else before + self._rule.newest * (measured - before)
+        measured = max(view.now - pace.since, c.compute_s)  # a pull in the middle of an iteration counts as a release, too
+        self._intervals[worker] = averaged(self._rule, self._intervals.get(worker), measured)
         pace.count += 1
         self._high = max(self._high, pace.count)
         if pace.late:
@@ -104,9 +101,7 @@ class Superstep:
 
     def released(self, view: View, worker: WorkerId) -> None:
         """A worker begins to compute, for the first time or again."""
-        pace = self._paces.get(worker)
-        if pace is None or view.pushed_at(worker) is None:
-            pace = self._join(view, worker)
+        pace = self._paces.get(worker) or self._join(view, worker)
         pace.since = view.now
 
     def over(self, view: View) -> bool:
@@ -115,7 +110,7 @@ class Superstep:
             return True
         if not self._planned or len(view.waiting) < len(view.active):
             return False
-        return not any(self._newcomer(view, worker) or self._goes(worker) for worker in view.waiting)
+        return not any(worker not in self._paces or self._goes(worker) for worker in view.waiting)
 
     def begin(self, view: View) -> None:
         """Open the barrier."""
@@ -136,7 +131,7 @@ class Superstep:
     def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
         """Whether a worker may go on."""
         self._recalled.pop(worker, None)
-        if self._newcomer(view, worker):
+        if worker not in self._paces:
             return Admit("takes part in the superstep under way")
         if worker in self._leaving:
             self._leaving.remove(worker)
@@ -146,7 +141,7 @@ class Superstep:
             if pace.count < pace.limit:
                 return Admit(f"{pace.limit - pace.count} more to push before the barrier")
             return Hold(f"has come to the barrier, which is expected in {max(0.0, self._barrier - view.now):.3g} s")
-        if self._capped(view, pace):
+        if self._capped(pace):
             return Hold(f"{pace.count - self._low} pushes ahead of the slowest worker, which is still being measured")
         return Admit("is being measured")
 
@@ -157,12 +152,9 @@ class Superstep:
             if worker in view.waiting:
                 return self._recalled_at
             del self._recalled[worker]
-        return self._deadline(view)
+        return self._deadline()
 
     # The measuring phase.
-
-    def _newcomer(self, view: View, worker: WorkerId) -> bool:
-        return worker not in self._paces or view.pushed_at(worker) is None
 
     def _goes(self, worker: WorkerId) -> bool:
         pace = self._paces[worker]
@@ -172,11 +164,8 @@ class Superstep:
         """A worker takes part that was not there at the barrier."""
         if view.pushed_at(worker) is None:
             self._intervals.pop(worker, None)  # of another process
-        count = self._slowest(view) if self._high >= self._rule.R else self._low
-        if worker in self._paces:
-            self._exact = False
-        else:
-            self._at_low += 1
+        count = self._slowest() if self._high >= self._rule.R else self._low
+        self._at_low += 1
         pace = self._paces[worker] = Pace(view.now, count, count)
         if self._planned:
             pace.limit = min(count + max(1, self._room(view, worker)), count + self._rule.R)
@@ -190,35 +179,35 @@ class Superstep:
         interval = self._intervals.get(worker)
         return 0 if interval is None else int(min(max(0.0, self._barrier - view.now) / interval, self._rule.R))
 
-    def _all_measured(self, view: View) -> bool:
+    def _all_measured(self) -> bool:
         while self._unmeasured:
             worker = self._unmeasured[0]
             pace = self._paces.get(worker)
-            if worker in view.active and (pace is None or pace.count - pace.first < self._rule.monitor):
+            if pace is not None and pace.count - pace.first < self._rule.monitor:
                 return False
             self._unmeasured.popleft()
-        return bool(view.active)
+        return bool(self._paces)
 
-    def _slowest(self, view: View) -> int:
+    def _slowest(self) -> int:
         """The least count of the active workers."""
         if not self._exact:
-            counts = [self._paces[worker].count for worker in view.active if worker in self._paces]
+            counts = [pace.count for pace in self._paces.values()]
             self._low = min(counts, default=self._low)
             self._at_low = counts.count(self._low)
             self._exact = True
         return self._low
 
-    def _capped(self, view: View, pace: Pace) -> bool:
+    def _capped(self, pace: Pace) -> bool:
         """Without this a fast worker would run ahead without bound until the slowest has been measured."""
         bound = self._rule.R
-        return pace.count - self._low >= bound and pace.count - self._slowest(view) >= bound
+        return pace.count - self._low >= bound and pace.count - self._slowest() >= bound
 
     def _recall(self, view: View) -> None:
         """Have those asked again who may go on now."""
         self._recalled_at = view.now
         for worker in view.waiting:
             pace = self._paces.get(worker)
-            if pace is not None and (self._goes(worker) if self._planned else not self._capped(view, pace)):
+            if pace is not None and (pace.count < pace.limit if self._planned else not self._capped(pace)):
                 self._recalled[worker] = None
 
     # The plan.
@@ -228,10 +217,9 @@ class Superstep:
         rule, now, intervals = self._rule, view.now, self._intervals
         self._planned, self._barrier = True, now
         self._deadlines.clear()
-        cap = self._slowest(view) + 2 * rule.R
-        present = [(worker, self._paces[worker]) for worker in view.active if worker in self._paces]
-        known = [(worker, pace) for worker, pace in present if worker in intervals]
-        for _, pace in present:
+        cap = self._slowest() + 2 * rule.R
+        known = [(worker, pace) for worker, pace in self._paces.items() if worker in intervals]
+        for pace in self._paces.values():
             pace.limit = max(pace.limit, pace.count + 1)
         if known:
             elapsed = np.array([0.0 if worker in view.waiting else now - pace.since for worker, pace in known])
@@ -246,27 +234,11 @@ class Superstep:
             self._deadlines = sorted((d for d in self._deadlines if isfinite(d[0])), reverse=True)
         self._recall(view)
 
-    def _deadline(self, view: View) -> Seconds | None:
+    def _deadline(self) -> Seconds | None:
         """When the first worker that is still on its way will be too late for the plan to make sense."""
         while self._deadlines:
             due, worker = self._deadlines[-1]
-            if worker in view.active and self._goes(worker):
+            if worker in self._paces and self._goes(worker):
                 return due
             self._deadlines.pop()
         return None
-
-
-def meet(rule: ElasticBSP, elapsed: Sequence[Seconds] | Times, interval: Sequence[Seconds] | Times) -> tuple[Times, ZipLine]:
-    """Predict the next R pushes of each worker, in seconds from now, and choose where they are to meet.
-
-    ``ends[p, j] = (i0 + j) * interval[p] - elapsed[p]`` with ``i0 = max(1, ceil(elapsed / interval))``, j = 0 .. R-1: nothing in the past.
-
-    Args:
-        rule: its R, objective and penalty.
-        elapsed: how long each worker has been computing, in seconds.
-        interval: how long each is expected to take, in seconds.
-    """
-    step, late = np.asarray(interval)[:, None], np.asarray(elapsed)[:, None]
-    first = np.maximum(1.0, np.ceil(late / step))
-    ends: Times = step * (first + np.arange(rule.R)) - late
-    return ends, zipline(ends, objective=rule.objective, length_penalty=rule.length_penalty)

@@ -247,7 +247,7 @@ class Coordinator:
         if not (self._is_present(worker, incarnation) if event.shard else self._speaks(worker, incarnation, now)):
             left = worker in self.membership and self.membership[worker].state is WorkerState.FINISHED
             fenced = f"sent by incarnation {incarnation}, which {'has left' if left else 'was declared dead'}"
-        elif not self._begun or worker in self._ledger.waiting:
+        elif not self._admitted(worker):
             fenced = "pushed without having been admitted"
         if fenced is not None:
             self._effects.append(Settle(worker, incarnation, 0, Fate.REJECTED, fenced, self.version, event.samples, event.shard))
@@ -263,16 +263,20 @@ class Coordinator:
 
     def _abandoned(self, event: Abandoned, now: Seconds) -> None:
         worker = event.worker
-        if not self._speaks(worker, event.incarnation, now) or not self._begun or worker in self._ledger.waiting:
+        if not self._speaks(worker, event.incarnation, now) or not self._admitted(worker):
             return
         self._effects += self._epochs.resume(worker, now)
         self._epochs.abandon(event)
         self._do(self._ledger.abandon(event, now))
         self._deal(now)
 
+    def _admitted(self, worker: WorkerId) -> bool:
+        """Whether a living worker has been told to go on: what the others send is a mistake of theirs, and does no harm."""
+        return self._begun and worker not in self._ledger.waiting and worker not in self._outside
+
     def _pull_wanted(self, event: PullWanted, now: Seconds) -> None:
         # A worker that waits to be admitted gets the newest parameters with that, and not before its contribution has a fate.
-        if self._speaks(event.worker, event.incarnation, now) and self._begun and event.worker not in self._ledger.waiting:
+        if self._speaks(event.worker, event.incarnation, now) and self._admitted(event.worker):
             self._do(self._ledger.refresh(event.worker, now, "asked for"))
 
     def _do(self, effects: list[Effect]) -> None:
@@ -281,7 +285,7 @@ class Coordinator:
         self._effects += effects
 
     def _samples_wanted(self, event: LeaseWanted | EpochWanted, now: Seconds) -> None:
-        if self._speaks(event.worker, event.incarnation, now):
+        if self._speaks(event.worker, event.incarnation, now) and event.worker not in self._outside:
             effects = self._epochs.want(event, now)
             self._effects += effects
             if self._outside and any(isinstance(effect, EpochEnded) for effect in effects):

@@ -66,19 +66,21 @@ class Plan(NamedTuple):
     batch: int | None = None
     """The batch size of its samplers from now on; None: the script's."""
 
-    def due(self, since: int, done: int, batches: int) -> bool:
+    def due(self, since: int, done: int, batches: int, taken: int = 1) -> bool:
         """Whether to push now: ``since`` local steps after the last push, ``done`` of ``batches`` batches into the epoch.
 
         With ``per_epoch`` the boundaries are ``round(i * batches / per_epoch)``, so that every worker has as many as every other,
-        whatever the sizes of its share and its batches.
+        whatever the sizes of its share and its batches. A step over more batches than one, ``taken``, may go past some.
 
         >>> [done for done in range(1, 30) if Plan(per_epoch=10).due(1, done, 29)]
         [3, 6, 9, 12, 14, 17, 20, 23, 26, 29]
+        >>> [done for done in range(4, 13, 4) if Plan(per_epoch=2).due(1, done, 12, taken=4)]
+        [8, 12]
         >>> Plan(steps=4).due(3, 0, 0), Plan(steps=4).due(4, 0, 0)
         (False, True)
         """
         if self.per_epoch:
-            return any(round(i * batches / self.per_epoch) == done for i in range(1, self.per_epoch + 1))
+            return any(done - taken < round(i * batches / self.per_epoch) <= done for i in range(1, self.per_epoch + 1))
         return since >= self.steps
 
 
