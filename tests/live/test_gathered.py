@@ -1,0 +1,167 @@
+"""Gradients that are kept for a barrier, live: a superstep of ElasticBSP is one fold of all of them, each with its weight.
+
+The same is computed by hand, from the weights in the journal and from batches that follow from a worker's number and step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.live.harness import Job, Worker, wait
+from tests.live.samples import data, finished
+from tests.live.test_equality import CLOSE, JOBS, Case, adamw, sgd
+from torch import Tensor, nn
+
+from offbeat.report.tally import Tally
+from offbeat.runtime.journal import read
+
+Record = dict[str, Any]
+STEPS = 24
+SIZES = (4, 8, 8)
+"""Of each worker's batches."""
+BULK = "elastic(R=6, mode=bulk)"
+
+
+def pace(worker: Worker) -> None:
+    """Workers of different speeds, so that a superstep has some gradients of one and few of another."""
+    threading.Event().wait(0.003 * worker.number)
+
+
+def train(case: Case, journal: Path, sync: str, **job: Any) -> list[dict[str, Tensor]]:
+    """The parameters of each worker at the end."""
+
+    def script(worker: Worker) -> dict[str, Tensor]:
+        model = case.model_of(worker)
+        optimizer = worker.distribute(case.optimizer(model), model, sync)
+        for number in range(STEPS):
+            optimizer.zero_grad()
+            case.backward(model, case.batch(worker.number, number))
+            pace(worker)
+            optimizer.step(samples=case.sizes[worker.number])
+        return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    with Job(len(case.sizes), journal=str(journal), **job) as running:
+        return running.run(script)
+
+
+def audited(journal: Path) -> list[Record]:
+    records = list(read(journal))
+    assert Tally.of(records).problems() == []
+    return records
+
+
+def by_hand(case: Case, records: list[Record]) -> list[dict[str, Tensor]]:
+    """The parameters of each version, from the first."""
+    torch.manual_seed(0)
+    model = case.model()
+    optimizer = case.optimizer(model)
+    versions = [{name: p.detach().clone() for name, p in model.named_parameters()}]
+    for fold in (record for record in records if record["kind"] == "fold"):
+        sums = [torch.zeros_like(p) for p in model.parameters()]
+        for part in fold["parts"]:
+            model.zero_grad()
+            case.backward(model, case.batch(part["worker"], part["clock"] - 1))
+            for total, p in zip(sums, model.parameters(), strict=True):
+                assert p.grad is not None
+                total += part["weight"] * p.grad
+        for total, p in zip(sums, model.parameters(), strict=True):
+            p.grad = total
+        optimizer.step()
+        versions.append({name: p.detach().clone() for name, p in model.named_parameters()})
+    return versions
+
+
+def off(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    return max(float((one[name] - other[name]).norm() / other[name].norm()) for name in other)
+
+
+@pytest.mark.parametrize("job", ["shm-1", "tcp-2", "mixed-2"])
+@pytest.mark.parametrize("weighting", ["gradients", "workers"])
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_a_superstep_is_the_weighted_mean_of_all_its_gradients(
+    tmp_path: Path, make: Callable[[nn.Module], torch.optim.Optimizer], weighting: str, job: str
+) -> None:
+    case = Case(optimizer=make, sizes=SIZES)
+    results = train(case, tmp_path / "journal", f"elastic(R=6, mode=bulk, weighting={weighting})", **JOBS[job])
+    records = audited(tmp_path / "journal")
+    folds = [record["parts"] for record in records if record["kind"] == "fold"]
+    assert sum(len(parts) for parts in folds) == 3 * STEPS, "every gradient is in one fold"
+    assert max(len(parts) for parts in folds) > 3
+    for parts in folds:
+        assert sum(part["weight"] for part in parts) == pytest.approx(1.0)
+        samples = sum(SIZES[part["worker"]] for part in parts)
+        if weighting == "gradients":
+            assert all(part["weight"] == pytest.approx(SIZES[part["worker"]] / samples) for part in parts)
+    versions = by_hand(case, records)
+    last = max(r["version"] for r in records if r["kind"] == "release")
+    assert min(off(result, versions[last]) for result in results) < CLOSE
+    for result in results:
+        assert min(off(result, version) for version in versions) < CLOSE, "each worker ends with some version"
+
+
+def test_the_gradients_of_one_that_has_died_still_count(tmp_path: Path) -> None:
+    """Two of its gradients are gathered when it dies; they are in the superstep's fold, and it takes part again in another."""
+    case, dead, gone = Case(sizes=SIZES), threading.Event(), threading.Event()
+
+    def script(worker: Worker) -> None:
+        model = case.model_of(worker)
+        optimizer = worker.distribute(case.optimizer(model), model, BULK)
+        for number in range(STEPS):
+            if worker.number == 2 and number == 2 and not gone.is_set():
+                gone.set()
+                worker.die()
+            optimizer.zero_grad()
+            case.backward(model, case.batch(worker.number, number))
+            if worker.number != 2 and number == 1:
+                wait(dead)
+            optimizer.step(samples=case.sizes[worker.number])
+            pace(worker)
+
+    with Job(3, journal=str(tmp_path / "journal"), servers=2, hosts={2: "other"}) as job:
+        for number in range(3):
+            job.start(number, script)
+        job.await_state(2, "dead")
+        again = job.start(2, script)
+        dead.set()
+        job.join()
+        assert not again.is_alive()
+    records = audited(tmp_path / "journal")
+    folds = [record["parts"] for record in records if record["kind"] == "fold"]
+    assert [part["clock"] for part in folds[0] if (part["worker"], part["incarnation"]) == (2, 1)] == [1, 2]
+    assert all(part["gathered"] for parts in folds for part in parts)
+    assert any((part["worker"], part["incarnation"]) == (2, 2) for parts in folds for part in parts)
+    assert sum(r["fate"] != "folded" for r in records if r["kind"] == "settle") == 0
+
+
+def test_one_that_dies_with_samples_in_its_gathered_gradients(tmp_path: Path) -> None:
+    """Those are used, since the gradients are; what it was computing on goes back."""
+    dead = threading.Event()
+
+    def script(worker: Worker) -> None:
+        model = nn.Linear(1, 1)
+        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=1e-6), model, BULK)
+        for number, indices in enumerate(optimizer.batch_sampler(data(60), batch_size=3)):
+            if number == 2 and worker.number == 2:
+                worker.die()
+            if number == 1 and worker.number != 2:
+                wait(dead)
+            optimizer.zero_grad()
+            model(torch.tensor(indices).float().unsqueeze(1)).square().mean().backward()
+            optimizer.step()
+
+    with Job(3, journal=str(tmp_path / "journal")) as job:
+        for number in range(3):
+            job.start(number, script)
+        job.await_state(2, "dead")
+        dead.set()
+        job.join()
+    (report,) = finished(job, tmp_path / "journal")
+    assert report["folded"] == 60 and report["returned"] == 3
+    records = audited(tmp_path / "journal")
+    assert {r["fate"] for r in records if r["kind"] == "settle"} == {"folded"}
+    assert sum(part["worker"] == 2 for r in records if r["kind"] == "fold" for part in r["parts"]) == 2

@@ -1,0 +1,271 @@
+"""Local steps, live: workers that step by themselves and are combined now and then come to what one process computes with a copy for each.
+
+The other side of each comparison is written here, without offbeat: copies of a model, one optimizer for each, and `Local.fold`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from tests.live.harness import Job, Worker
+from tests.live.test_equality import CLOSE, JOBS, Batch, Case, adamw, mlp, sgd
+from torch import Tensor, nn
+
+from offbeat.report.tally import Tally
+from offbeat.runtime.journal import read
+from offbeat.tensors.natural_gradient import NaturalGradient
+
+Values = dict[str, Tensor]
+
+
+def mean(parts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    return torch.stack(list(parts)).mean(dim=0)
+
+
+def by_samples(parts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    return sum((size / sum(sizes) * part for size, part in zip(sizes, parts, strict=True)), torch.zeros(()))
+
+
+def middle_two(parts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """The median of four, and their mean without the greatest and the least."""
+    return torch.stack(list(parts)).sort(dim=0).values[1:3].mean(dim=0)
+
+
+def plain_sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def natural(model: nn.Module) -> torch.optim.Optimizer:
+    return NaturalGradient(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def with_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 4))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(Case):
+    """A script of which every step is a worker's own, and the copies' values are combined after every ``period`` of them."""
+
+    period: int = 5
+    steps: int = 20
+    rule: str = ""
+    """More of the rule's settings, as they are spelled."""
+    combine: Callable[[Sequence[Tensor], Sequence[int]], Tensor] = mean
+    outer: Callable[[Any], torch.optim.Optimizer] = lambda parameters: torch.optim.SGD(parameters, lr=1.0)
+    momentum: Literal["keep", "reset", "average"] = "keep"
+    spoilt: tuple[int, int] | None = None
+    """The worker and the step of which the batch is not finite."""
+
+    @property
+    def sync(self) -> str:
+        return f"ensemble(steps={self.period}, momentum={self.momentum}{self.rule})"
+
+    def batch(self, worker: int, step: int) -> Batch:
+        x, y = super().batch(worker, step)
+        return (x * torch.nan, y) if (worker, step) == self.spoilt else (x, y)
+
+    def copies(self) -> tuple[Values, list[dict[str, Any]]]:
+        """One process, no offbeat: what the copies come to, and their optimizers' states."""
+        torch.manual_seed(0)
+        job = self.model()
+        models = [deepcopy(job) for _ in self.sizes]
+        optimizers, outer = [self.optimizer(model) for model in models], self.outer(job.parameters())
+        schedules = [self.schedule(optimizer) for optimizer in optimizers] if self.schedule else []
+        good = dict.fromkeys(range(len(models)))
+        for number in range(self.steps):
+            for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+                optimizer.zero_grad()
+                self.backward(model, self.batch(worker, number))
+                if not all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters()):
+                    good.pop(worker)
+                if worker in good:
+                    optimizer.step()
+            for schedule in schedules:
+                schedule.step()
+            if (number + 1) % self.period == 0 or number + 1 == self.steps:
+                self.fold(job, models, [models[worker] for worker in good], optimizers, outer)
+                good = dict.fromkeys(range(len(models)))
+        return values(job), [optimizer.state_dict() for optimizer in optimizers]
+
+    @torch.no_grad()
+    def fold(self, job: nn.Module, models: list[nn.Module], good: list[nn.Module], optimizers: list[Any], outer: Any) -> None:
+        for place, *parts in zip(job.parameters(), *(model.parameters() for model in good), strict=True):
+            place.grad = place - self.combine(parts, self.sizes)
+        outer.step()
+        for place, *parts in zip(job.buffers(), *(model.buffers() for model in good), strict=True):
+            place.copy_(torch.stack(parts).mean(dim=0) if place.is_floating_point() else torch.stack(parts).max())
+        for model in models:
+            model.load_state_dict(job.state_dict())
+        if self.momentum == "reset":
+            for optimizer in optimizers:
+                optimizer.state.clear()
+        if self.momentum == "average":
+            for states in zip(*(optimizer.state.values() for optimizer in optimizers), strict=True):
+                for key in states[0]:
+                    average = torch.stack([state[key] for state in states]).mean(dim=0)
+                    for state in states:
+                        state[key].copy_(average)
+
+    def together(self, **job: Any) -> list[tuple[Values, dict[str, Any]]]:
+        """The same in a job: what each worker's model is after it has left, and its optimizer's state."""
+
+        def script(worker: Worker) -> tuple[Values, dict[str, Any]]:
+            model = self.model_of(worker)
+            optimizer = worker.distribute(self.optimizer(model), model, self.sync)
+
+            def step(number: int) -> None:
+                self.backward(model, self.batch(worker.number, number))
+                optimizer.step(samples=self.sizes[worker.number])
+
+            self.train(model, optimizer, step)
+            optimizer.close()
+            return values(model), optimizer.state_dict()
+
+        with Job(len(self.sizes), **job) as running:
+            return running.run(script)
+
+
+def values(model: nn.Module) -> Values:
+    return {name: value.detach().clone() for name, value in (*model.named_parameters(), *model.named_buffers())}
+
+
+def error(value: Tensor, expected: Tensor) -> float:
+    return float((value.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-12))
+
+
+def alike(state: Any, expected: Any) -> bool:
+    if isinstance(expected, Tensor):
+        return error(state, expected) < CLOSE
+    if isinstance(expected, dict):
+        return bool(state.keys() == expected.keys() and all(alike(state[key], expected[key]) for key in expected))
+    if isinstance(expected, list | tuple):
+        return len(state) == len(expected) and all(alike(a, b) for a, b in zip(state, expected, strict=True))
+    return bool(state == expected)
+
+
+CASES: dict[str, Local] = {
+    "sgd": Local(optimizer=plain_sgd),
+    "momentum kept": Local(),
+    "momentum reset": Local(momentum="reset"),
+    "momentum averaged": Local(momentum="average"),
+    "adamw": Local(optimizer=adamw),
+    "adamw averaged": Local(optimizer=adamw, momentum="average"),
+    "norm": Local(model=with_norm),
+    "norm and momentum averaged": Local(model=with_norm, momentum="average"),
+    "diloco": Local(
+        optimizer=adamw,
+        rule=", outer_lr=0.7, outer_momentum=0.9",
+        outer=lambda parameters: torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True),
+    ),
+    "median": Local(rule=", combine=median", combine=middle_two),
+    "trimmed mean": Local(rule=", combine=trimmed_mean, trim=0.25", combine=middle_two),
+    "by samples": Local(rule=", combine=samples", combine=by_samples, sizes=(1, 5, 8, 16)),
+    "unequal batches, each worker alike": Local(sizes=(1, 5, 8, 16)),
+    "clipped": Local(after_backward=lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.5)),
+    "autocast": Local(autocast=True),
+    "accumulated": Local(micro=4),
+    "scheduled": Local(schedule=lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=20)),
+    "steps left over": Local(steps=23),
+    "natural gradient": Local(optimizer=natural),
+    "one not finite": Local(model=with_norm, spoilt=(1, 7)),
+    "the first not finite": Local(model=with_norm, optimizer=adamw, spoilt=(0, 0)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_job_equals_copies_that_are_combined(name: str) -> None:
+    case = CASES[name]
+    expected, states = case.copies()
+    for (result, state), own in zip(case.together(**JOBS["mixed-2"]), states, strict=True):
+        for key, value in expected.items():
+            assert error(result[key], value) <= CLOSE, key
+        assert alike(state, own)
+
+
+DIFFERENT = Local(model=with_norm, optimizer=adamw, momentum="average", rule=", outer_lr=0.7", outer=lambda p: torch.optim.SGD(p, lr=0.7))
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_over_every_transport(job: str) -> None:
+    expected, _ = DIFFERENT.copies()
+    for result, _ in DIFFERENT.together(**JOBS[job]):
+        for key, value in expected.items():
+            assert error(result[key], value) <= CLOSE, key
+
+
+def test_the_comparison_would_notice_another_period() -> None:
+    expected, other = Local().copies()[0], Local(period=4).copies()[0]
+    assert max(error(other[key], expected[key]) for key in expected) > 100 * CLOSE
+
+
+def test_what_a_fold_is_made_of(tmp_path: Path) -> None:
+    """Four folds of five steps and one of the three that are left: as many messages as that, not as there are steps."""
+    Local(model=mlp, optimizer=sgd, steps=23).together(journal=str(tmp_path / "journal"))
+    records = list(read(tmp_path / "journal"))
+    assert Tally.of(records).problems() == []
+    pushes = [record for record in records if record["kind"] == "pushed"]
+    assert sorted(push["steps"] for push in pushes) == [3] * 4 + [5] * 16
+    assert all(push["samples"] == 8 * push["steps"] for push in pushes)
+    folds = [record for record in records if record["kind"] == "fold"]
+    assert [sorted(part["weight"] for part in fold["parts"]) for fold in folds] == [[0.25] * 4] * 5
+
+
+def test_what_a_worker_is_told_to_do_is_what_it_does(tmp_path: Path) -> None:
+    """Where the rule plans each worker's steps anew, the copies follow the plans of the journal."""
+    case, journal = Local(sizes=(8, 8, 8), period=1, steps=40), tmp_path / "journal"
+
+    def script(worker: Worker) -> Values:
+        model = case.model_of(worker)
+        optimizer = worker.distribute(plain_sgd(model), model, "elastic(R=6, mode=local)")
+        for number in range(case.steps):
+            threading.Event().wait(0.002 * worker.number)
+            optimizer.zero_grad()
+            case.backward(model, case.batch(worker.number, number))
+            optimizer.step(samples=8)
+        optimizer.close()
+        return values(model)
+
+    with Job(3, journal=str(journal), servers=2) as job:
+        results = job.run(script)
+    records = list(read(journal))
+    assert Tally.of(records).problems() == []
+    steps = {(r["worker"], r["settled"]): r.get("steps", 1) for r in pushed(records)}
+    assert {count for _, count in steps.items()} > {1}, "some superstep has more than one step of a worker"
+    torch.manual_seed(0)
+    model, done = mlp(), [0, 0, 0]
+    after = {}
+    for fold in (record for record in records if record["kind"] == "fold"):
+        total = {name: torch.zeros_like(value) for name, value in values(model).items()}
+        for part in fold["parts"]:
+            copy, worker = deepcopy(model), part["worker"]
+            optimizer = plain_sgd(copy)
+            for _ in range(steps[worker, part["clock"]]):
+                optimizer.zero_grad()
+                case.backward(copy, case.batch(worker, done[worker]))
+                optimizer.step()
+                done[worker] += 1
+            for name, value in values(copy).items():
+                total[name] += part["weight"] * value
+        model.load_state_dict(total)
+        after.update({part["worker"]: total for part in fold["parts"]})
+    assert done == [case.steps] * 3
+    for worker, result in enumerate(results):
+        assert max(error(result[name], value) for name, value in after[worker].items()) < CLOSE
+
+
+def pushed(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The pushes, each with the clock under which it was settled: the count of its worker's."""
+    clocks: Counter[int] = Counter()
+    for record in records:
+        if record["kind"] == "pushed":
+            clocks[record["worker"]] += 1
+            yield {**record, "settled": clocks[record["worker"]]}

@@ -1,0 +1,246 @@
+"""Local steps that are not pushed yet, live: at an epoch's end, in a loop that is left, at a pull, and when their worker is thought dead.
+
+None is lost but those of the dead, whose samples somebody else does again. And the optimizers' states, which are the workers' own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.live.harness import Job, Worker, wait
+from tests.live.samples import Trainer, Used, ahead, data, finished, once
+from tests.live.test_local_steps import Local, alike, natural, plain_sgd, values
+from torch import nn
+
+from offbeat.errors import JobError, RefusedError
+from offbeat.report.tally import Tally
+from offbeat.runtime.journal import read
+
+Record = dict[str, Any]
+TCP = {worker: f"host{worker}" for worker in range(3)}
+
+
+def pushes(journal: Path) -> list[Record]:
+    return [{"steps": 1, **record} for record in read(journal) if record["kind"] == "pushed"]
+
+
+def all_is_pushed(journal: Path, used: list[int]) -> None:
+    """Every step that the workers have made is in a push, with its samples and its lease."""
+    steps = Counter[int]()
+    for push in pushes(journal):
+        steps[push["worker"]] += push["steps"]
+        assert len(push["leases"]) == push["steps"] and push["samples"] <= 4 * push["steps"]
+    assert [steps[worker] for worker in range(len(used))] == used
+
+
+@pytest.mark.parametrize(("job", "loaders"), [({}, 0), ({}, 1), ({"hosts": TCP, "servers": 2}, 0)], ids=["shm", "ahead", "tcp, 2 servers"])
+def test_every_index_once_where_steps_do_not_divide_an_epoch(tmp_path: Path, job: dict[str, Any], loaders: int) -> None:
+    def script(worker: Worker) -> tuple[Used, int]:
+        trainer = Trainer(worker, "ensemble(steps=5)")
+        loader = trainer.loader(101, 4, num_workers=loaders)
+        used, steps = Used(), 0
+        for _ in range(2):
+            used.append([])
+            for (batch,) in loader:
+                used[-1] += trainer.step(batch)
+                steps += 1
+                trainer.pause()
+        trainer.optimizer.pull()
+        return used, steps
+
+    with Job(3, journal=str(tmp_path / "journal"), **job) as running:
+        results = running.run(script)
+    for epoch in range(2):
+        assert once((used[epoch] for used, _ in results), 101)
+    assert [report["folded"] for report in finished(running, tmp_path / "journal")] == [101, 101]
+    all_is_pushed(tmp_path / "journal", [steps for _, steps in results])
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_a_loop_left_in_the_middle_of_local_steps(tmp_path: Path, depth: int) -> None:
+    def script(worker: Worker) -> Used:
+        trainer = Trainer(worker, "ensemble(steps=5)")
+        sampler = trainer.optimizer.batch_sampler(data(100), batch_size=2)
+        used: Used = [[], []]
+        for number, batch in enumerate(ahead(sampler, depth)):
+            used[0] += trainer.step(batch)
+            if number == 6:
+                break
+        for batch in ahead(sampler, depth):
+            used[1] += trainer.step(batch)
+        return used
+
+    with Job(2, journal=str(tmp_path / "journal")) as job:
+        results = job.run(script)
+    first, second = finished(job, tmp_path / "journal")
+    assert first["folded"] == sum(len(used[0]) for used in results) == 28 and first["unused"] == 72
+    assert once((used[1] for used in results), 100) and second["folded"] == 100
+    assert sorted(push["steps"] for push in pushes(tmp_path / "journal"))[:2] == [2, 2]
+
+
+def test_a_pull_hands_in_what_there_is(tmp_path: Path) -> None:
+    """Worker 0 pulls after two steps of five: that folds when the other's five are there, and brings the mean."""
+
+    def script(worker: Worker) -> list[int]:
+        model = nn.Linear(2, 1)
+        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.1), model, "ensemble(steps=5)")
+        versions = []
+        for number in range(10):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            if worker.number == 0 and number == 1:
+                optimizer.pull()
+            versions.append(optimizer.version)
+        return versions
+
+    with Job(2, journal=str(tmp_path / "journal")) as job:
+        results = job.run(script)
+    assert results[0] == [0, 1, 1, 1, 1, 1, 2, 2, 2, 2] and results[1] == [0, 0, 0, 0, 1, 1, 1, 1, 1, 2]
+    assert sorted((push["worker"], push["steps"]) for push in pushes(tmp_path / "journal")) == [(0, 2), (0, 3), (0, 5), (1, 5), (1, 5)]
+    assert Tally.of(read(tmp_path / "journal")).problems() == []
+
+
+def test_a_step_over_several_batches_does_not_miss_a_fraction_of_the_epoch(tmp_path: Path) -> None:
+    """Ten batches, two for each step, pushed after five of them and after ten: the third step goes past the fifth batch."""
+
+    def script(worker: Worker) -> None:
+        trainer = Trainer(worker, "ensemble(per_epoch=2, overlap=0.0)")
+        batches = iter(trainer.optimizer.batch_sampler(data(40), batch_size=2))
+        for batch in batches:
+            trainer.optimizer.zero_grad()
+            for part in (batch, next(batches)):
+                trainer.model(torch.tensor(part).float().unsqueeze(1)).square().mean().backward()
+            trainer.optimizer.step()
+
+    with Job(2, journal=str(tmp_path / "journal")) as job:
+        job.run(script)
+    assert sorted((push["steps"], len(push["leases"])) for push in pushes(tmp_path / "journal")) == [(2, 4)] * 2 + [(3, 6)] * 2
+    finished(job, tmp_path / "journal")
+
+
+def test_a_watched_step_takes_the_samples_of_its_own_batch(tmp_path: Path) -> None:
+    def script(worker: Worker) -> int:
+        trainer, steps = Trainer(worker, "ensemble(steps=5)"), 0
+        for batch in ahead(trainer.optimizer.batch_sampler(data(60), batch_size=4), 4):
+            with trainer.optimizer.interruptible():
+                trainer.optimizer.zero_grad()
+                trainer.model(batch.float().unsqueeze(1)).square().mean().backward()
+            trainer.optimizer.step()
+            steps += 1
+        return steps
+
+    with Job(2, journal=str(tmp_path / "journal")) as job:
+        steps = job.run(script)
+    all_is_pushed(tmp_path / "journal", steps)
+    assert all(push["samples"] == 4 * push["steps"] for push in pushes(tmp_path / "journal"))
+    finished(job, tmp_path / "journal")
+
+
+@pytest.mark.parametrize("job", [{}, {"hosts": TCP, "servers": 2}], ids=["shm", "tcp, 2 servers"])
+@pytest.mark.parametrize("late", [False, True], ids=["", "about to push"])
+def test_thought_dead_in_the_middle_of_local_steps(tmp_path: Path, job: dict[str, Any], late: bool) -> None:
+    """Its steps are lost, and their samples are done again by the other; it takes part from the next epoch on."""
+    thought_dead, stopped = threading.Event(), threading.Event()
+
+    def script(worker: Worker) -> Used:
+        trainer = Trainer(worker, "ensemble(steps=4, momentum=average)")
+        sampler = trainer.optimizer.batch_sampler(data(60), batch_size=2)
+        used: Used = [[], []]
+        for epoch in range(2):
+            for number, batch in enumerate(sampler):
+                if (epoch, number) == (0, 6 + late):
+                    if worker.number == 1:
+                        worker.freeze()
+                        stopped.set()
+                    wait(thought_dead)
+                    worker.thaw()
+                used[epoch] += trainer.step(torch.tensor(batch))
+        return used
+
+    with Job(2, timeout_s=1.0, journal=str(tmp_path / "journal"), **job) as running:
+        for number in range(2):
+            running.start(number, script)
+        wait(stopped)
+        running.await_state(1, "dead")
+        thought_dead.set()
+        running.join()
+    first, second = finished(running, tmp_path / "journal")
+    assert first["folded"] == second["folded"] == 60 and first["returned"] == (8 if late else 6)
+    mine = [push for push in pushes(tmp_path / "journal") if push["worker"] == 1]
+    assert [push["incarnation"] for push in mine] == [1] * (1 + late) + [2] * (len(mine) - 1 - late) and len(mine) > 3
+    fates = [r for r in read(tmp_path / "journal") if r["kind"] == "settle" and r["worker"] == 1]
+    rejected = [fate["reason"] for fate in fates if fate["fate"] == "rejected"]
+    assert rejected == ["sent by incarnation 1, which was declared dead"] * late
+
+
+# States.
+
+
+def test_the_state_is_the_workers_own_and_plain_pytorch() -> None:
+    """Twenty steps are ten, a checkpoint, and ten more: in a job as with copies; momentum averaged, so that one state is everybody's."""
+    case = Local(momentum="average", steps=10)
+    expected, states = Local(momentum="average", steps=20).copies()
+
+    def script(worker: Worker, half: tuple[Any, Any] | None) -> tuple[Any, Any]:
+        first = 10 if half is not None else 0
+        model = case.model_of(worker)
+        optimizer = worker.distribute(case.optimizer(model), model, case.sync)
+        if half is not None:
+            model.load_state_dict(half[0])
+            optimizer.load_state_dict(deepcopy(half[1]))
+        for number in range(first, first + 10):
+            optimizer.zero_grad()
+            case.backward(model, case.batch(worker.number, number))
+            optimizer.step()
+        return deepcopy(model.state_dict()), deepcopy(optimizer.state_dict())
+
+    with Job(4, servers=2) as job:
+        halves = job.run(lambda worker: script(worker, None))
+    with Job(4) as job:
+        ends = job.run(lambda worker: script(worker, halves[worker.number]))
+    for model, state in ends:
+        assert alike(dict(model), expected) and alike(state, states[0])
+
+
+def test_an_optimizer_that_cannot_step_on_servers_is_refused_by_rules_that_need_that() -> None:
+    def refuse(worker: Worker) -> None:
+        model = nn.Linear(2, 1)
+        with pytest.raises((RefusedError, JobError)):
+            worker.distribute(natural(model), model, "ensemble(steps=5)")
+
+    with Job(2, sync="bsp") as job:
+        job.run(refuse)
+        job.until(lambda: job.failure is not None, "the refusal")
+    assert job.failure is not None and "(bsp exchanges gradients; under ensemble workers step by themselves)" in job.failure
+    assert "NaturalGradient is not one of torch.optim's own classes" in job.failure
+
+
+def test_nobody_waits_for_one_whose_steps_cannot_be_used(tmp_path: Path) -> None:
+    """It goes on with what the others come to. If nothing can be used of anybody, all go on from where they were."""
+
+    def script(worker: Worker) -> list[int]:
+        model = nn.Linear(2, 1)
+        optimizer = worker.distribute(plain_sgd(model), model, "ensemble(steps=2)")
+        versions = []
+        for number in range(8):
+            optimizer.zero_grad()
+            spoilt = (number == 2 and worker.number == 1) or number == 4
+            (model(torch.ones(1, 2)).sum() * (torch.inf if spoilt else 1.0)).backward()
+            optimizer.step()
+            versions.append(optimizer.version)
+        assert all(bool(value.isfinite().all()) for value in values(model).values())
+        return versions
+
+    with Job(3, journal=str(tmp_path / "journal")) as job:
+        results = job.run(script)
+    assert results == [[0, 1, 1, 2, 2, 2, 2, 3]] * 3
+    folds = [record for record in read(tmp_path / "journal") if record["kind"] == "fold"]
+    assert [sorted(part["worker"] for part in fold["parts"]) for fold in folds] == [[0, 1, 2], [0, 2], [0, 1, 2]]
+    assert Tally.of(read(tmp_path / "journal")).problems() == []

@@ -1,0 +1,220 @@
+"""The gain from norms alone: against the gradients themselves, and against a loss of which everything is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from offbeat.policies.dbw_gain import GainEstimator
+from offbeat.protocol.events import Folded
+
+Gradients = NDArray[np.float64]
+"""(k, coordinates)."""
+
+
+def estimator(history: int = 5, smoothness: float | Literal["auto"] | None = None, momentum: float = 0.0) -> GainEstimator:
+    return GainEstimator(history=history, smoothness=smoothness, momentum=momentum)
+
+
+def folded(gradients: Gradients, weights: Sequence[float], version: int = 1, lr: float = 0.1, before: Gradients | None = None) -> Folded:
+    """What shards would say of a fold; ``before`` is the g of the fold before."""
+    g = np.asarray(weights) @ gradients
+    difference = None if before is None else float(((g - before) ** 2).sum())
+    return Folded(version, tuple((gradients**2).sum(axis=1).tolist()), float((g**2).sum()), lr, difference)
+
+
+def estimates(found: GainEstimator) -> tuple[float | None, float | None]:
+    return found.variance, found.norm
+
+
+def equal(k: int) -> list[float]:
+    return [1.0 / k] * k
+
+
+@given(k=st.integers(2, 8), coordinates=st.integers(1, 20), seed=st.integers(0, 1000))
+def test_the_variance_from_norms_is_the_sum_of_the_coordinates_variances(k: int, coordinates: int, seed: int) -> None:
+    gradients = np.random.default_rng(seed).normal(1.0, 2.0, (k, coordinates))
+    found = estimator()
+    assert found.add(folded(gradients, equal(k)), equal(k), scale=1.0)
+    variance = gradients.var(axis=0, ddof=1).sum()
+    assert found.variance == pytest.approx(variance, rel=1e-9)
+    assert found.norm == pytest.approx(max((gradients.mean(axis=0) ** 2).sum() - variance / k, 0.0), rel=1e-6, abs=1e-9)
+    gains = found.gains([1.0] * k)
+    assert gains is not None and found.norm is not None
+    np.testing.assert_allclose(gains, 0.1 / 2 * (found.norm - variance / np.arange(1, k + 1)), rtol=1e-9, atol=1e-12)
+
+
+def test_with_unequal_batches_it_is_the_variance_of_an_average_one() -> None:
+    """Gradients are means over 10, 20 and 60 samples of variance 9: a batch of 30, the average, has 9/30 per coordinate."""
+    rng = np.random.default_rng(0)
+    sizes = np.array([10, 20, 60])
+    weights = (sizes / 90).tolist()
+    found = estimator(history=4000)
+    for version in range(4000):
+        gradients = rng.normal(2.0, 3.0 / np.sqrt(sizes)[:, None], (3, 5))
+        found.add(folded(gradients, weights, version), weights, scale=1.0)
+    assert found.variance == pytest.approx(5 * 9 / 30, rel=0.02)
+    assert found.norm == pytest.approx(5 * 4.0, rel=0.02)
+
+
+def test_only_the_last_folds_count() -> None:
+    found = estimator(history=2)
+    for version, total in enumerate((900.0, 4.0, 6.0)):
+        found.add(Folded(version, (total, total), total, 0.1), equal(2), scale=1.0)
+    assert found.norm == 5.0 and found.variance == 0.0
+
+
+class Quadratic:
+    """F = (w - w*) A (w - w*) / 2 with Gaussian noise on each gradient, the same in all directions."""
+
+    def __init__(self, seed: int, sigma: float, coordinates: int = 20) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.hessian = np.diag(self.rng.uniform(0.5, 2.0, coordinates))
+        self.sigma, self.variance = sigma, sigma**2 * coordinates
+
+    def gradients(self, w: NDArray[np.float64], k: int) -> Gradients:
+        found: Gradients = self.hessian @ w + self.sigma * self.rng.normal(size=(k, len(w)))
+        return found
+
+    def norm(self, w: NDArray[np.float64]) -> float:
+        return float(((self.hessian @ w) ** 2).sum())
+
+
+@pytest.mark.parametrize("k", [2, 5, 16])
+def test_on_a_quadratic_far_from_the_minimum_it_is_unbiased(k: int) -> None:
+    loss, w, found = Quadratic(seed=k, sigma=0.3), np.full(20, 1.0), estimator(history=3000)
+    for version in range(3000):
+        found.add(folded(loss.gradients(w, k), equal(k), version), equal(k), scale=1.0)
+    assert found.variance == pytest.approx(loss.variance, rel=0.02)
+    assert found.norm == pytest.approx(loss.norm(w), rel=0.02)
+
+
+def test_at_the_minimum_the_norm_is_overestimated_but_by_less_than_the_noise() -> None:
+    """E[max(., 0)] > 0 where the expectation itself is 0."""
+    loss, found = Quadratic(seed=1, sigma=1.0), estimator(history=3000)
+    for version in range(3000):
+        found.add(folded(loss.gradients(np.zeros(20), 4), equal(4), version), equal(4), scale=1.0)
+    assert found.norm is not None and found.variance is not None
+    assert 0.02 * found.variance / 4 < found.norm < 0.5 * found.variance / 4
+
+
+def test_one_gradient_says_nothing_of_the_variance_and_uses_what_is_known() -> None:
+    found = estimator()
+    assert not found.add(Folded(1, (9.0,), 9.0, 0.1), [1.0], scale=1.0)
+    assert estimates(found) == (None, None) and found.gains([1.0]) is None
+    assert found.add(Folded(2, (5.0, 5.0), 4.0, 0.1), equal(2), scale=1.0)
+    assert estimates(found) == (2.0, 3.0)
+    assert found.add(Folded(3, (9.0,), 9.0, 0.1), [1.0], scale=1.0)
+    assert estimates(found) == (2.0, (3.0 + 7.0) / 2)
+
+
+def test_the_variance_outlasts_any_number_of_folds_of_one() -> None:
+    found = estimator(history=2)
+    found.add(Folded(0, (5.0, 5.0), 4.0, 0.1), equal(2), scale=1.0)
+    for version in range(1, 6):
+        assert found.add(Folded(version, (9.0,), 9.0, 0.1), [1.0], scale=1.0)
+    assert (found.variance, found.norm) == (2.0, 7.0)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Folded(1, (), 0.0, 0.1),
+        Folded(1, (1.0, float("inf")), 1.0, 0.1),
+        Folded(1, (1.0, 1.0), float("nan"), 0.1),
+    ],
+    ids=["none", "infinite", "nan"],
+)
+def test_norms_that_are_of_no_use_change_nothing(event: Folded) -> None:
+    found = estimator()
+    found.add(Folded(0, (5.0, 5.0), 4.0, 0.1), equal(2), scale=1.0)
+    assert not found.add(event, equal(2), scale=1.0)
+    assert (found.variance, found.norm) == (2.0, 3.0)
+
+
+def test_with_l_given_and_with_a_learning_rate_that_depends_on_k() -> None:
+    """N = 3, V = 2; the step of the fold was taken with half of eta = 0.4."""
+    found = estimator(smoothness=2.0)
+    found.add(Folded(0, (5.0, 5.0), 4.0, 0.2), equal(2), scale=0.5)
+    gains = found.gains([0.5, 1.0])
+    assert gains is not None
+    expected = [(0.2 - 2 * 0.2**2 / 2) * 3 - 2 * 0.2**2 / 2 * 2 / 1, (0.4 - 2 * 0.4**2 / 2) * 3 - 2 * 0.4**2 / 2 * 2 / 2]
+    np.testing.assert_allclose(gains, expected)
+
+
+def test_a_heavy_ball_makes_the_step_longer() -> None:
+    plain, heavy = estimator(smoothness=0.5), estimator(smoothness=0.5, momentum=0.9)
+    plain.add(Folded(0, (5.0, 5.0), 4.0, 1.0), equal(2), scale=1.0)
+    heavy.add(Folded(0, (5.0, 5.0), 4.0, 0.1), equal(2), scale=1.0)
+    expected, found = plain.gains([1.0, 1.0]), heavy.gains([1.0, 1.0])
+    assert expected is not None and found is not None
+    np.testing.assert_allclose(found, expected)
+
+
+def test_without_a_learning_rate_nothing_is_gained() -> None:
+    for smoothness in (None, 3.0):
+        found = estimator(smoothness=smoothness)
+        found.add(Folded(0, (5.0, 5.0), 4.0, 0.0), equal(2), scale=1.0)
+        gains = found.gains([1.0, 1.0])
+        assert gains is not None and (gains == 0.0).all()
+
+
+def descend(found: GainEstimator, loss: Quadratic, curvature: float, lr: float, k: int, versions: int, stop: int | None = None) -> None:
+    """Plain SGD on a loss that curves the same in all directions."""
+    loss.hessian = curvature * np.eye(len(loss.hessian))
+    w, before = np.full(len(loss.hessian), 10.0), None
+    for version in range(versions):
+        gradients = loss.gradients(w, k)
+        if version != stop:
+            found.add(folded(gradients, equal(k), version, lr, before), equal(k), scale=1.0)
+        before = gradients.mean(axis=0)
+        w = w - lr * before
+
+
+def l_of(found: GainEstimator, lr: float) -> float:
+    """The L behind the gains, from the coefficient of V: gain(1) - gain(2) = -L * lr^2 / 2 * V / 2."""
+    gains = found.gains([1.0, 1.0])
+    assert gains is not None and found.variance is not None
+    return float((gains[1] - gains[0]) * 4 / (lr**2 * found.variance))
+
+
+@pytest.mark.parametrize("curvature", [2.0, 5.0])
+def test_the_smoothness_is_found_on_the_way_down(curvature: float) -> None:
+    found, lr = estimator(smoothness="auto"), 0.05
+    descend(found, Quadratic(seed=2, sigma=0.2), curvature, lr, k=8, versions=20)
+    assert l_of(found, lr) == pytest.approx(curvature, rel=0.05)
+
+
+@pytest.mark.parametrize(("curvature", "expected"), [(0.01, 0.1), (60.0, 1.9)])
+def test_the_smoothness_is_clipped(curvature: float, expected: float) -> None:
+    """0.1 and 1.9 of 1/eta."""
+    found, lr = estimator(smoothness="auto"), 0.05
+    descend(found, Quadratic(seed=2, sigma=0.001), curvature, lr, k=8, versions=5)
+    assert l_of(found, lr) == pytest.approx(expected / lr, rel=0.01)
+
+
+def test_a_difference_over_a_gap_is_not_used() -> None:
+    """Version 2 is not known, so what 3 says of the difference to it says nothing."""
+    found = estimator(smoothness="auto")
+    found.add(Folded(1, (5.0, 5.0), 4.0, 0.1), equal(2), scale=1.0)
+    found.add(Folded(3, (5.0, 5.0), 4.0, 0.1, difference=50.0), equal(2), scale=1.0)
+    gains, paper = found.gains([1.0, 1.0]), estimator()
+    paper.add(Folded(1, (5.0, 5.0), 4.0, 0.1), equal(2), scale=1.0)
+    expected = paper.gains([1.0, 1.0])
+    assert gains is not None and expected is not None
+    np.testing.assert_allclose(gains, expected)
+
+
+@settings(max_examples=50)
+@given(norm=st.floats(0.0, 10.0), variance=st.floats(0.0, 10.0))
+def test_more_gradients_never_gain_less(norm: float, variance: float) -> None:
+    found = estimator()
+    found.add(Folded(0, (norm + variance,) * 2, norm + variance / 2, 0.1), equal(2), scale=1.0)
+    gains = found.gains([1.0] * 10)
+    assert gains is not None and (np.diff(gains) >= -1e-12).all()

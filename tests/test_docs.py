@@ -1,0 +1,190 @@
+"""What the documents say is so: every rule with its settings and defaults, every command and option, every link and public name."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+from experiments.__main__ import app as experiments_app
+from experiments.__main__ import find
+from typer.testing import CliRunner
+
+import offbeat
+from offbeat.cli import app, check
+from offbeat.policies import RULES
+from offbeat.sim.laws import LAWS
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted(
+    path for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "experiments/*.md", "experiments/*/*.md") for path in ROOT.glob(pattern)
+)
+SCRIPT = ROOT / "examples" / "digits.py"
+"""Stands in for the reader's own script."""
+
+
+def commands_of(application: typer.Typer) -> dict[str, Any]:
+    """By name; under the empty name where there is only one. What they are is click's business, or that of typer's copy of it."""
+    found: Any = typer.main.get_command(application)
+    return dict(getattr(found, "commands", {"": found}))
+
+
+COMMANDS = commands_of(app)
+
+
+class Block(NamedTuple):
+    """A fenced block."""
+
+    document: Path
+    language: str
+    text: str
+
+
+def blocks() -> Iterator[Block]:
+    for document in DOCUMENTS:
+        for language, text in re.findall(r"^```(\w*)\n(.*?)^```", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            yield Block(document, language, text)
+
+
+def lines() -> Iterator[tuple[str, list[str]]]:
+    """Each command line in a fenced block: where it stands, and its words. Synopses, with brackets or an ellipsis, are none."""
+    for block in blocks():
+        if block.language in ("", "sh", "bash", "console"):
+            for line in block.text.replace("\\\n", " ").splitlines():
+                if re.match(r"(offbeat|python|make) ", line) and not re.search(r"\[-|\[[A-Z]|\.\.\.| [A-Z]{3,}( |$)", line):
+                    yield f"{block.document.relative_to(ROOT)}: {line}", shlex.split(line, comments=True)
+
+
+LINES = dict(lines())
+
+
+def beginning(*words: str) -> pytest.MarkDecorator:
+    """Parametrizes a test with the command lines that begin so."""
+    return pytest.mark.parametrize("where", [where for where, line in LINES.items() if line[: len(words)] == list(words)])
+
+
+def options(command: str) -> set[str]:
+    return {name for parameter in COMMANDS[command].params for name in parameter.opts if name.startswith("--")} - {"--help"}
+
+
+def section(text: str, heading: str) -> str:
+    """What stands under a heading, to the next one of its rank."""
+    rank = heading.split(maxsplit=1)[0]
+    match = re.search(rf"^{re.escape(heading)}\n(.*?)(?=^{rank} |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert match is not None, f"there is no section {heading!r}"
+    return match[1]
+
+
+@pytest.mark.parametrize("word", RULES)
+def test_every_rule_has_a_section_with_its_settings_and_their_defaults(word: str) -> None:
+    said = section((ROOT / "docs" / "rules.md").read_text(encoding="utf-8"), f"## {word}")
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| .+ \|$", said, re.MULTILINE)
+    settings = fields(RULES[word])  # type: ignore[arg-type]
+    assert {name for name, _ in rows} == {f.name for f in settings}
+    assert dict(rows) == {f.name: "(required)" if f.default is MISSING else str(f.default) for f in settings}
+    for part in ("*Choose it*", "*Paper:*"):
+        assert part in said
+
+
+def test_every_option_of_a_job_is_explained() -> None:
+    said = section((ROOT / "docs" / "training.md").read_text(encoding="utf-8"), "## `offbeat run`")
+    assert set(re.findall(r"^\| `(--[\w-]+)", said, re.MULTILINE)) == options("run")
+
+
+def test_every_option_of_a_simulation_and_every_law_is_mentioned() -> None:
+    said = (ROOT / "docs" / "simulate.md").read_text(encoding="utf-8")
+    assert {option for option in options("simulate") if not re.search(rf"{option}(?![\w-])", said)} == set()
+    assert {word for word in LAWS if f"`{word}(" not in said} == set()
+
+
+def test_every_experiment_is_listed_with_its_readme() -> None:
+    said = (ROOT / "experiments" / "README.md").read_text(encoding="utf-8")
+    assert {name for name in find() if f"[{name}]({name}/README.md)" not in said} == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (document.parent / path).resolve() if path else document
+        assert there.exists(), f"{document.relative_to(ROOT)} links to {target}, and there is no such file"
+        if anchor:
+            assert anchor in anchors(there), f"{document.relative_to(ROOT)} links to {target}, and there is no such heading"
+
+
+def anchors(document: Path) -> set[str]:
+    """Of a document's headings, as code hosts make them.
+
+    >>> sorted(anchors(ROOT / "docs" / "rules.md"))[0]
+    'asp'
+    """
+    headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_public_names_exist() -> None:
+    named = {
+        (document.name, name)
+        for document in DOCUMENTS
+        for name in re.findall(r"\boffbeat\.([A-Z]\w+|chief|log|rule)\b", document.read_text(encoding="utf-8"))
+    }
+    assert {(document, name) for document, name in named if not hasattr(offbeat, name)} == set()
+
+
+def test_python_in_the_documents_is_python() -> None:
+    for block in blocks():
+        if block.language == "python":
+            ast.parse(block.text, filename=str(block.document))
+
+
+def test_there_are_commands_to_look_at() -> None:
+    """Else the tests below prove nothing."""
+    for words in (["offbeat", "run"], ["offbeat", "simulate"], ["offbeat", "report"], ["make"]):
+        assert any(line[: len(words)] == words for line in LINES.values()), words
+
+
+@beginning("offbeat", "simulate")
+def test_simulations_run(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, [*LINES[where][1:], "--versions", "1"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+
+
+@beginning("offbeat", "run")
+def test_jobs_could_start(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = dict(COMMANDS["run"].make_context("run", LINES[where][2:]).params)
+    assert Path(given["script"]).suffix == ".py"
+    several = {name: list(given[name] or ()) for name in ("slow", "kill", "late")}
+    timeout_s = given.pop("timeout")
+    check(**{**given, **several, "script": str(SCRIPT), "timeout_s": timeout_s})
+
+
+@beginning("offbeat", "report")
+def test_reports_are_asked_for_rightly(where: str) -> None:
+    COMMANDS["report"].make_context("report", LINES[where][2:])
+
+
+@beginning("python", "-m")
+def test_modules_exist(where: str) -> None:
+    module, *arguments = LINES[where][2:]
+    assert importlib.util.find_spec(module) is not None
+    if module == "experiments":
+        given = commands_of(experiments_app)[""].make_context("experiments", arguments).params
+        assert set(given["names"] or ()) <= set(find())
+
+
+@beginning("make")
+def test_make_has_these_targets(where: str) -> None:
+    target = re.escape(LINES[where][1])
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
