@@ -48,7 +48,8 @@ def takes_part_from_the_next_epoch(ended: Ended, worker: int) -> None:
 
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_killed_worker_holds_nobody_up_and_comes_back_for_the_next_epoch(start: Start, enough: Path, victim: int) -> None:
-    job = start("--workers", "4", "--timeout", "5", *SYNC, *CALM, TRAIN, "--until", str(enough))
+    timeout_s = 5.0
+    job = start("--workers", "4", "--timeout", str(timeout_s), *SYNC, *CALM, TRAIN, "--until", str(enough))
     began(job, 4)
     before = job.workers()
     signalled(before[victim], signal.SIGKILL)
@@ -59,7 +60,7 @@ def test_a_killed_worker_holds_nobody_up_and_comes_back_for_the_next_epoch(start
     assert ended.status == 0, ended.err
     accounted(ended)
     pause_s = longest_pause_s(ended.records, {0, 1, 2, 3} - {victim}, died["t"] - 1.0, died["t"] + 1.0)
-    assert 0.0 < pause_s < 1.0, "a closed connection tells at once, no silence has to be waited out"
+    assert 0.0 < pause_s < timeout_s, "a closed connection tells at once, no silence has to be waited out"
     without = [r for r in ended.records if r["kind"] == "fold" and victim not in {part["worker"] for part in r["parts"]}]
     assert without, "the others have waited for the dead"
     takes_part_from_the_next_epoch(ended, victim)
@@ -125,3 +126,14 @@ def test_an_optimizer_that_only_workers_can_run_is_refused_before_anything_hangs
     assert ended.status != 0
     assert "NaturalGradient is not one of torch.optim's own classes" in ended.last_line
     assert ended.last_line.endswith("(bsp exchanges gradients; under ensemble workers step by themselves)")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_job_that_is_stopped_does_not_wait_for_local_steps(start: Start, enough: Path, number: signal.Signals) -> None:
+    job = start("--workers", "3", "--sync", "ensemble(steps=1000)", "--slow", "1=0.1", TRAIN, "--until", str(enough))
+    began(job, 3)
+    job.process.send_signal(number)
+    ended = job.ended(20.0)
+    assert ended.last_line == f"offbeat: stopped by {number.name}"
+    assert "Traceback" not in ended.err
+    assert ended.tally().problems() == []

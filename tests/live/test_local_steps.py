@@ -19,9 +19,9 @@ from tests.live.harness import Job, Worker
 from tests.live.test_equality import CLOSE, JOBS, Batch, Case, adamw, mlp, sgd
 from torch import Tensor, nn
 
+import offbeat
 from offbeat.report.tally import Tally
 from offbeat.runtime.journal import read
-from offbeat.tensors.natural_gradient import NaturalGradient
 
 Values = dict[str, Tensor]
 
@@ -44,7 +44,7 @@ def plain_sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def natural(model: nn.Module) -> torch.optim.Optimizer:
-    return NaturalGradient(model.parameters(), lr=0.05, momentum=0.9)
+    return offbeat.NaturalGradient(model.parameters(), lr=0.05, momentum=0.9)
 
 
 def with_norm() -> nn.Module:

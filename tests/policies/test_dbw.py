@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -180,18 +181,24 @@ def test_a_loss_that_rises_raises_k(said: tuple[float | None, ...], beta: float 
 
 @pytest.mark.parametrize(("workers", "limit_s"), [(16, 0.005), (128, 0.05)])
 def test_a_decision_is_quick_after_hundreds_of_rounds(workers: int, limit_s: float) -> None:
-    """Of this thread's own time, the median of some rounds, k wandering widely."""
+    """With k wandering widely, so that the table is full. Each decision is timed at its best of five: the machine may have other work."""
     rng = np.random.default_rng(0)
     policy = DBW()
     run = policy.start()
     assert isinstance(run, Run) and run._gain is not None
-    waited, taken = workers, []
+    waited, slowest = workers, 0.0
     for round_ in range(360):
         k = int(rng.integers(workers // 3, workers + 1))
         run._times.add(waited, np.sort(0.3 + 0.7 * rng.exponential(size=workers))[:k].tolist())
         waited = k
         if round_ >= 340:
-            began = time.thread_time()
-            run._times.estimate(waited, workers, policy.optimism)
-            taken.append(time.thread_time() - began)
-    assert float(np.median(taken)) < limit_s
+            decide = partial(run._times.estimate, waited, workers, policy.optimism)
+            slowest = max(slowest, min(own_time_s(decide) for _ in range(5)))
+    assert slowest < limit_s
+
+
+def own_time_s(function: Callable[[], object]) -> float:
+    """How long it takes, other processes left out."""
+    began = time.thread_time()
+    function()
+    return time.thread_time() - began

@@ -105,7 +105,7 @@ class Run(Policy):
         return Decision(first[:k], f"k={k} of {n}: {why}", scale=self._scale)
 
     def observe(self, view: View, event: Folded) -> None:
-        if self._gain is None or event.version != view.version or self._round is None or self._round.version != view.version:
+        if self._gain is None or self._before is None or event.version != view.version:  # of a fold that is not this run's, or not the last
             return
         self._blind = not self._gain.add(event, self._weights, self._scale)
         self._choose(view)

@@ -33,6 +33,9 @@ class Pace:
     """What it began with."""
     limit: int = 0
     """At this count it waits for the barrier, once that is planned."""
+    most: int | None = None
+    """No later plan of this superstep puts the limit beyond this: R pushes after the first. Else workers that are often late, as with
+    exponential times, would have the barrier put off for ever."""
     late: bool = False
     """It has come after the plan, and has not pushed yet."""
 
@@ -229,7 +232,9 @@ class Superstep:
             ends, line = meet(rule, elapsed, expected)
             self._barrier = now + line.barrier
             for (worker, pace), row, chosen, step in zip(known, ends, line.choice, interval, strict=True):
-                pace.limit = max(pace.count + (worker not in view.waiting), min(pace.count + chosen + 1, cap))
+                if pace.most is None:
+                    pace.most = pace.count + rule.R
+                pace.limit = max(pace.count + (worker not in view.waiting), min(pace.count + chosen + 1, cap, pace.most))
                 self._deadlines.append((now + max(LEAST, float(row[chosen] + rule.grace * step)), worker))
             self._deadlines = sorted((d for d in self._deadlines if isfinite(d[0])), reverse=True)
         self._recall(view)

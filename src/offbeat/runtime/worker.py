@@ -110,6 +110,7 @@ class WorkerSession(Session):
 
     def _at_exit(self) -> None:
         if not self._link.failed:
+            self._link.leaving()
             self._hand_in()
             self._leave()
 

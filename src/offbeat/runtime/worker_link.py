@@ -116,6 +116,10 @@ class WorkerLink:
         if self._noticed:
             raise SystemExit(BY_NOTICE)
 
+    def leaving(self) -> None:
+        """The notice has been heeded: what is still to be handed in may be waited for, until there is another."""
+        self._noticed = False
+
     def fail(self, why: Mapping[str, Any]) -> None:
         """Send this as the last words, if anybody is there to hear them."""
         if not self._cut_off and not self.closed.is_set():

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import offbeat
-from offbeat.tensors.natural_gradient import NaturalGradient
 
 ODD_ONE = os.environ.get("OFFBEAT_WORKER") == "1"
 
@@ -64,7 +63,7 @@ def infinite() -> None:
 def natural() -> None:
     """An optimizer that only workers can run, where servers are to step."""
     model = nn.Linear(4, 1)
-    offbeat.DistributedOptimizer(NaturalGradient(model.parameters(), lr=0.1), model, sync="ensemble(steps=5)")
+    offbeat.DistributedOptimizer(offbeat.NaturalGradient(model.parameters(), lr=0.1), model, sync="ensemble(steps=5)")
 
 
 def large() -> None:
