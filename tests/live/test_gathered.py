@@ -1,12 +1,14 @@
-"""Gradients that are kept for a barrier, live: a superstep of ElasticBSP is one fold of all of them, each with its weight.
+"""A superstep of ElasticBSP, live: one fold of all gradients that were kept for its barrier, or of what planned local steps have come to.
 
-The same is computed by hand, from the weights in the journal and from batches that follow from a worker's number and step.
+The same is computed by hand, from plans and weights in the journal and from batches that follow from a worker's number and step.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import pytest
 import torch
 from tests.live.harness import Job, Worker, wait
 from tests.live.samples import data, finished
-from tests.live.test_equality import CLOSE, JOBS, Case, adamw, sgd
+from tests.live.test_equality import CLOSE, JOBS, Case, adamw, mlp, sgd
+from tests.live.test_local_steps import Values, error, plain_sgd, values
 from torch import Tensor, nn
 
 from offbeat.report.tally import Tally
@@ -165,3 +168,57 @@ def test_one_that_dies_with_samples_in_its_gathered_gradients(tmp_path: Path) ->
     records = audited(tmp_path / "journal")
     assert {r["fate"] for r in records if r["kind"] == "settle"} == {"folded"}
     assert sum(part["worker"] == 2 for r in records if r["kind"] == "fold" for part in r["parts"]) == 2
+
+
+# Local steps.
+
+
+def test_what_a_worker_is_told_to_do_is_what_it_does(tmp_path: Path) -> None:
+    """Where the rule plans each worker's steps anew, the copies follow the plans of the journal."""
+    case, journal = Case(sizes=(8, 8, 8), steps=40), tmp_path / "journal"
+
+    def script(worker: Worker) -> Values:
+        model = case.model_of(worker)
+        optimizer = worker.distribute(plain_sgd(model), model, "elastic(R=6, mode=local)")
+        for number in range(case.steps):
+            pace(worker)
+            optimizer.zero_grad()
+            case.backward(model, case.batch(worker.number, number))
+            optimizer.step(samples=8)
+        optimizer.close()
+        return values(model)
+
+    with Job(3, journal=str(journal), servers=2) as job:
+        results = job.run(script)
+    records = audited(journal)
+    steps = {(r["worker"], r["settled"]): r.get("steps", 1) for r in pushed(records)}
+    assert {count for _, count in steps.items()} > {1}, "some superstep has more than one step of a worker"
+    torch.manual_seed(0)
+    model, done = mlp(), [0, 0, 0]
+    after = {}
+    for fold in (record for record in records if record["kind"] == "fold"):
+        total = {name: torch.zeros_like(value) for name, value in values(model).items()}
+        for part in fold["parts"]:
+            copy, worker = deepcopy(model), part["worker"]
+            optimizer = plain_sgd(copy)
+            for _ in range(steps[worker, part["clock"]]):
+                optimizer.zero_grad()
+                case.backward(copy, case.batch(worker, done[worker]))
+                optimizer.step()
+                done[worker] += 1
+            for name, value in values(copy).items():
+                total[name] += part["weight"] * value
+        model.load_state_dict(total)
+        after.update({part["worker"]: total for part in fold["parts"]})
+    assert done == [case.steps] * 3
+    for worker, result in enumerate(results):
+        assert max(error(result[name], value) for name, value in after[worker].items()) < CLOSE
+
+
+def pushed(records: list[Record]) -> Iterator[Record]:
+    """The pushes, each with the clock under which it was settled: the count of its worker's."""
+    clocks: Counter[int] = Counter()
+    for record in records:
+        if record["kind"] == "pushed":
+            clocks[record["worker"]] += 1
+            yield {**record, "settled": clocks[record["worker"]]}

@@ -5,9 +5,7 @@ The other side of each comparison is written here, without offbeat: copies of a 
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,55 +215,3 @@ def test_what_a_fold_is_made_of(tmp_path: Path) -> None:
     assert all(push["samples"] == 8 * push["steps"] for push in pushes)
     folds = [record for record in records if record["kind"] == "fold"]
     assert [sorted(part["weight"] for part in fold["parts"]) for fold in folds] == [[0.25] * 4] * 5
-
-
-def test_what_a_worker_is_told_to_do_is_what_it_does(tmp_path: Path) -> None:
-    """Where the rule plans each worker's steps anew, the copies follow the plans of the journal."""
-    case, journal = Local(sizes=(8, 8, 8), period=1, steps=40), tmp_path / "journal"
-
-    def script(worker: Worker) -> Values:
-        model = case.model_of(worker)
-        optimizer = worker.distribute(plain_sgd(model), model, "elastic(R=6, mode=local)")
-        for number in range(case.steps):
-            threading.Event().wait(0.002 * worker.number)
-            optimizer.zero_grad()
-            case.backward(model, case.batch(worker.number, number))
-            optimizer.step(samples=8)
-        optimizer.close()
-        return values(model)
-
-    with Job(3, journal=str(journal), servers=2) as job:
-        results = job.run(script)
-    records = list(read(journal))
-    assert Tally.of(records).problems() == []
-    steps = {(r["worker"], r["settled"]): r.get("steps", 1) for r in pushed(records)}
-    assert {count for _, count in steps.items()} > {1}, "some superstep has more than one step of a worker"
-    torch.manual_seed(0)
-    model, done = mlp(), [0, 0, 0]
-    after = {}
-    for fold in (record for record in records if record["kind"] == "fold"):
-        total = {name: torch.zeros_like(value) for name, value in values(model).items()}
-        for part in fold["parts"]:
-            copy, worker = deepcopy(model), part["worker"]
-            optimizer = plain_sgd(copy)
-            for _ in range(steps[worker, part["clock"]]):
-                optimizer.zero_grad()
-                case.backward(copy, case.batch(worker, done[worker]))
-                optimizer.step()
-                done[worker] += 1
-            for name, value in values(copy).items():
-                total[name] += part["weight"] * value
-        model.load_state_dict(total)
-        after.update({part["worker"]: total for part in fold["parts"]})
-    assert done == [case.steps] * 3
-    for worker, result in enumerate(results):
-        assert max(error(result[name], value) for name, value in after[worker].items()) < CLOSE
-
-
-def pushed(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The pushes, each with the clock under which it was settled: the count of its worker's."""
-    clocks: Counter[int] = Counter()
-    for record in records:
-        if record["kind"] == "pushed":
-            clocks[record["worker"]] += 1
-            yield {**record, "settled": clocks[record["worker"]]}
