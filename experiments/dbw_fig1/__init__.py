@@ -147,8 +147,8 @@ def train(size: int, versions: int, every: int) -> Course:
 
 
 def run(quick: bool, out: Path) -> list[Row]:
-    """One run of training; the truth is found at every second version, in a full run at every sixth."""
-    size, versions, every = (2_000, 50, 2) if quick else (20_000, 300, 6)
+    """One run of training; the truth is found at every second version, in a full run at every fifth."""
+    size, versions, every = (2_000, 50, 2) if quick else (10_000, 240, 5)
     course = train(size, versions, every)
     picture(course, out)
     note = f"{len(course.version)} versions of {versions}, {size:,} images"
