@@ -16,8 +16,7 @@ from offbeat.policies.dbw_gain import GainEstimator
 from offbeat.policies.dbw_time import ArrivalTimes
 from offbeat.policies.fresh import fresh, outdated
 from offbeat.protocol.events import Folded
-from offbeat.protocol.ledger import by_samples
-from offbeat.protocol.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, Policy, View
+from offbeat.protocol.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, Policy, View, by_samples
 from offbeat.types import Epoch, Seconds, Version, WorkerId
 
 if TYPE_CHECKING:

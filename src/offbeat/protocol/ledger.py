@@ -7,12 +7,12 @@ belong to whom: `protocol.coordinator` tells it who enters, leaves, or pauses at
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from offbeat.protocol.effects import Effect, Fold, Gather, Interrupt, Part, Release, Settle
 from offbeat.protocol.events import Abandoned, Folded, Pushed
-from offbeat.protocol.policy import Admit, Contribution, Decision, Policy
+from offbeat.protocol.policy import Admit, Contribution, Decision, Policy, by_samples
 from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
 
 
@@ -342,12 +342,3 @@ class Ledger:
         self._census[clock] -= 1
         if self._census[clock] == 0:
             del self._census[clock]
-
-
-def by_samples(contributions: Sequence[Contribution]) -> tuple[float, ...]:
-    """Weights in proportion to the samples; equal ones where a worker does not know how many it has used."""
-    if len(contributions) == 1:
-        return (1.0,)
-    known = all(c.samples > 0 for c in contributions)
-    total = sum(c.samples for c in contributions) if known else len(contributions)
-    return tuple((c.samples if known else 1) / total for c in contributions)

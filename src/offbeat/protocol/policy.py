@@ -6,7 +6,7 @@ version now (`Policy.fold`) and whether a waiting worker may go on (`Policy.admi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -272,3 +272,12 @@ def whole_number(owner: str, name: str, value: Any, *, least: int) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigurationError(f"{owner}({name}={value!r}): {name} must be a whole number, at least {least}")
+
+
+def by_samples(contributions: Sequence[Contribution]) -> tuple[float, ...]:
+    """Weights in proportion to the samples; equal ones where a worker does not know how many it has used."""
+    if len(contributions) == 1:
+        return (1.0,)
+    known = all(c.samples > 0 for c in contributions)
+    total = sum(c.samples for c in contributions) if known else len(contributions)
+    return tuple((c.samples if known else 1) / total for c in contributions)

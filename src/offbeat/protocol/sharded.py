@@ -17,8 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from offbeat.protocol.book import Book, Roll, Standing
 from offbeat.protocol.effects import Effect, Fold, Part, Publish, Release, Settle
 from offbeat.protocol.events import Abandoned, Folded, Pushed
-from offbeat.protocol.ledger import by_samples
-from offbeat.protocol.policy import Contribution, Decision, Policy
+from offbeat.protocol.policy import Contribution, Decision, Policy, by_samples
 from offbeat.protocol.shard_pushes import Push, Pushes
 from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
 
