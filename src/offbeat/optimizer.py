@@ -232,7 +232,7 @@ def _spec_of(optimizer: torch.optim.Optimizer) -> tuple[OptimizerSpec, str | Non
     try:
         return spec_of(optimizer), None
     except ConfigurationError as error:
-        if isinstance(optimizer, torch.optim.LBFGS):  # it wants a closure, wherever it steps
+        if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):  # a closure, or sparse gradients, wherever they step
             raise
         groups = [{"params": group["params"]} for group in optimizer.param_groups]
         return spec_of(torch.optim.SGD(groups, lr=0.0)), str(error)

@@ -7,11 +7,17 @@ shard         the part of the parameters, and of the optimizer's state, that one
 coordinator   the ledger, the membership and the sample leases of a job, and the one rule it runs.
 rule          a synchronization model: which contributions fold now, and which worker may go on.
 push          a worker hands in one contribution and waits to be admitted.
-contribution  the gradient of one push: the mean over ``samples`` samples. Each has exactly one fate.
+contribution  what one push hands in: a gradient, the mean over ``samples`` samples, or the parameters that local steps have come to.
+              Each has exactly one fate; in rules of shard scope, one at each shard.
+gather        a contribution leaves its worker's memory for a sum that a later fold uses up.
 fold          a weighted sum of contributions becomes one optimizer step: the next version of the parameters.
 version       how many folds the parameters have seen, from 0.
 staleness     the version a contribution is folded onto, minus the version it was computed from.
 clock         how many iterations a worker has completed and pushed; a returning worker is set to the slowest clock.
+plan          what an admitted worker does until its next push: how many local steps, with which batch size.
+superstep     ElasticBSP: from one barrier to the next.
+block         one shard's parameters at one version, as a worker of a rule of shard scope holds them.
+split         the part of the data that is one worker's own, where the rule gives each one.
 pull          an admitted worker receives the newest parameters.
 lease         a range of positions of one epoch's sample order that one worker holds until it pushes or dies.
 active        alive and not idle: a worker that the rule may wait for. Idle: it waits for an epoch to end.

@@ -8,11 +8,12 @@ A job's processes talk in these messages (``kind`` of the header; *carry* names 
 | supervisor | server | job, process, lost, ended, noted, finish | settings first, then what becomes of the processes |
 | server s | server 0 | shard | here I am |
 | server 0 | server s | setup, orders | the layout and the rule's kind, then folds and releases in order |
-| server s | server 0 | arrived, initialised | a push, or the initial parameters, are complete here |
-| worker | server 0 | hello, ready, push (carry), initial (carry), buffers, metrics, heard, pull, samples, epoch, state | |
+| server s | server 0 | arrived, initialised, measured | a push, or the initial parameters, are complete here; the norms of a fold |
+| worker | server 0 | hello, ready, push (carry), initial (carry), buffers, metrics, heard, pull, samples, epoch, abandoned, state | |
 | worker | server 0 | left, abort, failing | how it ends |
 | worker | server s | attach, push (carry), initial (carry), state | |
-| server 0 | worker | welcome, refused, joined, provide, parameters (carry), buffers, fence, grant, no_more, epoch_ended, state, noted | |
+| server 0 | worker | welcome, refused, joined, provide, parameters (carry), buffers, fence, interrupt, state, noted | |
+| server 0 | worker | grant, no_more, epoch_ended | about samples |
 | server s | worker | attached, parameters (carry), state | |
 
 One admitted worker gets one ``parameters`` message from every shard, all with the same serial number; it goes on when it has them all.
