@@ -59,6 +59,7 @@ def run(name: str, *, quick: bool, out: Path, screen: Console) -> None:
     """
     new_figure()  # a missing matplotlib is better known before an hour of work than after it
     module = importlib.import_module(f"experiments.{name}")
+    _one_thread()
     paper, seed = paper_of(HERE / name / "__init__.py"), int(getattr(module, "SEED", 0))
     out.mkdir(parents=True, exist_ok=True)
     picture = out / f"{name}.png"
@@ -71,6 +72,14 @@ def run(name: str, *, quick: bool, out: Path, screen: Console) -> None:
         raise ConfigurationError(f"{name}: run() drew no {picture}; it must write NAME.png into the folder that it is given")
     result = report(name, paper, rows, out, quick=quick, wall_s=wall_s, seed=seed, screen=screen)
     screen.print(f"{wall_s:.1f} s; wrote {result} and {picture}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _one_thread() -> None:
+    """What is computed in this process takes one core: with products this small a second thread costs more than it brings, and where
+    other work holds the second core, many times more."""
+    import torch  # the list of experiments costs no torch
+
+    torch.set_num_threads(1)
 
 
 def show(found: dict[str, Path], screen: Console) -> None:

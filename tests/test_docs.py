@@ -126,7 +126,7 @@ def anchors(document: Path) -> set[str]:
     """Of a document's headings, as code hosts make them.
 
     >>> sorted(anchors(ROOT / "docs" / "rules.md"))[0]
-    'asp'
+    'adpsgd'
     """
     headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -26,7 +26,7 @@ DATA_PLANE = {*CORE, "tensors", "transport"}
 # The server keeps a tally while the job runs, though reports are made of journals and look down at the runtime. Pure, standard library
 # only: the tally, its audit and their parts (`BOOKS`) are arithmetic over records, and know neither who writes them nor who looks. A test
 # below holds them to it.
-SHELLS = {*RULES, *DATA_PLANE, "session", "runtime", "report.tally"}
+SHELLS = {*RULES, *DATA_PLANE, "collective", "session", "runtime", "report.tally"}
 FACE = {*SHELLS, "optimizer", "data"}
 TOOLS = {*FACE, "launch", "sim", "report"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "policies": RULES,
     "tensors": {*CORE, "protocol"},
     "transport": DATA_PLANE,
+    "collective": {*RULES, *DATA_PLANE},
     "session": RULES,
     "runtime": SHELLS,
     "optimizer": FACE,

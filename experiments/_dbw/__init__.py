@@ -1,7 +1,4 @@
-"""DBW's learning experiments: MNIST, 16 workers with 500 images each, a network with two 5x5 convolutions and two linear layers.
-
-The images are halved to 14x14, so that twenty seeds of every setting fit into less than an hour on two cores; the paper's are 28x28.
-"""
+"""DBW's learning experiments: MNIST, 16 workers with 500 images each, a network with two 5x5 convolutions and two linear layers."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from torch import nn
 
 from experiments import data
 from experiments._training.runs import Recipe, first_time, train
-from experiments.data import Images
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import Result
 
@@ -22,7 +18,7 @@ LR: Final = 0.08
 """Of the dynamic rules, and of waiting for all: 0.005 k at k = 16."""
 TARGET: Final = 0.2
 """The training loss that ends a race; in a quick one it is `QUICK_TARGET`."""
-QUICK_TARGET: Final = 0.5
+QUICK_TARGET: Final = 0.3
 GIVE_UP: Final = 3000
 """Versions."""
 
@@ -66,11 +62,11 @@ class Race(NamedTuple):
 
 
 def network() -> nn.Module:
-    """3,578 parameters. Strided convolutions instead of pooling, which on one core would take most of the time; He's initialisation."""
+    """30,840 parameters. Strided convolutions instead of pooling, which on one core would take most of the time; He's initialisation."""
     model = nn.Sequential(
-        nn.Conv2d(1, 4, 5, stride=2, padding=2), nn.ReLU(),
-        nn.Conv2d(4, 8, 5), nn.ReLU(),
-        nn.Flatten(), nn.Linear(72, 32), nn.ReLU(), nn.Linear(32, 10),
+        nn.Conv2d(1, 10, 5, stride=2, padding=2), nn.ReLU(),
+        nn.Conv2d(10, 20, 5, stride=2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(500, 50), nn.ReLU(), nn.Linear(50, 10),
     )  # fmt: skip
     for layer in model:
         if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -78,15 +74,9 @@ def network() -> nn.Module:
     return model
 
 
-def halved(images: Images) -> Images:
-    """Every 2x2 pixels become one, and the standard deviation 1 again."""
-    small = nn.functional.avg_pool2d(images.train_x, 2)
-    return images._replace(train_x=small / small.std(), test_x=nn.functional.avg_pool2d(images.test_x, 2) / small.std())
-
-
 def run_race(race: Race) -> Result:
     """Run it; the curve has the training loss of each version, over 1,000 images."""
-    images = halved(data.mnist(12_000 if race.quick else 60_000, 100))
+    images = data.mnist(12_000 if race.quick else 60_000, 100)
     recipe = Recipe(
         model=network,
         optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=LR),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from experiments import data
-from experiments._dbw import BATCH, WORKERS, halved, law, network
+from experiments._dbw import BATCH, WORKERS, law, network
 from experiments.result import COLOURS, Row, label, new_figure, save
 from offbeat.policies import DBW
 from offbeat.policies.dbw_gain import GainEstimator
@@ -31,7 +31,7 @@ SEED: Final = 0
 LR: Final = 0.01
 ALPHA: Final = 0.7
 """The round trips of figure 2; the paper does not say which ones figure 1 has."""
-AT_A_TIME: Final = 500
+AT_A_TIME: Final = 100
 """Images whose gradients are in memory together."""
 
 
@@ -115,7 +115,7 @@ class Course(NamedTuple):
 
 def train(size: int, versions: int, every: int) -> Course:
     """Train under DBW in virtual time; the truth is found at each so many versions."""
-    images = halved(data.mnist(size, 100))
+    images = data.mnist(size, 100)
     x, y = images.train_x, images.train_y
     truths, losses = dict[int, Truth](), dict[int, float]()
     passed = count(1)

@@ -86,13 +86,9 @@ class Trained(NamedTuple):
 
 def run(quick: bool, out: Path) -> list[Row]:
     """Measure, draw, and return the rows."""
-    size, task, threads = QUICK if quick else FULL, load(), torch.get_num_threads()
-    torch.set_num_threads(1)  # products this small wait longer for a second thread than they take
-    try:
-        trained = [best(task, method, size) for method in ((SGD, NATURAL) if quick else (SGD, NATURAL, BOUNDED))]
-        comparisons = compare(task, size, trained, quick)
-    finally:
-        torch.set_num_threads(threads)
+    size, task = QUICK if quick else FULL, load()
+    trained = [best(task, method, size) for method in ((SGD, NATURAL) if quick else (SGD, NATURAL, BOUNDED))]
+    comparisons = compare(task, size, trained, quick)
     draw(out / "natural_gradient.png", task, comparisons, trained)
     setting = f"{task.name}, {WORKERS} workers, {STEPS} steps of {BATCH} samples, {size.seeds} seed{'s' if size.seeds > 1 else ''}"
     rows = [row for comparison in comparisons for row in matched_rows(comparison)]

@@ -15,16 +15,26 @@ if TYPE_CHECKING:
     from offbeat.errors import ProtocolError as ProtocolError
     from offbeat.errors import RefusedError as RefusedError
     from offbeat.optimizer import DistributedOptimizer as DistributedOptimizer
+    from offbeat.policies import ADPSGD as ADPSGD
     from offbeat.policies import ASP as ASP
     from offbeat.policies import BDBW as BDBW
     from offbeat.policies import BSP as BSP
     from offbeat.policies import DBW as DBW
+    from offbeat.policies import DPSGD as DPSGD
     from offbeat.policies import DSSP as DSSP
     from offbeat.policies import PSP as PSP
+    from offbeat.policies import SGP as SGP
     from offbeat.policies import SSP as SSP
+    from offbeat.policies import AllOf as AllOf
+    from offbeat.policies import AllReduce as AllReduce
     from offbeat.policies import Backup as Backup
     from offbeat.policies import ElasticBSP as ElasticBSP
     from offbeat.policies import EnsembleSync as EnsembleSync
+    from offbeat.policies import FirstOf as FirstOf
+    from offbeat.policies import Full as Full
+    from offbeat.policies import Majority as Majority
+    from offbeat.policies import Quorum as Quorum
+    from offbeat.policies import Solo as Solo
     from offbeat.policies import rule as rule
     from offbeat.protocol.policy import Policy as Policy
     from offbeat.session import chief as chief
@@ -34,6 +44,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "ADPSGD": "offbeat.policies",
+    "AllOf": "offbeat.policies",
+    "AllReduce": "offbeat.policies",
     "ASP": "offbeat.policies",
     "Backup": "offbeat.policies",
     "BDBW": "offbeat.policies",
@@ -42,41 +55,58 @@ _HOME = {
     "ConfigurationError": "offbeat.errors",
     "DBW": "offbeat.policies",
     "DistributedOptimizer": "offbeat.optimizer",
+    "DPSGD": "offbeat.policies",
     "DSSP": "offbeat.policies",
     "ElasticBSP": "offbeat.policies",
     "EnsembleSync": "offbeat.policies",
+    "FirstOf": "offbeat.policies",
+    "Full": "offbeat.policies",
     "JobError": "offbeat.errors",
     "log": "offbeat.session",
+    "Majority": "offbeat.policies",
     "NaturalGradient": "offbeat.tensors.natural_gradient",
     "OffbeatError": "offbeat.errors",
     "Policy": "offbeat.protocol.policy",
     "ProtocolError": "offbeat.errors",
     "PSP": "offbeat.policies",
+    "Quorum": "offbeat.policies",
     "RefusedError": "offbeat.errors",
     "rule": "offbeat.policies",
+    "SGP": "offbeat.policies",
+    "Solo": "offbeat.policies",
     "SSP": "offbeat.policies",
 }
 """Where each public name lives."""
 
 __all__ = [
+    "ADPSGD",
     "ASP",
     "BDBW",
     "BSP",
     "DBW",
+    "DPSGD",
     "DSSP",
     "PSP",
+    "SGP",
     "SSP",
+    "AllOf",
+    "AllReduce",
     "Backup",
     "ConfigurationError",
     "DistributedOptimizer",
     "ElasticBSP",
     "EnsembleSync",
+    "FirstOf",
+    "Full",
     "JobError",
+    "Majority",
     "NaturalGradient",
     "OffbeatError",
     "Policy",
     "ProtocolError",
+    "Quorum",
     "RefusedError",
+    "Solo",
     "__version__",
     "chief",
     "log",

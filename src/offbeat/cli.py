@@ -198,6 +198,8 @@ def check(
         chosen = rule(sync)
         chosen.check(workers)
         spelling = chosen.spelling
+        if servers > 1 and chosen.family != "server":
+            raise ConfigurationError(f"--servers {servers}: {spelling} has no servers that could share the parameters; leave it out")
         if late and chosen.scope == "job":
             raise ConfigurationError(f"--late {late[0]}: under {spelling} servers send nothing that could be late; use --sync 'psp(...)'")
     check_files(journal, summary)

@@ -44,6 +44,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     the lowest-numbered that is there when the job begins. A parameter without a gradient counts as one with a gradient of zero.
     BatchNorm's statistics are each worker's own until an epoch's end, when they are averaged.
 
+    Under rules without servers (``majority``, ``solo``, ``full`` ...) the wrapped optimizer steps here, on a replica, with the sum of the
+    gradients of a round divided by the living workers; it may be of any class.
+
     Args:
         optimizer: SGD, Adam, AdamW and the other elementwise classes of ``torch.optim``; those that look at whole tensors, such as
             Adafactor, work too, on servers that keep tensors whole.
@@ -82,7 +85,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             layout = Layout.of(model, optimizer)
             spec, self._local_only = _spec_of(optimizer)
             # Under a launcher the command line may have chosen a rule that does with it: the coordinator will tell.
-            if self._local_only is not None and policy.averaging is None and WorkerSettings.from_environment() is None:
+            local = policy.averaging is not None or policy.family != "server"
+            if self._local_only is not None and not local and WorkerSettings.from_environment() is None:
                 raise ConfigurationError(self._local_only)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.state = optimizer.state
@@ -100,12 +104,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ConfigurationError(
                 "this process has a DistributedOptimizer already: put all parameters into one optimizer, in parameter groups if they differ"
             )
-        from offbeat.runtime.worker import WorkerSession  # a script without a launcher needs no sockets
+        from offbeat.runtime.joining import session_of  # a script without a launcher needs no sockets
 
         with _job_is_told():
-            session = WorkerSession(
-                settings, layout, spec, model, self.wrapped, stop_on_nonfinite=self._nonfinite == "stop", local_only=self._local_only
-            )
+            stop = self._nonfinite == "stop"
+            session = session_of(settings, policy, layout, spec, model, self.wrapped, stop_on_nonfinite=stop, local_only=self._local_only)
         session.follow_process()
         session.join(policy.spelling)
         sessions.current = session

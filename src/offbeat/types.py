@@ -2,6 +2,7 @@
 
 worker        a process that computes gradients. Numbered 0 .. n-1 for the whole job; a restarted process keeps its number.
 incarnation   how often a worker has joined the job, from 1. What an earlier incarnation sends is fenced: it is rejected.
+rank          a worker of a job without servers: it has a replica of the model and an optimizer of its own.
 server        a process that holds parameters. Numbered 0 .. S-1. Server 0 also hosts the coordinator.
 shard         the part of the parameters, and of the optimizer's state, that one server holds.
 coordinator   the ledger, the membership and the sample leases of a job, and the one rule it runs.
@@ -13,6 +14,7 @@ gather        a contribution leaves its worker's memory for a sum that a later f
 fold          a weighted sum of contributions becomes one optimizer step: the next version of the parameters.
 version       how many folds the parameters have seen, from 0.
 staleness     the version a contribution is folded onto, minus the version it was computed from.
+mass          push-sum: what a rank's parameters are divided by to give its model.
 clock         how many iterations a worker has completed and pushed; a returning worker is set to the slowest clock.
 plan          what an admitted worker does until its next push: how many local steps, with which batch size.
 superstep     ElasticBSP: from one barrier to the next.

@@ -18,11 +18,13 @@ from typing import Any, Literal
 import torch
 from tests.live.freezing import FreezableHub
 
+from offbeat.errors import JobError
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.protocol.policy import Policy
+from offbeat.runtime.job_session import JobSession
+from offbeat.runtime.joining import session_of
 from offbeat.runtime.server import serve
 from offbeat.runtime.settings import JobSettings, WorkerSettings
-from offbeat.runtime.worker import WorkerSession
 from offbeat.session import Session
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
@@ -45,7 +47,7 @@ class Worker:
         self.job = job
         self.number = number
         self.hub = FreezableHub(SocketHub(job.token, host=host))
-        self.session: WorkerSession | None = None
+        self.session: JobSession | None = None
 
     def distribute(
         self,
@@ -80,6 +82,7 @@ class Worker:
             seed=job.seed,
             timeout_s=job.timeout_s,
             slow=job.slow,
+            sync=job.sync,
         )
 
 
@@ -99,11 +102,11 @@ class _Injected(DistributedOptimizer):
 
     def _open(self, layout: Layout, spec: OptimizerSpec, model: torch.nn.Module, policy: Policy) -> Session:
         stop, owner = self._nonfinite == "stop", self.owner
-        owner.session = WorkerSession(
-            owner.settings(), layout, spec, model, self.wrapped, stop_on_nonfinite=stop, local_only=self._local_only, hub=owner.hub
+        owner.session = session = session_of(
+            owner.settings(), policy, layout, spec, model, self.wrapped, stop_on_nonfinite=stop, local_only=self._local_only, hub=owner.hub
         )
-        owner.session.join(policy.spelling)
-        return owner.session
+        session.join(policy.spelling)
+        return session
 
 
 Script = Callable[[Worker], Any]
@@ -229,7 +232,11 @@ class Job:
 
     def _raise(self) -> None:
         if self._errors:
-            raise self._errors[0]
+            # That a server is gone is what the others see of its failure.
+            error = next((error for error in self._errors if not isinstance(error, JobError)), self._errors[0])
+            if self.failure is not None:
+                error.add_note(f"the job has ended: {self.failure}")
+            raise error
 
     # Workers.
 
@@ -239,6 +246,10 @@ class Job:
             self.start(number, script)
         self.join()
         return [self._results.get(number) for number in range(self.settings.workers)]
+
+    def results(self, *numbers: int) -> list[Any]:
+        """What these workers' newest scripts have returned."""
+        return [self._results.get(number) for number in numbers]
 
     def start(self, number: int, script: Script) -> threading.Thread:
         """Let one worker run the script in a thread: at first, or again after its death."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.live.harness import Job, Worker, wait
+from tests.live.harness import Job, Worker, barrier, wait
 from tests.live.samples import Trainer, Used, ahead, data, finished, once
 from tests.live.test_local_steps import Local, alike, natural, plain_sgd, values
 from torch import nn
@@ -60,6 +60,30 @@ def test_every_index_once_where_steps_do_not_divide_an_epoch(tmp_path: Path, job
         assert once((used[epoch] for used, _ in results), 101)
     assert [report["folded"] for report in finished(running, tmp_path / "journal")] == [101, 101]
     all_is_pushed(tmp_path / "journal", [steps for _, steps in results])
+
+
+def test_samples_of_the_dead_find_a_worker_that_has_only_now_handed_in_its_local_steps(tmp_path: Path) -> None:
+    """Worker 0 has done the rest of the epoch, one step of five, and has handed that in when worker 1 dies over the other batch."""
+    both, handed_in, used = barrier(2), threading.Event(), Used([[], []])
+
+    def script(worker: Worker) -> None:
+        trainer = Trainer(worker, "ensemble(steps=5)")
+        for (batch,) in trainer.loader(8, 4):
+            if not used[worker.number]:
+                both.wait()
+            if worker.number == 1:
+                wait(handed_in)
+                worker.die()
+            used[worker.number] += trainer.step(batch)
+
+    journal = tmp_path / "journal"
+    with Job(2, journal=str(journal)) as job:
+        threads = [job.start(number, script) for number in range(2)]
+        job.until(lambda: job.snapshot is not None and job.snapshot["pushes"] == 1, "worker 0 to hand in what it has")
+        handed_in.set()
+        job.join(*threads)
+    (report,) = finished(job, journal)
+    assert once(used, 8) and (report["folded"], report["returned"]) == (8, 4)
 
 
 @pytest.mark.parametrize("depth", [1, 4])

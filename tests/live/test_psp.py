@@ -188,7 +188,7 @@ def test_a_worker_that_was_thought_dead_comes_back(tmp_path: Path) -> None:
     thought_dead, back = threading.Event(), threading.Event()
 
     def body(worker: Worker) -> None:
-        training = Training(worker, "psp(c=2, b=0.5)")
+        training = Training(worker, "psp(c=3, b=0.5)")  # so that who is slow to come back is waited for
         if worker.number != 1:
             while not back.is_set():
                 training.step()
@@ -209,7 +209,7 @@ def test_a_worker_that_was_thought_dead_comes_back(tmp_path: Path) -> None:
         job.join()
     mine = [record for record in audited(tmp_path / "journal") if record["kind"] == "settle" and record["worker"] == 1]
     assert {r["shard"] for r in mine if r["reason"] == "sent by incarnation 1, which was declared dead"} == {0, 1}
-    assert any(record["fate"] == "folded" and record["incarnation"] == 2 for record in mine)
+    assert any(record["fate"] == "folded" and record["incarnation"] > 1 for record in mine)
 
 
 def test_a_gradient_that_is_not_finite_is_rejected_everywhere_and_its_worker_goes_on(tmp_path: Path) -> None:
@@ -268,6 +268,8 @@ def test_a_pull_in_the_middle_brings_the_newest_of_every_block() -> None:
             for _ in range(5):
                 training.step()
             training.optimizer.pull()
+            while training.optimizer.version < 5:  # it has not waited until server 1 had its last gradient, which the pull may overtake
+                training.optimizer.pull()
             turn.wait()
             wait(seen)
             return training.parameters()

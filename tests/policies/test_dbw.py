@@ -90,7 +90,7 @@ def test_blind_it_maximises_gradients_per_second() -> None:
 
 def test_little_noise_needs_few_gradients_and_much_noise_many() -> None:
     means = [np.mean(Race(DBW(), 16, shifted(0.7, seed=1), norms(1.0, v)).run(150).chosen[50:]) for v in (0.01, 1.0, 10.0)]
-    assert means[0] < 3.0 < means[1] < 10.0 < means[2]
+    assert means[0] < 2.5 < means[1] < 10.0 < means[2]
 
 
 def test_a_slowdown_is_noticed() -> None:

@@ -7,6 +7,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,7 +97,8 @@ def constant(*intervals: float) -> Callable[[int, int], float]:
 
 
 def superstep_of(job: Clockwork) -> Superstep:
-    superstep = getattr(job.job._ledger._policy, "superstep", None)
+    ledger: Any = job.job._ledger
+    superstep = getattr(ledger._policy, "superstep", None)
     assert isinstance(superstep, Superstep)
     return superstep
 

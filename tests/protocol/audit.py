@@ -47,6 +47,8 @@ class Auditor:
         self.fates: Counter[Fate] = Counter()
         self.pushes = 0
         self.samples = Samples(policy)
+        self.rounds = policy.family == "allreduce"
+        """Whether gradients may be late, and their worker goes on before they have a fate."""
         self._paused: dict[int, Paused] = {}
         """Who waits for the end of an epoch, and of which."""
         self._due: list[Key] = []
@@ -96,7 +98,10 @@ class Auditor:
             assert [(s.worker, s.incarnation, s.fate) for s in settled] == [(*self._fenced, Fate.REJECTED)], "a fenced push has an effect"
             assert not any(isinstance(effect, Fold | Gather | Release) for effect in effects), "a fenced push has an effect"
             return
-        assert not self.waits_to_be_folded(event.worker), f"worker {event.worker} pushes while its last push has no fate"
+        left = sum(key[0] == event.worker for key in self.open)
+        assert left <= (1 if self.rounds else 0) or not self.waits_to_be_folded(event.worker), (
+            f"{left} of worker {event.worker} have no fate"
+        )
         self._paused.pop(event.worker, None)
         self.open[event.worker, event.incarnation, self.ledger.clock(event.worker)] = event
 
@@ -139,12 +144,15 @@ class Auditor:
         self.unreported += self.policy.measures != "nothing"
         assert effect.version == self.version and not self._due and effect.scale > 0.0 and isfinite(effect.scale)
         self._due = [(part.worker, part.incarnation, part.clock) for part in effect.parts]
-        assert len(set(self._due)) == len(self._due) > 0
+        assert len(set(self._due)) == len(self._due) and (self._due or self.rounds)
         pushes = [self.open[key] for key in self._due]
         for part, push in zip(effect.parts, pushes, strict=True):
             assert part.staleness == self.version - 1 - push.version >= 0
             assert part.weight > 0.0
-        assert isclose(sum(part.weight for part in effect.parts), 1.0, rel_tol=1e-9)
+        if self.rounds:
+            assert effect.divisor == max(1, len(self.alive)) and {part.weight for part in effect.parts} <= {1.0 / effect.divisor}
+        else:
+            assert isclose(sum(part.weight for part in effect.parts), 1.0, rel_tol=1e-9) and effect.divisor is None
         self._sums_are_used_up(effect)
         self.promises.fold(effect, pushes)
 
@@ -163,7 +171,8 @@ class Auditor:
         """Only an alive worker's newest incarnation is released, to the newest version, and not before its push has left its memory."""
         worker = effect.worker
         assert self.alive.get(worker) == effect.incarnation, f"released, but not alive: {effect}"
-        assert not self.waits_to_be_folded(worker), f"released before its contribution has a fate: {effect}"
+        late = self.rounds and worker not in self.ledger.waiting
+        assert late or not self.waits_to_be_folded(worker), f"released before its contribution has a fate: {effect}"
         assert effect.version == self.version
         assert worker not in self._paused or effect.reason == "asked for", f"released while it is paused: {effect}"
         assert effect.plan.steps == 1 or self.policy.averaging is not None, f"local steps where gradients are exchanged: {effect}"
@@ -192,6 +201,10 @@ class Auditor:
         """While workers wait, another one computes, or the rule is about to be asked again."""
         active, waiting = self.ledger.active, self.ledger.waiting
         assert active >= set(waiting)
+        if self.rounds:
+            assert self.ledger.unsettled == {key[0] for key in self.open}
+            assert not waiting or len(waiting) < len(active), f"nobody computes, and {sorted(waiting)} wait"
+            return
         assert self.ledger.missing == len([worker for worker in active if worker not in self.ledger.pending])
         assert self.ledger.pending.keys() | {c.worker for c in self.ledger.gathered} == {key[0] for key in self.open}
         if waiting and len(waiting) == len(active):
@@ -216,7 +229,7 @@ class Auditor:
         who = effect.worker, effect.incarnation
         assert isinstance(event, LeaseWanted | EpochWanted) and (event.worker, event.incarnation) == who, f"nobody asked: {effect}"
         assert effects[0] is effect and effect.epoch <= event.epoch
-        assert self.alive.get(effect.worker) == effect.incarnation and not self.waits_to_be_folded(effect.worker)
+        assert self.alive.get(effect.worker) == effect.incarnation and (self.rounds or not self.waits_to_be_folded(effect.worker))
         assert effect.worker not in self._paused, f"paused twice: {self._paused[effect.worker]}, {effect}"
         self._paused[effect.worker] = effect
         self._told.pop(effect.worker, None)

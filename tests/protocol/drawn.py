@@ -34,6 +34,7 @@ rates = st.sampled_from(("constant", "proportional"))
 dynamic = "{word}(k_min={k}, obsolete={o}, lr_rule={lr}, warm_up=1, {rest})"
 norms = ("history=2", "smoothness=auto", "smoothness=3.0, beta=None, censored=True")
 combined = st.sampled_from(("mean", "samples", "median"))
+rounds = {"s": st.sampled_from((None, 1, 2, 5)), "d": st.sampled_from(("replay", "latest"))}
 shared = st.sampled_from(("none", "affine", "inverse"))
 apart = "ensemble(per_epoch={p}, overlap={o}, budget={b}, reallocate={r}, combine={c})"
 rules: dict[str, Callable[[int], st.SearchStrategy[str]]] = {
@@ -47,6 +48,12 @@ rules: dict[str, Callable[[int], st.SearchStrategy[str]]] = {
     "elastic local": lambda n: spelled(averaged, R=some, mode=st.just("local"), **ways),
     "dbw": lambda n: spelled(dynamic, word=st.just("dbw"), k=st.integers(1, n), o=obsolete, lr=rates, rest=st.sampled_from(norms)),
     "b_dbw": lambda n: spelled(dynamic, word=st.just("b_dbw"), k=st.integers(1, n), o=obsolete, lr=rates, rest=st.just("beta=1.01")),
+    "solo": lambda n: spelled("solo(staleness={s}, delivery={d})", **rounds),
+    "majority": lambda n: spelled("majority(staleness={s}, delivery={d})", **rounds),
+    "first_of": lambda n: spelled("first_of(m={m}, staleness={s})", m=st.integers(1, n), **rounds),
+    "all_of": lambda n: spelled("all_of(m={m}, staleness={s})", m=st.integers(1, n), **rounds),
+    "quorum": lambda n: spelled("quorum(q={q}, staleness={s})", q=st.integers(1, n), **rounds),
+    "full": lambda n: st.just("full"),
     "ensemble": lambda n: spelled("ensemble(steps={s}, combine={c}, adapt_period={a})", s=some, c=combined, a=st.booleans()),
     "ensemble splits": lambda n: spelled(apart, p=some, o=st.sampled_from((0.0, 0.5, 1.0)), b=st.integers(n, 12), r=shared, c=combined),
 }

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from math import isclose
 from typing import TYPE_CHECKING, Any
 
-from offbeat.policies import ASP, BSP, DSSP, SSP, Backup, ElasticBSP, EnsembleSync
+from offbeat.policies import ASP, BSP, DSSP, SSP, Backup, ElasticBSP, EnsembleSync, Quorum, Solo
 from offbeat.policies.fresh import FirstFresh
 from offbeat.policies.superstep import Superstep
-from offbeat.protocol.effects import Effect, Fold, Gather, Release, StateChanged
+from offbeat.protocol.effects import Effect, Fold, Gather, Paused, Release, StateChanged
 from offbeat.protocol.events import Event, Pushed
+from offbeat.protocol.round_rule import RoundRule
 
 if TYPE_CHECKING:
     from tests.protocol.audit import Auditor
@@ -226,6 +227,28 @@ class Elastic(Promises):
             assert held or self.audit.soon(), f"worker {worker} waits, and could go on: {pace}"
 
 
+class Partial(Promises):
+    """Gradients are as old as the rule allows, but for those of who was idle; and who has arrived on time waits for somebody."""
+
+    def __init__(self, audit: Auditor) -> None:
+        super().__init__(audit)
+        self.idle: set[tuple[int, int]] = set()
+        """Who has ever been, by worker and incarnation."""
+
+    def fold(self, effect: Fold, pushes: Sequence[Pushed]) -> None:
+        for part in effect.parts:
+            bound, who = self.rule.staleness, (part.worker, part.incarnation)
+            assert bound is None or part.staleness <= bound or who in self.idle, f"staler than {bound}: {effect}"
+
+    def step(self, event: Event | None, effects: Sequence[Effect]) -> None:
+        self.idle |= {(effect.worker, effect.incarnation) for effect in effects if isinstance(effect, Paused)}
+        waiting, active = len(self.ledger.waiting), len(self.ledger.active)
+        if isinstance(self.rule, Solo):
+            assert not waiting or self.rule.staleness is not None, "somebody waits"
+        elif isinstance(self.rule, Quorum) and self.rule.staleness is None:
+            assert waiting < min(self.rule.q, active) or not waiting, f"{waiting} wait"
+
+
 PROMISES: dict[type, type[Promises]] = {
     BSP: Barrier,
     ASP: Asynchronous,
@@ -235,6 +258,7 @@ PROMISES: dict[type, type[Promises]] = {
     FirstFresh: FreshOnly,
     ElasticBSP: Elastic,
     EnsembleSync: Ensemble,
+    RoundRule: Partial,
 }
 
 

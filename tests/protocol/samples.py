@@ -27,7 +27,7 @@ class Samples:
     """What has been granted and folded in the job's first sampler's epochs."""
 
     def __init__(self, policy: Policy) -> None:
-        self._apart = policy.overlap is not None
+        self._apart = policy.split_overlap is not None
         self._ranges: dict[LeaseId, Held] = {}
         self._folded: dict[Deck, set[int]] = defaultdict(set)
         self.reports: list[dict[str, Any]] = []

@@ -102,6 +102,9 @@ class Process:
                     held.append(answer.lease)
                     self.batches = -(-(size_of(answer.parts) or self.schedule.size) // batch)
                 more = isinstance(answer, Grant)
+                if not more and not held and self.steps and isinstance(answer, NoMore) and not answer.refreshed:
+                    yield from self._push()
+                    more = True  # samples of the dead may come back
             if held:
                 yield from self._step(held.popleft())
             if self.hasty:

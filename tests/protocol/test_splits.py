@@ -80,6 +80,10 @@ class _Split(ASP):
     overlap: float | None = 0.6
 
     @property
+    def split_overlap(self):  # type: ignore[no-untyped-def]
+        return self.overlap
+
+    @property
     def entry(self):  # type: ignore[no-untyped-def]
         return "next_epoch"
 

@@ -141,6 +141,7 @@ class World:
         process = self.processes.get(worker)
         if process is not None and process.incarnation:
             process.frozen_until = max(process.frozen_until, self.now + ticks)
+            self._in_sight = max(self._in_sight, process.frozen_until)  # only then does it learn that it was thought dead
 
     def _end(self, process: Process) -> None:
         if not process.gone:

@@ -38,6 +38,11 @@ SETTINGS = (
     "dbw(obsolete=push_and_interrupt)",
     "ensemble(steps=3)",
     "ensemble(per_epoch=2, overlap=0.5, budget=12, reallocate=affine)",
+    "first_of(m=2)",
+    "all_of(m=2)",
+    "quorum(q=2)",
+    "majority(delivery=latest, model_sync_every=3)",
+    "solo(staleness=1)",
     "psp(c=1, b=0.4)",
     "psp(c=2, b=0.6, tau1=0.5, tau2=0.2, future=hold)",
     "psp(c=1, b=0.5, interrupt=True)",
@@ -57,7 +62,8 @@ def spelled(text: str) -> list[str]:
 
 
 SPELLINGS = sorted({spelling for text in (*RULES, *SETTINGS) for spelling in spelled(text)})
-IN_JOB_SCOPE = [spelling for spelling in SPELLINGS if rule(spelling).scope == "job"]
+IN_JOB_SCOPE = [spelling for spelling in SPELLINGS if rule(spelling).scope == "job" and rule(spelling).family != "gossip"]
+"""Gossip has worlds of its own (``tests/protocol/test_gossip_ledger.py``)."""
 IN_SHARD_SCOPE = [spelling for spelling in SPELLINGS if rule(spelling).scope == "shard"]
 
 
@@ -74,7 +80,7 @@ def played(policy: Policy, seed: int) -> list[Record]:
         draw.randint(2, 5),
         seed=seed,
         iterations=draw.randint(1, 5),
-        epochs=draw.randint(0 if policy.overlap is None else 1, 3),
+        epochs=draw.randint(0 if policy.split_overlap is None else 1, 3),
         size=draw.randint(12, 40),
         batch=draw.randint(1, 5),
         prefetch=draw.randint(0, 4),
@@ -146,7 +152,7 @@ def test_any_journal_of_shard_scope_adds_up(spelling: str) -> None:
     check()
 
 
-@pytest.mark.parametrize("spelling", ["elastic(R=3, mode=bulk)", "psp(c=1, b=0.4)", "backup(b=1)"])
+@pytest.mark.parametrize("spelling", ["elastic(R=3, mode=bulk)", "psp(c=1, b=0.4)", "backup(b=1)", "majority"])
 def test_a_lost_line_of_the_books_shows(spelling: str) -> None:
     @settings(max_examples=15, derandomize=True, database=None)
     @given(st.integers(0, 2**16), st.floats(0.0, 1.0, exclude_max=True))
@@ -174,7 +180,7 @@ def test_a_simulated_journal_adds_up(spelling: str, tmp_path: Path) -> None:
     faults = "kill worker=2 at=5; restart worker=2 at=8; slow worker=1 at=3 for=5 factor=4"
     delay = "sometimes(probability=0.1, seconds=1)"
     cluster = Cluster(workers=4, servers=3, compute="uniform(low=0.5, high=1.5)", delay=delay, faults=faults)
-    work = Work(epochs=2, samples=120, batch=4) if policy.overlap is None else Work(epochs=3, samples=60, batch=4)
+    work = Work(epochs=2, samples=120, batch=4) if policy.split_overlap is None else Work(epochs=3, samples=60, batch=4)
     result = simulate(policy, cluster, work, journal=path)
     assert result.ok, result.reason
     summary = adds_up(list(read(path)))

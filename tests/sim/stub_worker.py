@@ -84,7 +84,7 @@ class StubWorker(StubProcess):
         over = False
         while not over:
             batch = self.plan.batch or self.job.script.work.batch
-            answer = yield from self._ask("samples", epoch, batch=batch)
+            answer = yield from self._ask(epoch, batch)
             if answer["kind"] == "grant":
                 samples = answer["stop"] - answer["start"]
                 self._progress.deal(answer["parts"], samples, batch)
@@ -95,19 +95,18 @@ class StubWorker(StubProcess):
             elif answer["report"] is not None and answer["epoch"] >= epoch:
                 over = True
             elif answer["kind"] == "no_more":
+                over = not self._work.steps
                 if self._work.steps:
                     yield from self._hand_in()
-                yield from self._ask("epoch", epoch)
-                over = True
 
-    def _ask(self, kind: str, epoch: Epoch, **fields: int) -> Generator[Seconds | Callable[[], bool], None, dict[str, Any]]:
-        """A question about samples; an epoch's end brings the newest parameters, a fence means joining, then asking again."""
+    def _ask(self, epoch: Epoch, batch: int) -> Generator[Seconds | Callable[[], bool], None, dict[str, Any]]:
+        """Asks for samples; an epoch's end brings the newest parameters, a fence means joining, then asking again."""
         kinds = ("grant", "no_more", "epoch_ended")
         while True:
             if (thaw := self.thaw()) > self.job.now:
                 yield thaw
-            want = {"incarnation": self.incarnation, "pool": 0, "epoch": epoch, "size": self.job.script.work.samples, **fields}
-            self.say(kind, want=want)
+            want = {"incarnation": self.incarnation, "pool": 0, "epoch": epoch, "size": self.job.script.work.samples, "batch": batch}
+            self.say("samples", want=want)
             yield lambda: self.fenced or any(kind in self.mail for kind in kinds)
             if self.fenced:
                 yield from self._admitted()

@@ -262,3 +262,33 @@ def test_wrong_sizes_are_refused() -> None:
     layout = Layout.of(model, torch.optim.SGD(model.parameters()))
     with pytest.raises(ConfigurationError, match="was given 4 bytes"):
         FlatModel(layout, model, memoryview(bytearray(4)), memoryview(bytearray(layout.nbytes)))
+
+
+def test_gradients_go_from_one_memory_to_the_next_and_back() -> None:
+    """As a rank's do, which has two buffers: what lies in the one it has left is not touched, and is nobody's gradient."""
+    model = nn.Linear(2, 1)
+    f = Fixture(model)
+    other = torch.full((f.layout.nbytes,), 255, dtype=torch.uint8)
+    model(torch.ones(1, 2)).sum().backward()
+    assert f.flat.accumulating and f.flat.collect() is None and f.flat.made() == 1 and not f.flat.accumulating
+    first = bytes(f.push)
+    f.flat.redirect(other)
+    assert model.weight.grad is None and model.bias.grad is None
+    model.bias.grad = torch.tensor([5.0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the weight has no gradient
+        assert f.flat.collect() is None
+    assert bytes(f.push) == first and float(other.view(torch.float32).sum()) == 5.0
+    f.flat.redirect(memoryview(f.push))
+    model(torch.full((1, 2), 3.0)).sum().backward()
+    assert f.flat.collect() is None
+    assert float(torch.frombuffer(f.push, dtype=torch.float32).sum()) == 7.0
+    assert float(other.view(torch.float32).sum()) == 5.0
+
+
+def test_parameters_that_were_replaced_are_stored() -> None:
+    model = nn.Linear(2, 1)
+    f = Fixture(model)
+    model.weight.data = torch.full((1, 2), 4.0)
+    f.flat.store()
+    assert torch.frombuffer(f.pull, dtype=torch.float32)[:2].tolist() == [4.0, 4.0]

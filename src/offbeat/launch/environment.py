@@ -62,6 +62,7 @@ def worker_environment(
         seed=job.seed,
         timeout_s=job.timeout_s,
         slow=job.slow,
+        sync=job.sync,
     )
     defaults = {"OMP_NUM_THREADS": str(_share(job.workers)), **_keep_memory(*platform.libc_ver())}
     return {**_defaults(defaults, user), **settings.to_environment()}

@@ -7,14 +7,19 @@ from offbeat.policies.asp import ASP
 from offbeat.policies.backup import Backup
 from offbeat.policies.bsp import BSP
 from offbeat.policies.dbw import BDBW, DBW
+from offbeat.policies.eager import AllOf, FirstOf, Full, Majority, Quorum, Solo
 from offbeat.policies.elastic import ElasticBSP
 from offbeat.policies.ensemble import EnsembleSync
+from offbeat.policies.gossip import ADPSGD, DPSGD, SGP, AllReduce
 from offbeat.policies.psp import PSP
 from offbeat.policies.ssp import DSSP, SSP
 from offbeat.protocol.policy import Policy
 from offbeat.spelling import build
 
-RULES: dict[str, type[Policy]] = {rule.called(): rule for rule in (BSP, ASP, SSP, DSSP, Backup, DBW, BDBW, PSP, ElasticBSP, EnsembleSync)}
+SERVER_RULES = (BSP, ASP, SSP, DSSP, Backup, DBW, BDBW, PSP, ElasticBSP, EnsembleSync)
+ALLREDUCE_RULES = (Solo, Majority, FirstOf, AllOf, Quorum, Full, AllReduce)
+GOSSIP_RULES = (DPSGD, SGP, ADPSGD)
+RULES: dict[str, type[Policy]] = {rule.called(): rule for rule in (*SERVER_RULES, *ALLREDUCE_RULES, *GOSSIP_RULES)}
 """Every rule by the word that spells it."""
 
 
@@ -36,4 +41,30 @@ def rule(spec: str | Policy) -> Policy:
     return build(spec, RULES, "synchronization rule")
 
 
-__all__ = ["ASP", "BDBW", "BSP", "DBW", "DSSP", "PSP", "RULES", "SSP", "Backup", "ElasticBSP", "EnsembleSync", "rule"]
+__all__ = [
+    "ADPSGD",
+    "ALLREDUCE_RULES",
+    "ASP",
+    "BDBW",
+    "BSP",
+    "DBW",
+    "DPSGD",
+    "DSSP",
+    "GOSSIP_RULES",
+    "PSP",
+    "RULES",
+    "SERVER_RULES",
+    "SGP",
+    "SSP",
+    "AllOf",
+    "AllReduce",
+    "Backup",
+    "ElasticBSP",
+    "EnsembleSync",
+    "FirstOf",
+    "Full",
+    "Majority",
+    "Quorum",
+    "Solo",
+    "rule",
+]  # fmt: skip

@@ -39,7 +39,7 @@ class BDBW(FirstFresh):
     at; nor are they where workers do not say them."""
     k_min: int = 1
     """The least k that is chosen; at most the number of workers."""
-    warm_up: int = 5
+    warm_up: int = 2
     """How many versions wait for all workers to begin with; at least 1."""
     censored: bool = False
     """Also count the arrivals that are too late for the fold, until the next one. Only the earlier of the late ones are seen, so

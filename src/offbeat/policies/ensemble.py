@@ -143,6 +143,10 @@ class EnsembleSync(Policy):
             )
 
     @property
+    def split_overlap(self) -> float | None:
+        return self.overlap
+
+    @property
     def averaging(self) -> Averaging:
         combine: Literal["mean", "median", "trimmed_mean"] = "mean" if self.combine == "samples" else self.combine
         trim = float(self.trim) if combine == "trimmed_mean" else 0.0

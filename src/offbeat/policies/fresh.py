@@ -5,11 +5,11 @@ How many are waited for is the rule's own matter: `backup` has a fixed number of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from offbeat.errors import ConfigurationError
-from offbeat.protocol.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, Policy, View
+from offbeat.protocol.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, Policy, View, short_spelling
 from offbeat.types import WorkerId
 
 LrRule: TypeAlias = Literal["constant", "proportional", "table"]
@@ -57,9 +57,7 @@ class FirstFresh(Policy):
     @property
     def spelling(self) -> str:
         """Only what differs from the defaults, and ``always_spelled``; what a running rule remembers is no setting."""
-        settings = [f for f in fields(self) if f.repr and (f.name in self.always_spelled or getattr(self, f.name) != f.default)]
-        arguments = ", ".join(f"{f.name}={_spell(getattr(self, f.name))}" for f in settings)
-        return f"{self.called()}({arguments})" if arguments else self.called()
+        return short_spelling(self, self.always_spelled)
 
     def scale(self, k: int, n: int) -> float:
         """The factor of the learning rate for a fold of k gradients where n workers could have contributed."""
@@ -108,7 +106,3 @@ def one_of(owner: str, name: str, value: Any, known: tuple[str, ...]) -> None:
     """
     if value not in known:
         raise ConfigurationError(f"{owner}({name}={value!r}): {name} must be one of {', '.join(known)}")
-
-
-def _spell(value: Any) -> str:
-    return value if isinstance(value, str) else repr(value)

@@ -21,7 +21,8 @@ class PSP(Policy):
     computes with older values of the others; see `protocol.blocks`. ``psp(c=n, b=1.0, scaling="none")`` with n workers is BSP.
 
     Where fewer than c workers are left, a shard folds when each active one has responded; so nobody waits for the dead. A gradient of
-    a dead worker that has arrived still counts. A small c together with a small b adds noise: in the paper the error doubles at c = 20
+    a dead worker that has arrived still counts. A pull brings what the shards have folded; with b < 1 the worker's own last gradient may
+    still be on its way to one of them. A small c together with a small b adds noise: in the paper the error doubles at c = 20
     of 32 and b = 75 %.
 
     Source: "Partially Synchronous Parallelism SGD" (PSP-SGD), Algorithm 1. Departures, against its deadlocks and useless replays: a

@@ -29,21 +29,28 @@ from offbeat.protocol.events import (
     PullWanted,
     Pushed,
 )
+from offbeat.protocol.gossip import GossipRule
+from offbeat.protocol.gossip_ledger import FollowedGossipLedger, GossipLedger
 from offbeat.protocol.ledger import Ledger
 from offbeat.protocol.membership import Membership
 from offbeat.protocol.policy import Policy
+from offbeat.protocol.round_ledger import RoundLedger
+from offbeat.protocol.round_rule import RoundRule
 from offbeat.protocol.sharded import ShardedLedger
 from offbeat.types import Clock, Fate, Incarnation, Seconds, Version, WorkerId, WorkerState
 
 
 class Coordinator:
-    """The pure part of a job of the server family.
+    """The pure part of a job.
 
     Args:
         policy: the synchronization rule.
         workers: how many are expected at the start; nobody computes before each of them has joined or is lost.
         timeout_s: silence after which a worker is dead; None: only a closed connection tells.
         shards: how many there are; only a rule of shard scope needs to know.
+        seed: of what a rule without servers draws.
+        follows: ranks decide among themselves, and this job is told: of the steps of a rule of the gossip family; of the allreduce family
+            after each event that has closed a round, by `events.Folded` with the version that comes of it.
 
     >>> from offbeat.policies import BSP
     >>> job = Coordinator(BSP(), workers=1)
@@ -56,12 +63,14 @@ class Coordinator:
     ['Fold', 'Settle', 'Release']
     """
 
-    def __init__(self, policy: Policy, workers: int, timeout_s: Seconds | None = None, shards: int = 1) -> None:
+    def __init__(
+        self, policy: Policy, workers: int, timeout_s: Seconds | None = None, shards: int = 1, *, seed: int = 0, follows: bool = False
+    ) -> None:
         policy.check(workers)
         self.membership = Membership(workers, timeout_s)
         self._policy = policy
-        self._ledger = ShardedLedger(policy, shards) if policy.scope == "shard" else Ledger(policy)
-        self._epochs = Epochs(self._ledger, self._inside, self._alive, workers=workers, overlap=policy.overlap)
+        self._ledger = _books(policy, shards, seed, follows)
+        self._epochs = Epochs(self._ledger, self._inside, self._alive, workers=workers, overlap=policy.split_overlap)
         self._outside: dict[WorkerId, None] = {}
         """Alive, and not let in before the next epoch."""
         self._initialiser: WorkerId | None = None
@@ -73,7 +82,7 @@ class Coordinator:
             Heard: self._heard,
             Pushed: self._pushed,
             Abandoned: self._abandoned,
-            Folded: lambda event, now: self._do(self._ledger.folded(event, now)),
+            Folded: self._folded,
             PullWanted: self._pull_wanted,
             LeaseWanted: self._samples_wanted,
             EpochWanted: self._samples_wanted,
@@ -122,6 +131,7 @@ class Coordinator:
             silence = now - self.membership[worker].heard_at
             self._take_out(worker, WorkerState.DEAD, f"not heard of for {silence:.1f} s", now)
         self._do(self._ledger.wake(now))
+        self._deal(now)
         return self._flush()
 
     def close(self, now: Seconds, reason: str) -> list[Effect]:
@@ -270,6 +280,10 @@ class Coordinator:
         self._do(self._ledger.abandon(event, now))
         self._deal(now)
 
+    def _folded(self, event: Folded, now: Seconds) -> None:
+        self._do(self._ledger.folded(event, now))
+        self._deal(now)  # a rule that has waited for measurements folds now, and that may have been all that an epoch's end waited for
+
     def _admitted(self, worker: WorkerId) -> bool:
         """Whether a living worker has been told to go on: what the others send is a mistake of theirs, and does no harm."""
         return self._begun and worker not in self._ledger.waiting and worker not in self._outside
@@ -294,3 +308,12 @@ class Coordinator:
     def _flush(self) -> list[Effect]:
         effects, self._effects = self._effects, []
         return effects
+
+
+def _books(policy: Policy, shards: int, seed: int, follows: bool) -> Ledger | ShardedLedger | RoundLedger | GossipLedger:
+    """The ledger that goes with a rule."""
+    if isinstance(policy, GossipRule):
+        return FollowedGossipLedger(policy, seed) if follows else GossipLedger(policy, seed)
+    if isinstance(policy, RoundRule):
+        return RoundLedger(policy, seed, follows=follows)
+    return ShardedLedger(policy, shards) if policy.scope == "shard" else Ledger(policy)

@@ -16,7 +16,7 @@ class Part(NamedTuple):
     incarnation: Incarnation
     clock: Clock
     weight: float
-    """The factor of its gradient in the sum; the weights of a fold add up to 1."""
+    """The factor of its gradient in the sum; the weights of a fold add up to 1, or each is 1 / ``divisor``."""
     staleness: int
     gathered: float = 0.0
     """The factor with which it was gathered; 0: it was not, the gradient is still in its worker's memory."""
@@ -39,6 +39,8 @@ class Fold(NamedTuple):
     """The factor of the learning rate in this step."""
     shard: int | None = None
     """The one shard that folds, in rules of shard scope; None: all."""
+    divisor: int | None = None
+    """Allreduce family: the living ranks, by which the sum of the gradients is divided, however many there are; None: see the weights."""
 
 
 class Gather(NamedTuple):
@@ -74,6 +76,72 @@ class Release(NamedTuple):
     clock: Clock
     reason: str
     plan: Plan = Plan()
+
+
+class Adopt(NamedTuple):
+    """Gossip: this rank begins with a copy of another's model, optimizer state and buffers."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    clock: Clock
+    """The steps that it is taken to have made."""
+    source: WorkerId | None
+    """None: with the initial parameters, there is nobody to copy."""
+    reason: str
+
+
+class Share(NamedTuple):
+    """Gossip: this rank's parameters, as they are now, are what the others mix in as those of its step ``clock``."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    clock: Clock
+    to: tuple[WorkerId, ...]
+    """For whom they are meant."""
+    weight: float
+    """With which they count there."""
+
+
+class Source(NamedTuple):
+    """Another's parameters in a `Mix`."""
+
+    worker: WorkerId
+    clock: Clock
+    """They are those that it shared after so many steps."""
+    weight: float
+
+
+class Mix(NamedTuple):
+    """Gossip: this rank's parameters become ``own`` times what they are plus the weighted sum of what others have shared."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    clock: Clock
+    own: float
+    sources: tuple[Source, ...]
+    mass: float
+    """Push-sum: the rank's model is its parameters divided by this from now on. 1 in the other rules."""
+
+
+class Pair(NamedTuple):
+    """Gossip: these two ranks take on the mean of their parameters, at once. The first has asked for it."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    clock: Clock
+    partner: WorkerId
+
+
+class WrittenOff(NamedTuple):
+    """Gossip: what went with a rank that is gone."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    mass: float
+    """Push-sum: its own, and that of what was on its way to it."""
+    sources: tuple[Source, ...]
+    """What had been shared with it and it has not mixed in."""
+    reason: str
 
 
 class Publish(NamedTuple):
@@ -164,5 +232,22 @@ class StateChanged(NamedTuple):
 
 
 Effect: TypeAlias = (
-    Initialise | Fold | Gather | Settle | Release | Publish | Interrupt | Fence | Grant | Paused | NoMore | EpochEnded | StateChanged
+    Initialise
+    | Fold
+    | Gather
+    | Settle
+    | Release
+    | Adopt
+    | Share
+    | Mix
+    | Pair
+    | WrittenOff
+    | Publish
+    | Interrupt
+    | Fence
+    | Grant
+    | Paused
+    | NoMore
+    | EpochEnded
+    | StateChanged
 )

@@ -2,7 +2,8 @@
 
 A worker for whom an epoch has nothing left is paused until its end, so that the samples of those who die still find somebody; the rule
 does not wait for the paused. An epoch ends when every index is settled, or when every living worker waits for its end. It does not end
-while anybody holds samples that are not pushed yet: who is told that there is no more pushes what its local steps have come to, and waits.
+while anybody holds samples that are not pushed yet: who is told that there is no more pushes what its local steps have come to, and asks
+again, since samples of those who die may come back.
 
 Where workers have splits of their own (`protocol.splits`), each epoch's are decided when the one before it ends, for all who are alive
 then, newcomers included; and once more if that has changed when the first samples are asked for.
@@ -14,8 +15,10 @@ from collections.abc import Callable, Sequence
 
 from offbeat.protocol.effects import Effect, EpochEnded, Grant, NoMore, Paused
 from offbeat.protocol.events import Abandoned, EpochWanted, LeaseWanted, Pushed
+from offbeat.protocol.gossip_ledger import GossipLedger
 from offbeat.protocol.leases import Leases
 from offbeat.protocol.ledger import Ledger
+from offbeat.protocol.round_ledger import RoundLedger
 from offbeat.protocol.sharded import ShardedLedger
 from offbeat.protocol.splits import Splits, size_of
 from offbeat.types import Clock, Epoch, Incarnation, LeaseId, Seconds, WorkerId
@@ -36,7 +39,7 @@ class Epochs:
 
     def __init__(
         self,
-        ledger: Ledger | ShardedLedger,
+        ledger: Ledger | ShardedLedger | RoundLedger | GossipLedger,
         alive: Callable[[], list[WorkerId]],
         present: Callable[[], list[WorkerId]] | None = None,
         *,

@@ -22,6 +22,11 @@ ObsoleteWork: TypeAlias = Literal["push_and_wait", "pull_and_wait", "push_and_in
 finished, and pull; or break it off."""
 
 
+Family: TypeAlias = Literal["server", "allreduce", "gossip"]
+"""Who folds: servers, which hold the parameters; or the workers, called ranks then, each with a replica and an optimizer of its own, all
+from the same sum of gradients (allreduce) or each from its own gradient, mixing parameters with a few neighbours (gossip)."""
+
+
 class Contribution(NamedTuple):
     """What a push hands in, a gradient or parameters, as far as a rule is concerned."""
 
@@ -182,6 +187,11 @@ class Policy:
     """True promises that nothing folds while an active worker computes, so that one copy of the parameters serves all."""
 
     @property
+    def family(self) -> Family:
+        """Who folds; rules of the allreduce family are asked by ``protocol/partial.py``, and never for `fold` and `admit`."""
+        return "server"
+
+    @property
     def obsolete_work(self) -> ObsoleteWork:
         """What workers do with a computation whose version has been overtaken by a fold."""
         return "push_and_wait"
@@ -207,7 +217,7 @@ class Policy:
         return "at_once"
 
     @property
-    def overlap(self) -> float | None:
+    def split_overlap(self) -> float | None:
         """Each worker has its own split of the data, this fraction of all data being in every split; None: one pool for all."""
         return None
 
@@ -262,6 +272,13 @@ class Policy:
 
 def _spell(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
+
+
+def short_spelling(rule: Policy, always: Collection[str] = ()) -> str:
+    """A rule spelled with what differs from the defaults, and ``always``; what a running rule remembers is no setting."""
+    settings = [f for f in fields(rule) if f.repr and (f.name in always or getattr(rule, f.name) != f.default)]  # type: ignore[arg-type]
+    arguments = ", ".join(f"{f.name}={_spell(getattr(rule, f.name))}" for f in settings)
+    return f"{rule.called()}({arguments})" if arguments else rule.called()
 
 
 def whole_number(owner: str, name: str, value: Any, *, least: int) -> None:

@@ -41,6 +41,7 @@ class Audit:
         self._sums: dict[int, dict[tuple[int, int], float]] = {}
         """What is gathered of each worker: the factors, by incarnation and clock."""
         self._versions: dict[int | None, int] = {}
+        self._alive: set[int] = set()
         self._t = 0.0
         self._ended = False
         self._found: list[str] = []
@@ -53,6 +54,7 @@ class Audit:
             "fold": self._fold,
             "settle": self._settle,
             "publish": self._publish,
+            "state_changed": self._change_state,
             "process": self._process,
             "end": self._end,
         }
@@ -142,7 +144,9 @@ class Audit:
             self._problem(f"version {version}{_at(shard)} follows version {before}")
         self._versions[shard] = version
         total = sum(part["weight"] for part in parts)
-        if abs(total - 1.0) > TOLERANCE:
+        if "divisor" in record:
+            self._divide(version, record["divisor"], parts)
+        elif abs(total - 1.0) > TOLERANCE:
             self._problem(f"version {version}{_at(shard)}: the weights of its {len(parts)} parts add up to {total}, not to 1")
         scale = float(record.get("scale", 1.0))
         if not 0.0 < scale < math.inf:
@@ -160,6 +164,14 @@ class Audit:
                 self._compare(key, (version, part["staleness"]), fate)
         if self._sums or gathered:
             self._use_up(version, parts)
+
+    def _divide(self, version: int, divisor: int, parts: Sequence[Record]) -> None:
+        """A round of the allreduce family: its sum is divided by the living ranks, however many gradients there are."""
+        if divisor != max(1, len(self._alive)):
+            self._problem(f"version {version}: its sum is divided by {divisor}, and {len(self._alive)} ranks live")
+        wrong = [part["weight"] for part in parts if abs(part["weight"] * divisor - 1.0) > TOLERANCE]
+        if wrong:
+            self._problem(f"version {version}: a part has the weight {wrong[0]}, where the sum is divided by {divisor}")
 
     def _use_up(self, version: int, parts: Sequence[Record]) -> None:
         """There is one sum for each worker: a fold takes all of it, with one factor."""
@@ -188,6 +200,12 @@ class Audit:
             self._problem(f"version {version}{_at(shard)} is published, which is at version {self._versions[shard]}")
 
     # The rest.
+
+    def _change_state(self, record: Record) -> None:
+        if record["state"] == "alive":
+            self._alive.add(record["worker"])
+        else:
+            self._alive.discard(record["worker"])
 
     def _process(self, record: Record) -> None:
         if record["role"] == "server" and record["what"] == "restarted":

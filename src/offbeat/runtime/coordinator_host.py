@@ -6,6 +6,7 @@ arrived at every shard, whose learning rate counts, and what the epoch's mean of
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ from offbeat.runtime.block_shard import shard_of
 from offbeat.runtime.journal import Journal, end_record, fault_record, job_record, metrics_record, process_record
 from offbeat.runtime.performer import Performer
 from offbeat.runtime.pushes import Arrivals, Schedules
+from offbeat.runtime.rank_host import RankHost
+from offbeat.runtime.rank_hosts import checked_vector, host_of
 from offbeat.runtime.rehearsal import Kills, announced
 from offbeat.runtime.roster import Peer, Roster
 from offbeat.runtime.settings import JobSettings
@@ -65,6 +68,10 @@ class CoordinatorHost:
         self._terms: Terms | None = None
         self._common: SharedMemory | None = None
         self._host: ShardHost | None = None
+        self._ranks: RankHost | None = None
+        """In place of shard and performer where there are no servers."""
+        self._deferred: deque[tuple[Connection, Message]] = deque()
+        """Questions of ranks about samples, which wait until all that has happened before is known."""
         self._roster = Roster()
         self._arrivals = Arrivals(1 + len(self._shards))
         self._schedules = Schedules()
@@ -80,10 +87,12 @@ class CoordinatorHost:
             "buffers": self._take_buffers,
             "metrics": self._metrics,
             "heard": lambda peer, message, now: self._feed(Heard(peer.worker, message.header["incarnation"]), now),
+            "leaving": lambda peer, message, now: self.ranks.newcomers.farewell(peer.worker),
+            "donation": lambda peer, message, now: self.ranks.newcomers.donated(message),
             "pull": lambda peer, message, now: self._feed(PullWanted(peer.worker, message.header["incarnation"]), now),
             "samples": lambda peer, message, now: self._feed(LeaseWanted(peer.worker, **message.header["want"]), now),
             "epoch": lambda peer, message, now: self._feed(EpochWanted(peer.worker, **message.header["want"]), now),
-            "left": lambda peer, message, now: self._feed(Left(peer.worker, message.header["incarnation"]), now),
+            "left": lambda peer, message, now: self._gone(Left(peer.worker, message.header["incarnation"]), now),
             "abort": self._abort,
             "state": lambda peer, message, now: self.host.answer_state(peer.connection, message),
         }
@@ -101,6 +110,13 @@ class CoordinatorHost:
         return self._performer
 
     @property
+    def ranks(self) -> RankHost:
+        """The rounds of a job without servers; exist once the first rank has said hello."""
+        if self._ranks is None:
+            raise ProtocolError("a message that only ranks send, in a job with servers")
+        return self._ranks
+
+    @property
     def terms(self) -> Terms:
         """What the job's workers have in common; known once the first worker has said hello."""
         assert self._terms is not None
@@ -111,6 +127,7 @@ class CoordinatorHost:
     def on_message(self, connection: Connection, message: Message, now: Seconds) -> None:
         """Handle a message of a worker or of another server."""
         kind = message.header.get("kind")
+        self._follow(now)
         if kind == "hello":
             self._hello(connection, message, now)
         elif kind == "arrived" and "push" in message.header:
@@ -123,8 +140,11 @@ class CoordinatorHost:
             self._pass_on_measurements(now)
         elif (peer := self._roster.at(connection)) is None or kind not in self._handlers:
             raise ProtocolError(f"{connection.peer} sent {kind!r} before it said hello")
+        elif kind in ("samples", "epoch") and self._ranks is not None and self._ranks.behind:
+            self._deferred.append((connection, message))
         else:
             self._handlers[kind](peer, message, now)
+        self._follow(now)
 
     def on_closed(self, connection: Connection, reason: str, now: Seconds) -> None:
         """A connection of a worker or of another server is gone."""
@@ -144,8 +164,9 @@ class CoordinatorHost:
     def on_lost(self, worker: WorkerId, reason: str, now: Seconds, incarnation: Incarnation | None = None) -> None:
         """A worker's process has ended, or can no longer be reached."""
         self._arrivals.forget(worker)
+        self._follow(now)
         if self._coordinator is not None:
-            self._feed(Lost(worker, reason, incarnation), now)
+            self._gone(Lost(worker, reason, incarnation), now)
         else:
             self._roster.missing[worker] = reason
 
@@ -156,43 +177,56 @@ class CoordinatorHost:
 
     def on_process(self, fields: Mapping[str, Any], now: Seconds) -> None:
         """The supervisor has started or lost a process: for the journal."""
+        self._follow(now)
         self._journal.write(process_record(now, **fields))
 
     def tick(self, now: Seconds) -> None:
         """Time has passed. Bytes of an unfinished message are a sign of life too."""
         if self._host is not None:
             self._host.tick(now)
+        self._follow(now)
         for peer in self._roster:
             if peer.stirred():
                 self._feed(Heard(peer.worker, peer.incarnation), now)
         due = self._coordinator.wake_at() if self._coordinator is not None else None
         if self._coordinator is not None and due is not None and now >= due:
-            self._perform(self._coordinator.wake(now), now)
+            if self._ranks is not None:
+                self._ranks.look_for_silent(now)
+            else:
+                self._perform(self._coordinator.wake(now), now)
         flush_at = self._journal.wake_at()
         if flush_at is not None and now >= flush_at:
             self._journal.flush()
 
     def wake_at(self) -> Seconds | None:
         """When to call `tick` at the latest."""
-        times = [part.wake_at() for part in (self._journal, self._coordinator, self._host) if part is not None]
+        times = [part.wake_at() for part in (self._journal, self._coordinator, self._host, self._ranks) if part is not None]
         return min((t for t in times if t is not None), default=None)
 
     def close(self, ok: bool, reason: str, now: Seconds) -> None:
         """The job is over."""
+        self._follow(now)
         if self._coordinator is not None:
             self._perform(self._coordinator.close(now, "the job has ended"), now)
         if self._terms is None:
             self._head(self.settings.sync or "", now)
         self._journal.write(end_record(now, ok, reason))
         self._journal.close()
+        if self._ranks is not None:
+            self._ranks.close()
 
     # A worker's process introduces itself.
 
     def _hello(self, connection: Connection, message: Message, now: Seconds) -> None:
         worker = message.header["worker"]
         self._roster.missing.pop(worker, None)
+        more: dict[str, Any] = {}
         try:
-            coordinator, host = self._agree(worker, message.header, now)
+            coordinator = self._agree(worker, message.header, now)
+            if self._ranks is not None:
+                checked_vector(message.header)
+                _same_host(worker, connection)
+                more = self._ranks.welcome
         except (ConfigurationError, ProtocolError) as error:
             connection.send({"kind": "refused", "reason": str(error)})
             if self._coordinator is None or not self._coordinator.begun:
@@ -208,11 +242,14 @@ class CoordinatorHost:
         self._roster.enter(worker, connection)
         # Who comes to a running job reads a copy: its script may go on to load an old checkpoint into its model, and so into everybody's.
         in_place = self._common is not None and connection.shares_memory and not coordinator.begun
-        host.attach(worker, connection, message, in_place=in_place)
-        memory = (self._common,) if in_place and self._common is not None else ()
-        connection.send({"kind": "welcome", "in_place": in_place, "sync": self.terms.policy.spelling}, memory=memory)
+        if self._ranks is not None:
+            memory = self._ranks.memory
+        else:
+            self.host.attach(worker, connection, message, in_place=in_place)
+            memory = (self._common,) if in_place and self._common is not None else ()
+        connection.send({"kind": "welcome", "in_place": in_place, "sync": self.terms.policy.spelling, **more}, memory=memory)
 
-    def _agree(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> tuple[Coordinator, ShardHost]:
+    def _agree(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> Coordinator:
         """The first worker's terms are the job's; the others must have the same."""
         if not 0 <= worker < self.settings.workers:
             raise ConfigurationError(f"worker {worker} is not one of this job's {self.settings.workers} workers")
@@ -220,17 +257,28 @@ class CoordinatorHost:
         if self._terms is not None:
             self._terms.check(worker, terms)
         else:
-            shards = self.settings.servers
-            self._coordinator = Coordinator(terms.policy, self.settings.workers, self.settings.timeout_s, shards)
-            self._host = self._set_up(terms)
-            performer = Performer if terms.policy.scope == "job" else ShardPerformer
-            self._performer = performer(
-                terms.policy, self._coordinator, self._host, self._shards, self._roster, self._announcer, self._schedules
-            )
+            self._begin(terms, header)
             self._terms = terms
             self._head(terms.policy.spelling, now)
         assert self._coordinator is not None
-        return self._coordinator, self.host
+        return self._coordinator
+
+    def _begin(self, terms: Terms, header: Mapping[str, Any]) -> None:
+        """Set up what the rule needs, and only then what the job goes by: who comes after a refused worker may bring other terms."""
+        settings, policy, shards = self.settings, terms.policy, self.settings.servers
+        coordinator = Coordinator(policy, settings.workers, settings.timeout_s, shards, seed=settings.seed, follows=True)
+        if policy.family != "server":
+            if shards > 1:
+                raise ConfigurationError(
+                    f"--servers {shards}: {policy.spelling} has no servers that could share the parameters; leave it out"
+                )
+            parts = (coordinator, self._roster, self._announcer, self._feed, self._perform, self._now)
+            self._ranks = host_of(policy, checked_vector(header), settings, *parts)
+        else:
+            self._host = self._set_up(terms)
+            performer = Performer if policy.scope == "job" else ShardPerformer
+            self._performer = performer(policy, coordinator, self._host, self._shards, self._roster, self._announcer, self._schedules)
+        self._coordinator = coordinator
 
     def _set_up(self, terms: Terms) -> ShardHost:
         """Begin server 0's own part, and tell the other servers what they are to hold."""
@@ -244,14 +292,22 @@ class CoordinatorHost:
         return host
 
     def _ready(self, peer: Peer, message: Message, now: Seconds) -> None:
-        self.performer.enter(peer.worker)
         self._announcer.send_buffers(peer.worker)  # before the parameters, with which the worker goes on
+        assert self._coordinator is not None
+        if self._ranks is None:
+            self.performer.enter(peer.worker)
+        elif self._coordinator.begun:
+            self._ranks.newcomers.want(peer.worker)  # it counts once somebody gives it a replica
+            return
         self._feed(Joined(peer.worker), now)
 
     # Contributions.
 
     def _push(self, peer: Peer, message: Message, now: Seconds) -> None:
         header = message.header
+        if self._ranks is not None:
+            self._ranks.said(_pushed(peer.worker, header["push"]), now)
+            return
         if self.terms.policy.scope == "shard":
             self.host.take(peer.worker, header["number"], message.payload)
             self._arrived({**header, "worker": peer.worker}, 0, now)
@@ -276,6 +332,11 @@ class CoordinatorHost:
 
     def _initial(self, peer: Peer, message: Message, now: Seconds) -> None:
         assert self._coordinator is not None
+        if self._ranks is not None:
+            if not self._coordinator.begun:
+                self._ranks.newcomers.begin_with(peer.worker, message)
+            self._feed(Initialised(peer.worker), now)
+            return
         if not message.header["provided"] and self._coordinator.version == 0:
             self.host.initialise(peer.worker)
         self._complete(peer.worker, message.header["number"], 0, now, Initialised(peer.worker))
@@ -303,9 +364,30 @@ class CoordinatorHost:
     def _perform(self, effects: list[Effect], now: Seconds) -> None:
         for effect in effects:
             self._journal.log(effect, now)
+        if self._ranks is not None:
+            self._ranks.perform(effects)
+            self._rehearse(now)
+            return
         self.performer.perform(effects)
         self._rehearse(now)
         self._pass_on_measurements(now)
+
+    def _follow(self, now: Seconds) -> None:
+        """Where ranks decide among themselves: hear what they have decided, and then answer who has asked meanwhile."""
+        if self._ranks is None:
+            return
+        self._ranks.follow(now)
+        while self._deferred and not self._ranks.behind:
+            connection, message = self._deferred.popleft()
+            if (peer := self._roster.at(connection)) is not None:
+                self._handlers[message.header["kind"]](peer, message, now)
+                self._ranks.follow(now)
+
+    def _gone(self, event: Lost | Left, now: Seconds) -> None:
+        if self._ranks is not None:
+            self._ranks.gone(event, now)
+        else:
+            self._feed(event, now)
 
     def _pass_on_measurements(self, now: Seconds) -> None:
         for event in self.performer.complete():
@@ -336,6 +418,19 @@ class CoordinatorHost:
         self._journal.write(job_record(sync=sync, started=self._started, script=settings.script, **job))
         for entry in announced(settings, now):
             self._journal.write(entry)
+
+
+def _same_host(worker: WorkerId, connection: Connection) -> None:
+    """Ranks hold their rounds in memory that they share.
+
+    Raises:
+        ConfigurationError: this one cannot.
+    """
+    if not connection.shares_memory:
+        raise ConfigurationError(
+            f"worker {worker} is on another host than server 0: rules without servers need all workers on one host, so far; "
+            "use a rule with servers, such as bsp"
+        )
 
 
 def _pushed(worker: WorkerId, fields: Mapping[str, Any], shard: int | None = None) -> Pushed:

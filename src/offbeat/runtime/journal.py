@@ -30,7 +30,7 @@ FORMAT: Final = 1
 UNRECORDED: Final = (Heard, LeaseWanted)
 """Events that say nothing which an effect does not say better, and that come most often."""
 
-SPARE: Final = frozenset({"gathered", "held", "parts", "plan", "scale", "shard", "steps"})
+SPARE: Final = frozenset({"divisor", "gathered", "held", "parts", "plan", "scale", "shard", "steps"})
 """Fields that are left out where they have their default value: most rules have no use for them."""
 
 AS_IT_IS: Final = frozenset({int, str, bool, type(None)})

@@ -88,6 +88,8 @@ class WorkerSettings:
     seed: int = 0
     timeout_s: Seconds = 10.0
     slow: tuple[Slow, ...] = ()
+    sync: str | None = None
+    """The rule that overrides the script's; None: the script's."""
 
     def to_environment(self) -> dict[str, str]:
         """The variables that `from_environment` reads."""
@@ -99,6 +101,7 @@ class WorkerSettings:
             "OFFBEAT_SEED": str(self.seed),
             "OFFBEAT_TIMEOUT": repr(self.timeout_s),
             "OFFBEAT_SLOW": json.dumps([asdict(slow) for slow in self.slow]),
+            "OFFBEAT_SYNC": self.sync or "",
         }
 
     @classmethod
@@ -119,6 +122,7 @@ class WorkerSettings:
                 seed=int(environment.get("OFFBEAT_SEED", "0")),
                 timeout_s=float(environment.get("OFFBEAT_TIMEOUT", "10")),
                 slow=tuple(Slow(**item) for item in json.loads(environment.get("OFFBEAT_SLOW", "[]"))),
+                sync=environment.get("OFFBEAT_SYNC") or None,
             )
         except KeyError as error:
             raise ConfigurationError(

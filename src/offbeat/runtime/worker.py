@@ -7,7 +7,6 @@ never touch what it reads. Its connections and the heartbeat are in ``worker_lin
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -16,23 +15,20 @@ import torch
 
 from offbeat.errors import ConfigurationError
 from offbeat.protocol.policy import Plan
-from offbeat.runtime import last_words, process_end
 from offbeat.runtime.interrupts import Interrupts
+from offbeat.runtime.job_session import JobSession
 from offbeat.runtime.local_work import LocalWork
 from offbeat.runtime.rehearsal import lateness
 from offbeat.runtime.settings import WorkerSettings
 from offbeat.runtime.worker_exchange import Exchange
 from offbeat.runtime.worker_link import WorkerLink
-from offbeat.runtime.worker_samples import WorkerSamples
-from offbeat.session import Grant, Session
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Hub, Message
 from offbeat.transport.hub import SocketHub
-from offbeat.types import Epoch
 
 
-class WorkerSession(Session):
+class WorkerSession(JobSession):
     """One worker's part in a job of the server family, from `join` on. The owner of its process calls `follow_process` before that.
 
     Args:
@@ -55,12 +51,7 @@ class WorkerSession(Session):
         local_only: str | None = None,
         hub: Hub | None = None,
     ) -> None:
-        super().__init__()
-        self.worker, self.workers, self.seed = settings.worker, settings.workers, settings.seed
-        self._settings, self._optimizer = settings, optimizer
-        self._stop_on_nonfinite, self._local_only = stop_on_nonfinite, local_only
-        self._steps = 0
-        self._link = WorkerLink(
+        link = WorkerLink(
             hub if hub is not None else SocketHub(settings.token),
             settings.worker,
             settings.servers,
@@ -73,27 +64,18 @@ class WorkerSession(Session):
                 "interrupt": self._on_interrupt,
             },
         )
-        self._coordinator = self._link.coordinator
+        super().__init__(settings, link, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only)
+        self._optimizer = optimizer
         self._exchange = Exchange(self._link, f"worker {self.worker}", layout, spec, model, optimizer, self._forget_work)
-        self._samples = WorkerSamples(self._link, admitted=self._admitted, drop=self.drop, reports=self.reports)
         self._interrupts = Interrupts(self._link, model)
         self._plan = Plan()
-        self._work = LocalWork()
-        self._since = time.monotonic()
 
     # Joining and leaving.
 
     def join(self, sync: str) -> None:
-        """Introduce this worker to the job and wait for the first parameters. ``sync`` is the script's rule, spelled.
-
-        Raises:
-            RefusedError: the job does not take this worker.
-            JobError: a server is gone.
-        """
-        hello = {"kind": "hello", "worker": self.worker, "pid": os.getpid(), "sync": sync, "local_only": self._local_only}
-        common = self._exchange.introduce(hello)
+        common = self._exchange.introduce(self._hello(sync))
         assert self._exchange.policy is not None
-        self.overlap = self._exchange.policy.overlap
+        self.overlap = self._exchange.policy.split_overlap
         self._link.ready()
         self._link.keep_beating(self._settings.timeout_s / 10)
         self._admitted()
@@ -101,37 +83,9 @@ class WorkerSession(Session):
             self._exchange.share(common)
         self._since = time.monotonic()
 
-    def follow_process(self) -> None:
-        """Leave the job when this process ends: an exception that ends the script is a death, SIGTERM a notice to leave after the step."""
-        process_end.follow(leave=self._at_exit, fail=self._tell_why, notice=self._link.notice)
-
-    def _tell_why(self, error: BaseException) -> None:
-        self._link.fail(last_words.failing(self.worker, error, pushed=self._steps > 0))
-
-    def _at_exit(self) -> None:
-        if not self._link.failed:
-            self._link.leaving()
-            self._hand_in()
-            self._leave()
-
-    def close(self) -> None:
-        """Leave the job with private parameters."""
-        if not self._link.closed.is_set():
-            self._hand_in()
+    def _detach(self) -> None:
         self._exchange.flat.detach()
         self._interrupts.detach()
-        self._leave()
-
-    def _leave(self) -> None:
-        if not self._link.closed.is_set():
-            if self._loss is not None:  # no push has taken it along
-                self._coordinator.send({"kind": "metrics", "values": {"loss": self._loss}})
-            self._coordinator.send({"kind": "left", "incarnation": self._link.incarnation})
-            self.vanish()
-
-    def vanish(self) -> None:
-        """Close the connections without a word: to the job, this worker is dead."""
-        self._link.close()
 
     # Push and pull.
 
@@ -143,7 +97,7 @@ class WorkerSession(Session):
 
     def step(self, samples: int | None) -> None:
         if not self._interrupts.now():
-            self._work.nonfinite = self._collect() or self._work.nonfinite
+            self._work.nonfinite = self._finite(self._exchange.flat.collect()) or self._work.nonfinite
             self._link.linger(lateness(self._settings, self._steps, self.version), unless=self._interrupts.now)
         done = self.progress.done
         leases, counted = self.consume(max(self._exchange.flat.made(), self._interrupts.watched()))
@@ -158,15 +112,6 @@ class WorkerSession(Session):
             if self._due(self.progress.done - done):
                 self._push()
         self._link.heed_notice()
-
-    def _collect(self) -> str | None:
-        """The tensor in which this step's gradient is not finite, if there is one."""
-        nonfinite = self._exchange.flat.collect()
-        if nonfinite is not None and self._stop_on_nonfinite:
-            reason = f"the gradient of {nonfinite} is not finite"
-            self._coordinator.send({"kind": "abort", "reason": reason})
-            raise FloatingPointError(reason)
-        return nonfinite
 
     def _overtaken(self) -> bool:
         """Whether the gradient is of no more use; only some rules say so."""
@@ -199,10 +144,12 @@ class WorkerSession(Session):
         self._go_on()
         self._since = time.monotonic()
 
-    def _hand_in(self) -> None:
-        """Push what the last local steps have come to, where parameters are exchanged and there were any."""
-        if self._work.steps and self._exchange.averaging is not None:
+    def _hand_in(self) -> bool:
+        # What the last local steps have come to, where parameters are exchanged and there were any.
+        local = self._work.steps > 0 and self._exchange.averaging is not None
+        if local:
             self._push()
+        return local
 
     def _push(self) -> None:
         """Push the gradient, or the parameters, wait to be admitted, and go on with the newest."""
@@ -279,27 +226,7 @@ class WorkerSession(Session):
         self._coordinator.send({"kind": "pull", "incarnation": self._link.incarnation})
         self._admitted()
 
-    def take(self, pool: int, epoch: Epoch, size: int, batch: int) -> Grant | None:
-        if self._samples.leaves(pool, epoch):
-            self._hand_in()
-        began = time.monotonic()
-        grant = self._samples.take(pool, epoch, size, lambda: self.batch or batch)
-        self._since += time.monotonic() - began
-        if grant is not None:
-            self._outstanding.append(grant)
-        elif self._outstanding:
-            self._work.ending = True
-        else:
-            self._hand_in()
-        return grant
-
-    # State and metrics.
-
-    def log(self, values: dict[str, float]) -> None:
-        super().log(values)
-        rest = {name: value for name, value in values.items() if name != "loss"}
-        if rest and not self._link.closed.is_set():
-            self._coordinator.send({"kind": "metrics", "values": rest})
+    # State.
 
     def state_dict(self) -> dict[str, Any]:
         return self._exchange.state_dict()

@@ -18,7 +18,9 @@ from offbeat.runtime import last_words
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, WorkerId
 
-AtOnce: TypeAlias = Mapping[Literal["parameters", "block", "provide", "buffers", "interrupt"], Callable[[Message], None]]
+AtOnce: TypeAlias = Mapping[
+    Literal["parameters", "block", "provide", "buffers", "interrupt", "donate", "absent"], Callable[[Message], None]
+]
 """What the session does with a message as soon as it is read, by kind."""
 
 BY_NOTICE = 128 + signal.SIGTERM
@@ -60,6 +62,8 @@ class WorkerLink:
         self._mail: dict[str, Message] = {}
         self._states: dict[Connection, Message] = {}
         self._cut_off = self._noticed = self._waiting = False
+        self.meanwhile: tuple[Seconds, Callable[[], None]] | None = None
+        """What is to be done while this worker waits, and how often."""
 
     # Joining and leaving.
 
@@ -74,15 +78,21 @@ class WorkerLink:
             JobError: a server is gone.
         """
         self.bind(push, pull)
-        self.coordinator.send(hello, memory=(push, pull) if self.coordinator.shares_memory else ())
-        welcome = self.receive("welcome")
-        in_place, self.sync = welcome.header["in_place"], welcome.header["sync"]
+        welcome = self.greet(hello, (push, pull) if self.coordinator.shares_memory else ())
+        in_place = welcome.header["in_place"]
         common = welcome.memory[0] if in_place else None
         for server in self.servers[1:]:
             attach = {"kind": "attach", "worker": hello["worker"], "in_place": in_place}
             server.send(attach, memory=(push, pull) if server.shares_memory else ())
             self.receive("attached")
         return common
+
+    def greet(self, hello: Mapping[str, Any], memory: Sequence[SharedMemory] = ()) -> Message:
+        """Say hello to server 0 alone, and wait to be welcomed. Raises what `introduce` raises."""
+        self.coordinator.send(hello, memory=memory)
+        welcome = self.receive("welcome")
+        self.sync = welcome.header["sync"]
+        return welcome
 
     def bind(self, push: SharedMemory, pull: SharedMemory) -> None:
         """From now on each server's share of gradients and parameters is carried from and to these blocks."""
@@ -186,7 +196,14 @@ class WorkerLink:
         try:
             while not ready():
                 at = wake_at()
-                self._read(None if at is None else max(0.0, at - time.monotonic()))
+                timeout_s = None if at is None else max(0.0, at - time.monotonic())
+                if self.meanwhile is None:
+                    self._read(timeout_s)
+                    continue
+                often_s, what = self.meanwhile
+                self._read(often_s if timeout_s is None else min(often_s, timeout_s))
+                if not ready():
+                    what()
         finally:
             self._waiting = False
 
@@ -223,7 +240,7 @@ class WorkerLink:
             case "block":
                 connection.send({"kind": "got"})
                 self._at_once["block"](message)
-            case "provide" | "buffers" | "interrupt" as kind:
+            case "provide" | "buffers" | "interrupt" | "donate" | "absent" as kind:
                 self._at_once[kind](message)
             case "joined":
                 self.incarnation = header["incarnation"]
@@ -237,7 +254,7 @@ class WorkerLink:
                 self._states[connection] = message
             case "noted":
                 pass
-            case "welcome" | "attached" | "grant" | "no_more" | "epoch_ended" as kind:
+            case "welcome" | "attached" | "grant" | "no_more" | "epoch_ended" | "farewell" as kind:
                 self._mail[kind] = message
             case kind:
                 raise ProtocolError(f"server {self.servers.index(connection)} sent an unknown message {kind!r}")

@@ -30,6 +30,14 @@ class WorkerSamples:
         self._open: dict[int, tuple[Epoch, int]] = {}
         """The epoch, and its number of samples, whose end this worker has not seen; by pool."""
 
+    def open(self, pool: int) -> bool:
+        """Whether this worker has taken part in an epoch whose end it has not seen."""
+        return pool in self._open
+
+    def over(self, pool: int) -> None:
+        """The epoch under way has nothing for this worker, which holds none of its samples: there is no end to wait for."""
+        self._open.pop(pool, None)
+
     def leaves(self, pool: int, epoch: Epoch) -> bool:
         """Whether taking samples of this epoch means leaving another that is open."""
         return pool in self._open and self._open[pool][0] != epoch

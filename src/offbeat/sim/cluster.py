@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from offbeat.errors import ConfigurationError
 from offbeat.protocol.policy import whole_number
-from offbeat.sim.faults import Freeze, Script, Vanish, script
+from offbeat.sim.faults import Freeze, Script, Stop, Vanish, script
 from offbeat.sim.laws import Constant, Law, law
 from offbeat.types import Seconds
 
@@ -74,6 +74,10 @@ class Cluster:
         found = getattr(self, name)
         assert isinstance(found, Law)
         return found
+
+    def without_servers(self) -> Cluster:
+        """The same for a rule that has none: one process coordinates, and nobody notices if it stands still for a while."""
+        return replace(self, servers=1, faults=Script(tuple(fault for fault in self.script.faults if not isinstance(fault, Stop))))
 
     def check(self) -> None:
         """Whether all of this can be.

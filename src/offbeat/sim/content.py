@@ -11,6 +11,7 @@ from typing import NamedTuple
 from offbeat.protocol.effects import Fold, Settle
 from offbeat.protocol.events import Folded
 from offbeat.protocol.policy import Policy
+from offbeat.sim.gossip_links import Exchanged
 from offbeat.types import Clock, Epoch, Incarnation, Seconds, Version, WorkerId
 
 
@@ -67,6 +68,9 @@ class Content:
     def handed_in(self, push: Handed) -> float | None:
         """A contribution is on its way to the servers. Returns its loss, where somebody asks for it."""
         return None
+
+    def exchanged(self, effect: Exchanged) -> None:
+        """Ranks of the gossip family mix their parameters."""
 
     def fold(self, effect: Fold) -> Folded:
         """The servers, or one shard, make a new version; what they measure."""

@@ -13,6 +13,7 @@ from offbeat.protocol.effects import Fold, Settle
 from offbeat.protocol.events import Folded
 from offbeat.protocol.policy import Policy
 from offbeat.sim.content import Content, Handed
+from offbeat.sim.gossip_links import Exchanged
 from offbeat.sim.model import Model, Snapshots
 from offbeat.types import Clock, Incarnation, Version, WorkerId
 
@@ -70,6 +71,14 @@ class Engine(Content):
         push = self._handed.pop((effect.worker, effect.incarnation, effect.clock), None)
         if push is not None:
             self._snapshots.drop(push.version)
+
+    def exchanged(self, effect: Exchanged) -> None:
+        """Ranks of the gossip family mix their parameters."""
+        raise AssertionError(f"only the gossip family exchanges parameters like this: {effect}")
+
+    def newest(self) -> torch.Tensor:
+        """The newest parameters, bytes in the order of the layout."""
+        return self.memory
 
     @abstractmethod
     def fold(self, effect: Fold) -> Folded:

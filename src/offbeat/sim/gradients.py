@@ -1,7 +1,8 @@
 """Real training under virtual time: the gradients of a real model, computed only for contributions that are folded.
 
 `Training` is what a simulation is given as its content. The rule decides how it trains: here for the rules that exchange gradients, in
-``local_steps.py`` for those that exchange parameters, in ``shard_gradients.py`` for those of shard scope.
+``local_steps.py`` for those that exchange parameters, in ``shard_gradients.py`` for those of shard scope, in ``replicas.py`` and
+``gossip_replicas.py`` for those without servers.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ from torch import nn
 from offbeat.errors import ConfigurationError
 from offbeat.protocol.effects import Fold, Settle
 from offbeat.protocol.events import Folded
+from offbeat.protocol.gossip import GossipRule
 from offbeat.protocol.policy import Policy, whole_number
+from offbeat.protocol.round_rule import RoundRule
 from offbeat.sim.content import Content, Handed
 from offbeat.sim.engine import Engine, Key, Schedule
+from offbeat.sim.gossip_links import Exchanged
+from offbeat.sim.gossip_replicas import GossipReplicas
 from offbeat.sim.local_steps import LocalSteps
 from offbeat.sim.model import Loss, Model
+from offbeat.sim.replicas import DriftingReplicas, Replicas
 from offbeat.sim.shard_gradients import ShardGradients
 from offbeat.tensors.layout import Span, view
 from offbeat.tensors.optimizers import spec_of
@@ -91,6 +97,11 @@ class Training(Content):
         self.model.start(seed)
         if policy.averaging is not None:
             self._engine = LocalSteps(self.model, policy, self._schedule, self._optimizer, policy.averaging)
+        elif isinstance(policy, GossipRule):
+            self._engine = GossipReplicas(self.model, policy, self._schedule, self._optimizer)
+        elif isinstance(policy, RoundRule):
+            kind = Replicas if policy.delivery == "replay" else DriftingReplicas
+            self._engine = kind(self.model, policy, self._schedule, self._optimizer)
         elif policy.scope == "shard":
             self._engine = ShardGradients(self.model, policy, self._schedule, self._optimizer, servers)
         else:
@@ -107,6 +118,9 @@ class Training(Content):
 
     def handed_in(self, push: Handed) -> float | None:
         return self.engine.handed_in(push)
+
+    def exchanged(self, effect: Exchanged) -> None:
+        self.engine.exchanged(effect)
 
     def fold(self, effect: Fold) -> Folded:
         return self.engine.fold(effect)
@@ -128,7 +142,7 @@ class Training(Content):
 
     def finish(self) -> None:
         # The model gets the newest parameters.
-        self.model.memory.copy_(self.engine.memory)
+        self.model.memory.copy_(self.engine.newest())
         self.model.stale()
 
 

@@ -12,7 +12,7 @@ from math import isinf
 from typing import TYPE_CHECKING, Final
 
 from offbeat.protocol.effects import EpochEnded, Fence, Grant, Interrupt, NoMore, Paused, Publish, Release
-from offbeat.protocol.events import EpochWanted, Event, Heard, Joined, LeaseWanted, Left, Lost
+from offbeat.protocol.events import Event, Heard, Joined, LeaseWanted, Left, Lost
 from offbeat.protocol.policy import Plan
 from offbeat.session import Progress
 from offbeat.sim.content import Step
@@ -75,8 +75,6 @@ class Process(ABC):
         """Samples that it has got and not begun with."""
         self.progress = Progress()
         self._epoch: Epoch = 0
-        self._over = False
-        """Nothing of the epoch is left for this worker, and it has still to say that it waits for the end."""
 
     # Told by the coordinator.
 
@@ -109,19 +107,15 @@ class Process(ABC):
         self.doing = Doing.PAUSED
 
     def no_more(self, effect: NoMore) -> None:
-        """Nothing of its epoch is left: it hands in what it has not handed in yet, and waits for the end of the epoch."""
-        if effect.refreshed or self._over:
-            self._end_epoch(effect.epoch)
-            if effect.refreshed:
-                self.doing = Doing.PAUSED
-            else:
-                self.ask()
+        """Nothing of its epoch is left but what it holds: it hands that in and asks again. Or it has come after the epoch's end."""
+        if self.leases and not effect.refreshed:
+            self.push()
+            return
+        self._end_epoch(effect.epoch)
+        if effect.refreshed:
+            self.doing = Doing.PAUSED
         else:
-            self._over = True
-            if self.leases:
-                self.push()
-            else:
-                self.ask()
+            self.ask()
 
     def epoch_ended(self, effect: EpochEnded) -> None:
         """The newest parameters come after this."""
@@ -193,8 +187,6 @@ class Process(ABC):
             world.send(Left(self.number, self.incarnation))
             if world.cluster.silence_s is not None:  # one that is thought dead is not listened to, but its connection closes
                 world.send(Lost(self.number, "end of stream", self.incarnation))
-        elif self._over:
-            world.send(EpochWanted(self.number, self.incarnation, 0, self._epoch, work.samples))
         else:
             world.send(LeaseWanted(self.number, self.incarnation, 0, self._epoch, work.samples, self.plan.batch or work.batch))
 
@@ -224,4 +216,4 @@ class Process(ABC):
         return begin + (stretched(seconds, begin, self.windows) if self.windows else seconds)
 
     def _end_epoch(self, epoch: Epoch) -> None:
-        self._epoch, self._over, self.progress = epoch + 1, False, Progress()
+        self._epoch, self.progress = epoch + 1, Progress()

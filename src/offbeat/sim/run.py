@@ -65,6 +65,8 @@ def simulate(
     content = content if content is not None else Content()
     cluster.check()
     check_rule(policy, cluster, work)
+    if policy.family != "server":
+        cluster = cluster.without_servers()
     content.start(policy, cluster.total, cluster.servers, cluster.seed)
     tally = Tally() if counted else None
     clock: list[World] = []
@@ -98,7 +100,7 @@ def check_rule(policy: Policy, cluster: Cluster, work: Work) -> None:
     policy.check(cluster.workers)
     if work.samples is not None and work.samples < cluster.workers:
         raise ConfigurationError(f"{work.samples} samples for {cluster.workers} workers: each needs at least one, use fewer workers")
-    if policy.overlap is not None and work.samples is None:
+    if policy.split_overlap is not None and work.samples is None:
         raise ConfigurationError(f"{policy.spelling} gives each worker a split of the data: say how many samples there are")
 
 

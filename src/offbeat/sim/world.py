@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.effects import (
+    Adopt,
     Effect,
     EpochEnded,
     Fence,
@@ -20,12 +21,16 @@ from offbeat.protocol.effects import (
     Grant,
     Initialise,
     Interrupt,
+    Mix,
     NoMore,
+    Pair,
     Paused,
     Publish,
     Release,
     Settle,
+    Share,
     StateChanged,
+    WrittenOff,
 )
 from offbeat.protocol.events import Event, Initialised, Joined, Lost
 from offbeat.protocol.policy import Policy
@@ -35,6 +40,7 @@ from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.content import Content
 from offbeat.sim.desk import Desk
 from offbeat.sim.faults import Fault, Freeze, Join, Kill, Restart, Slow, Stop, Vanish
+from offbeat.sim.gossip_links import Exchanged, Links
 from offbeat.sim.laws import Constant, Sampler, derived
 from offbeat.sim.post import Post
 from offbeat.sim.process import Doing, Process
@@ -69,9 +75,9 @@ class World:
     def __init__(self, policy: Policy, cluster: Cluster, work: Work, content: Content, journal: Journal | None) -> None:
         self.cluster, self.work, self.content = cluster, work, content
         self.policy = policy
-        self.coordinator = Coordinator(policy, cluster.workers, cluster.silence_s, cluster.servers)
+        self.coordinator = Coordinator(policy, cluster.workers, cluster.silence_s, cluster.servers, seed=cluster.seed)
         self.agenda = Agenda()
-        self.servers = Servers(cluster)
+        self.servers = Links(cluster) if policy.family == "gossip" else Servers(cluster)
         self.post = Post(self.agenda, self.servers)
         wakes = cluster.silence_s is not None or type(policy.start()).wake_at is not Policy.wake_at
         self.desk = Desk(self.coordinator, self.agenda, self.servers, journal, self._carry_out, self._give_up, cluster.silence_s, wakes)
@@ -105,6 +111,7 @@ class World:
             EpochEnded: self._end_epoch,
             StateChanged: self._change_state,
         }
+        self._handlers |= dict.fromkeys((Adopt, Share, Mix, Pair, WrittenOff), self._exchanged)
         if not content.empty:
             self._handlers[Settle] = content.settled
 
@@ -174,6 +181,12 @@ class World:
             if not self.content.empty:
                 self.content.released(effect.worker, effect.version)
             worker.released(effect)
+
+    def _exchanged(self, effect: Exchanged) -> None:
+        assert isinstance(self.servers, Links)
+        self.servers.exchanged(effect, self.agenda.now)
+        if not self.content.empty:
+            self.content.exchanged(effect)
 
     def _publish(self, effect: Publish) -> None:
         there = [self.workers[number] for number, incarnation in effect.workers if self.workers[number].incarnation == incarnation]

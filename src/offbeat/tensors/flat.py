@@ -8,6 +8,7 @@ their own memory there, and `FlatModel.collect` and `FlatModel.pulled` copy.
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -17,6 +18,16 @@ from torch.utils.hooks import RemovableHandle
 from offbeat.errors import ConfigurationError
 from offbeat.tensors.layout import Layout, Memory, elements, view
 from offbeat.tensors.threads import single_threaded
+
+
+@dataclass(slots=True)
+class _Push:
+    """One memory for gradients, and what is known of what lies in it."""
+
+    grads: list[torch.Tensor]
+    zeroed: set[int] = field(default_factory=set)
+    finite: dict[int, int] = field(default_factory=dict)
+    """Tensors whose gradient was found finite, and its version counter then: a change in place since shows in the counter."""
 
 
 class FlatModel:
@@ -36,21 +47,21 @@ class FlatModel:
         self._layout = layout
         parameters = dict(model.named_parameters())
         self._parameters = [parameters[spec.name] for spec in layout.tensors]
-        self._grads = self._views(push)
+        self._pushes: dict[int, _Push] = {}
+        """The memories that gradients have gone to, by address."""
+        self._to = self._place(push)
         self._datas = self._views(pull)
-        self._push = elements(push, 0, layout.nbytes, torch.uint8)
         self._hooks: list[RemovableHandle] = []
         self._counts = [0] * len(self._parameters)
-        self._zeroed: set[int] = set()
-        self._finite: dict[int, int] = {}
-        """Tensors whose gradient was found finite, and its version counter then: a change in place since shows in the counter."""
         self._warned: set[int] = set()
+
+    @property
+    def _grads(self) -> list[torch.Tensor]:
+        return self._to.grads
 
     def attach(self) -> None:
         """Copy the present parameters into the pull memory and let each ``p.data`` be a view of it; gradients go to the push memory."""
         assert not self._hooks, "attached twice"
-        self._push.zero_()
-        self._zeroed = set(range(len(self._parameters)))
         with torch.no_grad():
             for i, (parameter, data) in enumerate(zip(self._parameters, self._datas, strict=True)):
                 data.copy_(parameter)
@@ -74,9 +85,9 @@ class FlatModel:
             for i, parameter in enumerate(self._parameters):
                 if parameter.grad is None:
                     missing.append(i)
-                    if i not in self._zeroed:
+                    if i not in self._to.zeroed:
                         self._grads[i].zero_()
-                        self._zeroed.add(i)
+                        self._to.zeroed.add(i)
                 else:
                     self._keep(i, parameter)
         self._warn(missing)
@@ -96,6 +107,18 @@ class FlatModel:
                 elif parameter.data_ptr() != data.data_ptr():
                     parameter.data = data
 
+    @property
+    def accumulating(self) -> bool:
+        """Whether there was a backward pass since `made` was last asked."""
+        return any(self._counts)
+
+    def store(self) -> None:
+        """See to it that the pull memory holds the parameters, where they are elsewhere or ``p.data`` was replaced."""
+        with torch.no_grad():
+            for parameter, data in zip(self._parameters, self._datas, strict=True):
+                if parameter.data_ptr() != data.data_ptr():
+                    data.copy_(parameter)
+
     def offer(self) -> None:
         """Write the parameters into the push memory, as the initial ones of the job. Gradients that were there get memory of their own."""
         with torch.no_grad():
@@ -103,7 +126,16 @@ class FlatModel:
                 if parameter.grad is not None and parameter.grad.data_ptr() == grad.data_ptr():
                     parameter.grad = grad.clone()
                 grad.copy_(parameter)
-        self._zeroed.clear()
+        self._to.zeroed.clear()
+
+    def redirect(self, push: Memory) -> None:
+        """From now on gradients go to another push memory; those that were in the one before are no longer anybody's ``grad``."""
+        with torch.no_grad():
+            for parameter, grad in zip(self._parameters, self._grads, strict=True):
+                if parameter.grad is not None and parameter.grad.data_ptr() == grad.data_ptr():
+                    parameter.grad = None
+        address = elements(push, 0, self._layout.nbytes, torch.uint8).data_ptr()
+        self._to = self._pushes.get(address) or self._place(push)
 
     def repoint(self, pull: Memory) -> None:
         """From now on parameters are those in another pull memory, which holds them already; it may be shared by several workers."""
@@ -121,8 +153,16 @@ class FlatModel:
                     parameter.data = data.clone()
                 if parameter.grad is not None and parameter.grad.data_ptr() == grad.data_ptr():
                     parameter.grad = grad.clone()
-        self._grads, self._datas = [], []
-        self._push = torch.empty(0, dtype=torch.uint8)
+        self._to, self._datas = _Push([]), []
+        self._pushes.clear()
+
+    def _place(self, push: Memory) -> _Push:
+        """Gradients of zero in this memory."""
+        place = _Push(self._views(push), set(range(len(self._parameters))))
+        flat = elements(push, 0, self._layout.nbytes, torch.uint8)
+        flat.zero_()
+        self._pushes[flat.data_ptr()] = place
+        return place
 
     def _views(self, memory: Memory) -> list[torch.Tensor]:
         if memory.nbytes != self._layout.nbytes:
@@ -144,7 +184,7 @@ class FlatModel:
     def _keep(self, i: int, parameter: torch.Tensor) -> None:
         grad, place = parameter.grad, self._grads[i]
         assert grad is not None
-        self._zeroed.discard(i)
+        self._to.zeroed.discard(i)
         if grad is place:
             return
         if grad.layout is not torch.strided:
@@ -168,7 +208,7 @@ class FlatModel:
 
     def _nonfinite(self) -> str | None:
         with torch.no_grad():
-            unchecked = (i for i, grad in enumerate(self._grads) if self._finite.get(i) != grad._version)
+            unchecked = (i for i, grad in enumerate(self._grads) if self._to.finite.get(i) != grad._version)
             return next((self._layout.tensors[i].name for i in unchecked if not self._check(i)), None)
 
     def _check(self, i: int) -> bool:
@@ -179,7 +219,7 @@ class FlatModel:
             wide = torch.float32 if grad.itemsize < 4 else grad.dtype
             finite = bool(torch.isfinite(grad.sum(dtype=wide))) or bool(torch.isfinite(grad).all())
         if finite:
-            self._finite[i] = grad._version
+            self._to.finite[i] = grad._version
         else:
-            self._finite.pop(i, None)
+            self._to.finite.pop(i, None)
         return finite

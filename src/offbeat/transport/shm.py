@@ -27,6 +27,7 @@ if sys.platform == "linux":
 HOST_VARIABLE = "OFFBEAT_HOST"
 AVAILABLE = sys.platform == "linux"
 """Whether this system can share memory the way this module does; elsewhere everything goes over TCP."""
+_MADV_POPULATE_READ = 22
 _OUT_OF_MEMORY = {errno.ENOSPC, errno.ENOMEM, errno.EFBIG}
 
 
@@ -66,24 +67,28 @@ class MemoryBlock(SharedMemory):
         self._map: mmap.mmap | None = None
         self._view = memoryview(bytearray())
         if nbytes:
-            # The page table is filled now: 6,400 faults while the first 25 MB are copied would cost more than the copy.
-            self._map = mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            # The page table is filled now: 6,400 faults while the first 25 MB are copied would cost more than the copy. A sparse
+            # block has pages that may never be needed; to fill its table would set them aside.
+            whole = os.fstat(descriptor).st_blocks * 512 >= nbytes
+            self._map = mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED | (mmap.MAP_POPULATE if whole else 0))
             self._view = memoryview(self._map)
         self._release = weakref.finalize(self, os.close, descriptor)
 
     @classmethod
-    def allocate(cls, nbytes: int, name: str) -> MemoryBlock:
+    def allocate(cls, nbytes: int, name: str, *, sparse: bool = False) -> MemoryBlock:
         """A new block, filled with zeros, its pages set aside.
 
         Args:
             nbytes: its size; 0 is allowed.
             name: for people: it shows in ``/proc/<pid>/maps`` and in error messages.
+            sparse: do not set pages aside, nor ask whether there are as many: for a block of which only a part will be touched, how
+                large a part its maker must know.
 
         Raises:
             ConfigurationError: there is not so much memory.
         """
         available = available_nbytes()
-        if available is not None and nbytes > available:
+        if available is not None and nbytes > available and not sparse:
             # Asked before, since the kernel would rather end some process than refuse.
             raise _too_large(nbytes, name, available, "more than there is")
         try:
@@ -94,7 +99,9 @@ class MemoryBlock(SharedMemory):
                 "value in each process to do without shared memory, over TCP"
             ) from error
         try:
-            if nbytes:
+            if sparse:
+                os.ftruncate(descriptor, nbytes)
+            elif nbytes:
                 os.posix_fallocate(descriptor, 0, nbytes)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
             return cls(descriptor, nbytes, name)
@@ -125,6 +132,13 @@ class MemoryBlock(SharedMemory):
     @property
     def view(self) -> memoryview:
         return self._view
+
+    def populate(self, start: int, nbytes: int) -> None:
+        """Set aside the pages of a part of a sparse block that begins at a page, and map them in this process: else the first use does so,
+        page by page."""
+        if self._map is not None and nbytes:
+            with contextlib.suppress(OSError):  # kernels before 5.14
+                self._map.madvise(_MADV_POPULATE_READ, start, nbytes)
 
     def duplicate(self) -> MemoryBlock:
         return MemoryBlock(os.dup(self.descriptor), self.nbytes, self.name)

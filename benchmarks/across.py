@@ -1,0 +1,198 @@
+"""Partial allreduce across hosts, beside gloo's ``all_reduce``: mean latency of a call when ranks come one after another.
+
+Every process is told that it is on a host of its own, so that all talk over TCP, on this machine. In each round all ranks meet at a
+barrier, rank r sleeps ``(r + 1) * skew`` and calls; the time of the call is what counts, its mean over rounds and ranks. Not counted:
+filling the buffer. With ``--seat`` the decisions are made in a process of their own, as under ``offbeat run``; else at rank 0. gloo and
+ours take turns. ``ratio = gloo / ours``: above 1 is faster than gloo. ``cpu``: what a round costs each process, barriers not counted.
+``active``: gradients computed from the newest version, on average per round.
+
+    python -m benchmarks.across --ranks 8 --rules full,majority,solo --nbytes 64,65536,4194304 --skew-ms 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from benchmarks.job import save
+from offbeat.collective.across import AcrossRounds
+from offbeat.collective.mesh import SEAT
+from offbeat.policies import rule
+from offbeat.protocol.round_rule import RoundRule
+from offbeat.transport.base import Address
+
+WARM_UP = 5
+HOST_VARIABLE = "OFFBEAT_HOST"
+
+
+def joined(store: TCPStore, args: argparse.Namespace, name: str, nbytes: int, rank: int) -> AcrossRounds:
+    """The rounds of one configuration, connected; addresses go through the store."""
+    found = rule(name)
+    assert isinstance(found, RoundRule), f"{name} is no rule of partial allreduce"
+    key, peers = f"{name}-{nbytes}", [*([SEAT] if args.seat else []), *range(args.ranks)]
+    me = None if rank == SEAT else rank
+    rounds = AcrossRounds(found, args.ranks, nbytes // 4, rank=me, seat=peers[0], token=args.token)
+    store.set(f"{key}-{rank}", json.dumps(rounds.listen()))
+    addresses = {}
+    for peer in peers:
+        host, (name_, port), local = json.loads(store.get(f"{key}-{peer}"))
+        addresses[peer] = Address(host, (name_, port), local)
+    rounds.connect(addresses)
+    return rounds
+
+
+def timed(args: argparse.Namespace, rank: int, calls: list[Callable[[], object]]) -> list[tuple[list[float], float]]:
+    """Of each of these ways, which take turns: seconds of each call, and processor seconds of a round, the barrier included."""
+    seconds: list[list[float]] = [[] for _ in calls]
+    cpu_s = [0.0 for _ in calls]
+    for number in range(WARM_UP + args.rounds):
+        for way, call in enumerate(calls):
+            dist.barrier()
+            began_cpu_s = time.process_time()
+            time.sleep((rank + 1) * args.skew_ms / 1e3)
+            began_s = time.perf_counter()
+            call()
+            seconds[way].append(time.perf_counter() - began_s)
+            dist.barrier()
+            if number >= WARM_UP:
+                cpu_s[way] += time.process_time() - began_cpu_s
+    return [(times[WARM_UP:], total / args.rounds) for times, total in zip(seconds, cpu_s, strict=True)]
+
+
+def averaged(values: list[float]) -> list[float]:
+    """Over the ranks."""
+    total = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(total)
+    return [float(value) for value in total / dist.get_world_size()]
+
+
+def be_rank(args: argparse.Namespace, rank: int) -> None:
+    """One process: each configuration in turn, gloo and ours by turns."""
+    store = TCPStore("127.0.0.1", args.port, is_master=rank == 0, wait_for_workers=False)
+    dist.init_process_group("gloo", store=PrefixStore("gloo", store), rank=rank, world_size=args.ranks)
+    for nbytes in args.nbytes:
+        peer = torch.ones(nbytes // 4)
+        for name in args.rules:
+            rounds = joined(store, args, name, nbytes, rank)
+            included: list[bool] = []
+
+            def step(rounds: AcrossRounds = rounds, included: list[bool] = included) -> None:
+                included.append(rounds.allreduce(rounds.send()).included)
+                rounds.read()
+
+            (ours, cpu_s), (beside, gloo_cpu_s), (_, idle_cpu_s) = timed(args, rank, [step, partial(dist.all_reduce, peer), lambda: None])
+            mine = [1e3 * mean(ours), 1e3 * median(ours), 1e3 * mean(beside), 1e3 * median(beside)]
+            mine += [1e3 * (cpu_s - idle_cpu_s), 1e3 * (gloo_cpu_s - idle_cpu_s)]
+            row = averaged([*mine, args.ranks * mean(included[WARM_UP:])])
+            dist.barrier()
+            store.set(f"{name}-{nbytes}-over", "1")
+            rounds.close()
+            if rank == 0:
+                done = {"rule": name, "ranks": args.ranks, "nbytes": nbytes, "skew_ms": args.skew_ms, "seat": args.seat}
+                print(
+                    json.dumps(
+                        {
+                            **done,
+                            **dict(
+                                zip(("ms", "median_ms", "gloo_ms", "gloo_median_ms", "cpu_ms", "gloo_cpu_ms", "active"), row, strict=True)
+                            ),
+                        }
+                    ),
+                    flush=True,
+                )
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def be_seat(args: argparse.Namespace) -> None:
+    """The process that decides, and is no rank."""
+    store = TCPStore("127.0.0.1", args.port, is_master=False)
+    for nbytes in args.nbytes:
+        for name in args.rules:
+            rounds = joined(store, args, name, nbytes, SEAT)
+            store.wait([f"{name}-{nbytes}-over"])
+            rounds.close()
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Start the processes; the rows that rank 0 prints."""
+    token = secrets.token_hex(8)
+    with tempfile.TemporaryFile("w+") as log:
+        processes = []
+        for rank in [*range(args.ranks), *([SEAT] if args.seat else [])]:
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.across",
+                *sys.argv[1:],
+                "--as",
+                str(rank),
+                "--token",
+                token,
+                "--port",
+                str(args.port),
+            ]
+            environment = {**os.environ, HOST_VARIABLE: f"host-{rank}", "OMP_NUM_THREADS": "1"}
+            out = subprocess.PIPE if rank == 0 else log
+            processes.append(subprocess.Popen(command, env=environment, stdout=out, stderr=log, text=True, cwd=Path(__file__).parents[1]))
+        try:
+            lines, _ = processes[0].communicate(timeout=args.timeout_s)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        if processes[0].returncode != 0:
+            log.seek(0)
+            sys.exit(f"rank 0 ended with status {processes[0].returncode}:\n{log.read()[-4000:]}")
+    rows = [json.loads(line) for line in lines.splitlines()]
+    for row in rows:
+        row["ratio"] = row["gloo_ms"] / row["ms"]
+    return rows
+
+
+def free_port() -> int:
+    """One that nobody listens at now."""
+    listener = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return int(listener.port)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--rules", type=lambda text: text.split(","), default=["full", "majority", "solo"])
+    parser.add_argument("--nbytes", type=lambda text: [int(part) for part in text.split(",")], default=[64, 64 << 10, 4 << 20])
+    parser.add_argument("--skew-ms", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=64)
+    parser.add_argument("--seat", action="store_true", help="decide in a process of its own")
+    parser.add_argument("--timeout-s", type=float, default=300.0)
+    parser.add_argument("--json", type=Path)
+    for name, kind in (("--as", int), ("--token", str), ("--port", int)):
+        parser.add_argument(name, type=kind, dest={"--as": "rank"}.get(name), default=None, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rank is not None:
+        be_seat(args) if args.rank == SEAT else be_rank(args, args.rank)
+        return
+    args.port = free_port()
+    rows = measure(args)
+    for row in rows:
+        print(" ".join(f"{key}={value:.3f}" if isinstance(value, float) else f"{key}={value}" for key, value in row.items()))
+    save(args.json, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""An LSTM on sequences of very different lengths, eight ranks: accuracy against time under full, majority and solo."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from experiments._eager import NAMES, RANKS, Learned, Lesson, learn, speed_rows
+from experiments._eager.models import Listener
+from experiments._training.runs import side_by_side
+from experiments.eager_fig13.speech import AsLong, load, speech_times, video_times
+from experiments.result import COLOURS, Row, label, new_figure, save
+from offbeat.sim.cluster import Cluster
+
+PAPER = "Eager-SGD (Li et al. 2020), figure 13: LSTM on UCF101's videos, which differ in length, 8 processes"
+SEED: Final = 0
+SPEEDUP: Final = {"majority": 1.27, "solo": 1.64}
+"""Over synchronous SGD, in the paper."""
+ACCURACY: Final = {"full": 69.6, "majority": 69.7, "solo": 60.6}
+"""On the paper's test videos, top 1."""
+HIDDEN: Final = 64
+
+
+class Job(NamedTuple):
+    """One run."""
+
+    sync: str
+    lengths: str
+    """Whose: ``speech`` or ``video``."""
+    seed: int
+    epochs: int
+
+
+def run_one(job: Job) -> Learned:
+    """Train; evaluated on the test recordings at the end of each epoch."""
+    speech = load()
+    times = speech_times() if job.lengths == "speech" else video_times()
+    cluster = Cluster(workers=RANKS, compute=AsLong(seconds=tuple(times.tolist()), drawn=job.seed), seed=job.seed)
+
+    def evaluate(module: nn.Module) -> float:
+        return 100 * float((module(speech.test_x, speech.test_lengths).argmax(dim=1) == speech.test_y).double().mean())
+
+    lesson = Lesson(
+        model=lambda: Listener(speech.x.shape[-1], HIDDEN, 10),
+        loss=loss,
+        data=(speech.x, speech.lengths, speech.y),
+        optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9),
+        batch=1,
+        epochs=job.epochs,
+        evaluate=evaluate,
+        schedule=lambda done: 0.5 + 0.5 * math.cos(math.pi * min(1.0, done / job.epochs)),
+    )
+    return learn(job.sync, lesson, cluster)
+
+
+def loss(output: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of batches (batches, sequences, classes)."""
+    return nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten())
+
+
+def run(quick: bool, out: Path) -> list[Row]:
+    """Train under every rule; write the figure."""
+    seeds, epochs = (2, 16) if quick else (4, 50)
+    lengths = ("speech",) if quick else ("speech", "video")
+    jobs = [Job(sync, whose, SEED + seed, epochs) for whose in lengths for sync in NAMES for seed in range(seeds)]
+    results = dict(zip(jobs, side_by_side(run_one, jobs), strict=True))
+    note = f"mean of {seeds} seeds, {epochs} epochs"
+    rows = []
+    for whose in lengths:
+        first = {job.sync: result for job, result in results.items() if (job.lengths, job.seed) == (whose, SEED)}
+        rows += speed_rows(first, SPEEDUP, f"lengths as of {whose}", f"{whose}: ")
+        for sync in NAMES:
+            last = [result.values[-1] for job, result in results.items() if (job.sync, job.lengths) == (sync, whose)]
+            spread = f"{note}; standard deviation {stdev(last):.2f}"
+            rows.append(Row(f"{whose}: {sync}, accuracy", ACCURACY[sync], fmean(last), "%", spread))
+    picture(results, lengths, out)
+    return rows
+
+
+def picture(results: dict[Job, Learned], lengths: tuple[str, ...], out: Path) -> None:
+    """Test accuracy against time, a panel for each kind of lengths."""
+    figure = new_figure(4.5 * (1 + len(lengths)), 4.0)
+    for number, whose in enumerate(lengths, start=1):
+        axes = figure.add_subplot(1, len(lengths), number)
+        for colour, (sync, name) in zip(COLOURS, NAMES.items(), strict=False):
+            runs = [result for job, result in results.items() if (job.sync, job.lengths) == (sync, whose)]
+            for run_number, result in enumerate(runs):
+                axes.plot(result.times, result.values, color=colour, linewidth=1, label=None if run_number else name)
+        label(axes, title=f"lengths as of {whose}", x="simulated seconds", y="test accuracy, %")
+    save(figure, out / "eager_fig13.png")

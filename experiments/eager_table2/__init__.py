@@ -1,0 +1,106 @@
+"""Steps per second of an asynchronous server, gossip and eager SGD on 64 ranks, of which four, drawn anew each step, are late by 460 ms.
+
+Two of the paper's four figures calibrate the cluster, the slowest and the fastest; what the simulation finds is those between.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from experiments.eager_table2 import live
+from experiments.result import COLOURS, Row, label, new_figure, save
+from offbeat.sim.cluster import Cluster, Work
+from offbeat.sim.run import simulate
+
+PAPER = "Eager-SGD (Li et al. 2020), table 2: steps/s for ResNet-50 on ImageNet, 64 processes, four of them delayed by 460 ms each step"
+SEED: Final = 0
+RANKS: Final = 64
+DELAYED: Final = 4
+DELAY_S: Final = 0.46
+SERVER_STEPS, EAGER_STEPS = 0.45, 1.19
+"""The two figures of the table, in steps of all ranks per second, that calibrate."""
+UPDATE_S: Final = 1 / (SERVER_STEPS * RANKS)
+"""What a gradient costs the server, 35 ms: it is the bottleneck, says the paper, so its turn is all that counts."""
+STEP_S: Final = 1 / EAGER_STEPS - DELAY_S * DELAYED / RANKS
+"""A step without delay, with its communication, 0.81 s: under ``solo`` no rank waits, and each is delayed in a sixteenth of its steps."""
+
+
+D_PSGD: Final = "sgp(graph=ring, out_degree=2)"
+"""On a ring everybody sends as much as they get, so that no mass moves: each rank takes the mean of three once it has made its step."""
+
+
+class Contender(NamedTuple):
+    """A row of the table."""
+
+    sync: str
+    name: str
+    steps: float | None
+    """The paper's, per second."""
+    note: str
+
+
+CONTENDERS: Final = (
+    Contender("asp", "Asynch-PS", SERVER_STEPS, "calibrated: a gradient costs the server 35 ms"),
+    Contender("full", "synchronous allreduce", None, "not in the table"),
+    Contender("sgp(out_degree=2)", "SGP without overlap", None, "not in the table"),
+    Contender(D_PSGD, "D-PSGD", 0.94, "mean with both neighbours after the step, as the paper has it"),
+    Contender("dpsgd", "D-PSGD beside computation", None, "as its authors have it: with what the neighbours had before the step"),
+    Contender("sgp(out_degree=2, overlap=1)", "SGP with overlap 1", 1.02, "the paper's SGP: it delays the synchronisation by one step"),
+    Contender("solo", "eager-SGD, solo", EAGER_STEPS, "calibrated: a step takes 0.81 s"),
+)
+ORDER: Final = ("asp", D_PSGD, "sgp(out_degree=2, overlap=1)", "solo")
+"""The paper's, the slowest first."""
+
+
+LIVE: Final = ("full", "solo", D_PSGD, "sgp(out_degree=2, overlap=1)", "asp")
+"""Contenders that run live as well; all but the last in a quick run."""
+SCALE: Final = 5
+"""Live, a second of the table takes a fifth of one."""
+
+
+def compute(scale: int = 1) -> str:
+    """The law of a step's seconds."""
+    return f"one_of(law='constant(seconds={STEP_S / scale:.4f})', seconds={DELAY_S / scale:g}, count={DELAYED})"
+
+
+def steps_per_s(sync: str, time_s: float) -> float:
+    """Steps of all ranks in a second, over so many simulated seconds."""
+    cluster = Cluster(
+        workers=RANKS,
+        compute=compute(),
+        update_s=UPDATE_S if sync == "asp" else 0.0,
+        seed=SEED,
+    )
+    result = simulate(sync, cluster, Work(time_s=time_s))
+    return float(result.summary["pushes"] / RANKS / result.seconds)
+
+
+def run(quick: bool, out: Path) -> list[Row]:
+    """Simulate every row, run some of them live, write the figure."""
+    found = {contender.sync: steps_per_s(contender.sync, 300.0 if quick else 3000.0) for contender in CONTENDERS}
+    rows = [Row(c.name, c.steps, found[c.sync], "steps/s", c.note) for c in CONTENDERS]
+    ranked = sorted(ORDER, key=lambda sync: found[sync])
+    names = {contender.sync: contender.name for contender in CONTENDERS}
+    rows.append(Row("order", " < ".join(names[sync] for sync in ORDER), " < ".join(names[sync] for sync in ranked), ""))
+    for sync in ORDER[:-1]:
+        paper = next(c.steps for c in CONTENDERS if c.sync == sync)
+        assert paper is not None
+        rows.append(Row(f"eager-SGD over {names[sync]}", EAGER_STEPS / paper, found["solo"] / found[sync], "x"))
+    picture(found, out)
+    lived = {sync: live.steps_per_s(sync, compute(SCALE), RANKS, 25 if quick else 250) / SCALE for sync in LIVE[: -1 if quick else None]}
+    note = f"{live.RANKS} processes on one machine, {SCALE} times as fast; the delays of the first {live.RANKS} of the {RANKS}"
+    rows += [Row(f"live: {names[sync]}", None, steps, "steps/s", note) for sync, steps in lived.items()]
+    return [*rows, Row("live: eager-SGD over synchronous", None, lived["solo"] / lived["full"], "x")]
+
+
+def picture(found: dict[str, float], out: Path) -> None:
+    """A pair of bars for each row."""
+    figure = new_figure(8.0, 4.0)
+    axes = figure.subplots()
+    places = range(len(CONTENDERS))
+    axes.bar([place - 0.2 for place in places], [found[c.sync] for c in CONTENDERS], 0.4, color=COLOURS[0], label="here, simulated")
+    axes.bar([place + 0.2 for place in places], [c.steps or 0.0 for c in CONTENDERS], 0.4, color=COLOURS[1], label="paper")
+    axes.set_xticks(list(places), [c.name.replace(" ", "\n") for c in CONTENDERS], fontsize=8)
+    label(axes, x="", y="steps of all ranks in a second")
+    save(figure, out / "eager_table2.png")

@@ -1,0 +1,54 @@
+"""The same on eight live ranks of this machine: they sleep in place of computing, and exchange for real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from offbeat.errors import JobError
+from offbeat.runtime.journal import read
+
+SCRIPT: Final = Path(__file__).with_name("rank.py")
+RANKS: Final = 8
+WIDTH: Final = 500
+"""Of the model: 250,500 parameters, 1 MB. The paper's has a hundred times as many, and each of its ranks a machine."""
+LIMIT_S: Final = 60.0
+
+
+def steps_per_s(sync: str, compute: str, drawn_for: int, steps: int) -> float:
+    """Steps of all ranks in a second, from the first gradient that is handed in to the last.
+
+    Args:
+        sync: the rule.
+        compute: the law of a step's seconds.
+        drawn_for: the number of ranks for which it draws; the live ones are the first of them.
+        steps: of each rank.
+
+    Raises:
+        JobError: the job failed, or was not over in time.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Path(folder) / "journal.jsonl"
+        job = ["--workers", str(RANKS), "--sync", sync, "--journal", str(journal), str(SCRIPT)]
+        script = ["--steps", str(steps), "--compute", compute, "--ranks", str(drawn_for), "--width", str(WIDTH)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "offbeat.cli", "run", *job, *script],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            said = process.communicate(timeout=LIMIT_S)[1]
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            said = f"not over after {LIMIT_S:g} s\n{process.communicate()[1]}"
+        if process.returncode != 0:
+            raise JobError(f"{sync} on {RANKS} live ranks: {' '.join(said.split()[-40:])}")
+        times = [float(record["t"]) for record in read(journal) if record["kind"] == "pushed"]
+    return (len(times) - 1) / RANKS / (times[-1] - times[0])

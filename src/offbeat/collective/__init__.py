@@ -1,0 +1,6 @@
+"""Partial allreduce without servers: among the ranks of one host, in shared memory."""
+
+from offbeat.collective.host import HostRounds, Outcome
+from offbeat.collective.state import Entry, Fenced, Kind, TooOld
+
+__all__ = ["Entry", "Fenced", "HostRounds", "Kind", "Outcome", "TooOld"]

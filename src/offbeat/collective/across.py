@@ -1,0 +1,335 @@
+"""Partial allreduce among ranks of different hosts: what each rank's process calls, as `HostRounds` on one host.
+
+A rank's process hands in gradients and takes results; a thread of its own sums them with the other hosts' (``executor.py``). One process
+decides (``decider.py``): the *seat*, which is one of the ranks or, better, a process that outlives them, such as the coordinator's.
+
+All that the two threads share is under one lock. Whoever has it does what there is to do, so that an arrival at the seat is decided and
+on its way before the call returns.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from offbeat.collective.decider import Decider
+from offbeat.collective.host import Outcome
+from offbeat.collective.host_memory import HostMemory
+from offbeat.collective.layout import DTYPES
+from offbeat.collective.mesh import SEAT, Mesh
+from offbeat.collective.node import Node
+from offbeat.collective.orders import Answer, Lost
+from offbeat.collective.state import Entry, Fenced
+from offbeat.errors import ConfigurationError, JobError
+from offbeat.protocol.partial import Arrival
+from offbeat.protocol.round_rule import RoundRule
+from offbeat.transport.base import Address, Message
+from offbeat.transport.shm import available_nbytes
+from offbeat.types import Version, WorkerId
+
+_UNBOUNDED_SLOTS, _SPARE_SLOTS = 256, 4
+
+
+def _slots(rule: RoundRule, nbytes: int) -> int:
+    """What the rule's staleness asks for, within a quarter of this machine's memory."""
+    wanted = _UNBOUNDED_SLOTS if rule.staleness is None else rule.staleness + _SPARE_SLOTS
+    return min(wanted, max(2, (available_nbytes() or 1 << 30) // 4 // max(1, nbytes)))
+
+
+class AcrossRounds:
+    """One process's hold on the rounds of a job whose ranks are on different hosts.
+
+    After `listen` and `connect` a rank's step is as on one host: ``send()``, the gradient written there, ``arrive()``, ``wait()``, each of
+    ``results()`` applied, ``read()``; or `allreduce` for all but the last two.
+
+    Args:
+        rule: when a round closes.
+        ranks: how many there may be.
+        numel: elements of a gradient.
+        rank: which one this process is; None: none, it is the seat and nothing else.
+        seat: the rank that decides; `SEAT`: a process that is no rank.
+        token: the job's secret.
+        host: the name of this host, as for `SocketHub`.
+        dtype: float32 or float64.
+        seed: of what the rule draws.
+        slots: how many results are kept for ranks that are behind, at every host; None: what the rule's staleness asks for, within a
+            quarter of the memory that the seat's machine has.
+
+    Raises:
+        ConfigurationError: no such dtype.
+    """
+
+    def __init__(
+        self,
+        rule: RoundRule,
+        ranks: int,
+        numel: int,
+        *,
+        rank: WorkerId | None,
+        token: str,
+        seat: WorkerId = 0,
+        host: str | None = None,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+        slots: int | None = None,
+    ) -> None:
+        assert rank is not None or seat == SEAT, f"this process is no rank, and rank {seat} decides: it has nothing to do"
+        self.rule, self.ranks, self.numel, self.dtype, self.rank = rule, ranks, numel, dtype, rank
+        if dtype not in DTYPES:
+            raise ConfigurationError(f"gradients of {dtype}: what is summed across hosts must be one of {', '.join(map(str, DTYPES))}")
+        self.slots = slots if slots is not None else _slots(rule, numel * dtype.itemsize)
+        self._seat = seat
+        self._me = SEAT if rank is None else rank
+        self._seed = seed
+        self._lock = threading.Condition()
+        self._mesh = Mesh(self._me, token, host, self._lock, self._heard)
+        memory = HostMemory(ranks, numel, dtype, self.slots)
+        self._node = Node(self._me, seat, memory, self._mesh.send, self._mesh.drop)
+        self._filling: int | None = None
+        self._awaited: Version | None = None
+        """All rounds before this one are waited for."""
+        self._given = range(0)
+        self._version: Version = 0
+
+    def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
+        """Let the others connect; give them the address."""
+        return self._mesh.listen(host, port)
+
+    def connect(self, addresses: Mapping[WorkerId, Address], timeout_s: float = 30.0, *, later: bool = False) -> None:
+        """Connect with the other processes of the job, and, if nobody has begun (``later`` False), begin: these ranks are there.
+
+        Args:
+            addresses: by rank, and `SEAT`, what `listen` gave there.
+            timeout_s: how long they may take.
+            later: the job is under way. `enter` then says that this rank takes part.
+
+        Raises:
+            JobError: one of them is not there.
+        """
+        here = self._mesh.hub.host
+        mates = [peer for peer in sorted(addresses) if peer not in (SEAT, self._me) and addresses[peer].host == here]
+        if self._me == self._seat:
+            hosts = [addresses[rank].host if rank in addresses else f"rank {rank}" for rank in range(self.ranks)]
+            self._node.decider = Decider(self.rule, hosts, clock_ns=time.monotonic_ns, seed=self._seed, slots=self.slots)
+            self._node.decider.begin(sorted(peer for peer in addresses if peer != SEAT))
+        if self.rank is not None and mates:
+            self._node.has_memory = not later and self.rank < mates[0]
+            if self._node.has_memory:
+                self._node.memory = HostMemory.shared(self.ranks, self.numel, self.dtype, self.slots)
+        self._mesh.connect(addresses, timeout_s, later=later)
+        with self._lock:
+            self._node.mates = self._mesh.mates() - {SEAT}
+            if not self._node.has_memory:
+                self._node.ask_mates()
+                if not self._wait_for(lambda: self._node.has_memory or not self._node.mates, timeout_s):
+                    raise JobError(f"rank {self.rank}: no other rank of {here} has handed over its memory within {timeout_s:g} s")
+
+    @property
+    def number(self) -> Version:
+        """Of the open round, as far as it is known here."""
+        with self._lock:
+            return self._node.executor.upto if self._node.decider is None else self._node.decider.number
+
+    @property
+    def done(self) -> Version:
+        """How many rounds are done at this host."""
+        with self._lock:
+            return self._node.executor.upto
+
+    # What a rank does.
+
+    def send(self) -> torch.Tensor:
+        """Where this rank's next gradient goes, shape (numel,): the same until `arrive`."""
+        with self._lock:
+            if self._filling is None:
+                self._wait_for(lambda: self._node.free_buffer() is not None, None)
+                self._filling = self._node.free_buffer()
+            assert self._filling is not None
+            return self._node.memory.buffer(self._me, self._filling)
+
+    def arrive(self, gradient: bool = True, clip: float | None = None) -> Arrival:
+        """Hand in what is in ``send()``.
+
+        Args:
+            gradient: False: there is none; the rank waits, or gets its results, as it would with one.
+            clip: scale the gradient down to this norm, if it is longer and late.
+
+        Raises:
+            Fenced: this rank does not take part any more.
+            JobError: the seat is gone.
+        """
+        assert self._awaited is None, f"rank {self.rank} arrived while it waits for round {self._awaited}; call wait() until it is True"
+        with self._lock:
+            buffer, factor = None, 1.0
+            if gradient:
+                mine = self.send()
+                buffer, self._filling = self._filling, None
+                if clip is not None:
+                    factor = min(1.0, clip / max(float(torch.linalg.vector_norm(mine)), 1e-30))
+            answer = self._answered(lambda: self._node.arrive(buffer, factor))
+            self._given = range(self._version, self._version)
+            self._awaited = answer.through
+            return Arrival(answer.number, answer.late, answer.closed, answer.through)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until what this rank is to have is here: its round, or if it was late those before; at most so many seconds.
+
+        Returns:
+            Whether it is; True also if there is nothing to wait for.
+
+        Raises:
+            Fenced: this rank does not take part any more.
+            JobError: the seat is gone.
+        """
+        with self._lock:
+            through = self._awaited
+            if through is None:
+                return True
+            if not self._wait_for(lambda: self._node.executor.upto >= through, timeout_s):
+                return False
+            self._given = range(self._given.start if self._given else self._version, through)
+            self._version, self._awaited = through, None
+            return True
+
+    def results(self) -> list[tuple[Version, torch.Tensor]]:
+        """The results that this rank has been given and has not read: each with its round, in order; views, to be left as they are."""
+        with self._lock:
+            return [(number, self._node.executor.results[number]) for number in self._given]
+
+    def read(self) -> None:
+        """This rank has done with its results. After a single one it is enough that its next arrival says so."""
+        with self._lock:
+            tells = len(self._given) > 1 or self.slots <= 8
+            self._given = range(self._version, self._version)
+            if tells:
+                self._node.tell({"k": "read"})
+
+    def catch_up(self, timeout_s: float = 0.0) -> list[tuple[Version, torch.Tensor]]:
+        """The results that there are, for a rank that is not computing a gradient: one that is idle, or has just entered.
+
+        Args:
+            timeout_s: how long to wait for one, if there is none.
+        """
+        assert self._awaited is None, f"rank {self.rank} waits for round {self._awaited}"
+        with self._lock:
+            if self._wait_for(lambda: self._node.executor.upto > self._version, timeout_s):
+                self._awaited = self._answered(lambda: self._node.tell({"k": "catch"})).through
+                self.wait()
+            return self.results()
+
+    def allreduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> Outcome:
+        """Hand in a gradient, wait if it is on time, and take what there is. Nothing is copied if ``tensor`` is what ``send()`` gave.
+
+        Raises:
+            JobError: the round was not done in time.
+            Fenced: this rank does not take part any more.
+        """
+        mine = self.send()
+        if tensor.data_ptr() != mine.data_ptr():
+            mine.copy_(tensor.reshape(-1))
+        version = self._version
+        arrival = self.arrive()
+        if not self.wait(timeout_s):
+            raise JobError(f"round {arrival.number} was not done in {timeout_s} s: its rule waits for a rank that has not arrived")
+        results = self.results()
+        included = bool(results) and results[-1][0] >= arrival.number
+        return Outcome(included, arrival.number, arrival.number - version, results)
+
+    # What a rank, or the seat for it, may do.
+
+    def enter(self, rank: WorkerId, version: Version) -> None:
+        """A rank takes part, with the parameters of this version; it gets the results from there on.
+
+        Raises:
+            Fenced: results that it would need are gone.
+        """
+        with self._lock:
+            if rank == self.rank:
+                self._version, self._given = version, range(version, version)
+                self._awaited = self._filling = None
+                self._answered(lambda: self._node.enter(version, self._mesh.hub.host))
+            else:
+                self._node.do(self._at_the_seat().enter(rank, version))
+
+    def leave(self, rank: WorkerId) -> None:
+        """A rank is gone. Rounds that waited for it go on."""
+        self._say(rank, "leave")
+
+    def pause(self, rank: WorkerId) -> None:
+        """A rank has nothing to compute until the epoch ends. If that is so for all, what is pending is folded."""
+        self._say(rank, "pause")
+
+    def resume(self, rank: WorkerId) -> None:
+        """A rank computes again."""
+        self._say(rank, "resume")
+
+    def follow(self, start: int) -> list[Entry]:
+        """At the seat: what has happened, the log from this entry on."""
+        with self._lock:
+            return self._at_the_seat().follow(start)
+
+    def lost(self) -> list[Lost]:
+        """At the seat: the gradients that went with their hosts before they were in any result."""
+        with self._lock:
+            return list(self._at_the_seat().lost)
+
+    def close(self) -> None:
+        """This process goes: to the others it is gone."""
+        self._mesh.close()
+        with self._lock:
+            self._lock.notify_all()
+        self._node.memory.close()
+
+    # How it is done.
+
+    def _at_the_seat(self) -> Decider:
+        assert self._node.decider is not None, (
+            f"only the seat, {self._seat}, knows this and may do this for other ranks; this is {self._me}"
+        )
+        return self._node.decider
+
+    def _say(self, rank: WorkerId, kind: str) -> None:
+        with self._lock:
+            if rank == self.rank:
+                self._node.tell({"k": kind})
+            else:
+                self._at_the_seat()
+                self._node.decide(rank, {"k": kind})
+
+    def _answered(self, ask: Callable[[], None]) -> Answer:
+        self._check()
+        ask()
+        self._wait_for(lambda: bool(self._node.answers), None)
+        return self._node.answers.pop(0)
+
+    def _check(self) -> None:
+        if self._mesh.failure is not None:
+            raise JobError(f"the thread of rank {self._me} that talks with other hosts has failed") from self._mesh.failure
+        if self._mesh.ended:
+            raise JobError(f"rank {self._me} has closed its connections: it takes part no more")
+        if self._node.fenced is not None:
+            raise Fenced(self._node.fenced)
+        if self._node.decider is None and not self._mesh.knows(self._seat):
+            raise JobError(f"rank {self._me} has lost its connection to {self._seat}, which decides when rounds close")
+
+    def _wait_for(self, what: Callable[[], bool], timeout_s: float | None) -> bool:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not what():
+            self._check()
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0.0:
+                return False
+            self._lock.wait(left_s)
+        return True
+
+    def _heard(self, peer: WorkerId, message: Message | None) -> None:
+        """In the thread, with the lock."""
+        self._node.mates = self._mesh.mates() - {SEAT}
+        if message is None:
+            self._node.gone(peer)
+        else:
+            self._node.heard(peer, message.header, message.payload, message.memory)
+        self._lock.notify_all()

@@ -1,0 +1,306 @@
+"""Across hosts: the one place that decides. It hears of arrivals, closes rounds, and says who sums them; it sees no gradient.
+
+The decisions are those of one host (`protocol.partial.Rounds`), with one difference. A round counts as done when it is closed: nobody can
+know when the last host has its sum, and whoever is given its result waits for it at his own host.
+
+The ranks of one host have a *leader*; leaders run the schedules. When the leaders change, because one is dead or new, the rounds that are
+under way begin again in a new *view*: all ranks halt, say which results they have, and hear what is next. A round whose result anybody
+has is taken from him; the others are summed once more, among those that are there, from the same gradients. A dead host's gradients are
+lost with it. Pure: what is to be sent is returned.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from offbeat.collective.orders import Answer, Fence, Go, Halt, Hand, Lost, Order
+from offbeat.collective.state import Entry, Fenced, Kind, TooOld
+from offbeat.protocol.partial import Part, Rounds
+from offbeat.protocol.round_rule import ABSENT, RoundRule
+from offbeat.types import Version, WorkerId
+
+LOG_ENTRIES = 1 << 14
+"""How many events are kept for who follows."""
+
+
+@dataclass
+class _Going:
+    """A round that is closed, and may not be summed everywhere."""
+
+    parts: list[tuple[WorkerId, int, float]]
+    divisor: int
+    initiator: WorkerId | None
+    gone: set[WorkerId] = field(default_factory=set)
+    """Ranks whose buffers are somebody else's by now."""
+
+
+@dataclass
+class _Change:
+    """A view that is not under way yet."""
+
+    missing: set[WorkerId]
+    """Ranks that have not reported."""
+    floor: Version
+    upto: dict[WorkerId, Version] = field(default_factory=dict)
+    held: dict[WorkerId, set[Version]] = field(default_factory=dict)
+
+
+class Decider:
+    """The decisions of one job.
+
+    Args:
+        rule: when a round closes.
+        hosts: of each rank, by name; ranks of one host share memory.
+        clock_ns: of the log's entries.
+        seed: of what the rule draws.
+        slots: how many results are kept for ranks that are behind.
+
+    >>> from offbeat.policies import rule
+    >>> decider = Decider(rule("solo"), ["a", "b"], clock_ns=lambda: 0)
+    >>> decider.begin([0, 1])
+    >>> go, answer = decider.arrive(1, 0)
+    >>> go.parts, go.divisor, go.leaders
+    (((1, 1, 0, 1.0),), 2, (0, 1))
+    >>> answer
+    Answer(rank=1, number=0, late=False, closed=True, through=1)
+    """
+
+    def __init__(
+        self, rule: RoundRule, hosts: Sequence[str], *, clock_ns: Callable[[], int], seed: int = 0, slots: int | None = None
+    ) -> None:
+        self._rounds = Rounds(rule, len(hosts), seed, slots=slots)
+        self._hosts = list(hosts)
+        self._clock_ns = clock_ns
+        self._log: deque[Entry] = deque(maxlen=LOG_ENTRIES)
+        self._seq = 0
+        self._waiting: list[WorkerId] = []
+        self._pending: dict[Part, float] = {}
+        self._going: dict[Version, _Going] = {}
+        self._change: _Change | None = None
+        self._present: list[WorkerId] = []
+        """The longest here first."""
+        self._entering: list[WorkerId] = []
+        self._came_with: dict[WorkerId, Version] = {}
+        self.view = 0
+        self.lost: list[Lost] = []
+
+    @property
+    def number(self) -> Version:
+        """Of the open round."""
+        return self._rounds.number
+
+    @property
+    def present(self) -> tuple[WorkerId, ...]:
+        """Who takes part, the longest there first."""
+        return tuple(self._present)
+
+    @property
+    def leaders(self) -> tuple[WorkerId, ...]:
+        """Of each host the rank that has been there for the longest time, in order of rank."""
+        return tuple(sorted(self._leader_of().values()))
+
+    def follow(self, start: int) -> list[Entry]:
+        """What has happened from entry ``start`` of the log on, as far as it is kept."""
+        return [entry for entry in self._log if entry.seq >= start]
+
+    # What happens. Each returns what is to be sent.
+
+    def begin(self, ranks: Iterable[WorkerId]) -> None:
+        """These are there from the beginning."""
+        for rank in ranks:
+            self._rounds.enter(rank, 0)
+            self._present.append(rank)
+            self._came_with[rank] = 0
+            self._wrote(Kind.ENTER, rank, 0)
+
+    def arrive(self, rank: WorkerId, buffer: int | None, factor: float = 1.0) -> list[Order]:
+        """A rank has a gradient in this buffer, or none. If it comes late, it is to be scaled by this."""
+        self._check(rank)
+        version = self._rounds.version(rank)
+        arrival = self._rounds.arrive(rank, buffer)
+        if buffer is not None:
+            self._pending[Part(rank, buffer)] = factor if arrival.late else 1.0
+        self._wrote(Kind.ARRIVE, rank, version, arrival.closed, buffer)
+        if arrival.through > arrival.number:
+            self._waiting.append(rank)
+        else:
+            self._release(rank)
+        return [*self._settled(), Answer(rank, *arrival)]
+
+    def catch_up(self, rank: WorkerId) -> list[Order]:
+        """A rank wants what there is, and has no gradient."""
+        self._check(rank)
+        self._release(rank)
+        return [Answer(rank, self.number, True, False, self.number)]
+
+    def read(self, rank: WorkerId) -> list[Order]:
+        """A rank has done with what it was given."""
+        self._check(rank)
+        self._wrote(Kind.READ, rank, self._rounds.version(rank), self._rounds.read(rank))
+        return self._settled()
+
+    def pause(self, rank: WorkerId) -> list[Order]:
+        """A rank has nothing to compute until the epoch ends."""
+        orders = self.read(rank)
+        self._wrote(Kind.PAUSE, rank, self._rounds.version(rank), self._rounds.pause(rank))
+        return orders + self._settled()
+
+    def resume(self, rank: WorkerId) -> list[Order]:
+        """A rank computes again."""
+        self._check(rank)
+        self._rounds.resume(rank)
+        self._wrote(Kind.RESUME, rank, self._rounds.version(rank))
+        return []
+
+    def enter(self, rank: WorkerId, version: Version, host: str | None = None) -> list[Order]:
+        """A rank takes part from now on, with the parameters of this version; at this host, if it has moved.
+
+        It has its answer, and may write into its buffers, once nobody reads any more what its predecessor has left there: in a new view.
+
+        Raises:
+            TooOld: results that it would need are gone; it must come with newer parameters.
+        """
+        assert self._rounds.state(rank) == ABSENT, f"rank {rank} enters, and is there"
+        if version < self._rounds.free_from():
+            raise TooOld(f"rank {rank} comes with version {version}, and results are kept from {self._rounds.free_from()} on")
+        # Its predecessor's buffers, if they are still in memory, are its own now.
+        self._lose([rank])
+        for going in self._going.values():
+            going.gone.add(rank)
+        if host is not None:
+            self._hosts[rank] = host
+        self._rounds.enter(rank, version)
+        self._present.append(rank)
+        self._came_with[rank] = version
+        self._wrote(Kind.ENTER, rank, version)
+        self._entering.append(rank)
+        return self._new_view()
+
+    def leave(self, rank: WorkerId) -> list[Order]:
+        """A rank is gone, and its host with it if it was the only one there."""
+        if self._rounds.state(rank) == ABSENT:
+            return []
+        self._present.remove(rank)
+        self._entering = [other for other in self._entering if other != rank]
+        self._waiting = [other for other in self._waiting if other != rank]
+        version = self._rounds.version(rank)
+        self._wrote(Kind.LEAVE, rank, version, self._rounds.leave(rank))
+        host = self._hosts[rank]
+        if all(self._hosts[other] != host for other in self._present):
+            self._lose([other for other, name in enumerate(self._hosts) if name == host])
+            for going in self._going.values():
+                going.gone.update(other for other, name in enumerate(self._hosts) if name == host)
+        # Always a new view, also if it led nobody: it may have been about to pass a result on.
+        fence = Fence(rank, f"rank {rank} does not take part any more: it was declared dead, or has left")
+        return [fence, *self._new_view(), *self._settled()]
+
+    def report(self, rank: WorkerId, view: int, upto: Version, held: Iterable[Version]) -> list[Order]:
+        """A rank has halted for this view: it has had the results of all rounds before ``upto``, and holds those of ``held``."""
+        change = self._change
+        if change is None or view != self.view or rank not in change.missing:
+            return []
+        change.missing.discard(rank)
+        change.upto[rank], change.held[rank] = upto, set(held)
+        return self._under_way(change) if not change.missing else []
+
+    # How rounds come to an end.
+
+    def _wrote(self, kind: Kind, rank: WorkerId, version: Version, closed: bool = False, buffer: int | None = None) -> None:
+        self._log.append(Entry(self._seq, kind, rank, version, buffer, self.number - closed, closed, self._clock_ns()))
+        self._seq += 1
+
+    def _release(self, rank: WorkerId) -> None:
+        self._wrote(Kind.RELEASE, rank, self._rounds.release(rank).stop)
+
+    def _check(self, rank: WorkerId) -> None:
+        if self._rounds.state(rank) == ABSENT:
+            raise Fenced(f"rank {rank} does not take part: it was declared dead, or has left; let it enter again with a newer version")
+
+    def _settled(self) -> list[Order]:
+        """Rounds that have been closed begin to be summed."""
+        orders: list[Order] = []
+        while (round_ := self._rounds.closed()) is not None:
+            parts = [(part.rank, part.buffer, self._pending.pop(part)) for part in round_.parts if part in self._pending]
+            self._going[round_.number] = _Going(parts, round_.divisor, round_.initiator)
+            self._wrote(Kind.FOLD_DONE, -1, round_.number + 1, self._rounds.fold_done())
+            waiting, self._waiting = self._waiting, []
+            for rank in waiting:
+                self._release(rank)
+            if self._change is None:
+                orders.append(self._go(round_.number))
+        return orders
+
+    def _leader_of(self) -> dict[str, WorkerId]:
+        first: dict[str, WorkerId] = {}
+        for rank in self._present:
+            first.setdefault(self._hosts[rank], rank)
+        return first
+
+    def _go(self, number: Version) -> Go:
+        going, leader_of = self._going[number], self._leader_of()
+        leaders = tuple(sorted(leader_of.values()))
+        floor = self._rounds.free_from()
+        for old in [old for old in self._going if old < floor]:
+            del self._going[old]
+        parts = tuple((leader_of[self._hosts[rank]], rank, buffer, factor) for rank, buffer, factor in going.parts)
+        start = leaders[0] if going.initiator is None else leader_of.get(self._hosts[going.initiator], leaders[0])
+        return Go(number, self.view, parts, going.divisor, start, leaders, floor)
+
+    def _lose(self, ranks: Sequence[WorkerId]) -> None:
+        """What these have in their buffers is gone."""
+        for part in [part for part in self._pending if part.rank in ranks]:
+            del self._pending[part]
+            self.lost.append(Lost(part, self.number))
+
+    def _new_view(self) -> list[Order]:
+        self.view += 1
+        self._change = _Change(set(self._present), self._rounds.free_from())
+        return [Halt(self.view, tuple(self._present), self._change.floor)] if self._present else []
+
+    def _under_way(self, change: _Change) -> list[Order]:
+        """All have reported: what anybody has is handed on, the rest begins again."""
+        held = set[Version]().union(*change.held.values())
+        lacks = {number: self._lacking(change, number) for number in sorted(self._going) if number >= change.floor}
+        anew = [number for number, lacking in lacks.items() if lacking and number not in held]
+        stranded = [rank for rank in self._present if any(number < self._came_with[rank] for number in anew)]
+        if stranded:
+            # It has come with the parameters of a rank that has died since, the last to have had a result that these contain.
+            return [order for rank in stranded for order in self.leave(rank)]
+        self._change = None
+        orders: list[Order] = []
+        for number in (number for number, lacking in lacks.items() if lacking):
+            if number in held:
+                holders = {self._hosts[rank]: rank for rank in change.held if number in change.held[rank]}
+                orders += self._handed(number, lacks[number], holders)
+            else:
+                self._lose_of(number)
+                orders.append(self._go(number))
+        entering, self._entering = self._entering, []
+        return orders + [Answer(rank, self.number, True, False, self._rounds.version(rank)) for rank in entering]
+
+    def _lacking(self, change: _Change, number: Version) -> list[WorkerId]:
+        return [rank for rank, upto in change.upto.items() if upto <= number and number not in change.held[rank]]
+
+    def _handed(self, number: Version, lacking: Sequence[WorkerId], holders: Mapping[str, WorkerId]) -> list[Hand]:
+        """One of the same host who has it tells who has not; a host where nobody has it gets it from another, and passes it on there."""
+        to: dict[WorkerId, list[WorkerId]] = {}
+        anybody, given = next(iter(holders.values())), set[str]()
+        for rank in lacking:
+            host = self._hosts[rank]
+            if host not in given:
+                to.setdefault(holders.get(host, anybody), []).append(rank)
+            if host not in holders:
+                given.add(host)
+        return [Hand(holder, self.view, number, tuple(ranks)) for holder, ranks in to.items()]
+
+    def _lose_of(self, number: Version) -> None:
+        """A round is summed anew, and the gradients of hosts that are gone are not there any more."""
+        going, kept = self._going[number], []
+        for rank, buffer, factor in going.parts:
+            if rank in going.gone:
+                self.lost.append(Lost(Part(rank, buffer), number))
+            else:
+                kept.append((rank, buffer, factor))
+        going.parts = kept

@@ -1,0 +1,243 @@
+"""One process of a job across hosts: what it does with what it hears. No thread and no socket: it is told, and sends through a function.
+
+A node is a rank, the seat (where the `Decider` is), or both. A rank that leads its host runs the schedules (`Executor`); the other ranks
+of the host find gradients and results in memory that they share with it, and are told when a result is there.
+
+Messages, by ``k``. To the seat: ``arrive``, ``catch``, ``read``, ``pause``, ``resume``, ``enter``, ``leave``, ``report``. From it:
+``answer``, ``go``, ``halt``, ``hand``, ``fence``. Between leaders: ``on`` (activation), ``piece``, ``handed``. Within a host: ``done``, and
+``what`` to which one answers with ``memory`` and what is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from offbeat.collective.decider import Decider
+from offbeat.collective.executor import Executor
+from offbeat.collective.host_memory import HostMemory
+from offbeat.collective.orders import Answer, Fence, Go, Halt, Hand, Order
+from offbeat.collective.state import Fenced, TooOld
+from offbeat.errors import ProtocolError
+from offbeat.protocol.partial import BUFFERS
+from offbeat.tensors.layout import Memory
+from offbeat.transport.base import SharedMemory
+from offbeat.types import Version, WorkerId
+
+Send: TypeAlias = Callable[[WorkerId, Mapping[str, Any], torch.Tensor | None, tuple[SharedMemory, ...]], None]
+"""To a peer: a header, elements that may be changed as soon as it returns, and memory; nothing happens if the peer is gone."""
+UNKNOWN = -1
+
+
+class Node:
+    """One process.
+
+    Args:
+        me: its number: the rank, or that of a seat that is no rank.
+        seat: who decides.
+        memory: of this host.
+        send: to a peer.
+        drop: ends the connection with a peer.
+        decider: at the seat.
+    """
+
+    def __init__(
+        self,
+        me: WorkerId,
+        seat: WorkerId,
+        memory: HostMemory,
+        send: Send,
+        drop: Callable[[WorkerId], None],
+        decider: Decider | None = None,
+    ) -> None:
+        self.me, self.seat, self.decider, self.memory = me, seat, decider, memory
+        self._send, self._drop = send, drop
+        self.executor = Executor(me, lambda peer, header, content: send(peer, header, content, ()), self._out, self._parts, self._finished)
+        self.mates: set[WorkerId] = set()
+        """The other ranks of this host."""
+        self.has_memory = True
+        """Whether ``memory`` is what the host shares, if it shares any."""
+        self.answers: list[Answer] = []
+        self.fenced: str | None = None
+        self._busy: list[Version | None] = [None] * BUFFERS
+        """Of each buffer: which round it is in, `UNKNOWN` until the answer says so; None: in none."""
+
+    # What this rank does.
+
+    def free_buffer(self) -> int | None:
+        """A send buffer that can be written; None until a round is done."""
+        has = self.executor.has
+        return next((index for index, busy in enumerate(self._busy) if busy is None or (busy != UNKNOWN and has(busy))), None)
+
+    def arrive(self, buffer: int | None, factor: float) -> None:
+        """Hand in what is in this buffer; an answer comes."""
+        if buffer is not None:
+            self._busy[buffer] = UNKNOWN
+        self.tell({"k": "arrive", "b": buffer, "f": factor})
+
+    def enter(self, version: Version, host: str) -> None:
+        """Take part from this version on, at the host of this name; an answer comes."""
+        self._busy = [None] * BUFFERS
+        self.ask_mates()
+        self.tell({"k": "enter", "version": version, "host": host})
+
+    def ask_mates(self) -> None:
+        """Ask the ranks of this host what they have."""
+        for mate in self.mates:
+            self._send(mate, {"k": "what"}, None, ())
+
+    def tell(self, header: dict[str, Any]) -> None:
+        """Say something to the seat."""
+        self._to(self.seat, header)
+
+    def decide(self, rank: WorkerId, header: Mapping[str, Any]) -> None:
+        """At the seat: something has happened at a rank."""
+        decider, kind = self.decider, header["k"]
+        assert decider is not None, f"{self.seat} is the seat, and {self.me} was told to decide about rank {rank}"
+        orders: list[Order]
+        try:
+            if kind == "arrive":
+                orders = decider.arrive(rank, header["b"], header["f"])
+            elif kind == "report":
+                orders = decider.report(rank, header["v"], header["upto"], header["held"])
+            elif kind == "enter":
+                orders = decider.enter(rank, header["version"], header["host"])
+            else:
+                does = {"read": decider.read, "pause": decider.pause, "resume": decider.resume, "catch": decider.catch_up}
+                orders = decider.leave(rank) if kind == "leave" else does[kind](rank)
+        except (Fenced, TooOld) as error:
+            orders = [Fence(rank, str(error))]
+        self.do(orders)
+
+    def do(self, orders: Sequence[Order]) -> None:
+        """At the seat: have these carried out."""
+        for order in orders:
+            if isinstance(order, Go):
+                self._to(order.initiator, {"k": "go", "go": list(order)})
+            elif isinstance(order, Answer):
+                self._to(order.rank, {"k": "answer", "answer": list(order)})
+            elif isinstance(order, Hand):
+                self._to(order.holder, {"k": "hand", "n": order.number, "v": order.view, "to": list(order.to)})
+            elif isinstance(order, Halt):
+                for rank in order.ranks:
+                    self._to(rank, {"k": "halt", "v": order.view, "f": order.floor})
+            else:
+                self._to(order.rank, {"k": "fence", "why": order.why})
+                self._drop(order.rank)
+
+    # What is heard.
+
+    def gone(self, peer: WorkerId) -> None:
+        """The connection with a peer has ended."""
+        if self.decider is not None and peer >= 0:
+            self.do(self.decider.leave(peer))
+
+    def heard(self, peer: WorkerId, header: Mapping[str, Any], content: Memory, memory: Sequence[SharedMemory] = ()) -> None:
+        """A peer has sent this.
+
+        Raises:
+            ProtocolError: it is no message of this protocol.
+        """
+        try:
+            self._heard(peer, header, content, memory)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"peer {peer} sent {header.get('k')!r} that cannot be understood: {error!r}") from error
+
+    def _heard(self, peer: WorkerId, header: Mapping[str, Any], content: Memory, memory: Sequence[SharedMemory]) -> None:
+        kind = header["k"]
+        if kind == "piece":
+            self.executor.piece(peer, header, content)
+        elif kind == "on":
+            self._go(header["go"], peer, header["t"])
+        elif kind == "handed":
+            self.executor.handed(header["n"], header["v"], content)
+        elif kind == "done":
+            self.executor.forget(header["f"])
+            self.executor.have(header["n"], self._out(header["n"]))
+        elif kind == "what":
+            self._tell_mate(peer)
+        elif kind == "memory":
+            self._share(memory)
+        elif kind in ("answer", "go", "halt", "hand", "fence"):
+            if peer == self.seat:
+                self._ordered(header)
+        elif self.decider is not None:
+            self.decide(peer, header)
+
+    def _to(self, peer: WorkerId, header: dict[str, Any]) -> None:
+        if peer != self.me:
+            self._send(peer, header, None, ())
+        elif header["k"] in ("answer", "go", "halt", "hand", "fence"):
+            self._ordered(header)
+        else:
+            self.decide(peer, header)
+
+    def _ordered(self, header: Mapping[str, Any]) -> None:
+        """The seat has said so."""
+        kind = header["k"]
+        if kind == "answer":
+            answer = Answer(*header["answer"])
+            self._busy = [answer.number if busy == UNKNOWN else busy for busy in self._busy]
+            self.answers.append(answer)
+        elif kind == "go":
+            self._go(header["go"], None, 0)
+        elif kind == "halt":
+            self.executor.halt(header["v"])
+            self.executor.forget(header["f"])
+            self.tell({"k": "report", "v": header["v"], "upto": self.executor.upto, "held": sorted(self.executor.results)})
+        elif kind == "hand":
+            result = self.executor.results.get(header["n"])
+            for other in header["to"] if result is not None else ():
+                if other in self.mates:
+                    self._send(other, {"k": "done", "n": header["n"], "f": 0}, None, ())
+                else:
+                    self._send(other, {"k": "handed", "n": header["n"], "v": header["v"]}, result, ())
+        else:
+            self.fenced = header["why"]
+
+    # Rounds.
+
+    def _go(self, fields: Sequence[Any], sender: WorkerId | None, tag: int) -> None:
+        number, view, parts, divisor, initiator, leaders, floor = fields
+        go = Go(
+            number,
+            view,
+            tuple((host, rank, buffer, factor) for host, rank, buffer, factor in parts),
+            divisor,
+            initiator,
+            tuple(leaders),
+            floor,
+        )
+        self.executor.forget(floor)
+        self.executor.go(go, sender, tag)
+
+    def _out(self, number: Version) -> torch.Tensor:
+        return self.memory.result(number)
+
+    def _parts(self, go: Go) -> list[torch.Tensor]:
+        here = [(self.memory.buffer(rank, buffer), factor) for leader, rank, buffer, factor in go.parts if leader == self.me]
+        return [part if factor == 1.0 else part * factor for part, factor in here]
+
+    def _finished(self, number: Version, floor: Version) -> None:
+        """A result is there that was summed, or handed over, here."""
+        for mate in self.mates:
+            self._send(mate, {"k": "done", "n": number, "f": floor}, None, ())
+
+    # Ranks of one host.
+
+    def _tell_mate(self, mate: WorkerId) -> None:
+        if self.has_memory and self.memory.block is not None:
+            self._send(mate, {"k": "memory"}, None, (self.memory.block,))
+        for number in sorted(self.executor.results):
+            self._send(mate, {"k": "done", "n": number, "f": 0}, None, ())
+
+    def _share(self, memory: Sequence[SharedMemory]) -> None:
+        if not self.has_memory and memory:
+            self.memory = self.memory.within(memory[0])
+            self.has_memory = True
+            self.executor.moved()
+        else:
+            for block in memory:
+                block.close()

@@ -1,0 +1,69 @@
+"""Across hosts: what the one place that decides has the ranks do. Plain numbers, so that they travel in the headers of messages."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from offbeat.protocol.partial import Part
+from offbeat.types import Version, WorkerId
+
+
+class Answer(NamedTuple):
+    """To a rank: what its arrival has come to. It goes on when it has the results of all rounds before ``through``."""
+
+    rank: WorkerId
+    number: Version
+    late: bool
+    closed: bool
+    through: Version
+
+
+class Go(NamedTuple):
+    """To all leaders: a round is closed, sum it."""
+
+    number: Version
+    view: int
+    parts: tuple[tuple[WorkerId, WorkerId, int, float], ...]
+    """Of each gradient: the leader of the host where it is, rank, buffer, and what it is scaled by."""
+    divisor: int
+    initiator: WorkerId
+    """The leader that starts the activation: of the host that closed the round, or else the first."""
+    leaders: tuple[WorkerId, ...]
+    floor: Version
+    """Results of rounds before this one are of no more use to anybody."""
+
+
+class Halt(NamedTuple):
+    """To all ranks: a new view begins. Forget what is under way, and `Decider.report` what you have."""
+
+    view: int
+    ranks: tuple[WorkerId, ...]
+    floor: Version
+    """Results from this round on are needed: also by who comes now with a newer version, since he may be the last to have them."""
+
+
+class Hand(NamedTuple):
+    """To a rank: hand these ones the result of a round."""
+
+    holder: WorkerId
+    view: int
+    number: Version
+    to: tuple[WorkerId, ...]
+
+
+class Fence(NamedTuple):
+    """To a rank: it does not take part any more, or is not let in."""
+
+    rank: WorkerId
+    why: str
+
+
+Order: TypeAlias = Answer | Go | Halt | Hand | Fence
+
+
+class Lost(NamedTuple):
+    """A gradient that went with its host before it was in any result."""
+
+    part: Part
+    number: Version
+    """The round that it was for."""

@@ -1,0 +1,102 @@
+"""Who takes part in the rounds of a host: what a rank, or the coordinator for it, may say of that, and what has happened so far."""
+
+from __future__ import annotations
+
+import time
+
+from offbeat.collective.shared import Shared
+from offbeat.collective.state import Entry, State
+from offbeat.protocol.partial import Part
+from offbeat.protocol.round_rule import ABSENT
+from offbeat.types import Version, WorkerId
+
+TICK_S = 0.05
+"""How often somebody who waits looks for a fold that was left unfinished."""
+
+
+class Seats:
+    """The ranks of a host, as one process sees them and may change them. `HostRounds` is this and what a rank does itself."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+
+    @property
+    def number(self) -> Version:
+        """Of the open round."""
+        return self._shared.look(lambda state: state.rounds.number)
+
+    @property
+    def done(self) -> Version:
+        """How many rounds are folded: the newest version."""
+        return self._shared.look(lambda state: state.rounds.done)
+
+    def version(self, rank: WorkerId) -> Version:
+        """How many results a rank has taken."""
+        return self._shared.look(lambda state: state.rounds.version(rank))
+
+    def state(self, rank: WorkerId) -> int:
+        """`ABSENT`, `ACTIVE` or `IDLE`, as in `offbeat.protocol.round_rule`."""
+        return self._shared.look(lambda state: state.rounds.state(rank))
+
+    def present(self, rank: WorkerId) -> bool:
+        """Whether a rank takes part."""
+        return self.state(rank) != ABSENT
+
+    def enter(self, rank: WorkerId, version: Version) -> tuple[Part, ...]:
+        """A rank takes part, with the parameters of this version; it gets the results from there on.
+
+        Returns:
+            What its predecessor had pending, and which nobody will sum.
+
+        Raises:
+            TooOld: results that it would need are gone.
+        """
+        while (dropped := self._shared.change(lambda state: _enter(state, rank, version))) is None:
+            events = self._shared.events.value
+            if not self.help() and self._shared.look(lambda state: state.closing()) is not None:
+                self._sleep(events, None)
+        return dropped
+
+    def leave(self, rank: WorkerId) -> None:
+        """A rank is gone. What it has handed in stays in its round. Rounds that waited for it go on."""
+        self._shared.change(lambda state: state.leave(rank))
+        self._look_after()
+
+    def pause(self, rank: WorkerId) -> None:
+        """A rank has nothing to compute until the epoch ends. If that is so for all, what is pending is folded."""
+        self._shared.change(lambda state: state.pause(rank))
+        self._look_after()
+
+    def resume(self, rank: WorkerId) -> None:
+        """A rank computes again."""
+        self._shared.change(lambda state: state.resume(rank))
+
+    def follow(self, start: int) -> list[Entry]:
+        """What has happened: the log from this entry on. Those before it have been dealt with, and may be overwritten."""
+        return self._shared.follow(start)
+
+    def help(self) -> bool:
+        """Take part in a fold that is under way. Returns whether there was anything to do."""
+        return self._shared.help()
+
+    def _look_after(self) -> None:
+        """Something may have closed a round that nobody waits for: then it is folded here."""
+        while self._shared.look(lambda state: state.closing() is not None and not state.waiting):
+            if not self.help():
+                break
+
+    def _sleep(self, events: int, deadline: float | None) -> bool:
+        """Until something happens, but not long. Returns whether there was time left."""
+        remaining = TICK_S if deadline is None else min(TICK_S, deadline - time.monotonic())
+        if remaining <= 0.0:
+            return False
+        self._shared.events.sleep(events, remaining)
+        return True
+
+
+def _enter(state: State, rank: WorkerId, version: Version) -> tuple[Part, ...] | None:
+    """None: not now, since a gradient of its predecessor is being summed."""
+    closing = state.closing()
+    if closing is not None and any(part.rank == rank for part in closing.round.parts):
+        return None
+    return state.enter(rank, version)

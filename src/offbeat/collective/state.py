@@ -1,0 +1,199 @@
+"""What the ranks of one host share, as one array of integers: the table of `Rounds`, where results lie, who is who, and the log's end.
+
+There are two of these arrays. A change is made in a copy of the newest and counts once it is complete (see ``collective/shared.py``), so
+everything that must change together is in here. What happens is written into the log as it is decided, in the same order.
+"""
+
+from __future__ import annotations
+
+import time
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from offbeat.collective.layout import LOG_WIDTH, Layout, Words
+from offbeat.errors import OffbeatError
+from offbeat.protocol.partial import Arrival, Part, Round, Rounds
+from offbeat.protocol.round_rule import ABSENT, WIDTH, RoundRule
+from offbeat.types import Version, WorkerId
+
+
+class Fenced(OffbeatError):
+    """This rank is not taking part, or somebody else does in its place: it has been declared dead, or has left."""
+
+
+class TooOld(OffbeatError):
+    """A rank cannot enter with this version: results that it would have to apply are gone."""
+
+
+class Kind(IntEnum):
+    """What an entry of the log tells."""
+
+    ENTER = 0
+    LEAVE = 1
+    PAUSE = 2
+    RESUME = 3
+    ARRIVE = 4
+    FOLD_DONE = 5
+    RELEASE = 6
+    READ = 7
+
+
+class Entry(NamedTuple):
+    """One event, in the order in which all of them happened: what `Rounds` was told, by method, and what it said."""
+
+    seq: int
+    """From 0, without gaps."""
+    kind: Kind
+    rank: WorkerId
+    """-1 for `Kind.FOLD_DONE`."""
+    version: Version
+    """ENTER: the version it came with; RELEASE: the one it has now; else the rank's version at the time, or the newest one."""
+    buffer: int | None
+    """ARRIVE: where its gradient is; None: it has none."""
+    number: Version
+    """Of the open round before this happened."""
+    closed: bool
+    """Whether a round was closed with it."""
+    at_ns: int
+    """By the host's monotonic clock."""
+
+
+class Closing(NamedTuple):
+    """A closed round that is to be folded."""
+
+    round: Round
+    slot: int
+    """Where its result goes."""
+
+
+class State:
+    """One of the two arrays, and what may happen to it.
+
+    Args:
+        words: the array, `Layout.state_words` long; zeros are a job before its first event.
+        log: the ring of the log, shared by both.
+    """
+
+    def __init__(self, words: Words, log: Words, layout: Layout, rule: RoundRule) -> None:
+        ranks, table = layout.ranks, (1 + layout.ranks) * WIDTH
+        self.words = words
+        self.rounds = Rounds(rule, ranks, layout.seed, slots=layout.slots, table=words[:table].reshape(1 + ranks, WIDTH))
+        self._single = words[table : table + 8]
+        self.tokens = words[table + 8 : table + 8 + ranks]
+        """Of each rank, a number that only its present process knows; 0: nobody."""
+        self._waits = words[table + 8 + ranks : table + 8 + 2 * ranks]
+        """Of each rank, how many rounds must be done before it goes on; 0: it does not wait."""
+        self._holds = words[table + 8 + 2 * ranks : table + 8 + 2 * ranks + layout.slots]
+        """Of each slot, one more than the round whose result it holds; 0: none yet."""
+        self._log = log.reshape(-1, LOG_WIDTH)
+
+    @property
+    def seq(self) -> int:
+        """How many entries the log has had."""
+        return int(self._single[0])
+
+    @property
+    def waiting(self) -> bool:
+        """Whether any rank waits for a round."""
+        return bool(self._waits.any())
+
+    def issue(self, rank: WorkerId) -> int:
+        """A token for the process that is this rank from now on."""
+        self._single[1] += 1
+        self.tokens[rank] = self._single[1]
+        return int(self._single[1])
+
+    def check(self, rank: WorkerId, token: int) -> None:
+        """Raise `Fenced` unless this rank takes part, as the process with this token."""
+        if self.rounds.state(rank) == ABSENT:
+            raise Fenced(f"rank {rank} does not take part: it was declared dead, or has left; let it enter again with a newer version")
+        if int(self.tokens[rank]) != token:
+            raise Fenced(f"another process is rank {rank} now: this one was declared dead while it was silent")
+
+    def slot_of(self, number: Version) -> int:
+        """Where the result of a round is."""
+        slots: list[int] = self._holds.tolist()
+        return slots.index(number + 1)
+
+    def closing(self) -> Closing | None:
+        """The round that is to be folded, if one is."""
+        found = self.rounds.closed()
+        return None if found is None else Closing(found, self.slot_of(found.number))
+
+    # What happens.
+
+    def enter(self, rank: WorkerId, version: Version) -> tuple[Part, ...]:
+        kept = set(self._holds.tolist())
+        gone = [number for number in range(version, self.rounds.done) if number + 1 not in kept]
+        if gone:
+            raise TooOld(
+                f"rank {rank} cannot enter with version {version}: the result of round {gone[0]} is no longer kept, and {self.rounds.done} "
+                "rounds are done. Let it copy the parameters of a rank that takes part, and enter before that one goes on"
+            )
+        dropped = self.rounds.enter(rank, version)
+        self._waits[rank] = 0
+        self._wrote(Kind.ENTER, rank, version, False)
+        return dropped
+
+    def leave(self, rank: WorkerId) -> None:
+        if self.rounds.state(rank) == ABSENT:
+            return
+        self.tokens[rank] = self._waits[rank] = 0
+        self._closed(Kind.LEAVE, rank, self.rounds.leave(rank))
+
+    def pause(self, rank: WorkerId) -> None:
+        self._closed(Kind.PAUSE, rank, self.rounds.pause(rank))
+
+    def resume(self, rank: WorkerId) -> None:
+        self.rounds.resume(rank)
+        self._wrote(Kind.RESUME, rank, self.rounds.version(rank), False)
+
+    def arrive(self, rank: WorkerId, buffer: int | None) -> Arrival:
+        """The rank waits from now on, or has its results at once if it is late and nothing is being folded."""
+        arrival = self.rounds.arrive(rank, buffer)
+        self._closed(Kind.ARRIVE, rank, arrival.closed, buffer)
+        if arrival.through > self.rounds.done:
+            self._waits[rank] = arrival.through
+        else:
+            self.release(rank)
+        return arrival
+
+    def release(self, rank: WorkerId) -> range:
+        given = self.rounds.release(rank)
+        self._wrote(Kind.RELEASE, rank, given.stop, False)
+        return given
+
+    def read(self, rank: WorkerId) -> None:
+        self._closed(Kind.READ, rank, self.rounds.read(rank))
+
+    def fold_done(self) -> None:
+        """The closed round is folded: whoever waited for it has its results."""
+        self._closed(Kind.FOLD_DONE, -1, self.rounds.fold_done())
+        for rank in np.flatnonzero(self._waits == self.rounds.done).tolist():
+            self._waits[rank] = 0
+            self.release(rank)
+
+    def _closed(self, kind: Kind, rank: WorkerId, closed: bool, buffer: int | None = None) -> None:
+        """Something has happened that may close a round; if it has, its result gets a place: the lowest, which memory knows best."""
+        self._wrote(kind, rank, self.rounds.done if rank < 0 else self.rounds.version(rank), closed, buffer)
+        if closed:
+            free = np.less_equal(self._holds, self.rounds.free_from())
+            self._holds[int(free.argmax())] = self.rounds.number
+
+    def _wrote(self, kind: Kind, rank: WorkerId, version: Version, closed: bool, buffer: int | None = None) -> None:
+        seq = self.seq
+        number = self.rounds.number - closed
+        entry = (seq, kind, rank, version, -1 if buffer is None else buffer, number, closed, time.monotonic_ns())
+        self._log[seq % len(self._log)] = entry
+        self._single[0] = seq + 1
+
+    def entries(self, start: int) -> list[Entry]:
+        """What is in the log from there on."""
+        found = []
+        for seq in range(start, self.seq):
+            at, kind, rank, version, buffer, number, closed, at_ns = self._log[seq % len(self._log)].tolist()
+            assert at == seq, f"entry {seq} of the log is overwritten by {at}"
+            found.append(Entry(seq, Kind(kind), rank, version, None if buffer < 0 else buffer, number, bool(closed), at_ns))
+        return found

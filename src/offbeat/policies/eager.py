@@ -1,0 +1,174 @@
+"""Eager-SGD: partial allreduce. A round closes when its initiator arrives, and what comes late is carried into the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from offbeat.errors import ConfigurationError
+from offbeat.protocol.policy import short_spelling, whole_number
+from offbeat.protocol.round_rule import RoundRule, View
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partial(RoundRule):
+    """What the rules of this family have in common; see `Majority` for the whole story."""
+
+    staleness: int | None = None
+    """A round waits for a rank that would otherwise fall further behind: no gradient is folded onto a version more than this many
+    rounds from the one that it was computed from, but for those of ranks that were idle. At least 1. None: no bound."""
+    delivery: Literal["replay", "latest"] = "replay"
+    """replay: a rank applies every result, in order, so that replicas stay equal, bit by bit. latest: only the newest of those that it
+    has missed, as in the paper; replicas drift apart."""
+    model_sync_every: int | None = None
+    """With ``latest``: after so many rounds the replicas are set to their mean. None: never."""
+    carry_clip: float | None = None
+    """A gradient that comes late is scaled down to this norm, if it is longer. None: it is taken as it is."""
+
+    def __post_init__(self) -> None:
+        owner = self.called()
+        if self.staleness is not None:
+            whole_number(owner, "staleness", self.staleness, least=1)
+        if self.delivery not in ("replay", "latest"):
+            raise ConfigurationError(f"{owner}(delivery={self.delivery!r}): delivery must be replay or latest")
+        if self.model_sync_every is not None:
+            whole_number(owner, "model_sync_every", self.model_sync_every, least=1)
+            if self.delivery == "replay":
+                raise ConfigurationError(
+                    f"{owner}(model_sync_every={self.model_sync_every}): with delivery=replay the replicas are equal already; "
+                    "leave it out, or say delivery=latest"
+                )
+        clip: Any = self.carry_clip
+        if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not 0.0 < clip < float("inf")):
+            raise ConfigurationError(f"{owner}(carry_clip={clip!r}): carry_clip must be a number above 0")
+
+    @property
+    def spelling(self) -> str:
+        """Only what is not the default."""
+        return short_spelling(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solo(Partial):
+    """A round closes with the first arrival: nobody ever waits for anybody.
+
+    ``G = (1/P) * sum`` of what is in the send buffers of the P living ranks, most of it carried over from the round before.
+
+    Source: Li et al. 2020, "Taming unbalanced training workloads in deep learning with partial collective operations", section 4.1.
+    As its code does, and its text does not say, rounds are bounded in how far they leave a rank behind.
+
+    >>> Solo().spelling, Solo(staleness=None).spelling
+    ('solo', 'solo(staleness=None)')
+    """
+
+    word = "solo"
+
+    staleness: int | None = 32
+    """As in `Partial`; the bound of the paper's code, which has a synchronous round after every 32."""
+
+    def closes(self, view: View) -> bool:
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Majority(Partial):
+    """A round closes when its initiator arrives, one rank that is drawn anew each round: on average half of the ranks are there by then.
+
+    ``G = (1/P) * sum`` of what is in the send buffers of the P living ranks: gradients of those who have arrived, computed from the newest
+    version, and carried ones. Each gradient is in exactly one round. On average (P + 1) / 2 ranks arrive before a round closes; that is
+    an expectation, a single round may have one.
+
+    Source: Li et al. 2020, "Taming unbalanced training workloads in deep learning with partial collective operations", section 4.2, and
+    the algorithm of section 5. Departures: every rank applies every result (``delivery=replay``); if the initiator dies another is
+    drawn; its code loses late gradients, here none is lost.
+    """
+
+    word = "majority"
+
+    def closes(self, view: View) -> bool:
+        return view.arrivals_of(view.drawn(1)) == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn(Partial):
+    """Rules that draw several ranks for each round."""
+
+    m: int
+    """How many ranks are drawn, at least 1; all of them if fewer live."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_number(self.called(), "m", self.m, least=1)
+
+    def check(self, workers: int) -> None:
+        super().check(workers)
+        _at_most(self.called(), "m", self.m, workers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstOf(Drawn):
+    """A round closes when the first of m drawn ranks arrives: (P + 1) / (m + 1) arrive on average. m = 1 is `Majority`, m = P `Solo`.
+
+    Source: the spectrum that the paper leaves to future work (Li et al. 2020, section 8), derived.
+    """
+
+    word = "first_of"
+
+    def closes(self, view: View) -> bool:
+        return view.arrivals_of(view.drawn(self.m)) > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllOf(Drawn):
+    """A round closes when all of m drawn ranks have arrived: m (P + 1) / (m + 1) on average. m = 1 is `Majority`, m = P `Full`.
+
+    Source: as `FirstOf`.
+    """
+
+    word = "all_of"
+
+    def closes(self, view: View) -> bool:
+        drawn = view.drawn(self.m)
+        return view.arrivals_of(drawn) == len(drawn)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quorum(Partial):
+    """A round closes with the q-th arrival, whoever that is.
+
+    Source: as `FirstOf`.
+    """
+
+    word = "quorum"
+
+    q: int
+    """How many arrivals, at least 1; all that live if they are fewer."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_number(self.called(), "q", self.q, least=1)
+
+    def check(self, workers: int) -> None:
+        super().check(workers)
+        _at_most(self.called(), "q", self.q, workers)
+
+    def closes(self, view: View) -> bool:
+        return view.arrivals >= min(self.q, view.actives)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Full(Partial):
+    """A round closes when everybody has arrived: a synchronous allreduce, without a server. The gradient is the mean over the ranks.
+
+    Source: the baseline "synch-SGD" of Li et al. 2020. Under it replicas have the parameters of DistributedDataParallel.
+    """
+
+    word = "full"
+
+    def closes(self, view: View) -> bool:
+        return view.arrivals == view.actives
+
+
+def _at_most(owner: str, name: str, value: int, workers: int) -> None:
+    if value > workers:
+        raise ConfigurationError(f"{owner}({name}={value}) with {workers} workers: {name} must be at most {workers}")

@@ -1,0 +1,160 @@
+"""What a rule sees of a partial allreduce: the round's table, the view of it that is passed on, and what a rule is.
+
+Who arrives, what is folded and who may read what is in ``protocol/partial.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offbeat.protocol.policy import Family, Policy
+from offbeat.types import Version
+
+Table: TypeAlias = NDArray[np.int64]
+Mask: TypeAlias = NDArray[np.bool_]
+
+LATE, ON_TIME = 1, 2
+ABSENT, ACTIVE, IDLE = 0, 1, 2
+"""The states of a rank: not there; a round may wait for it; there, but at the end of an epoch, and not waited for."""
+
+
+class Of:
+    """Columns of a rank's row. Plain integers: an enumeration's members take several times as long to look up."""
+
+    STATE: Final = 0
+    VERSION: Final = 1
+    """The rounds whose results it has."""
+    NEEDS: Final = 2
+    """The first round whose result must be kept for it."""
+    ARRIVED: Final = 3
+    """In the open round: `LATE`, `ON_TIME`, or 0."""
+    PENDING: Final = 4
+    """Which of its buffers hold a gradient for the open round: bits."""
+    FROZEN: Final = 5
+    """Which of them are in the round that is being folded: bits."""
+
+
+class Job:
+    """Columns of the first row."""
+
+    CLOSED: Final = 0
+    """How many rounds are closed: the number of the open one."""
+    DONE: Final = 1
+    """How many are folded: as many as are closed, or one less."""
+    LIVE: Final = 2
+    """How many ranks were there when the last round closed: what its sum is divided by."""
+    INITIATOR: Final = 3
+    """Who closed it; -1: nobody, somebody's end or pause did."""
+    ACTIVE: Final = 4
+    """How many ranks are active: this and the next two could be counted anew each time, and that takes much longer."""
+    ARRIVED: Final = 5
+    """How many of them have arrived."""
+    WAITING: Final = 6
+    """How many of these on time: they wait."""
+    CHANGES: Final = 7
+    """How often the active ranks have changed."""
+
+
+WIDTH: Final = 8
+"""Columns: a row is one cache line."""
+
+
+class View:
+    """What a rule may look at to say whether the open round closes. Masks have an entry for each rank."""
+
+    def __init__(self, table: Table, seed: int) -> None:
+        self._cells = table.reshape(-1).data
+        self._columns = table[1:].T
+        self._seed = seed
+        self._drawn: dict[int, NDArray[np.intp]] = {}
+        self._drawn_at = (-1, -1)
+
+    @property
+    def number(self) -> Version:
+        """Of the open round."""
+        return self._cells[Job.CLOSED]
+
+    @property
+    def active(self) -> Mask:
+        """Ranks that the round may wait for. `actives` says how many, without counting."""
+        active: Mask = np.equal(self._columns[Of.STATE], ACTIVE)
+        return active
+
+    @property
+    def arrived(self) -> Mask:
+        """Active ranks that have arrived in this round, late or not. `arrivals` says how many, without counting."""
+        arrived: Mask = np.logical_and(self.active, self._columns[Of.ARRIVED])
+        return arrived
+
+    @property
+    def actives(self) -> int:
+        return self._cells[Job.ACTIVE]
+
+    @property
+    def arrivals(self) -> int:
+        return self._cells[Job.ARRIVED]
+
+    def arrivals_of(self, ranks: NDArray[np.intp]) -> int:
+        """How many of these active ranks have arrived."""
+        if len(ranks) == 1:
+            return int(self._cells[(1 + int(ranks[0])) * WIDTH + Of.ARRIVED] != 0)
+        return int(np.count_nonzero(self._columns[Of.ARRIVED][ranks]))
+
+    def drawn(self, count: int) -> NDArray[np.intp]:
+        """So many active ranks, or all if they are fewer: the first of an order that seed and round draw. If one of them is gone the
+        next takes its place, and the others stay."""
+        now = self._cells[Job.CLOSED], self._cells[Job.CHANGES]
+        if now != self._drawn_at:
+            self._drawn.clear()
+            self._drawn_at = now
+        drawn = self._drawn.get(count)
+        if drawn is None:
+            ranks = np.flatnonzero(self.active)
+            order = np.argsort(_hashed(self._seed, self.number, ranks), kind="stable")
+            drawn = self._drawn[count] = ranks[order[:count]]
+        return drawn
+
+
+class RoundRule(Policy):
+    """A rule of the allreduce family: says when a round closes. `Policy` has what it shares with the others."""
+
+    @property
+    def family(self) -> Family:
+        return "allreduce"
+
+    @property
+    def staleness(self) -> int | None:
+        """A round waits for a rank whose next gradient could otherwise be folded onto a version that is further than this from its own."""
+        return None
+
+    @property
+    def delivery(self) -> Literal["replay", "latest"]:
+        """Whether a rank applies every result or only the newest of those that it has missed."""
+        return "replay"
+
+    @property
+    def model_sync_every(self) -> int | None:
+        """After so many rounds replicas that differ are set to their mean."""
+        return None
+
+    @property
+    def carry_clip(self) -> float | None:
+        """The greatest norm of a gradient that comes late."""
+        return None
+
+    def closes(self, view: View) -> bool:
+        """Whether the open round closes now. Asked after each arrival, and when a rank goes or pauses, if somebody waits for the round:
+        late gradients alone make none. It must say yes once all active ranks have arrived."""
+        raise TypeError(f"{type(self).__name__} does not say when a round closes")
+
+
+def _hashed(seed: int, number: Version, ranks: NDArray[np.intp]) -> NDArray[np.uint64]:
+    """An unpredictable number for each rank, the same in every process (splitmix64)."""
+    key = (seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    x = ranks.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

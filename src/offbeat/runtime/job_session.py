@@ -1,0 +1,131 @@
+"""What a process's part in a job is like whoever folds: how it begins and ends, what it tells of itself, and where its samples come from.
+
+`runtime.worker.WorkerSession` is the part of a worker among servers, `runtime.rank_session.RankSession` that of a rank without.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import abstractmethod
+from typing import Any
+
+from offbeat.runtime import last_words, process_end
+from offbeat.runtime.local_work import LocalWork
+from offbeat.runtime.settings import WorkerSettings
+from offbeat.runtime.worker_link import WorkerLink
+from offbeat.runtime.worker_samples import WorkerSamples
+from offbeat.session import Grant, Session
+from offbeat.types import Epoch
+
+
+class JobSession(Session):
+    """One process's part in a job, from `join` on. The owner of its process calls `follow_process` before that.
+
+    Args:
+        link: its connections.
+        stop_on_nonfinite: whether a gradient that is not finite ends the job.
+        local_only: why this optimizer cannot step on servers, if so.
+    """
+
+    def __init__(self, settings: WorkerSettings, link: WorkerLink, *, stop_on_nonfinite: bool, local_only: str | None) -> None:
+        super().__init__()
+        self.worker, self.workers, self.seed = settings.worker, settings.workers, settings.seed
+        self._settings, self._link, self._coordinator = settings, link, link.coordinator
+        self._stop_on_nonfinite, self._local_only = stop_on_nonfinite, local_only
+        self._steps = 0
+        self._work = LocalWork()
+        self._since = time.monotonic()
+        self._samples = WorkerSamples(link, admitted=self._admitted, drop=self.drop, reports=self.reports)
+
+    @abstractmethod
+    def join(self, sync: str) -> None:
+        """Introduce this process to the job and wait for the first parameters. ``sync`` is the script's rule, spelled.
+
+        Raises:
+            RefusedError: the job does not take this worker.
+            JobError: a server is gone.
+        """
+
+    @abstractmethod
+    def _admitted(self) -> None:
+        """Wait for the newest parameters."""
+
+    @abstractmethod
+    def _detach(self) -> None:
+        """Give the model memory of its own."""
+
+    def _hand_in(self) -> bool:
+        """Push what has been kept back; whether there was anything."""
+        return False
+
+    def _hello(self, sync: str) -> dict[str, Any]:
+        return {"kind": "hello", "worker": self.worker, "pid": os.getpid(), "sync": sync, "local_only": self._local_only}
+
+    # The end.
+
+    def follow_process(self) -> None:
+        """Leave the job when this process ends: an exception that ends the script is a death, SIGTERM a notice to leave after the step."""
+        process_end.follow(leave=self._at_exit, fail=self._tell_why, notice=self._link.notice)
+
+    def _tell_why(self, error: BaseException) -> None:
+        self._link.fail(last_words.failing(self.worker, error, pushed=self._steps > 0))
+
+    def _at_exit(self) -> None:
+        if not self._link.failed:
+            self._link.leaving()
+            self._hand_in()
+            self._leave()
+
+    def close(self) -> None:
+        """Leave the job with private parameters."""
+        if not self._link.closed.is_set():
+            self._hand_in()
+        self._detach()
+        self._leave()
+
+    def _leave(self) -> None:
+        if not self._link.closed.is_set():
+            if self._loss is not None:  # no push has taken it along
+                self._coordinator.send({"kind": "metrics", "values": {"loss": self._loss}})
+            self._coordinator.send({"kind": "left", "incarnation": self._link.incarnation})
+            self.vanish()
+
+    def vanish(self) -> None:
+        """Close the connections without a word: to the job, this worker is dead."""
+        self._link.close()
+
+    # What it tells.
+
+    def _finite(self, nonfinite: str | None) -> str | None:
+        """The tensor in which this step's gradient is not finite, if there is one, and the job goes on nevertheless."""
+        if nonfinite is not None and self._stop_on_nonfinite:
+            reason = f"the gradient of {nonfinite} is not finite"
+            self._coordinator.send({"kind": "abort", "reason": reason})
+            raise FloatingPointError(reason)
+        return nonfinite
+
+    def log(self, values: dict[str, float]) -> None:
+        super().log(values)
+        rest = {name: value for name, value in values.items() if name != "loss"}
+        if rest and not self._link.closed.is_set():
+            self._coordinator.send({"kind": "metrics", "values": rest})
+
+    # Samples.
+
+    def take(self, pool: int, epoch: Epoch, size: int, batch: int) -> Grant | None:
+        if self._samples.leaves(pool, epoch):
+            self._hand_in()
+        while True:
+            began = time.monotonic()
+            grant = self._samples.take(pool, epoch, size, lambda: self.batch or batch)
+            self._since += time.monotonic() - began
+            if grant is not None:
+                self._outstanding.append(grant)
+            elif self._outstanding:
+                self._work.ending = True
+            elif self._hand_in() and self._samples.open(pool):
+                continue  # it holds nothing any more: now it can take over what others leave undone
+            else:
+                self._samples.over(pool)
+            return grant

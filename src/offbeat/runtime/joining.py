@@ -1,0 +1,37 @@
+"""Which part a process takes in its job: that of a worker among servers, or that of a rank without."""
+
+from __future__ import annotations
+
+import torch
+
+from offbeat.policies import rule
+from offbeat.protocol.policy import Policy
+from offbeat.runtime.job_session import JobSession
+from offbeat.runtime.rank_session import RankSession
+from offbeat.runtime.settings import WorkerSettings
+from offbeat.runtime.worker import WorkerSession
+from offbeat.tensors.layout import Layout
+from offbeat.tensors.optimizers import OptimizerSpec
+from offbeat.transport.base import Hub
+
+
+def session_of(
+    settings: WorkerSettings,
+    policy: Policy,
+    layout: Layout,
+    spec: OptimizerSpec,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    stop_on_nonfinite: bool = False,
+    local_only: str | None = None,
+    hub: Hub | None = None,
+) -> JobSession:
+    """A session that has not joined yet, by the rule: the launcher's, or else the script's (``policy``).
+
+    Raises:
+        JobError: a server cannot be reached.
+    """
+    chosen = policy if settings.sync is None else rule(settings.sync)
+    kind = WorkerSession if chosen.family == "server" else RankSession
+    return kind(settings, layout, spec, model, optimizer, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, hub=hub)

@@ -1,0 +1,69 @@
+"""Replicas that drift apart are set to their mean from time to time: in rounds of their own, of parameters, that wait for every rank.
+
+First the parameters, then each of the optimizers' averages: momenta, Adam's moments. A rank that comes to it in the midst, with the replica
+of one that is there, goes on where that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from offbeat.collective import HostRounds
+from offbeat.runtime.replica import Replica
+from offbeat.transport.base import SharedMemory
+from offbeat.types import Seconds, Version, WorkerId
+
+LOOK_S: Seconds = 0.05
+
+
+class ModelMeans:
+    """One rank's part in these rounds.
+
+    Args:
+        block: where they are held.
+        rank: this one.
+        every: after so many rounds of gradients.
+        replica: whose parameters.
+        hear: called while this rank waits.
+    """
+
+    def __init__(self, block: SharedMemory, rank: WorkerId, every: int, replica: Replica, hear: Callable[[], None]) -> None:
+        self._rounds = HostRounds.attach(block, rank)
+        self._rank, self._every, self._replica, self._hear = rank, every, replica, hear
+        self._taken: Version | None = None
+
+    def keep(self, version: Version) -> None:
+        """This rank has come to a version: if it has passed a multiple of ``every`` it takes on the mean, as everybody does there.
+
+        Nobody passes two, for who has passed one waits for the others, and without them there is no other.
+
+        Raises:
+            Fenced: this rank does not take part any more.
+        """
+        rounds, shares = self._rounds, self._replica.shares
+        while version // self._every > self._known // shares:
+            means = rounds.catch_up()  # one that was complete when this rank was given its replica
+            if not means:
+                self._replica.read_share(self._known % shares, rounds.send())
+                rounds.arrive()
+                while not rounds.wait(LOOK_S):
+                    self._hear()
+                means = rounds.results()
+            for number, mean in means:
+                self._replica.write_share(number % shares, mean)
+                self._taken = number + 1
+            rounds.read()
+
+    @property
+    def _known(self) -> Version:
+        """How many means this rank has; the table counts one that is there and has not been taken."""
+        if self._taken is None:
+            self._taken = self._rounds.version(self._rank)
+        return self._taken
+
+    def enter(self, rank: WorkerId) -> None:
+        """Let another rank, which gets this one's replica, take part from the same mean on."""
+        self._rounds.enter(rank, self._known)
+
+    def close(self) -> None:
+        self._rounds.close()

@@ -1,0 +1,275 @@
+"""The coordinator's side of a job without servers: it follows what the ranks decide among themselves, and lets ranks in and out.
+
+The ranks share a table, and a log of all that happens to it; here the log is read, and each arrival in it brought together with the message
+in which its rank has said what its gradient is of. So the pure core hears of everything in the order in which it happened. What is
+decided here, who takes part and who is idle, goes into the table first, and is heard of in its turn. What tables there are, and what is
+different about each, is in ``rank_hosts.py``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from offbeat.collective import Entry, Kind
+from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.effects import Effect, EpochEnded, Grant, Paused, Release, Settle, StateChanged
+from offbeat.protocol.events import Event, Folded, Joined, Left, Lost, Pushed
+from offbeat.runtime.announcer import Announcer
+from offbeat.runtime.newcomers import Newcomers
+from offbeat.runtime.roster import Roster
+from offbeat.transport.base import SharedMemory
+from offbeat.types import Incarnation, Seconds, Version, WorkerId, WorkerState
+
+LOOK_S: Seconds = 0.005
+"""How soon the log is looked at again when there is something to come: nobody says that it has."""
+
+
+class Table(Protocol):
+    """What the ranks of a job have in common."""
+
+    @property
+    def memory(self) -> tuple[SharedMemory, ...]:
+        """What a rank needs to take part."""
+
+    def follow(self, start: int) -> list[Entry]:
+        """The log from this entry on."""
+
+    def present(self, rank: WorkerId) -> bool:
+        """Whether a rank takes part."""
+
+    def enter(self, rank: WorkerId, version: Version) -> None:
+        """A rank takes part from now on, with the parameters of this version."""
+
+    def leave(self, rank: WorkerId, incarnation: Incarnation) -> Sequence[Effect]:
+        """A rank, of this incarnation, is gone. Returns what the journal is to say about it."""
+
+    def pause(self, rank: WorkerId) -> None:
+        """A rank has nothing to compute."""
+
+    def resume(self, rank: WorkerId) -> None:
+        """A rank computes again."""
+
+    def close(self) -> None:
+        """The job is over."""
+
+
+class RankHost:
+    """Follows one job, and carries out what its coordinator decides.
+
+    Args:
+        table: the job's.
+        coordinator: asked who is alive, and told of rounds.
+        roster, announcer: as in `runtime.performer.Performer`.
+        feed: journals an event, hands it to the coordinator, and has the effects performed; at a time that this host tells.
+        perform: journals effects and has them performed.
+        now: the job's clock.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        coordinator: Coordinator,
+        roster: Roster,
+        announcer: Announcer,
+        feed: Callable[[Event, Seconds], None],
+        perform: Callable[[list[Effect], Seconds], None],
+        now: Callable[[], Seconds],
+    ) -> None:
+        self._table = table
+        self._coordinator, self._roster, self._announcer = coordinator, roster, announcer
+        self._feed, self._perform, self._now = feed, perform, now
+        self._entries: deque[Entry] = deque()
+        """Read from the log, and not dealt with yet."""
+        self._seq = 0
+        self._t: Seconds = 0.0
+        """Of what was dealt with last: the journal's times do not run backwards."""
+        self._looked_at: Seconds = 0.0
+        self._said: dict[tuple[WorkerId, Incarnation], deque[Pushed]] = {}
+        """What ranks have said of gradients whose arrival has not been read yet."""
+        self._current: dict[WorkerId, Incarnation] = {}
+        """Each rank's incarnation at this point of the log."""
+        self._computed_s: dict[WorkerId, Seconds] = {}
+        self._released: set[WorkerId] = set()
+        """Whose next release is the answer to an arrival: they know without being told."""
+        self._ending: dict[WorkerId, Lost | Left] = {}
+        """Taken out of the table, with what there is to say of it once that is read in the log."""
+        self.newcomers = Newcomers(table.enter, table.present, coordinator, roster, self._computed_s)
+
+    @property
+    def memory(self) -> tuple[SharedMemory, ...]:
+        """What a rank needs to take part."""
+        return self._table.memory
+
+    @property
+    def welcome(self) -> dict[str, Any]:
+        """What else it is told with that.
+
+        Raises:
+            ConfigurationError: nobody can come any more.
+        """
+        return {}
+
+    # Following.
+
+    @property
+    def behind(self) -> bool:
+        """Whether something has happened of which not everything is known yet."""
+        return bool(self._entries)
+
+    def wake_at(self) -> Seconds | None:
+        """When to `follow` at the latest."""
+        return self._looked_at + LOOK_S if self._entries or any(self._said.values()) or self._coordinator.unsettled else None
+
+    def follow(self, now: Seconds) -> None:
+        """Deal with what has happened since this was last called, as far as all of it is known."""
+        began_at = time.monotonic() - self._now()
+        while True:
+            self._read()
+            if not self._entries or (event := self._event(self._entries[0])) is None:
+                break
+            entry = self._entries.popleft()
+            self._t = min(now, max(self._t, entry.at_ns * 1e-9 - began_at))
+            self._deal_with(entry, event)
+        self._looked_at = self._t = now
+
+    def _read(self) -> None:
+        entries = self._table.follow(self._seq)
+        if entries:
+            self._seq = entries[-1].seq + 1
+            self._entries += entries
+
+    def _event(self, entry: Entry) -> tuple[Event, ...] | None:
+        """What this is to the coordinator; None: something about it is still to be heard."""
+        rank = entry.rank
+        match entry.kind:
+            case Kind.ARRIVE:
+                pushed = self._pushed(entry)
+                return None if pushed is None else (pushed,)
+            case Kind.LEAVE:
+                self._said.pop((rank, self._current.get(rank, 0)), None)
+                event = self._ending.pop(rank, None)
+                return () if event is None else (event,)
+            case Kind.ENTER:
+                return (Joined(rank),) if self.newcomers.entered(rank) else ()
+            case _:
+                return ()
+
+    def _pushed(self, entry: Entry) -> Pushed | None:
+        """The gradient that has arrived. Of one whose rank has died before its word was sent it is only known that it is there."""
+        incarnation = self._current.get(entry.rank, 0)
+        said = self._said.get((entry.rank, incarnation))
+        if said:
+            return said.popleft()
+        if any(later.kind is Kind.LEAVE and later.rank == entry.rank for later in self._entries):
+            nonfinite = None if entry.buffer is not None else "a tensor that its rank did not live to name"
+            return Pushed(entry.rank, incarnation, entry.version, 0, 0.0, nonfinite=nonfinite)
+        return None
+
+    def _deal_with(self, entry: Entry, events: tuple[Event, ...]) -> None:
+        for event in events:
+            if isinstance(event, Pushed):
+                self._released.add(event.worker)
+                self._computed_s[event.worker] = event.compute_s
+            self._feed(event, self._t)
+        if entry.closed:
+            folded = Folded(self._coordinator.version + 1, (), 0.0, 0.0)
+            self._perform(self._coordinator.on(folded, self._t), self._t)
+
+    # What comes in.
+
+    def said(self, event: Pushed, now: Seconds) -> None:
+        """A rank is about to arrive, or has arrived. One that was declared dead before it could has not, and will not."""
+        current = self._current.get(event.worker, 0)
+        if event.incarnation < current or (event.incarnation == current and not self._is_alive(event.worker)):
+            self._feed(event, now)
+        else:
+            self._said.setdefault((event.worker, event.incarnation), deque()).append(event)
+
+    def _is_alive(self, worker: WorkerId) -> bool:
+        return self._coordinator.membership[worker].state is WorkerState.ALIVE
+
+    def gone(self, event: Lost | Left, now: Seconds) -> None:
+        """A rank's process has ended, or is about to. It is out of the rounds at once; the coordinator hears of it in its turn."""
+        worker = event.worker
+        self.newcomers.gone(worker)
+        if worker in self._ending:
+            return
+        if not self._table.present(worker):
+            self._feed(event, now)
+        else:
+            self._ending[worker] = event
+            self._perform(list(self._table.leave(worker, self._current.get(worker, 0))), now)
+        self.follow(now)
+        self.newcomers.ask()
+
+    def look_for_silent(self, now: Seconds) -> None:
+        """Declare those dead who have not been heard of for too long."""
+        membership = self._coordinator.membership
+        for worker in membership.silent(now):
+            silence = now - membership[worker].heard_at
+            self.gone(Lost(worker, f"not heard of for {silence:.1f} s", membership[worker].incarnation), now)
+
+    def close(self) -> None:
+        """The job is over: let go of the memory."""
+        self._table.close()
+
+    # What is to be done.
+
+    def perform(self, effects: Sequence[Effect]) -> None:
+        """Carry out what the coordinator has decided."""
+        # All who begin together do so before the first of them hears of it, and closes a round alone.
+        released = [effect.worker for effect in effects if isinstance(effect, Release)]
+        self.newcomers.let_in([worker for worker in released if worker not in self._ending])
+        for effect in effects:
+            match effect:
+                case Release():
+                    self._release(effect)
+                case Paused():
+                    self._table.pause(effect.worker)
+                case Settle(clock=0):
+                    self._released.discard(effect.worker)  # it was fenced, and nothing follows
+                case StateChanged():
+                    self._changed(effect)
+                    self._announcer.tell(effect)
+                case EpochEnded():
+                    # Before anybody hears of it: the first to come would else find itself alone, and not be waited with.
+                    for worker in effect.workers:
+                        self._table.resume(worker)
+                    self._announcer.tell(effect)
+                case Grant(refreshed=True):
+                    self._table.resume(effect.worker)
+                    self._announcer.tell(effect)
+                case _:
+                    self._announcer.tell(effect)
+
+    def _changed(self, effect: StateChanged) -> None:
+        if effect.state is WorkerState.ALIVE:
+            self._current[effect.worker] = effect.incarnation
+        elif effect.state in (WorkerState.DEAD, WorkerState.FINISHED):
+            self._released.discard(effect.worker)
+
+    def _release(self, effect: Release) -> None:
+        """A rank is told only what it cannot know by itself: that it takes part, or that an epoch is over."""
+        if effect.worker in self._released:
+            self._released.discard(effect.worker)
+            return
+        if effect.worker in self._ending:
+            return  # it is gone, of which the coordinator is still to hear
+        peer = self._roster[effect.worker]
+        peer.serial += 1
+        alive = self._coordinator.membership.in_state(WorkerState.ALIVE)
+        header = {
+            "kind": "parameters",
+            "serial": peer.serial,
+            "incarnation": effect.incarnation,
+            "version": effect.version,
+            "chief": alive[0],
+            "plan": list(effect.plan),
+        }
+        if self.newcomers.outside(effect.worker):
+            self.newcomers.released(effect.worker, {**header, "members": alive})
+        else:
+            peer.connection.send({**header, "enters": False, "replica": None})

@@ -1,0 +1,110 @@
+"""A rank's replica and its place among the others, whatever they exchange.
+
+What is said to the coordinator about that, and when, is the session's business (``rank_session.py``). Gradients are summed in
+``rank_rounds.py``, parameters mixed in ``rank_gossip.py``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from offbeat.errors import ProtocolError
+from offbeat.runtime.replica import Replica
+from offbeat.transport.base import Buffer
+from offbeat.types import Seconds, Version, WorkerId
+
+LOOK_S: Seconds = 0.05
+"""How often a rank that waits for others hears what the coordinator has to say."""
+
+
+class RankPart(ABC):
+    """One rank's part in a job. Every method raises `collective.Fenced` if it does not take part any more.
+
+    Args:
+        rank: this one.
+        replica: its model and optimizer.
+    """
+
+    def __init__(self, rank: WorkerId, replica: Replica) -> None:
+        self._rank, self._replica = rank, replica
+        self.version: Version = 0
+        """How many results the replica has; where parameters are mixed, how many steps all ranks had made when this one went on."""
+        self._kept: tuple[Any, bytes] | None = None
+        """What this rank began with in a running job, until its first step."""
+        self._written: tuple[int, ...] = ()
+        """See `Replica.writes`, then."""
+        self.attach()
+
+    @abstractmethod
+    def attach(self) -> None:
+        """Be this rank, whoever was it before."""
+
+    def meet(self, members: Sequence[WorkerId]) -> None:  # noqa: B027 only a plain allreduce must know beforehand
+        """These ranks are there now."""
+
+    def sit_out(self) -> None:
+        """Take part in a round with nothing. Only a plain allreduce needs that."""
+        raise ProtocolError("this job has no rounds that need all ranks")
+
+    def begin(self, given: tuple[Any, memoryview, Version] | None, goal: Version) -> None:
+        """Take part, with another's replica and its version if there is one, and take the results up to this version at least."""
+        if given is not None:
+            plain, payload, self.version = given
+            self._replica.take(plain, payload)
+        self._enter(goal)
+        if given is not None and self.version:
+            plain, mine = self._replica.give()
+            self._kept, self._written = (plain, b"".join(mine)), self._replica.writes()
+
+    @abstractmethod
+    def _enter(self, goal: Version) -> None:
+        """Begin with what the replica has now."""
+
+    @property
+    @abstractmethod
+    def is_first(self) -> bool:
+        """Whether there is no rank with a lower number."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """This rank computes: others may wait for it."""
+
+    @abstractmethod
+    def contribute(self, usable: bool) -> None:
+        """Make a step with the gradient, or without, and wait for others as far as the rule says."""
+
+    @abstractmethod
+    def catch_up(self, goal: Version = 0) -> None:
+        """Take what there is for this rank while it does not step; wait for results up to this version."""
+
+    def restore(self) -> bool:
+        """A script that comes to a running job may have loaded an old checkpoint: the job's replica goes before.
+
+        Returns:
+            Whether this rank has come to a running job, and has made no step yet.
+        """
+        kept, self._kept = self._kept, None
+        if kept is not None and self._replica.writes() != self._written:
+            self._replica.take(kept[0], memoryview(kept[1]))
+        return kept is not None
+
+    def give_to(self, rank: WorkerId | None) -> tuple[Any, list[Buffer]]:
+        """The replica, for another rank, which takes part from now on; or for whoever may come.
+
+        Raises:
+            OffbeatError: it cannot be given.
+        """
+        given = self._replica.give()
+        if rank is not None:
+            self._let_in(rank)
+        return given
+
+    @abstractmethod
+    def _let_in(self, rank: WorkerId) -> None:
+        """Another rank has this one's replica. Nobody shall wait for it while it reads that."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the memory; to be called once, and last."""

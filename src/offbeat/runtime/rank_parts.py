@@ -1,0 +1,27 @@
+"""Which part a rank takes, by the job's rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from offbeat.policies.eager import Partial
+from offbeat.policies.gossip import AllReduce
+from offbeat.protocol.gossip import GossipRule
+from offbeat.protocol.policy import Policy
+from offbeat.runtime.rank_gossip import RankGossip
+from offbeat.runtime.rank_part import RankPart
+from offbeat.runtime.rank_plain import RankPlain
+from offbeat.runtime.rank_rounds import RankRounds
+from offbeat.runtime.replica import Replica
+from offbeat.transport.base import Message
+from offbeat.types import WorkerId
+
+
+def part_of(policy: Policy, welcome: Message, rank: WorkerId, replica: Replica, hear: Callable[[], None]) -> RankPart:
+    """A rank's part in the job to which it has been welcomed; see `RankRounds`."""
+    if isinstance(policy, GossipRule):
+        return RankGossip(welcome.memory, rank, replica, hear)
+    if isinstance(policy, AllReduce):
+        return RankPlain(rank, replica, tuple(welcome.header["meeting"]))
+    assert isinstance(policy, Partial), f"ranks were welcomed to {policy.spelling}"
+    return RankRounds(welcome.memory, rank, policy, replica, hear)

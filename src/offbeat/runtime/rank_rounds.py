@@ -1,0 +1,94 @@
+"""A rank's place in the shared rounds: it arrives with a gradient, and its optimizer makes the step of each result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from offbeat.collective import HostRounds
+from offbeat.policies.eager import Partial
+from offbeat.runtime.model_means import ModelMeans
+from offbeat.runtime.rank_part import LOOK_S, RankPart
+from offbeat.runtime.replica import Replica
+from offbeat.transport.base import SharedMemory
+from offbeat.types import Version, WorkerId
+
+
+class RankRounds(RankPart):
+    """One rank's part in the rounds.
+
+    Args:
+        memory: what came with the welcome.
+        rank: this one.
+        policy: the job's rule.
+        replica: what results are applied to.
+        hear: called while this rank waits.
+    """
+
+    def __init__(self, memory: Sequence[SharedMemory], rank: WorkerId, policy: Partial, replica: Replica, hear: Callable[[], None]) -> None:
+        self._memory, self._policy, self._hear = memory, policy, hear
+        super().__init__(rank, replica)
+
+    def attach(self) -> None:
+        """Be this rank, whoever was it before."""
+        self._rounds = HostRounds.attach(self._memory[0], self._rank, self._policy)
+        every = self._policy.model_sync_every
+        self._means = None if every is None else ModelMeans(self._memory[1], self._rank, every, self._replica, self._hear)
+
+    def _enter(self, goal: Version) -> None:
+        self._replica.aim(self._rounds.send())
+        self.catch_up(goal)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether there is no rank with a lower number."""
+        return not any(self._rounds.present(rank) for rank in range(self._rank))
+
+    def resume(self) -> None:
+        """This rank computes: rounds may wait for it."""
+        self._rounds.resume(self._rank)
+
+    def contribute(self, usable: bool) -> None:
+        """Arrive with the gradient, or without; wait for the round, unless it is late, and apply what there is."""
+        rounds = self._rounds
+        rounds.arrive(usable, clip=self._policy.carry_clip)
+        while not rounds.wait(LOOK_S):
+            self._hear()
+        self._apply(rounds.results())
+        self._replica.aim(rounds.send())
+
+    def catch_up(self, goal: Version = 0) -> None:
+        """Apply the results that there are; wait for those up to this version."""
+        self._apply(self._rounds.catch_up())
+        while self.version < goal:
+            self._hear()
+            self._apply(self._rounds.catch_up(LOOK_S))
+
+    def _apply(self, results: Sequence[tuple[Version, torch.Tensor]]) -> None:
+        """Make the steps of these rounds, of the last alone where the rule says so."""
+        if not results:
+            return
+        self.restore()
+        for _, result in results if self._policy.delivery == "replay" else results[-1:]:
+            self._replica.step(result)
+        self.version = results[-1][0] + 1
+        self._rounds.read()
+        if self._means is not None:
+            self._means.keep(self.version)
+
+    def _let_in(self, rank: WorkerId) -> None:
+        # It will have the results from this one's version on.
+        self._rounds.enter(rank, self.version)
+        self._rounds.pause(rank)
+        if self._means is not None:
+            self._means.enter(rank)
+
+    def close(self) -> None:
+        """Let go of the memory; to be called once, and last."""
+        self._rounds.close()
+        if self._means is not None:
+            self._means.close()
+        # What is mapped stays so until the last view of it is gone.
+        del self._rounds, self._means
+        self._memory = ()

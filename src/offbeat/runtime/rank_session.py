@@ -1,0 +1,274 @@
+"""A rank's shell, where there are no servers: its own replica, its own optimizer, and memory that the ranks of a host share.
+
+A step tells the coordinator what its gradient was computed from and over, then arrives in the shared table, where the ranks decide among
+themselves (``rank_part.py``). Everything happens in the script's main
+thread, inside the library's calls. The replica is in ``replica.py``; connections, heartbeat and samples are those of any worker.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import warnings
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from offbeat.collective import Fenced
+from offbeat.errors import JobError, OffbeatError
+from offbeat.policies import rule
+from offbeat.protocol.policy import Plan
+from offbeat.runtime.buffers import ModelBuffers
+from offbeat.runtime.job_session import JobSession
+from offbeat.runtime.local_work import LocalWork
+from offbeat.runtime.rank_part import RankPart
+from offbeat.runtime.rank_parts import part_of
+from offbeat.runtime.rehearsal import lateness
+from offbeat.runtime.replica import Replica
+from offbeat.runtime.settings import WorkerSettings
+from offbeat.runtime.worker_link import WorkerLink
+from offbeat.tensors.layout import Layout
+from offbeat.tensors.optimizers import OptimizerSpec
+from offbeat.transport.base import Hub, Message
+from offbeat.transport.hub import SocketHub
+from offbeat.types import LeaseId, Seconds, Version
+
+IDLE_S: Seconds = 0.02
+"""How often one that waits for the coordinator looks for results."""
+
+
+class RankSession(JobSession):
+    """One rank's part in a job without servers, from `join` on. The owner of its process calls `follow_process` before that.
+
+    Args:
+        hub: the connections of this rank; None: a hub of its own.
+
+    Raises:
+        JobError: the coordinator cannot be reached.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        layout: Layout,
+        spec: OptimizerSpec,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        stop_on_nonfinite: bool = False,
+        local_only: str | None = None,
+        hub: Hub | None = None,
+    ) -> None:
+        link = WorkerLink(
+            hub if hub is not None else SocketHub(settings.token),
+            settings.worker,
+            settings.servers[:1],
+            [],
+            {
+                "parameters": self._on_parameters,
+                "provide": self._on_provide,
+                "donate": self._on_donate,
+                "absent": self._on_absent,
+                "buffers": lambda message: self._buffers.write(message.header["layout"], message.payload),
+            },
+        )
+        super().__init__(settings, link, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only)
+        self._terms = {"layout": layout.to_wire(), "optimizer": spec.to_wire()}
+        self._optimizer = optimizer
+        self._replica = Replica(layout, model, optimizer, self.worker, self.workers)
+        self._buffers = ModelBuffers(model)
+        self._numbers = itertools.count(time.time_ns())
+        self._part: RankPart | None = None
+        self._given: tuple[Any, memoryview, Version] | None = None
+        """Another rank's replica, and its version, to begin with."""
+        self._enters = True
+        """This rank does not take part yet: the first time, or again."""
+        self._goal: Version = 0
+        """A version that there is, by the coordinator's word."""
+        self._fenced = False
+        """This rank does not take part; word of why is on its way."""
+        self._stale: set[LeaseId] = set()
+        """Leases that are somebody else's by now."""
+
+    @property
+    def _mine(self) -> RankPart:
+        """Of the job, from the welcome to the end."""
+        assert self._part is not None, "this rank is not in a job"
+        return self._part
+
+    # Joining and leaving.
+
+    def join(self, sync: str) -> None:
+        replica = self._replica
+        vector = {"numel": replica.numel, "dtype": str(replica.dtype).removeprefix("torch."), "size": replica.size}
+        welcome = self._link.greet({**self._hello(sync), **self._terms, "vector": vector})
+        self._part = part_of(rule(self._link.sync), welcome, self.worker, replica, self._hear)
+        self._link.ready()
+        self._link.keep_beating(self._settings.timeout_s / 10)
+        self._admitted()
+        self._link.meanwhile = IDLE_S, self._idle
+        self._since = time.monotonic()
+
+    def _detach(self) -> None:
+        self._replica.detach()
+        part, self._part = self._part, None
+        if part is not None:
+            part.close()
+
+    def close(self) -> None:
+        self._leave()
+        self._detach()
+
+    def _leave(self) -> None:
+        if self._link.incarnation and not self._link.failed and not self._link.closed.is_set():
+            self._link.meanwhile = None
+            if not self._enters:
+                self._idle()
+            # Somebody may want a copy of the replica before it is gone; if the coordinator is gone instead nobody will.
+            with suppress(JobError):
+                self._coordinator.send({"kind": "leaving"})
+                self._link.answer("farewell")
+        super()._leave()
+
+    def _admitted(self) -> None:
+        """Wait for word to go on, joining again if this rank was thought dead, and get the version that word is of, at least."""
+        while True:
+            if not self._link.released():
+                self._rejoin()
+                continue
+            try:
+                self._go_on()
+            except Fenced:
+                self._fenced = True
+            else:
+                return
+
+    def _rejoin(self) -> None:
+        self._work = LocalWork()
+        self._stale.update(grant.lease for grant in self._outstanding)
+        self._mine.attach()
+        self._link.rejoin()
+
+    def _go_on(self) -> None:
+        if self._enters:
+            given, self._given = self._given, None
+            self._enters = self._fenced = False
+            self._mine.begin(given, self._goal)
+        else:
+            self._mine.catch_up(self._goal)
+        self.version = self._mine.version
+        self._mine.resume()
+
+    # What the coordinator says.
+
+    def _on_parameters(self, message: Message) -> None:
+        header = message.header
+        self._goal, self.chief = header["version"], header["chief"] == self.worker
+        self.batch = Plan(*header["plan"]).batch
+        if header["enters"]:
+            self._enters = True
+            self._mine.meet(header["members"])
+            self._given = (header["replica"], message.payload, header["from"]) if header["replica"] is not None else None
+
+    def _on_provide(self, message: Message) -> None:
+        replica, payload = self._replica.give()
+        header = {"kind": "initial", "number": next(self._numbers), "provided": True, "replica": replica, "from": self.version}
+        self._coordinator.send(header, payload=payload)
+
+    def _on_donate(self, message: Message) -> None:
+        """Let another rank have what this one has, and see that it will have the results from there on."""
+        to, header = message.header["to"], {"kind": "donation", "to": message.header["to"], "number": message.header["number"]}
+        try:
+            replica, payload = self._mine.give_to(to)
+        except OffbeatError as error:
+            self._coordinator.send({**header, "failed": str(error)})
+        else:
+            self._coordinator.send({**header, "failed": None, "replica": replica, "from": self._mine.version}, payload=payload)
+
+    def _on_absent(self, message: Message) -> None:
+        """The others' round needs this rank too, which waits for samples."""
+        self._mine.sit_out()
+        self.version = self._mine.version
+
+    def _hear(self) -> None:
+        self._link.glance()
+        self._link.heed_notice()
+
+    # Rounds.
+
+    def step(self, samples: int | None) -> None:
+        nonfinite = self._finite(self._replica.collect())
+        self._link.linger(lateness(self._settings, self._steps, self.version), unless=lambda: False)
+        self._link.glance()
+        leases, counted = self.consume(self._replica.flat.made())
+        self._work.nonfinite = nonfinite
+        self._work.add(leases, samples if samples is not None else counted, self._loss)
+        self._loss = None
+        self._steps += 1
+        self._mine.restore()
+        try:
+            self._push()
+        except Fenced:
+            self._fenced = True
+            self._admitted()
+        self.chief = self._mine.is_first
+        self._since = time.monotonic()
+        self._link.heed_notice()
+
+    def _push(self) -> None:
+        """Say what the gradient is of, and take part in a round with it."""
+        work, self._work = self._work, LocalWork()
+        usable = work.nonfinite is None and not self._stale.intersection(work.leases)
+        push = {
+            "incarnation": self._link.incarnation,
+            "version": self.version,
+            "samples": work.samples,
+            "compute_s": time.monotonic() - self._since,
+            "leases": work.leases,
+            "nonfinite": work.nonfinite,
+            "loss": work.loss,
+            "steps": 1,
+        }
+        if usable:
+            self._replica.sign(self._steps)
+            if layout := self._buffers.layout:
+                self._coordinator.send({"kind": "buffers", "layout": layout}, payload=self._buffers.read())
+        self._coordinator.send({"kind": "push", "number": next(self._numbers), "steps": self._steps, "push": push})
+        self._mine.contribute(usable)
+        self.version = self._mine.version
+
+    def _idle(self) -> None:
+        """While this rank waits for the coordinator: a gradient that is being accumulated stays one of one version."""
+        if not self._fenced and not self._replica.flat.accumulating:
+            try:
+                self._mine.catch_up()
+            except Fenced:
+                self._fenced = True
+            self.version = self._mine.version
+
+    def pull(self) -> None:
+        """Take the results that there are; if this rank has left an epoch before its end, wait for that."""
+        self._mine.restore()
+        began = time.monotonic()
+        if not self._samples.finish():
+            self._hear()
+            try:
+                self._mine.catch_up()
+                self.version = self._mine.version
+            except Fenced:
+                self._fenced = True
+                self._admitted()
+        self._since += time.monotonic() - began
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.version == 0:
+            self._optimizer.load_state_dict(state)
+            return
+        if not self._mine.restore():
+            warnings.warn(f"a state is loaded only before the first round, and this is version {self.version}: it goes on", stacklevel=3)

@@ -1,0 +1,94 @@
+"""One rank's vector while a schedule sums it: what its operations send, add, copy and scale. No network, no schedule of its own.
+
+A vector to which nothing has been added yet is *null*: it is sent as a message of no bytes and added without a sum, so that a rank which
+has no gradient for a round costs no bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from offbeat.errors import ProtocolError
+from offbeat.protocol.schedule import Action, Kind, Operation, Program
+from offbeat.tensors.layout import Memory
+
+
+class RunningSum:
+    """Does the operations of a program on a vector.
+
+    Args:
+        out: what becomes the result: one dimension, written in place.
+        parts: this rank's contributions, added up in this order; read now and never again.
+        divisor: what the sum is divided by.
+        program: whose operations these are.
+        rank: whose it is, for the order of operands.
+
+    >>> from offbeat.protocol.reductions import doubling
+    >>> total = RunningSum(torch.empty(2), [torch.ones(2), torch.ones(2)], 4, doubling(1, 2)[0], 0)
+    >>> total.do(1)
+    >>> total.out
+    tensor([0.5000, 0.5000])
+    """
+
+    def __init__(self, out: torch.Tensor, parts: Sequence[torch.Tensor], divisor: int, program: Program, rank: int) -> None:
+        self.out = out
+        self._program, self._divisor, self._rank = program, divisor, rank
+        self._received: dict[int, Memory] = {}
+        self._null = not parts
+        if len(parts) < 2:
+            out.copy_(parts[0]) if parts else out.zero_()
+        else:
+            torch.add(parts[0], parts[1], out=out)
+        for part in parts[2:]:
+            out.add_(part)
+
+    def outgoing(self, index: int) -> torch.Tensor | None:
+        """What this send sends; None: no bytes."""
+        span = self._program.operations[index].span
+        return None if span is None or self._null or not span.numel else self.out[span.start : span.stop]
+
+    def incoming(self, index: int, content: Memory) -> None:
+        """What this receive has brought; it must stay unchanged until the computation that uses it.
+
+        Raises:
+            ProtocolError: it is not of the size that the schedule says.
+        """
+        span = self._program.operations[index].span
+        nbytes = content.numel() * content.itemsize if isinstance(content, torch.Tensor) else len(content)
+        wanted = 0 if span is None else span.numel * self.out.itemsize
+        if nbytes not in (0, wanted):
+            raise ProtocolError(f"a piece of {nbytes} bytes came for {wanted} of a vector: the ranks follow different schedules")
+        if nbytes:
+            self._received[index] = content
+
+    def do(self, index: int) -> None:
+        """Do this computation."""
+        operation = self._program.operations[index]
+        assert operation.kind is Kind.COMPUTE and operation.span is not None, operation
+        span = self.out[operation.span.start : operation.span.stop]
+        if operation.action is Action.SCALE:
+            span.div_(self._divisor)
+            return
+        content = None if operation.source is None else self._received.pop(operation.source, None)
+        if content is not None:
+            self._take(operation, span, _elements(content, self.out.dtype))
+        elif operation.action is Action.COPY:
+            span.zero_()
+
+    def _take(self, operation: Operation, span: torch.Tensor, other: torch.Tensor) -> None:
+        if operation.action is Action.COPY or self._null:
+            # A null vector is copied over, not added to: 0.0 + -0.0 is 0.0, and the sender keeps -0.0.
+            span.copy_(other)
+            self._null = False
+            return
+        assert operation.peer is not None
+        if operation.peer < self._rank:
+            torch.add(other, span, out=span)
+        else:
+            torch.add(span, other, out=span)
+
+
+def _elements(content: Memory, dtype: torch.dtype) -> torch.Tensor:
+    return content if isinstance(content, torch.Tensor) and content.dtype == dtype else torch.frombuffer(content, dtype=dtype)

@@ -1,0 +1,173 @@
+"""Nodes of a job across hosts with a network carried by hand: every message waits until it is told to go on, in order between two nodes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from offbeat.collective.decider import Decider
+from offbeat.collective.host_memory import HostMemory
+from offbeat.collective.mesh import SEAT
+from offbeat.collective.node import Node
+from offbeat.collective.state import Kind
+from offbeat.policies import rule
+from offbeat.protocol.round_rule import RoundRule
+from offbeat.types import Version, WorkerId
+
+
+class Rank:
+    """What a rank's process does with its node: one gradient after another."""
+
+    def __init__(self, number: WorkerId, node: Node, version: Version) -> None:
+        self.number, self.node, self.version = number, node, version
+        self.asked = self.idle = False
+        self.through: Version | None = None
+        self.results: dict[Version, torch.Tensor] = {}
+
+    @property
+    def free(self) -> bool:
+        return not self.asked and self.through is None
+
+    def look(self) -> None:
+        """Take the answer, and the results, if they are there."""
+        if self.asked and self.node.answers:
+            self.asked, self.through = False, self.node.answers.pop(0).through
+        if self.through is not None and self.node.executor.upto >= self.through:
+            for number in range(self.version, self.through):
+                self.results[number] = self.node.executor.results[number].clone()
+            self.version, self.through = max(self.version, self.through), None
+
+
+class Network:
+    """All of them.
+
+    Args:
+        spelled: the rule.
+        hosts: of each rank.
+        numel: of a vector; each gradient is 1 at a place of its own.
+        slots: results that are kept.
+    """
+
+    def __init__(self, spelled: str, hosts: Sequence[str], numel: int, slots: int) -> None:
+        self.hosts, self.numel, self.slots = list(hosts), numel, slots
+        found = rule(spelled)
+        assert isinstance(found, RoundRule)
+        self.decider = Decider(found, hosts, clock_ns=lambda: 0, seed=3, slots=slots)
+        self.decider.begin(range(len(hosts)))
+        self.queues: dict[tuple[WorkerId, WorkerId], deque[tuple[dict[str, Any], torch.Tensor | None]]] = {}
+        self.memories: dict[str, HostMemory] = {}
+        self.nodes: dict[WorkerId, Node] = {}
+        self.ranks: dict[WorkerId, Rank] = {}
+        self.made = 0
+        self.add(SEAT)
+        for number in range(len(hosts)):
+            self.add(number)
+
+    def add(self, number: WorkerId, version: Version = 0) -> None:
+        """A process begins."""
+        host = "seat" if number == SEAT else self.hosts[number]
+        if all(self.hosts[other] != host for other in self.ranks):
+            self.memories[host] = HostMemory(len(self.hosts), self.numel, torch.float32, self.slots)
+
+        def send(peer: WorkerId, header: Mapping[str, Any], content: torch.Tensor | None, memory: object) -> None:
+            if peer in self.nodes and self.nodes[number] is node:
+                kept = None if content is None else content.clone()
+                self.queues.setdefault((number, peer), deque()).append((dict(header), kept))
+
+        node = Node(number, SEAT, self.memories[host], send, lambda peer: None, self.decider if number == SEAT else None)
+        self.nodes[number] = node
+        if number != SEAT:
+            self.ranks[number] = Rank(number, node, version)
+            mates = [other for other in self.ranks if self.hosts[other] == host]
+            for mate in mates:
+                self.nodes[mate].mates = {other for other in mates if other != mate}
+
+    def waiting(self) -> list[tuple[WorkerId, WorkerId]]:
+        """The pairs between which something is on its way."""
+        return sorted(pair for pair, queue in self.queues.items() if queue)
+
+    def deliver(self, pair: tuple[WorkerId, WorkerId]) -> None:
+        """The oldest message of a pair."""
+        header, content = self.queues[pair].popleft()
+        self.nodes[pair[1]].heard(pair[0], header, torch.empty(0) if content is None else content)
+        if pair[1] != SEAT:
+            self.ranks[pair[1]].look()
+
+    def push(self, number: WorkerId) -> None:
+        """A rank arrives with a new gradient, if a buffer is free."""
+        rank = self.ranks[number]
+        buffer = rank.node.free_buffer()
+        if buffer is not None:
+            vector = rank.node.memory.buffer(number, buffer)
+            vector.zero_()
+            vector[self.made] = 1.0
+            self.made += 1
+            rank.node.arrive(buffer, 1.0)
+            rank.asked, rank.idle = True, False
+
+    def die(self, number: WorkerId, delivered: int) -> None:
+        """A process ends. So many of the messages that it has sent to each still arrive."""
+        del self.nodes[number]
+        dead = self.ranks.pop(number)
+        for pair in [pair for pair in self.queues if pair[1] == number]:
+            del self.queues[pair]
+        for pair in [pair for pair in self.queues if pair[0] == number]:
+            queue = self.queues.pop(pair)
+            for header, content in list(queue)[:delivered]:
+                self.nodes[pair[1]].heard(number, header, torch.empty(0) if content is None else content)
+        for node in self.nodes.values():
+            node.mates.discard(number)
+            node.gone(number)
+        for rank in self.ranks.values():
+            rank.look()
+        assert dead.node not in self.nodes.values()
+
+    def enter(self, number: WorkerId, like: WorkerId) -> None:
+        """A new process is this rank, with what another one has now."""
+        model = self.ranks[like]
+        self.add(number, model.version)
+        self.ranks[number].results = dict(model.results)
+        self.ranks[number].node.enter(model.version, self.hosts[number])
+        self.ranks[number].asked = True
+
+    def finish(self) -> None:
+        """Everybody stops, everything arrives, and everybody catches up."""
+        for _ in range(10 + len(self.ranks)):
+            for rank in self.ranks.values():
+                rank.look()
+                if rank.free and rank.node.fenced is None:
+                    rank.node.tell({"k": "read"})
+                if rank.free and not rank.idle and rank.node.fenced is None:
+                    rank.node.tell({"k": "pause"})
+                    rank.idle = True
+            while pairs := self.waiting():
+                self.deliver(pairs[0])
+            for rank in self.ranks.values():
+                if rank.free and rank.idle and rank.node.fenced is None:
+                    rank.node.tell({"k": "catch"})
+                    rank.asked = True
+            while pairs := self.waiting():
+                self.deliver(pairs[0])
+
+    def check(self) -> None:
+        """What must be so at the end."""
+        there = [rank for rank in self.ranks.values() if rank.node.fenced is None]
+        assert all(rank.free and rank.idle for rank in there), "somebody waits for ever"
+        assert all(rank.version == self.decider.number for rank in there)
+        results: dict[Version, torch.Tensor] = {}
+        for rank in there:
+            for number, result in rank.results.items():
+                assert torch.equal(results.setdefault(number, result), result), f"replicas differ in round {number}"
+        included = torch.zeros(self.numel)
+        for result in results.values():
+            values = result[result != 0].unique()
+            assert len(values) <= 1, "a gradient is in a round twice, or was torn"
+            assert all(value in [torch.tensor(1.0) / living for living in range(1, len(self.hosts) + 1)] for value in values)
+            included += result != 0
+        assert included.max() <= 1.0, "a gradient is in two rounds"
+        arrived = sum(entry.kind is Kind.ARRIVE and entry.buffer is not None for entry in self.decider.follow(0))
+        if there:
+            assert int(included.sum()) + len(self.decider.lost) == arrived

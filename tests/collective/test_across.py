@@ -1,0 +1,355 @@
+"""Rounds across hosts: random networks with deaths and returns, carried by hand; and real processes over TCP."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.collective.network import Network
+
+from offbeat.collective.across import AcrossRounds
+from offbeat.collective.host_memory import HostMemory
+from offbeat.collective.mesh import SEAT
+from offbeat.collective.node import Node
+from offbeat.collective.state import Fenced, Kind
+from offbeat.errors import JobError
+from offbeat.policies import rule
+from offbeat.protocol import reductions
+from offbeat.protocol.round_rule import RoundRule
+from offbeat.transport.base import Address
+
+DEADLINE_S = 60.0
+RULES = ["solo", "majority", "full", "quorum(q=2)", "first_of(m=2)", "all_of(m=2)", "solo(staleness=1)"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fresh_schedules() -> Iterator[None]:
+    yield
+    reductions.partial_allreduce.cache_clear()
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    ranks=st.integers(1, 9),
+    per_host=st.integers(1, 3),
+    spelled=st.sampled_from(RULES),
+    small=st.booleans(),
+    faults=st.booleans(),
+    slots=st.sampled_from([2, 3, 50]),
+    seed=st.integers(0, 2**30),
+)
+def test_every_gradient_is_in_one_round_whatever_happens(
+    ranks: int, per_host: int, spelled: str, small: bool, faults: bool, slots: int, seed: int
+) -> None:
+    """Messages delayed at random, ranks that die in the middle of rounds and return, idle ones, one or several ranks on a host."""
+    draws = random.Random(seed)
+    ranks = max(ranks, 2)
+    reductions.partial_allreduce.cache_clear()
+    before, reductions.SMALL_NBYTES = reductions.SMALL_NBYTES, 1 << 20 if small else 0
+    try:
+        _run(Network(spelled, [f"host {rank // per_host}" for rank in range(ranks)], 100, slots), ranks, faults, draws)
+    finally:
+        reductions.SMALL_NBYTES = before
+
+
+def _run(network: Network, ranks: int, faults: bool, draws: random.Random) -> None:
+    while network.made < 60:
+        what = draws.random()
+        number = draws.randrange(ranks)
+        rank = network.ranks.get(number)
+        if faults and what < 0.01 and rank is not None and any(other != number for other in network.decider.present):
+            network.die(number, draws.randrange(4))
+        elif what < 0.05 and rank is None:
+            network.enter(number, draws.choice(sorted(network.ranks)))
+        elif what < 0.08 and rank is not None and rank.free and rank.node.fenced is None:
+            rank.node.tell({"k": "resume" if rank.idle else "pause"})
+            rank.idle = not rank.idle
+        elif rank is not None and rank.node.fenced is not None:
+            network.die(number, 99)
+        elif what < 0.35 and rank is not None and rank.free:
+            network.push(number)
+        elif pairs := network.waiting():
+            network.deliver(draws.choice(pairs))
+        elif all(not other.free or other.idle for other in network.ranks.values()):
+            idle = [other for other in network.ranks.values() if other.idle]
+            assert idle, "nothing is under way, and everybody waits"
+            network.push(idle[0].number)
+        if not network.ranks:
+            return
+    network.finish()
+    network.check()
+
+
+# Over real sockets.
+
+
+class Replica(threading.Thread):
+    """A rank in a thread of its own, with everything else as in a process of its own: pushes whole numbers and adds results up."""
+
+    def __init__(self, rank: int, job: list[AcrossRounds], addresses: dict[int, Address], steps: int) -> None:
+        super().__init__(daemon=True)
+        self.rank, self.rounds, self.addresses, self.steps = rank, job[rank], addresses, steps
+        self.pushed = torch.zeros(self.rounds.numel)
+        self.model = torch.zeros(self.rounds.numel)
+        self.version = 0
+        self.failure: BaseException | None = None
+        self.later = False
+        self.at_step = threading.Event()
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def run(self) -> None:
+        try:
+            self.rounds.connect(self.addresses, DEADLINE_S, later=self.later)
+            if self.later:
+                self.rounds.enter(self.rank, self.version)
+            for step in range(self.steps):
+                if step == self.steps // 2:
+                    self.at_step.set()
+                    assert self.go_on.wait(DEADLINE_S)
+                gradient = self.rounds.send()
+                gradient.copy_(torch.arange(len(gradient)) % 7 + self.rank + step)
+                self.pushed += gradient
+                self.apply(self.rounds.allreduce(gradient, DEADLINE_S).results)
+            self.rounds.pause(self.rank)
+        except BaseException as error:
+            self.failure = error
+        self.at_step.set()
+
+    def apply(self, results: list[tuple[int, torch.Tensor]]) -> None:
+        for number, result in results:
+            assert number == self.version, f"round {number} came after {self.version} rounds"
+            self.model += result
+            self.version += 1
+        self.rounds.read()
+
+    def finish(self, version: int) -> None:
+        """Take what came after this one stopped."""
+        deadline = time.monotonic() + DEADLINE_S
+        while self.version < version:
+            assert time.monotonic() < deadline, f"rank {self.rank} has version {self.version} of {version}"
+            self.apply(self.rounds.catch_up(0.1))
+
+
+def started(
+    spelled: str, hosts: list[str], numel: int, steps: int, seat: int = 0
+) -> tuple[list[AcrossRounds], list[Replica], list[AcrossRounds]]:
+    found = rule(spelled)
+    assert isinstance(found, RoundRule)
+    job = [AcrossRounds(found, len(hosts), numel, rank=rank, seat=seat, token="secret", host=host) for rank, host in enumerate(hosts)]
+    addresses = {rank: rounds.listen() for rank, rounds in enumerate(job)}
+    seats = []
+    if seat == SEAT:
+        seats = [AcrossRounds(found, len(hosts), numel, rank=None, seat=SEAT, token="secret", host="the coordinator's")]
+        addresses[SEAT] = seats[0].listen()
+    replicas = [Replica(rank, job, addresses, steps) for rank in range(len(hosts))]
+    return job, replicas, seats
+
+
+def last_version(seat: AcrossRounds, ranks: Collection[int]) -> int:
+    """How many rounds there are once the seat has heard that all of these have paused, so that what was pending is folded."""
+
+    def paused() -> set[int]:
+        return {entry.rank for entry in seat._at_the_seat().follow(0) if entry.kind is Kind.PAUSE}
+
+    with seat._lock:
+        assert seat._wait_for(lambda: set(ranks) <= paused(), DEADLINE_S), "not everybody has paused"
+    return seat.number
+
+
+def joined(replicas: list[Replica]) -> None:
+    for replica in replicas:
+        replica.join(DEADLINE_S)
+        assert not replica.is_alive(), f"rank {replica.rank} hangs"
+        if replica.failure is not None:
+            raise replica.failure
+
+
+@pytest.mark.parametrize(
+    ("hosts", "spelled", "numel", "seat"),
+    [
+        ("abc", "full", 5, 0),
+        ("abcde", "majority", 3000, SEAT),
+        ("abcdef", "solo", 70_000, 0),
+        ("abcdefg", "majority", 40_000, 0),
+        ("aabbbc", "solo", 1000, SEAT),
+        ("aaaa", "full", 50_000, 0),
+        ("a", "solo", 3, 0),
+    ],
+)
+def test_replicas_are_equal_and_no_gradient_is_lost(hosts: str, spelled: str, numel: int, seat: int) -> None:
+    """Sums of whole numbers; both ways to sum; one and several ranks on a host."""
+    job, replicas, seats = started(spelled, list(hosts), numel, 12, seat)
+    try:
+        waiting = [threading.Thread(target=rounds.connect, args=(replicas[0].addresses, DEADLINE_S)) for rounds in seats]
+        for thread in [*waiting, *replicas]:
+            thread.start()
+        joined(replicas)
+        last = last_version((seats or job)[0], range(len(hosts)))
+        for replica in replicas:
+            replica.finish(last)
+        for replica in replicas:
+            assert torch.equal(replica.model, replicas[0].model)
+        total = torch.stack([replica.pushed for replica in replicas]).sum(0)
+        assert torch.allclose(replicas[0].model * len(hosts), total, rtol=1e-5)
+    finally:
+        for rounds in [*job, *seats]:
+            rounds.close()
+
+
+def test_a_mate_may_tell_of_a_result_before_it_has_handed_over_where_that_is() -> None:
+    shared, private = HostMemory.shared(2, 4, torch.float32, 3), HostMemory(2, 4, torch.float32, 3)
+    assert shared.block is not None
+    node = Node(1, 0, private, lambda *_: None, lambda _: None)
+    node.has_memory = False
+    node.heard(0, {"k": "done", "n": 0, "f": 0}, torch.empty(0))
+    shared.result(0).fill_(7.0)
+    node.heard(0, {"k": "memory"}, torch.empty(0), (shared.block.duplicate(),))
+    assert node.executor.results[0].tolist() == [7.0] * 4
+    node.executor.results.clear()
+    node.memory.close()
+    shared.close()
+
+
+def test_a_rank_that_dies_and_one_that_takes_its_place() -> None:
+    job, replicas, seats = started("majority", list("abcd"), 20_000, 16, SEAT)
+    newcomers: list[AcrossRounds] = []
+    try:
+        threading.Thread(target=seats[0].connect, args=(replicas[0].addresses, DEADLINE_S)).start()
+        replicas[2].go_on.clear()
+        replicas[0].go_on.clear()
+        for replica in replicas:
+            replica.start()
+        assert replicas[2].at_step.wait(DEADLINE_S)
+        replicas[2].rounds.close()
+        # The others go on without it, and with another one that has what rank 0 has.
+        assert replicas[0].at_step.wait(DEADLINE_S)
+        newcomer = AcrossRounds(job[0].rule, 4, 20_000, rank=2, seat=SEAT, token="secret", host="another")
+        newcomers.append(newcomer)
+        addresses = {**replicas[0].addresses, 2: newcomer.listen()}
+        second = Replica(2, [job[0], job[1], newcomer, job[3]], addresses, 8)
+        second.model, second.version, second.later = replicas[0].model.clone(), replicas[0].version, True
+        second.start()
+        assert second.at_step.wait(DEADLINE_S)
+        replicas[0].go_on.set()
+        living = [replicas[0], replicas[1], replicas[3], second]
+        joined(living)
+        last = last_version(seats[0], range(4))
+        for replica in living:
+            replica.finish(last)
+            assert torch.equal(replica.model, living[0].model)
+        kinds = [(entry.kind, entry.rank) for entry in seats[0].follow(0)]
+        assert kinds.index((Kind.LEAVE, 2)) < len(kinds) - 1 - kinds[::-1].index((Kind.ENTER, 2))
+        replicas[2].go_on.set()
+        replicas[2].join(DEADLINE_S)
+        assert isinstance(replicas[2].failure, JobError | Fenced)
+    finally:
+        for rounds in [*job, *seats, *newcomers]:
+            rounds.close()
+
+
+def test_a_rank_that_is_declared_dead_is_told() -> None:
+    job, replicas, seats = started("full", list("abc"), 10, 2, SEAT)
+    try:
+        thread = threading.Thread(target=seats[0].connect, args=(replicas[0].addresses, DEADLINE_S))
+        thread.start()
+        replicas[1].go_on.clear()
+        for replica in replicas:
+            replica.start()
+        assert replicas[1].at_step.wait(DEADLINE_S)
+        thread.join(DEADLINE_S)
+        seats[0].leave(1)
+        joined([replicas[0], replicas[2]])
+        replicas[1].go_on.set()
+        replicas[1].join(DEADLINE_S)
+        assert isinstance(replicas[1].failure, Fenced)
+    finally:
+        for rounds in [*job, *seats]:
+            rounds.close()
+
+
+CHILD = """
+import json, sys, torch
+from offbeat.collective.across import SEAT, AcrossRounds
+from offbeat.policies import rule
+from offbeat.transport.base import Address
+rank, ranks, steps = map(int, sys.argv[1:4])
+rounds = AcrossRounds(rule("solo"), ranks, 5000, rank=rank, seat=SEAT, token="secret", host=f"host {rank}")
+print(json.dumps(rounds.listen()), flush=True)
+addresses = {int(peer): Address(host, tuple(tcp), local) for peer, (host, tcp, local) in json.loads(sys.stdin.readline()).items()}
+rounds.connect(addresses)
+model = torch.zeros(5000)
+for step in range(steps):
+    for _, result in rounds.allreduce(torch.full((5000,), float(rank)), 60.0).results:
+        model += result
+    rounds.read()
+    print(step, flush=True)
+rounds.pause(rank)
+last = int(sys.stdin.readline())
+while rounds.done < last:
+    for _, result in rounds.catch_up(1.0):
+        model += result
+    rounds.read()
+for _, result in rounds.catch_up():
+    model += result
+print(json.dumps([rounds.done, model.sum().item()]), flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.faults
+def test_a_process_is_killed_and_the_others_go_on() -> None:
+    ranks = 4
+    found = rule("solo")
+    assert isinstance(found, RoundRule)
+    seat = AcrossRounds(found, ranks, 5000, rank=None, seat=SEAT, token="secret", host="the coordinator's")
+    children = []
+    try:
+        addresses: dict[int, object] = {SEAT: seat.listen()}
+        for rank in range(ranks):
+            # The one that is killed would go on for a long time.
+            command = [sys.executable, "-c", CHILD, str(rank), str(ranks), "100000" if rank == 1 else "60"]
+            children.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        for rank, child in enumerate(children):
+            assert child.stdout is not None
+            host, (name, port), local = json.loads(child.stdout.readline())
+            addresses[rank] = Address(host, (name, port), local)
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write(json.dumps(addresses) + "\n")
+            child.stdin.flush()
+        seat.connect({peer: address for peer, address in addresses.items() if isinstance(address, Address)}, DEADLINE_S)
+        victim = children[1]
+        assert victim.stdout is not None
+        while victim.stdout.readline().strip() != "5":
+            assert victim.poll() is None
+        victim.kill()
+        assert victim.wait() == -signal.SIGKILL
+        survivors = [child for child in children if child is not victim]
+        for child in survivors:
+            assert child.stdout is not None
+            while child.stdout.readline().strip() != "59":
+                assert child.poll() is None, "a survivor has ended before its time"
+        assert any(entry.kind is Kind.LEAVE and entry.rank == 1 for entry in seat.follow(0))
+        last = last_version(seat, [0, 2, 3])
+        for child in survivors:
+            assert child.stdin is not None and child.stdout is not None
+            child.stdin.write(f"{last}\n")
+            child.stdin.flush()
+        ends = [child.stdout.readline() for child in survivors if child.stdout is not None]
+        assert len(set(ends)) == 1, f"replicas differ: {ends}"
+    finally:
+        seat.close()
+        for child in children:
+            child.kill()
+            child.communicate()

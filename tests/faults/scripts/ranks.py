@@ -1,0 +1,89 @@
+"""A rank's script for fault tests: random data, for as long as the test wants, and a death at the worst moment, once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import offbeat
+from offbeat.collective import HostRounds
+from offbeat.collective.fold import Folder
+from offbeat.protocol.round_rule import View
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--until", type=Path, required=True, help="go on for whole epochs until this file is there")
+    parser.add_argument("--width", type=int, default=8, help="of the model's one layer")
+    parser.add_argument("--die", choices=("drawn", "summing"), help="when")
+    parser.add_argument("--once", type=Path, help="who makes this file is the one that dies")
+    parser.add_argument("--after", type=int, default=10, help="rounds")
+    return parser.parse_args()
+
+
+def strike(once: Path) -> None:
+    """SIGKILL for this process, unless another has had it."""
+    try:
+        once.touch(exist_ok=False)
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_when_drawn(once: Path, after: int) -> None:
+    """The rank that the open round waits for dies on its way there."""
+    arrive = HostRounds.arrive
+
+    def arrives(self: HostRounds, gradient: bool = True, clip: float | None = None) -> Any:
+        view: View = self._shared.look(lambda state: state.rounds._view)
+        if view.number >= after and int(view.drawn(1)[0]) == self.rank:
+            strike(once)
+        return arrive(self, gradient, clip)
+
+    HostRounds.arrive = arrives  # type: ignore[method-assign]
+
+
+def die_when_summing(once: Path, after: int) -> None:
+    """A rank dies over the sum of a round, part of which it has written."""
+    sums = Folder.sum
+
+    def summing(self: Folder, closing: Any, start: int = 0, stop: int | None = None) -> None:
+        if closing.round.number >= after and not once.exists():
+            self.results[closing.slot][start : start + 4] = np.nan
+            strike(once)
+        sums(self, closing, start, stop)
+
+    Folder.sum = summing  # type: ignore[method-assign]
+
+
+def main() -> None:
+    args = options()
+    if args.die is not None:
+        {"drawn": die_when_drawn, "summing": die_when_summing}[args.die](args.once, args.after)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    data = TensorDataset(torch.randn(64, args.width), torch.randn(64, args.width))
+    model = torch.nn.Linear(args.width, args.width)
+    optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9), model, sync="majority")
+    loader = DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=4))
+    for _ in count():
+        if args.until.exists():
+            break
+        for x, y in loader:
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+        with torch.no_grad():
+            offbeat.log(of=optimizer.version, checksum=float(sum(p.double().sum() for p in model.parameters())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Ranks die where it hurts most: the one that a round waits for, one that is summing. The others go on, and the dead come back."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.job import SCRIPTS, Ended, Job, signalled
+
+from offbeat.runtime.journal import Record
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+Start = Callable[..., Job]
+
+RANKS = str(SCRIPTS / "ranks.py")
+DIGITS = str(Path(__file__).parents[2] / "examples" / "digits.py")
+CALM = ("--slow", "any=0.01")
+"""Leaves the cores some room, so that a process that comes back finds time to load."""
+PATIENCE_S = 3.0
+"""The others go on within a second; a machine that is busy with other things gets more."""
+
+GOSSIP = ("dpsgd", "sgp(out_degree=2, overlap=1)", "adpsgd")
+
+
+def accounted(ended: Ended) -> None:
+    """Every push has one fate, every index of every epoch was used once, and replicas are one, or of gossip finite."""
+    assert ended.status == 0, ended.err
+    assert ended.tally().problems() == []
+    reports = [record["report"] for record in ended.records if record["kind"] == "epoch_ended"]
+    assert reports
+    for report in reports:
+        assert report["folded"] == report["indices"] == 64, report
+    (first,) = (record for record in ended.records if record["kind"] == "job")
+    checksums: dict[float, set[float]] = {}
+    for record in ended.records:
+        if record["kind"] == "metrics" and "checksum" in record["values"]:
+            checksums.setdefault(record["values"]["of"], set()).add(record["values"]["checksum"])
+    assert checksums and all(math.isfinite(value) for values in checksums.values() for value in values)
+    assert first["sync"] in GOSSIP or all(len(values) == 1 for values in checksums.values())
+
+
+def gap_after(job: Job, died: Record) -> float:
+    """How long after a death the next round was folded."""
+    return float(job.record("fold", after=died["t"])["t"] - died["t"])
+
+
+def began(job: Job, ranks: int) -> None:
+    for rank in range(ranks):
+        job.contribution(rank, 1)
+
+
+@pytest.mark.parametrize("rule", ["full", "majority", "solo", *GOSSIP])
+def test_a_killed_rank_returns_and_nobody_else_restarts(start: Start, enough: Path, rule: str) -> None:
+    job = start("--workers", "4", "--sync", rule, *CALM, RANKS, "--until", str(enough))
+    began(job, 4)
+    before = job.workers()
+    signalled(before[0], signal.SIGKILL)
+    died = job.record("state_changed", worker=0, state="dead", incarnation=1)
+    assert gap_after(job, died) < PATIENCE_S
+    job.contribution(0, 2)
+    after = job.workers()
+    enough.touch()
+    ended = job.ended()
+    assert [rank for rank in after if after[rank].pid != before[rank].pid] == [0]
+    accounted(ended)
+
+
+@pytest.mark.parametrize(("die", "width"), [("drawn", 8), ("summing", 8), ("summing", 700)])
+def test_a_rank_dies_at_the_worst_moment(start: Start, enough: Path, tmp_path: Path, die: str, width: int) -> None:
+    once = tmp_path / "dead"
+    options = ("--until", str(enough), "--die", die, "--once", str(once), "--width", str(width))
+    job = start("--workers", "4", *CALM, RANKS, *options)
+    job.wait("death", once.exists)
+    died = job.record("state_changed", state="dead", incarnation=1)
+    assert gap_after(job, died) < PATIENCE_S
+    job.contribution(died["worker"], 2)
+    enough.touch()
+    ended = job.ended()
+    accounted(ended)
+    folds = [record["t"] for record in ended.records if record["kind"] == "fold"]
+    before = max(t for t in folds if t <= died["t"])
+    assert died["t"] - before < PATIENCE_S, "its death was not seen at once"
+    assert [
+        r["detail"] for r in ended.records if r["kind"] == "process" and r["what"] == "exited" and r["detail"].startswith("killed")
+    ] == ["killed by SIGKILL"]
+
+
+@pytest.mark.parametrize("rule", ["full", "sgp(out_degree=2, overlap=1)"])
+def test_a_frozen_rank_is_not_waited_for_and_comes_back_by_itself(start: Start, enough: Path, rule: str) -> None:
+    job = start("--workers", "4", "--sync", rule, "--timeout", "1.5", *CALM, RANKS, "--until", str(enough))
+    began(job, 4)
+    before = job.workers()
+    signalled(before[1], signal.SIGSTOP)
+    died = job.record("state_changed", worker=1, state="dead", incarnation=1)
+    assert gap_after(job, died) < PATIENCE_S
+    # Who froze with a lock in its hands is killed by the others, and restarted.
+    if before[1].is_running() and before[1].status() != "zombie":
+        signalled(before[1], signal.SIGCONT)
+    job.contribution(1, 2)
+    enough.touch()
+    accounted(job.ended())
+
+
+def test_a_rank_that_is_told_to_leave_finishes_its_step(start: Start, enough: Path) -> None:
+    job = start("--workers", "3", "--sync", "majority", *CALM, RANKS, "--until", str(enough))
+    began(job, 3)
+    job.workers()[1].send_signal(signal.SIGTERM)
+    left = job.record("state_changed", worker=1, state="finished")
+    assert gap_after(job, left) < PATIENCE_S
+    enough.touch()
+    ended = job.ended()
+    accounted(ended)
+    assert "Traceback" not in ended.err
+    assert not any(r["fate"] == "rejected" for r in ended.records if r["kind"] == "settle")
+
+
+def test_a_plain_allreduce_ends_with_its_first_dead(start: Start, enough: Path) -> None:
+    job = start("--workers", "3", "--sync", "allreduce", "--max-restarts", "0", *CALM, RANKS, "--until", str(enough))
+    began(job, 3)
+    signalled(job.workers()[1], signal.SIGKILL)
+    ended = job.ended()
+    assert ended.status == 1
+    assert "worker 1 is gone" in ended.err and "sync=full does the same and goes on" in ended.err
+    assert ended.tally().problems() == []
+
+
+@pytest.mark.parametrize("rule", ["full", "majority", "solo", "first_of(m=2)", "all_of(m=2)", "quorum(q=3)", "allreduce", "sgp", *GOSSIP])
+def test_digits_under_every_rule_with_one_rank_slowed(start: Start, tmp_path: Path, rule: str) -> None:
+    summary = tmp_path / "summary.json"
+    job = start("--workers", "4", "--sync", rule, "--slow", "3=0.03", "--summary", str(summary), DIGITS, "--epochs", "8")
+    ended = job.ended(deadline_s=200.0)
+    assert ended.status == 0, ended.err
+    assert ended.tally().problems() == []
+    figures: dict[str, Any] = json.loads(summary.read_text())
+    assert figures["ok"] and figures["sync"] == rule
+    assert figures["metrics"]["test_accuracy"] >= 0.96
+    assert sum(figures["fates"].values()) == figures["fates"]["folded"] == figures["pushes"]
+    assert [report["folded"] for report in figures["epochs"]] == [1437] * 8
+    slow = figures["per_worker"][3]["pushes"]
+    quick = statistics.median(row["pushes"] for row in figures["per_worker"][:3])
+    together = rule in ("full", "allreduce", "sgp") or rule in GOSSIP[:2]  # one is soon waited for by all
+    assert slow == pytest.approx(quick, abs=8) if together else slow < quick

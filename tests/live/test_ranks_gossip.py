@@ -1,0 +1,140 @@
+"""Gossip live: each rank's parameters are what the pure machine says, the books add up, and who comes has a living rank's replica."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from tests.collective.gossiping import NUMEL, STEPS, lockstep, moved
+from tests.live.harness import Job, Worker, barrier, wait
+from tests.live.test_ranks import RANKS, audited, parameters, train
+from tests.live.test_ranks_return import Trainer
+from torch import Tensor, nn
+
+from offbeat.policies import rule as parsed
+from offbeat.protocol.gossip import GossipRule
+
+RULES = ["dpsgd", "sgp", "sgp(out_degree=2, overlap=1)", "sgp(graph=bipartite_exponential)", "adpsgd"]
+
+
+@pytest.mark.parametrize("rule", RULES[:-1])
+def test_parameters_are_what_the_pure_machine_says(rule: str) -> None:
+    done = barrier(RANKS)
+
+    def script(worker: Worker) -> Tensor:
+        model = nn.Linear(NUMEL, 1, bias=False, dtype=torch.float64)
+        with torch.no_grad():
+            model.weight.fill_(worker.number)  # rank 0's go before the others'
+        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=1.0), model, rule)
+        for step in range(1, STEPS + 1):
+            optimizer.zero_grad()
+            (-model(moved(worker.number, step))).sum().backward()
+            optimizer.step()
+        found = model.weight.detach().flatten().clone()
+        done.wait()
+        return found
+
+    with Job(RANKS) as job:
+        results = torch.stack(job.run(script))
+    policy = parsed(rule)
+    assert isinstance(policy, GossipRule)
+    torch.testing.assert_close(results, lockstep(policy, RANKS, apart=0.0), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_books_add_up(tmp_path: Path, rule: str) -> None:
+    with Job(RANKS, journal=str(tmp_path / "journal")) as job:
+        results = job.run(lambda worker: train(worker, rule))
+    records = audited(tmp_path / "journal")
+    folds = [record for record in records if record["kind"] == "fold"]
+    assert [record["version"] for record in folds] == list(range(1, 3 * 40 + 1)), "one of each step of each rank"
+    assert all(len(record["parts"]) == 1 and record["parts"][0]["weight"] == 1.0 for record in folds)
+    assert max(record["parts"][0]["staleness"] for record in folds) > 0
+    assert job.summary is not None and [report["folded"] for report in job.summary["epochs"]] == [200] * 3
+    apart = max(float((a - b).abs().max()) for _, mine in (r[-1] for r in results) for a, b in zip(mine, results[0][-1][1], strict=True))
+    assert 0.0 < apart < 1.0, "replicas differ, and not by much"
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_gradient_that_is_not_finite_stays_out_of_everything(tmp_path: Path, rule: str) -> None:
+    def script(worker: Worker) -> list[Tensor]:
+        trainer = Trainer(worker, rule)
+        for step in range(6):
+            trainer.optimizer.zero_grad()
+            scale = float("nan") if (worker.number, step) == (1, 3) else 1.0
+            (trainer.model(torch.randn(4, 8)).square().mean() * scale).backward()
+            trainer.optimizer.step()
+        return parameters(trainer.model)
+
+    with Job(RANKS, journal=str(tmp_path / "journal")) as job:
+        results = job.run(script)
+    assert all(torch.isfinite(part).all() for result in results for part in result)
+    fates = [record["fate"] for record in audited(tmp_path / "journal") if record["kind"] == "settle"]
+    assert sorted(fates) == ["folded"] * (6 * RANKS - 1) + ["rejected"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rank_that_dies_comes_back_with_anothers_replica(tmp_path: Path, rule: str) -> None:
+    back = threading.Event()
+    states: list[float] = []
+
+    def stay(worker: Worker) -> None:
+        trainer = Trainer(worker, rule)
+        for _ in range(4):
+            trainer.step()
+        if worker.number == 1:
+            worker.die()
+        while not back.is_set():
+            trainer.step()
+
+    def come(worker: Worker) -> None:
+        trainer = Trainer(worker, rule)
+        assert trainer.optimizer.version >= 4
+        states.extend(float(entry["step"]) for entry in trainer.optimizer.state_dict()["state"].values())
+        for _ in range(6):
+            trainer.step()
+        back.set()
+
+    with Job(3, journal=str(tmp_path / "journal")) as job:
+        for number in range(3):
+            job.start(number, stay)
+        job.await_state(1, "dead")
+        job.start(1, come)
+        job.join()
+    assert states and min(states) >= 4, "its optimizer goes on from where another's was"
+    records = audited(tmp_path / "journal")
+    assert {part["incarnation"] for r in records if r["kind"] == "fold" for part in r["parts"] if part["worker"] == 1} == {1, 2}
+    written_off = [(r["worker"], r["incarnation"]) for r in records if r["kind"] == "written_off"]
+    assert written_off[:1] == ([(1, 1)] if rule.startswith("sgp") else [])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rank_that_was_thought_dead_comes_back_by_itself(tmp_path: Path, rule: str) -> None:
+    thought_dead, back = threading.Event(), threading.Event()
+
+    def script(worker: Worker) -> None:
+        trainer = Trainer(worker, rule)
+        for _ in range(2):
+            trainer.step()
+        if worker.number == 1:
+            worker.freeze()
+            wait(thought_dead)
+            worker.thaw()
+            for _ in range(5):
+                trainer.step()
+            back.set()
+        while not back.is_set():
+            trainer.step()
+
+    with Job(3, timeout_s=1.0, journal=str(tmp_path / "journal")) as job:
+        for number in range(3):
+            job.start(number, script)
+        job.await_state(1, "dead")
+        thought_dead.set()
+        job.join()
+    records = audited(tmp_path / "journal")
+    states = [record["state"] for record in records if record["kind"] == "state_changed" and record["worker"] == 1]
+    assert states[:4] == ["alive", "dead", "recovered", "alive"] and states[-1] == "finished"
+    assert any(r["fate"] == "folded" and r["incarnation"] > 1 for r in records if r["kind"] == "settle" and r["worker"] == 1)

@@ -1,0 +1,279 @@
+"""Ranks that die, freeze, leave or come late: the others go on, and who comes has a living rank's replica, bit by bit."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.live.harness import Job, Worker, wait
+from tests.live.test_ranks import audited, mlp, parameters, same
+from torch import Tensor, nn
+
+from offbeat.errors import JobError, RefusedError
+from offbeat.optimizer import DistributedOptimizer
+
+
+class Trainer:
+    """One rank's script: random data, and an optimizer with a state."""
+
+    def __init__(self, worker: Worker, rule: str) -> None:
+        self.model = mlp()
+        self.optimizer: DistributedOptimizer = worker.distribute(torch.optim.Adam(self.model.parameters(), lr=0.01), self.model, rule)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.randn(4, 8)).square().mean().backward()
+        self.optimizer.step()
+
+    def everything(self) -> tuple[int, list[Tensor]]:
+        state = [entry[key] for entry in self.optimizer.state_dict()["state"].values() for key in ("exp_avg", "exp_avg_sq", "step")]
+        return self.optimizer.version, [*parameters(self.model), *state]
+
+
+def together(results: list[tuple[int, list[Tensor]]]) -> None:
+    """All replicas of a version are one."""
+    known: dict[int, list[Tensor]] = {}
+    for version, mine in results:
+        assert same(known.setdefault(version, mine), mine), f"version {version}"
+
+
+def history(trainer: Trainer, steps: int) -> list[tuple[int, list[Tensor]]]:
+    found = []
+    for _ in range(steps):
+        trainer.step()
+        version, mine = trainer.everything()
+        found.append((version, [part.clone() for part in mine]))
+    return found
+
+
+@pytest.mark.parametrize("rule", ["full", "majority", "solo", "solo(delivery=latest, model_sync_every=8)"])
+def test_a_rank_that_dies_comes_back_with_anothers_replica(tmp_path: Path, rule: str) -> None:
+    back = threading.Event()
+    results: list[tuple[int, list[Tensor]]] = []
+
+    def stay(worker: Worker) -> None:
+        trainer = Trainer(worker, rule)
+        mine = history(trainer, 4)
+        if worker.number == 1:
+            worker.die()
+        while not back.is_set():
+            mine += history(trainer, 1)
+        results.extend(mine)
+
+    def come(worker: Worker) -> None:
+        trainer = Trainer(worker, rule)
+        assert trainer.optimizer.version >= 4
+        results.extend(history(trainer, 6))
+        back.set()
+
+    with Job(3, journal=str(tmp_path / "journal")) as job:
+        for number in range(3):
+            job.start(number, stay)
+        job.await_state(1, "dead")
+        job.start(1, come)
+        job.join()
+    if "latest" not in rule:
+        together(results)
+    records = audited(tmp_path / "journal")
+    assert {part["incarnation"] for r in records if r["kind"] == "fold" for part in r["parts"] if part["worker"] == 1} == {1, 2}
+    divisors = [record["divisor"] for record in records if record["kind"] == "fold"]
+    assert divisors[0] == 3 and 2 in divisors, "a result is divided by the living"
+
+
+@pytest.mark.parametrize("rule", ["full", "solo"])
+def test_a_rank_that_was_thought_dead_comes_back_by_itself(tmp_path: Path, rule: str) -> None:
+    thought_dead, back = threading.Event(), threading.Event()
+    results: list[tuple[int, list[Tensor]]] = []
+
+    def script(worker: Worker) -> None:
+        trainer = Trainer(worker, rule)
+        mine = history(trainer, 2)
+        if worker.number == 1:
+            worker.freeze()
+            wait(thought_dead)
+            worker.thaw()
+            mine += history(trainer, 5)
+            back.set()
+        while not back.is_set():
+            mine += history(trainer, 1)
+        results.extend(mine)
+
+    with Job(3, timeout_s=1.0, journal=str(tmp_path / "journal")) as job:
+        for number in range(3):
+            job.start(number, script)
+        job.await_state(1, "dead")
+        thought_dead.set()
+        job.join()
+    together(results)
+    records = audited(tmp_path / "journal")
+    states = [record["state"] for record in records if record["kind"] == "state_changed" and record["worker"] == 1]
+    assert states[:4] == ["alive", "dead", "recovered", "alive"] and states[-1] == "finished"
+    assert any(r["fate"] == "folded" and r["incarnation"] > 1 for r in records if r["kind"] == "settle" and r["worker"] == 1)
+
+
+def test_what_a_script_loads_into_a_running_job_does_not_count() -> None:
+    """It wraps first and then loads an old checkpoint, as it did at the start."""
+    joined = threading.Event()
+
+    def stay(worker: Worker) -> tuple[int, list[Tensor]]:
+        trainer = Trainer(worker, "full")
+        trainer.step()
+        if worker.number == 1:
+            worker.die()
+        while not joined.is_set():
+            trainer.optimizer.pull()  # here it can be asked for its replica
+        trainer.step()
+        return trainer.everything()
+
+    def come(worker: Worker) -> tuple[int, list[Tensor]]:
+        trainer = Trainer(worker, "full")
+        saved = trainer.optimizer.state_dict()
+        with torch.no_grad():
+            for p in trainer.model.parameters():
+                p.zero_()
+        saved["state"][0]["step"] = torch.tensor(100.0)
+        trainer.optimizer.load_state_dict(saved)
+        joined.set()
+        trainer.step()
+        return trainer.everything()
+
+    with Job(2) as job:
+        threads = [job.start(number, stay) for number in range(2)]
+        job.await_state(1, "dead")
+        threads[1] = job.start(1, come)
+        job.join(*threads)
+        (first, second) = job.results(0, 1)
+    assert first[0] == second[0] == 2
+    together([first, second])
+
+
+def test_stale_samples_of_a_returned_rank_are_rejected(tmp_path: Path) -> None:
+    """A loader has fetched batches ahead when its rank is declared dead: they are somebody else's by the time it uses them."""
+    thought_dead, size = threading.Event(), 60
+
+    def script(worker: Worker) -> float:
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=1.0), model, "solo")
+        sampler = optimizer.batch_sampler(range(size), batch_size=4)
+        fetched = iter(sampler)
+        ahead = [next(fetched) for _ in range(3)]
+        if worker.number == 1:
+            worker.freeze()
+            wait(thought_dead)
+            worker.thaw()
+        else:
+            wait(thought_dead)
+        for indices in itertools.chain(ahead, fetched):
+            optimizer.zero_grad()
+            model(torch.full((len(indices), 1), 6.0)).mean().backward()
+            optimizer.step()
+        return model.weight.item()
+
+    with Job(2, timeout_s=1.0, journal=str(tmp_path / "journal")) as job:
+        for number in range(2):
+            job.start(number, script)
+        job.await_state(1, "dead")
+        thought_dead.set()
+        job.join()
+        weights = job.results(0, 1)
+    records = audited(tmp_path / "journal")
+    reasons = [r["reason"] for r in records if r["kind"] == "settle" and r["worker"] == 1 and r["fate"] == "rejected"]
+    assert reasons[0].startswith("sent by incarnation 1")
+    assert reasons[1:] == ["its samples have gone to another worker"] * 2
+    (report,) = [record["report"] for record in records if record["kind"] == "epoch_ended"]
+    assert report["folded"] == size and report["returned"] == 12
+    expected = -sum(6.0 * part["weight"] for r in records if r["kind"] == "fold" for part in r["parts"])
+    assert weights[0] == weights[1] == pytest.approx(expected), "what was rejected is in no result"
+
+
+@pytest.mark.parametrize(("rule", "version"), [("full", 2), ("sgp", 3), ("dpsgd", 3), ("adpsgd", 3)])
+def test_the_last_rank_leaves_its_replica_to_those_who_may_come_back(rule: str, version: int) -> None:
+    died = threading.Event()
+
+    def stay(worker: Worker) -> tuple[int, list[Tensor]]:
+        trainer = Trainer(worker, rule)
+        trainer.step()
+        if worker.number == 1:
+            worker.die()
+        wait(died)
+        trainer.step()
+        return trainer.everything()
+
+    with Job(2) as job:
+        threads = [job.start(number, stay) for number in range(2)]
+        job.await_state(1, "dead")
+        died.set()
+        job.join(*threads)
+        job.await_state(0, "finished")
+
+        def come(worker: Worker) -> tuple[int, list[Tensor]]:
+            trainer = Trainer(worker, rule)
+            found = trainer.everything()
+            kept = found[0], [part.clone() for part in found[1]]
+            trainer.step()
+            assert trainer.optimizer.version == version + 1
+            return kept
+
+        thread = job.start(1, come)
+        job.join(thread)
+        first, second = job.results(0, 1)
+    assert first[0] == second[0] == version
+    together([first, second])
+
+
+@pytest.mark.parametrize("rule", ["majority", "sgp"])
+def test_where_all_die_at_once_the_parameters_are_gone(rule: str) -> None:
+    def die(worker: Worker) -> None:
+        Trainer(worker, rule).step()
+        worker.die()
+
+    def come(worker: Worker) -> None:
+        with pytest.raises((RefusedError, JobError)):
+            Trainer(worker, rule)
+
+    with Job(1) as job:
+        job.start(0, die)
+        job.await_state(0, "dead")
+        job.join(job.start(0, come))
+    assert job.failure is not None and "nobody is left to copy the parameters from" in job.failure
+
+
+def test_a_donor_that_dies_is_replaced(tmp_path: Path) -> None:
+    """Whoever is asked for its replica may freeze over it: somebody else is asked then."""
+    frozen, end = threading.Event(), threading.Event()
+    quick: Any = {}
+
+    def stay(worker: Worker) -> None:
+        trainer = Trainer(worker, "solo")
+        trainer.step()
+        if worker.number == 2:
+            worker.die()
+        quick[worker.number] = trainer
+        if worker.number == 0:
+            worker.freeze()
+            frozen.set()
+            wait(end)
+            worker.thaw()
+            worker.die()
+        while not end.is_set():
+            trainer.step()
+            threading.Event().wait(0.05)
+
+    def come(worker: Worker) -> None:
+        trainer = Trainer(worker, "solo")
+        together(history(trainer, 3))
+        end.set()
+
+    with Job(3, timeout_s=1.5, journal=str(tmp_path / "journal")) as job:
+        for number in range(3):
+            job.start(number, stay)
+        job.await_state(2, "dead")
+        wait(frozen)
+        job.start(2, come)
+        job.join()
+    audited(tmp_path / "journal")

@@ -1,0 +1,125 @@
+"""The rules of partial allreduce: when each closes a round, their settings, and what their mistakes are told."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offbeat.errors import ConfigurationError
+from offbeat.policies import AllOf, FirstOf, Full, Majority, Quorum, Solo, rule
+from offbeat.protocol.partial import Rounds
+from offbeat.protocol.round_rule import ACTIVE, IDLE, RoundRule
+
+
+def closing(policy: RoundRule, ranks: int, order: list[int], seed: int = 0) -> int:
+    """How many of these arrivals it takes."""
+    rounds = Rounds(policy, ranks, seed)
+    for rank in range(ranks):
+        rounds.enter(rank, 0)
+    return next(place + 1 for place, rank in enumerate(order) if rounds.arrive(rank, 0).closed)
+
+
+def drawn(ranks: int, count: int, seed: int) -> list[int]:
+    rounds = Rounds(Full(), ranks, seed)
+    for rank in range(ranks):
+        rounds.enter(rank, 0)
+    return [int(rank) for rank in rounds._view.drawn(count)]
+
+
+@settings(max_examples=100, derandomize=True, database=None)
+@given(st.data(), st.integers(1, 9), st.integers(0, 1000))
+def test_each_rule_closes_where_it_should(data: st.DataObject, ranks: int, seed: int) -> None:
+    order = data.draw(st.permutations(range(ranks)))
+    m = data.draw(st.integers(1, ranks))
+    places = {rank: place + 1 for place, rank in enumerate(order)}
+    candidates = [places[rank] for rank in drawn(ranks, m, seed)]
+    assert closing(Solo(), ranks, order, seed) == 1
+    assert closing(Majority(), ranks, order, seed) == places[drawn(ranks, 1, seed)[0]]
+    assert closing(FirstOf(m=m), ranks, order, seed) == min(candidates)
+    assert closing(AllOf(m=m), ranks, order, seed) == max(candidates)
+    assert closing(Quorum(q=m), ranks, order, seed) == m
+    assert closing(Full(), ranks, order, seed) == ranks
+
+
+@settings(max_examples=50, derandomize=True, database=None)
+@given(st.data(), st.integers(1, 9), st.integers(0, 1000))
+def test_the_ends_of_the_spectrum_are_the_other_rules(data: st.DataObject, ranks: int, seed: int) -> None:
+    order = data.draw(st.permutations(range(ranks)))
+    for one, other in (
+        (FirstOf(m=1), Majority()),
+        (AllOf(m=1), Majority()),
+        (FirstOf(m=ranks), Solo()),
+        (AllOf(m=ranks), Full()),
+        (Quorum(q=1), Solo()),
+        (Quorum(q=ranks), Full()),
+    ):
+        assert closing(one, ranks, order, seed) == closing(other, ranks, order, seed)
+
+
+def test_who_is_drawn_is_drawn_anew_each_round_and_all_ranks_are_in_turn() -> None:
+    rounds = Rounds(Majority(), 5, seed=2)
+    for rank in range(5):
+        rounds.enter(rank, 0)
+    initiators = []
+    for number in range(60):
+        rounds.table[0, 0] = rounds.table[0, 1] = number
+        initiators.append(int(rounds._view.drawn(1)[0]))
+    assert set(initiators) == set(range(5)) and len(set(pairwise(initiators))) > 15
+
+
+def test_the_idle_are_neither_drawn_nor_counted() -> None:
+    rounds = Rounds(Quorum(q=4), 4)
+    for rank in range(4):
+        rounds.enter(rank, 0)
+    rounds.pause(3)
+    assert rounds.state(3) == IDLE and rounds.state(0) == ACTIVE
+    assert 3 not in rounds._view.drawn(4)
+    assert [rounds.arrive(rank, 0).closed for rank in range(3)] == [False, False, True]
+
+
+def test_spellings_say_what_is_not_the_default() -> None:
+    assert Solo().spelling == "solo" and Majority(staleness=3).spelling == "majority(staleness=3)"
+    assert Quorum(q=2, delivery="latest", model_sync_every=10).spelling == "quorum(delivery=latest, model_sync_every=10, q=2)"
+
+
+def test_replicas_stay_equal_unless_asked_otherwise() -> None:
+    for policy in (Solo(), Majority(), Full(), Quorum(q=1)):
+        assert policy.delivery == "replay" and policy.model_sync_every is None and policy.carry_clip is None
+        assert policy.family == "allreduce" and policy.obsolete_work == "push_and_wait"
+
+
+@pytest.mark.parametrize(
+    ("spelling", "message"),
+    [
+        ("solo(staleness=0)", "solo.staleness=0.: staleness must be a whole number, at least 1"),
+        ("majority(delivery=newest)", "delivery must be replay or latest"),
+        ("majority(model_sync_every=5)", "with delivery=replay the replicas are equal already; leave it out, or say delivery=latest"),
+        ("majority(delivery=latest, model_sync_every=0)", "model_sync_every must be a whole number, at least 1"),
+        ("full(carry_clip=0)", "carry_clip must be a number above 0"),
+        ("full(carry_clip=True)", "carry_clip must be a number above 0"),
+        ("quorum(q=0)", "q must be a whole number, at least 1"),
+        ("first_of(m=1.5)", "m must be a whole number"),
+        ("all_of", "all_of needs its settings spelled out"),
+    ],
+)
+def test_mistakes_are_told(spelling: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        rule(spelling)
+
+
+@pytest.mark.parametrize("spelling", ["quorum(q=5)", "first_of(m=5)", "all_of(m=5)"])
+def test_more_than_there_are_cannot_arrive(spelling: str) -> None:
+    policy = rule(spelling)
+    policy.check(5)
+    with pytest.raises(ConfigurationError, match=r"with 4 workers: . must be at most 4"):
+        policy.check(4)
+
+
+def test_a_rule_that_does_not_say_when_a_round_closes() -> None:
+    rounds = Rounds(RoundRule(), 1)
+    rounds.enter(0, 0)
+    with pytest.raises(TypeError, match="RoundRule does not say when a round closes"):
+        rounds.arrive(0, 0)

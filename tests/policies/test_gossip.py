@@ -1,0 +1,48 @@
+"""The rules without a server that others are compared to: what they refuse, how they are spelled, what they say to who asks."""
+
+from __future__ import annotations
+
+import pytest
+
+import offbeat
+from offbeat.errors import ConfigurationError
+from offbeat.policies import ADPSGD, ALLREDUCE_RULES, DPSGD, GOSSIP_RULES, RULES, SGP, AllReduce, Full, rule
+from offbeat.protocol.graphs import KINDS
+from offbeat.protocol.partial import Rounds
+from offbeat.protocol.round_rule import RoundRule
+
+
+def test_words_and_families() -> None:
+    assert {kind.called() for kind in GOSSIP_RULES} == {"dpsgd", "sgp", "adpsgd"}
+    assert RULES["allreduce"] is AllReduce and AllReduce in ALLREDUCE_RULES
+    assert {rule(word).family for word in ("dpsgd", "sgp", "adpsgd")} == {"gossip"} and AllReduce().family == "allreduce"
+    assert (offbeat.SGP, offbeat.DPSGD, offbeat.ADPSGD, offbeat.AllReduce) == (SGP, DPSGD, ADPSGD, AllReduce)
+
+
+@pytest.mark.parametrize("policy", [SGP(), SGP(out_degree=2, overlap=1), *(SGP(graph=kind) for kind in KINDS), DPSGD(), ADPSGD()])
+def test_spellings_are_read_again(policy: SGP) -> None:
+    assert rule(policy.spelling) == policy
+    assert policy.start() is policy and policy.split_overlap is None, "an overlap of steps is none of splits"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("sgp(out_degree=0)", "out_degree must be a whole number, at least 1"),
+        ("sgp(overlap=-1)", "overlap must be a whole number, at least 0"),
+        ("sgp(overlap=True)", "overlap must be a whole number, at least 0"),
+        ("sgp(graph=hypercube)", "graph must be one of exponential, bipartite_exponential, linear"),
+        ("dpsgd(graph=ring)", "dpsgd has no setting 'graph'; it has no settings"),
+    ],
+)
+def test_what_is_refused(spec: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        rule(spec)
+
+
+@pytest.mark.parametrize("policy", [AllReduce(), Full()])
+def test_an_allreduce_waits_for_everybody(policy: RoundRule) -> None:
+    rounds = Rounds(policy, ranks=3)
+    for rank in range(3):
+        rounds.enter(rank, 0)
+    assert [rounds.arrive(rank, 0).closed for rank in range(3)] == [False, False, True]
