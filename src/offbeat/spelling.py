@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -15,6 +16,8 @@ T = TypeVar("T")
 
 _ASYNC = re.compile(r"(?<==)(\s*)async(?=\s*[,)])")
 """A word like any other here, but a keyword to Python's parser, which is shown another one of the same length."""
+_ONE_AT_A_TIME = threading.Lock()
+"""Python 3.11 counts the depth of a syntax tree once for all threads, and raises SystemError where two of them parse (gh-106905)."""
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
@@ -31,7 +34,8 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
         ConfigurationError: it does not parse; the message names the position and what was expected.
     """
     try:
-        tree = ast.parse(_ASYNC.sub(r"\1Async", text.strip()), mode="eval").body
+        with _ONE_AT_A_TIME:
+            tree = ast.parse(_ASYNC.sub(r"\1Async", text.strip()), mode="eval").body
     except (SyntaxError, ValueError) as error:
         position = getattr(error, "offset", None) or 1
         raise ConfigurationError(f"{text!r}: cannot read it at character {position}; write name or name(key=value, ...)") from None

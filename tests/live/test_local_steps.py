@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import offbeat
 from offbeat.report.tally import Tally
+from offbeat.tensors import fisher
 from offbeat.runtime.journal import read
 
 Values = dict[str, Tensor]
@@ -144,10 +145,21 @@ def alike(state: Any, expected: Any) -> bool:
     if isinstance(expected, Tensor):
         return error(state, expected) < CLOSE
     if isinstance(expected, dict):
+        state, expected = estimates(state), estimates(expected)
         return bool(state.keys() == expected.keys() and all(alike(state[key], expected[key]) for key in expected))
     if isinstance(expected, list | tuple):
         return len(state) == len(expected) and all(alike(a, b) for a, b in zip(state, expected, strict=True))
     return bool(state == expected)
+
+
+def estimates(state: dict[Any, Any]) -> dict[Any, Any]:
+    """With each factor of a natural gradient as the F that it stands for: the last bit of a gradient decides the signs of R's rows."""
+    made = dict(state)
+    for axis in range(2):
+        if (factor := fisher.read(state, axis)) is not None:
+            R, d, rho = (made.pop(f"{key}{axis}") for key in factor._fields)
+            made[f"F{axis}"] = R.T @ (d[:, None] * R) + rho * torch.eye(R.shape[1])
+    return made
 
 
 CASES: dict[str, Local] = {

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import threading
+import time
 
 import pytest
 from tests.policies.views import StillView
@@ -117,6 +120,41 @@ def test_values_are_literals_or_words() -> None:
         "f",
         {"a": 1, "b": -2.5, "c": "word", "d": "two words", "e": float("inf"), "g": [1, 2]},
     )
+
+
+class Cycle:
+    """Garbage for the collector, which lets another thread go on."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        time.sleep(0)
+
+
+def test_threads_parse_at_the_same_time() -> None:
+    """Python's own parser fails if a collection in the midst of it hands over to another thread that parses."""
+
+    def read() -> None:
+        try:
+            for _ in range(300):
+                Cycle()
+                parse_call("psp(c=3, b=0.6, future=drop, max_skew=1)")
+        except SystemError as error:
+            errors.append(error)
+
+    errors: list[SystemError] = []
+    before = gc.get_threshold()
+    gc.set_threshold(5)
+    try:
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        gc.set_threshold(*before)
+    assert errors == []
 
 
 def test_nothing_is_executed() -> None:
