@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 import offbeat
 from offbeat.report.tally import Tally
-from offbeat.tensors import fisher
 from offbeat.runtime.journal import read
+from offbeat.tensors import fisher
 
 Values = dict[str, Tensor]
 
