@@ -170,4 +170,5 @@ class Network:
         assert included.max() <= 1.0, "a gradient is in two rounds"
         arrived = sum(entry.kind is Kind.ARRIVE and entry.buffer is not None for entry in self.decider.follow(0))
         if there:
-            assert int(included.sum()) + len(self.decider.lost) == arrived
+            lost = sum(entry.kind is Kind.LOST for entry in self.decider.follow(0))
+            assert int(included.sum()) + lost == arrived

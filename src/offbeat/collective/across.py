@@ -21,7 +21,7 @@ from offbeat.collective.host_memory import HostMemory
 from offbeat.collective.layout import DTYPES
 from offbeat.collective.mesh import SEAT, Mesh
 from offbeat.collective.node import Node
-from offbeat.collective.orders import Answer, Lost
+from offbeat.collective.orders import Answer
 from offbeat.collective.state import Entry, Fenced
 from offbeat.errors import ConfigurationError, JobError
 from offbeat.protocol.partial import Arrival
@@ -37,6 +37,10 @@ def _slots(rule: RoundRule, nbytes: int) -> int:
     """What the rule's staleness asks for, within a quarter of this machine's memory."""
     wanted = _UNBOUNDED_SLOTS if rule.staleness is None else rule.staleness + _SPARE_SLOTS
     return min(wanted, max(2, (available_nbytes() or 1 << 30) // 4 // max(1, nbytes)))
+
+
+class SeatLost(JobError):
+    """A rank has lost its connection to the one who decides: either of them is gone, or is thought to be."""
 
 
 class AcrossRounds:
@@ -55,8 +59,9 @@ class AcrossRounds:
         host: the name of this host, as for `SocketHub`.
         dtype: float32 or float64.
         seed: of what the rule draws.
-        slots: how many results are kept for ranks that are behind, at every host; None: what the rule's staleness asks for, within a
-            quarter of the memory that the seat's machine has.
+        slots: how many results are kept for ranks that are behind, at every host; all processes must say the same. None: what the
+            rule's staleness asks for, within a quarter of the memory that this machine has.
+        followed: at the seat, whether somebody calls `follow`: nothing is forgotten before he has had it.
 
     Raises:
         ConfigurationError: no such dtype.
@@ -75,6 +80,7 @@ class AcrossRounds:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         slots: int | None = None,
+        followed: bool = False,
     ) -> None:
         assert rank is not None or seat == SEAT, f"this process is no rank, and rank {seat} decides: it has nothing to do"
         self.rule, self.ranks, self.numel, self.dtype, self.rank = rule, ranks, numel, dtype, rank
@@ -83,11 +89,11 @@ class AcrossRounds:
         self.slots = slots if slots is not None else _slots(rule, numel * dtype.itemsize)
         self._seat = seat
         self._me = SEAT if rank is None else rank
-        self._seed = seed
+        self._seed, self._followed = seed, followed
         self._lock = threading.Condition()
-        self._mesh = Mesh(self._me, token, host, self._lock, self._heard)
+        self._mesh = Mesh(self._me, token, host, self._lock, self._heard, self._met)
         memory = HostMemory(ranks, numel, dtype, self.slots)
-        self._node = Node(self._me, seat, memory, self._mesh.send, self._mesh.drop)
+        self._node = Node(self._me, seat, memory, self._mesh.send, self._mesh.drop, expect=self._mesh.expect)
         self._filling: int | None = None
         self._awaited: Version | None = None
         """All rounds before this one are waited for."""
@@ -101,31 +107,46 @@ class AcrossRounds:
     def connect(self, addresses: Mapping[WorkerId, Address], timeout_s: float = 30.0, *, later: bool = False) -> None:
         """Connect with the other processes of the job, and, if nobody has begun (``later`` False), begin: these ranks are there.
 
+        Nobody waits until all are connected: a rank waits for the first of its host alone, which has the memory that they share.
+
         Args:
-            addresses: by rank, and `SEAT`, what `listen` gave there.
-            timeout_s: how long they may take.
-            later: the job is under way. `enter` then says that this rank takes part.
+            addresses: by rank, and `SEAT`, what `listen` gave there; of those who come later none.
+            timeout_s: how long the first of the host may take.
+            later: the job is under way. `enter`, or `entered` if another rank has seen to that, is when this one takes part.
 
         Raises:
-            JobError: one of them is not there.
+            JobError: the seat is not there, or the first of this host.
+            ConfigurationError: there is not so much memory.
         """
-        here = self._mesh.hub.host
-        mates = [peer for peer in sorted(addresses) if peer not in (SEAT, self._me) and addresses[peer].host == here]
+        here, node, mesh = self._mesh.hub.host, self._node, self._mesh
+        ranks = sorted(peer for peer in addresses if peer != SEAT)
         if self._me == self._seat:
             hosts = [addresses[rank].host if rank in addresses else f"rank {rank}" for rank in range(self.ranks)]
-            self._node.decider = Decider(self.rule, hosts, clock_ns=time.monotonic_ns, seed=self._seed, slots=self.slots)
-            self._node.decider.begin(sorted(peer for peer in addresses if peer != SEAT))
-        if self.rank is not None and mates:
-            self._node.has_memory = not later and self.rank < mates[0]
-            if self._node.has_memory:
-                self._node.memory = HostMemory.shared(self.ranks, self.numel, self.dtype, self.slots)
-        self._mesh.connect(addresses, timeout_s, later=later)
+            node.decider = Decider(self.rule, hosts, clock_ns=time.monotonic_ns, seed=self._seed, slots=self.slots, followed=self._followed)
+            node.decider.begin(ranks)
         with self._lock:
-            self._node.mates = self._mesh.mates() - {SEAT}
-            if not self._node.has_memory:
-                self._node.ask_mates()
-                if not self._wait_for(lambda: self._node.has_memory or not self._node.mates, timeout_s):
+            if not later:
+                node.present = frozenset(ranks)
+            if self.rank is not None:
+                node.has_memory = not later and not any(addresses[rank].host == here for rank in ranks if rank < self.rank)
+                if node.has_memory:
+                    self._share()
+            mesh.connect(addresses, self._seat, later=later)
+            node.mates = mesh.mates() - {SEAT}
+            if not node.has_memory:
+                node.ask(*node.mates)
+                if not self._wait_for(lambda: node.has_memory or (later and not node.mates), timeout_s):
                     raise JobError(f"rank {self.rank}: no other rank of {here} has handed over its memory within {timeout_s:g} s")
+                if not node.has_memory:
+                    self._share()
+
+    def expect(self, rank: WorkerId, address: Address) -> None:
+        """At the seat: a process that is this rank is about to connect, from there; any before it is not heard any more."""
+        with self._lock:
+            self._at_the_seat()
+            self._mesh.drop(rank)
+            self._mesh.expect([*self._mesh.expected, rank])
+            self._node.hosts[rank] = address.host
 
     @property
     def number(self) -> Version:
@@ -142,8 +163,14 @@ class AcrossRounds:
     # What a rank does.
 
     def send(self) -> torch.Tensor:
-        """Where this rank's next gradient goes, shape (numel,): the same until `arrive`."""
+        """Where this rank's next gradient goes, shape (numel,): the same until `arrive`.
+
+        Raises:
+            Fenced: this rank does not take part any more.
+            SeatLost: the seat is gone.
+        """
         with self._lock:
+            self._check()
             if self._filling is None:
                 self._wait_for(lambda: self._node.free_buffer() is not None, None)
                 self._filling = self._node.free_buffer()
@@ -159,7 +186,7 @@ class AcrossRounds:
 
         Raises:
             Fenced: this rank does not take part any more.
-            JobError: the seat is gone.
+            SeatLost: the seat is gone.
         """
         assert self._awaited is None, f"rank {self.rank} arrived while it waits for round {self._awaited}; call wait() until it is True"
         with self._lock:
@@ -182,7 +209,7 @@ class AcrossRounds:
 
         Raises:
             Fenced: this rank does not take part any more.
-            JobError: the seat is gone.
+            SeatLost: the seat is gone.
         """
         with self._lock:
             through = self._awaited
@@ -238,21 +265,33 @@ class AcrossRounds:
         included = bool(results) and results[-1][0] >= arrival.number
         return Outcome(included, arrival.number, arrival.number - version, results)
 
-    # What a rank, or the seat for it, may do.
+    # What may be said for a rank: by itself, by another that has what it needs, or at the seat.
 
     def enter(self, rank: WorkerId, version: Version) -> None:
         """A rank takes part, with the parameters of this version; it gets the results from there on.
 
+        Another one must have these parameters itself, and goes on only after it has said so; the seat knows where that rank is from
+        `expect`. Results that it would need and that are gone make a `Fenced` there.
+
         Raises:
-            Fenced: results that it would need are gone.
+            Fenced: this rank itself, and what it would need is gone.
         """
         with self._lock:
             if rank == self.rank:
-                self._version, self._given = version, range(version, version)
-                self._awaited = self._filling = None
+                self._begin_with(version)
                 self._answered(lambda: self._node.enter(version, self._mesh.hub.host))
             else:
-                self._node.do(self._at_the_seat().enter(rank, version))
+                self._node.tell({"k": "enter", "rank": rank, "version": version, "host": None})
+
+    def entered(self, version: Version) -> None:
+        """This rank takes part from this version on, as another has said for it; waits until that is so.
+
+        Raises:
+            Fenced: it does not.
+        """
+        with self._lock:
+            self._begin_with(version)
+            self._answered(lambda: None)
 
     def leave(self, rank: WorkerId) -> None:
         """A rank is gone. Rounds that waited for it go on."""
@@ -271,10 +310,10 @@ class AcrossRounds:
         with self._lock:
             return self._at_the_seat().follow(start)
 
-    def lost(self) -> list[Lost]:
-        """At the seat: the gradients that went with their hosts before they were in any result."""
+    def present(self, rank: WorkerId) -> bool:
+        """Whether a rank takes part, as far as it is known here; at the seat everything is."""
         with self._lock:
-            return list(self._at_the_seat().lost)
+            return rank in (self._node.present if self._node.decider is None else self._node.decider.present)
 
     def close(self) -> None:
         """This process goes: to the others it is gone."""
@@ -293,11 +332,17 @@ class AcrossRounds:
 
     def _say(self, rank: WorkerId, kind: str) -> None:
         with self._lock:
-            if rank == self.rank:
-                self._node.tell({"k": kind})
-            else:
-                self._at_the_seat()
-                self._node.decide(rank, {"k": kind})
+            self._check()
+            self._node.tell({"k": kind, "rank": rank})
+
+    def _share(self) -> None:
+        """Be the first of this host."""
+        self._node.memory = HostMemory.shared(self.ranks, self.numel, self.dtype, self.slots)
+        self._node.has_memory = True
+
+    def _begin_with(self, version: Version) -> None:
+        self._version, self._given = version, range(version, version)
+        self._awaited = self._filling = None
 
     def _answered(self, ask: Callable[[], None]) -> Answer:
         self._check()
@@ -313,7 +358,7 @@ class AcrossRounds:
         if self._node.fenced is not None:
             raise Fenced(self._node.fenced)
         if self._node.decider is None and not self._mesh.knows(self._seat):
-            raise JobError(f"rank {self._me} has lost its connection to {self._seat}, which decides when rounds close")
+            raise SeatLost(f"rank {self._me} has lost its connection to {self._seat}, which decides when rounds close")
 
     def _wait_for(self, what: Callable[[], bool], timeout_s: float | None) -> bool:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -332,4 +377,11 @@ class AcrossRounds:
             self._node.gone(peer)
         else:
             self._node.heard(peer, message.header, message.payload, message.memory)
+        self._lock.notify_all()
+
+    def _met(self, peer: WorkerId) -> None:
+        """In the thread, with the lock."""
+        self._node.mates = self._mesh.mates() - {SEAT}
+        if peer in self._node.mates and not self._node.has_memory:
+            self._node.ask(peer)
         self._lock.notify_all()

@@ -15,14 +15,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from offbeat.collective.orders import Answer, Fence, Go, Halt, Hand, Lost, Order
+from offbeat.collective.orders import Answer, Fence, Go, Halt, Hand, Order
 from offbeat.collective.state import Entry, Fenced, Kind, TooOld
 from offbeat.protocol.partial import Part, Rounds
 from offbeat.protocol.round_rule import ABSENT, RoundRule
 from offbeat.types import Version, WorkerId
 
 LOG_ENTRIES = 1 << 14
-"""How many events are kept for who follows."""
+"""How many events are kept if nobody follows."""
 
 
 @dataclass
@@ -56,6 +56,7 @@ class Decider:
         clock_ns: of the log's entries.
         seed: of what the rule draws.
         slots: how many results are kept for ranks that are behind.
+        followed: whether somebody calls `follow`: nothing is forgotten before he has had it.
 
     >>> from offbeat.policies import rule
     >>> decider = Decider(rule("solo"), ["a", "b"], clock_ns=lambda: 0)
@@ -68,12 +69,20 @@ class Decider:
     """
 
     def __init__(
-        self, rule: RoundRule, hosts: Sequence[str], *, clock_ns: Callable[[], int], seed: int = 0, slots: int | None = None
+        self,
+        rule: RoundRule,
+        hosts: Sequence[str],
+        *,
+        clock_ns: Callable[[], int],
+        seed: int = 0,
+        slots: int | None = None,
+        followed: bool = False,
     ) -> None:
         self._rounds = Rounds(rule, len(hosts), seed, slots=slots)
         self._hosts = list(hosts)
         self._clock_ns = clock_ns
-        self._log: deque[Entry] = deque(maxlen=LOG_ENTRIES)
+        self._followed = followed
+        self._log: deque[Entry] = deque(maxlen=None if followed else LOG_ENTRIES)
         self._seq = 0
         self._waiting: list[WorkerId] = []
         self._pending: dict[Part, float] = {}
@@ -84,7 +93,6 @@ class Decider:
         self._entering: list[WorkerId] = []
         self._came_with: dict[WorkerId, Version] = {}
         self.view = 0
-        self.lost: list[Lost] = []
 
     @property
     def number(self) -> Version:
@@ -102,7 +110,9 @@ class Decider:
         return tuple(sorted(self._leader_of().values()))
 
     def follow(self, start: int) -> list[Entry]:
-        """What has happened from entry ``start`` of the log on, as far as it is kept."""
+        """What has happened from entry ``start`` of the log on, as far as it is kept; who follows has dealt with what was before."""
+        while self._followed and self._log and self._log[0].seq < start:
+            self._log.popleft()
         return [entry for entry in self._log if entry.seq >= start]
 
     # What happens. Each returns what is to be sent.
@@ -252,7 +262,7 @@ class Decider:
         """What these have in their buffers is gone."""
         for part in [part for part in self._pending if part.rank in ranks]:
             del self._pending[part]
-            self.lost.append(Lost(part, self.number))
+            self._wrote(Kind.LOST, part.rank, self.number, buffer=part.buffer)
 
     def _new_view(self) -> list[Order]:
         self.view += 1
@@ -300,7 +310,7 @@ class Decider:
         going, kept = self._going[number], []
         for rank, buffer, factor in going.parts:
             if rank in going.gone:
-                self.lost.append(Lost(Part(rank, buffer), number))
+                self._wrote(Kind.LOST, rank, number, buffer=buffer)
             else:
                 kept.append((rank, buffer, factor))
         going.parts = kept

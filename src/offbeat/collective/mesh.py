@@ -1,15 +1,15 @@
 """Everybody connected with everybody: the sockets of one process of a job across hosts, and the thread that reads them.
 
 Peers are numbered: ranks, and `SEAT` for a process that decides and is no rank. Of two peers the higher number connects to the lower, and
-a peer that comes later connects to all. What comes is handed to one function, in the thread, under the lock that the owner gave; anybody
-may send. A connection that has ended is a peer that is gone: who comes back does so with a new mesh.
+a peer that comes later connects to all. Nobody waits for anybody: what is sent to a peer that is to come, and has not, goes out when it
+does. What comes is handed to one function, in the thread, under the lock that the owner gave; whoever sends holds that lock. A connection
+that has ended is a peer that is gone: who comes back does so with a new mesh.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -33,17 +33,21 @@ class Mesh:
         peer: this process's number.
         token: the job's secret.
         host: the name of this host; peers with equal names share memory. None: see `offbeat.transport.shm.host_identity`.
-        lock: held while ``heard`` is called.
+        lock: held while ``heard`` and ``met`` are called.
         heard: takes what comes.
+        met: called with a peer that has connected to this one.
     """
 
-    def __init__(self, peer: WorkerId, token: str, host: str | None, lock: threading.Condition, heard: Heard) -> None:
+    def __init__(
+        self, peer: WorkerId, token: str, host: str | None, lock: threading.Condition, heard: Heard, met: Callable[[WorkerId], None]
+    ) -> None:
         self.peer = peer
         self.hub = SocketHub(token, host=host)
-        self._lock, self._heard = lock, heard
+        self._lock, self._heard, self._met = lock, heard, met
         self._peers: dict[WorkerId, Connection] = {}
         self._names: dict[Connection, WorkerId] = {}
-        self._unheard: list[tuple[WorkerId, Message | None]] = []
+        self._kept: dict[WorkerId, list[tuple[dict[str, Any], torch.Tensor | None]]] = {}
+        """What has been sent to peers that are expected."""
         self._closing: list[Connection] = []
         self.ended = False
         self.failure: BaseException | None = None
@@ -53,33 +57,38 @@ class Mesh:
         """Let others connect from now on; what is returned is for them."""
         return self.hub.listen(host, port)
 
-    def connect(self, addresses: Mapping[WorkerId, Address], timeout_s: float = 30.0, *, later: bool = False) -> None:
-        """Connect with all of these, and begin to listen to them.
+    def connect(self, addresses: Mapping[WorkerId, Address], needed: WorkerId, *, later: bool = False) -> None:
+        """Connect to those of these to whom it is on this one to connect, and begin to listen to all.
 
         Args:
             addresses: of the others; one's own is ignored.
-            timeout_s: how long they may take to answer, all together.
+            needed: without this one there is no use in going on. Another may have ended already, as the others will hear.
             later: the others are under way already, so this one connects to each of them.
 
         Raises:
-            JobError: one of them is not there, or did not answer in time.
+            JobError: the one who is needed is not there.
         """
-        deadline = time.monotonic() + timeout_s
-        others = {peer for peer in addresses if peer != self.peer}
-        for peer in sorted(others):
+        for peer in sorted(addresses.keys() - {self.peer}):
             if later or peer < self.peer:
-                connection = self.hub.connect(addresses[peer])
+                try:
+                    connection = self.hub.connect(addresses[peer])
+                except JobError:
+                    if peer == needed:
+                        raise
+                    continue
                 connection.send({"k": "hello", "peer": self.peer})
-        while missing := others - self._peers.keys():
-            left_s = deadline - time.monotonic()
-            if left_s <= 0.0:
-                raise JobError(f"peers {sorted(missing)} did not answer {self.peer} within {timeout_s:g} s: are they running?")
-            self._poll(left_s)
-        for peer, message in self._unheard:
-            with self._lock:
-                self._heard(peer, message)
-        self._unheard.clear()
+                self._enter(peer, connection)
+        self.expect(addresses.keys())
         self._thread.start()
+
+    def expect(self, peers: Collection[WorkerId]) -> None:
+        """These will connect, if they have not: from now on keep for them what is sent to them, and nothing for any others."""
+        self._kept = {peer: self._kept.get(peer, []) for peer in peers if peer not in self._peers and peer != self.peer}
+
+    @property
+    def expected(self) -> Collection[WorkerId]:
+        """Who is to connect, and has not."""
+        return self._kept.keys()
 
     def send(
         self, peer: WorkerId, header: Mapping[str, Any], content: torch.Tensor | None = None, memory: tuple[SharedMemory, ...] = ()
@@ -88,6 +97,9 @@ class Mesh:
         connection = self._peers.get(peer)
         if connection is not None:
             connection.send(header, payload=() if content is None else (_bytes(content),), memory=memory)
+        elif peer in self._kept:
+            assert not memory, f"peer {peer} is to get memory, and has not asked"
+            self._kept[peer].append((dict(header), None if content is None else content.clone()))
 
     def mates(self) -> set[WorkerId]:
         """The peers with which memory can be shared."""
@@ -99,6 +111,7 @@ class Mesh:
 
     def drop(self, peer: WorkerId) -> None:
         """End the connection with a peer, after what has been sent."""
+        self._kept.pop(peer, None)
         connection = self._peers.pop(peer, None)
         if connection is not None:
             self._names.pop(connection, None)
@@ -134,36 +147,29 @@ class Mesh:
                 self._closing.pop().close()
 
     def _take(self, connection: Connection, what: Message | Closed) -> None:
+        peer = self._names.get(connection)
         if isinstance(what, Closed):
-            peer = self._names.pop(connection, None)
-            if peer is not None and self._peers.get(peer) is connection:
-                del self._peers[peer]
-                self._hear(peer, None)
-            return
-        kind = what.header.get("k")
-        if kind in ("hello", "welcome"):
+            if peer is not None:
+                del self._names[connection], self._peers[peer]
+                self._heard(peer, None)
+        elif peer is not None:
+            self._heard(peer, what)
+        elif what.header.get("k") == "hello":
             peer = what.header.get("peer")
             if not isinstance(peer, int):
                 raise ProtocolError(f"{connection.peer} says hello without its number")
-            if kind == "hello":
-                connection.send({"k": "welcome", "peer": self.peer})
             if peer in self._peers:
                 # Its predecessor is gone, and the end of that connection has not come yet.
                 self.drop(peer)
-                self._hear(peer, None)
-            self._peers[peer] = connection
-            self._names[connection] = peer
-            return
-        peer = self._names.get(connection)
-        if peer is not None:
-            self._hear(peer, what)
+                self._heard(peer, None)
+            self._enter(peer, connection)
+            self._met(peer)
 
-    def _hear(self, peer: WorkerId, what: Message | None) -> None:
-        if self._thread.ident is None:
-            # Not all are connected yet, and what is heard may have to be answered.
-            self._unheard.append((peer, what))
-        else:
-            self._heard(peer, what)
+    def _enter(self, peer: WorkerId, connection: Connection) -> None:
+        self._peers[peer] = connection
+        self._names[connection] = peer
+        for header, content in self._kept.pop(peer, ()):
+            self.send(peer, header, content)
 
 
 def _bytes(content: torch.Tensor) -> memoryview:

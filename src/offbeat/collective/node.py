@@ -10,7 +10,7 @@ Messages, by ``k``. To the seat: ``arrive``, ``catch``, ``read``, ``pause``, ``r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -41,6 +41,7 @@ class Node:
         send: to a peer.
         drop: ends the connection with a peer.
         decider: at the seat.
+        expect: what is sent to these ranks, and to no others, waits for them if they are not connected yet.
     """
 
     def __init__(
@@ -51,10 +52,16 @@ class Node:
         send: Send,
         drop: Callable[[WorkerId], None],
         decider: Decider | None = None,
+        *,
+        expect: Callable[[Collection[WorkerId]], None] = lambda ranks: None,
     ) -> None:
         self.me, self.seat, self.decider, self.memory = me, seat, decider, memory
-        self._send, self._drop = send, drop
+        self._send, self._drop, self._expect = send, drop, expect
         self.executor = Executor(me, lambda peer, header, content: send(peer, header, content, ()), self._out, self._parts, self._finished)
+        self.present: frozenset[WorkerId] = frozenset()
+        """Who takes part, as far as it is known here."""
+        self.hosts: dict[WorkerId, str] = {}
+        """At the seat: where the process of a rank is that somebody else may let in."""
         self.mates: set[WorkerId] = set()
         """The other ranks of this host."""
         self.has_memory = True
@@ -80,12 +87,12 @@ class Node:
     def enter(self, version: Version, host: str) -> None:
         """Take part from this version on, at the host of this name; an answer comes."""
         self._busy = [None] * BUFFERS
-        self.ask_mates()
+        self.ask(*self.mates)
         self.tell({"k": "enter", "version": version, "host": host})
 
-    def ask_mates(self) -> None:
-        """Ask the ranks of this host what they have."""
-        for mate in self.mates:
+    def ask(self, *mates: WorkerId) -> None:
+        """Ask these ranks of this host what they have."""
+        for mate in mates:
             self._send(mate, {"k": "what"}, None, ())
 
     def tell(self, header: dict[str, Any]) -> None:
@@ -93,8 +100,8 @@ class Node:
         self._to(self.seat, header)
 
     def decide(self, rank: WorkerId, header: Mapping[str, Any]) -> None:
-        """At the seat: something has happened at a rank."""
-        decider, kind = self.decider, header["k"]
+        """At the seat: something has happened at a rank, or this one tells of another (``rank`` in the header)."""
+        decider, kind, rank = self.decider, header["k"], header.get("rank", rank)
         assert decider is not None, f"{self.seat} is the seat, and {self.me} was told to decide about rank {rank}"
         orders: list[Order]
         try:
@@ -103,7 +110,7 @@ class Node:
             elif kind == "report":
                 orders = decider.report(rank, header["v"], header["upto"], header["held"])
             elif kind == "enter":
-                orders = decider.enter(rank, header["version"], header["host"])
+                orders = decider.enter(rank, header["version"], header["host"] or self.hosts.get(rank))
             else:
                 does = {"read": decider.read, "pause": decider.pause, "resume": decider.resume, "catch": decider.catch_up}
                 orders = decider.leave(rank) if kind == "leave" else does[kind](rank)
@@ -122,7 +129,7 @@ class Node:
                 self._to(order.holder, {"k": "hand", "n": order.number, "v": order.view, "to": list(order.to)})
             elif isinstance(order, Halt):
                 for rank in order.ranks:
-                    self._to(rank, {"k": "halt", "v": order.view, "f": order.floor})
+                    self._to(rank, {"k": "halt", "v": order.view, "f": order.floor, "ranks": list(order.ranks)})
             else:
                 self._to(order.rank, {"k": "fence", "why": order.why})
                 self._drop(order.rank)
@@ -184,6 +191,8 @@ class Node:
         elif kind == "go":
             self._go(header["go"], None, 0)
         elif kind == "halt":
+            self.present = frozenset(header["ranks"])
+            self._expect(self.present)
             self.executor.halt(header["v"])
             self.executor.forget(header["f"])
             self.tell({"k": "report", "v": header["v"], "upto": self.executor.upto, "held": sorted(self.executor.results)})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from offbeat.protocol.partial import Part
 from offbeat.types import Version, WorkerId
 
 
@@ -59,11 +58,3 @@ class Fence(NamedTuple):
 
 
 Order: TypeAlias = Answer | Go | Halt | Hand | Fence
-
-
-class Lost(NamedTuple):
-    """A gradient that went with its host before it was in any result."""
-
-    part: Part
-    number: Version
-    """The round that it was for."""

@@ -38,6 +38,8 @@ class Kind(IntEnum):
     FOLD_DONE = 5
     RELEASE = 6
     READ = 7
+    LOST = 8
+    """Across hosts: a gradient of this rank has gone with its host before it was in any result."""
 
 
 class Entry(NamedTuple):
@@ -49,9 +51,10 @@ class Entry(NamedTuple):
     rank: WorkerId
     """-1 for `Kind.FOLD_DONE`."""
     version: Version
-    """ENTER: the version it came with; RELEASE: the one it has now; else the rank's version at the time, or the newest one."""
+    """ENTER: the version it came with; RELEASE: the one it has now; LOST: the round that it was for; else the rank's version at the time,
+    or the newest one."""
     buffer: int | None
-    """ARRIVE: where its gradient is; None: it has none."""
+    """ARRIVE, LOST: where its gradient is, or was; None: it has none."""
     number: Version
     """Of the open round before this happened."""
     closed: bool
