@@ -35,6 +35,7 @@ from offbeat.collective.mesh import SEAT
 from offbeat.policies import rule
 from offbeat.protocol.round_rule import RoundRule
 from offbeat.transport.base import Address
+from offbeat.transport.hub import SocketHub
 
 WARM_UP = 5
 HOST_VARIABLE = "OFFBEAT_HOST"
@@ -46,7 +47,7 @@ def joined(store: TCPStore, args: argparse.Namespace, name: str, nbytes: int, ra
     assert isinstance(found, RoundRule), f"{name} is no rule of partial allreduce"
     key, peers = f"{name}-{nbytes}", [*([SEAT] if args.seat else []), *range(args.ranks)]
     me = None if rank == SEAT else rank
-    rounds = AcrossRounds(found, args.ranks, nbytes // 4, rank=me, seat=peers[0], token=args.token)
+    rounds = AcrossRounds(found, args.ranks, nbytes // 4, rank=me, seat=peers[0], hub=SocketHub(args.token))
     store.set(f"{key}-{rank}", json.dumps(rounds.listen()))
     addresses = {}
     for peer in peers:

@@ -27,6 +27,7 @@ from offbeat.policies import rule
 from offbeat.protocol import reductions
 from offbeat.protocol.round_rule import RoundRule
 from offbeat.transport.base import Address
+from offbeat.transport.hub import SocketHub
 
 DEADLINE_S = 60.0
 RULES = ["solo", "majority", "full", "quorum(q=2)", "first_of(m=2)", "all_of(m=2)", "solo(staleness=1)"]
@@ -146,11 +147,13 @@ def started(
 ) -> tuple[list[AcrossRounds], list[Replica], list[AcrossRounds]]:
     found = rule(spelled)
     assert isinstance(found, RoundRule)
-    job = [AcrossRounds(found, len(hosts), numel, rank=rank, seat=seat, token="secret", host=host) for rank, host in enumerate(hosts)]
+    job = [
+        AcrossRounds(found, len(hosts), numel, rank=rank, seat=seat, hub=SocketHub("secret", host=host)) for rank, host in enumerate(hosts)
+    ]
     addresses = {rank: rounds.listen() for rank, rounds in enumerate(job)}
     seats = []
     if seat == SEAT:
-        seats = [AcrossRounds(found, len(hosts), numel, rank=None, seat=SEAT, token="secret", host="the coordinator's")]
+        seats = [AcrossRounds(found, len(hosts), numel, rank=None, seat=SEAT, hub=SocketHub("secret", host="the coordinator's"))]
         addresses[SEAT] = seats[0].listen()
     replicas = [Replica(rank, job, addresses, steps) for rank in range(len(hosts))]
     return job, replicas, seats
@@ -234,7 +237,7 @@ def test_a_rank_that_dies_and_one_that_takes_its_place() -> None:
         replicas[2].rounds.close()
         # The others go on without it, and with another one that has what rank 0 has.
         assert replicas[0].at_step.wait(DEADLINE_S)
-        newcomer = AcrossRounds(job[0].rule, 4, 20_000, rank=2, seat=SEAT, token="secret", host="another")
+        newcomer = AcrossRounds(job[0].rule, 4, 20_000, rank=2, seat=SEAT, hub=SocketHub("secret", host="another"))
         newcomers.append(newcomer)
         addresses = {**replicas[0].addresses, 2: newcomer.listen()}
         second = Replica(2, [job[0], job[1], newcomer, job[3]], addresses, 8)
@@ -283,8 +286,9 @@ import json, sys, torch
 from offbeat.collective.across import SEAT, AcrossRounds
 from offbeat.policies import rule
 from offbeat.transport.base import Address
+from offbeat.transport.hub import SocketHub
 rank, ranks, steps = map(int, sys.argv[1:4])
-rounds = AcrossRounds(rule("solo"), ranks, 5000, rank=rank, seat=SEAT, token="secret", host=f"host {rank}")
+rounds = AcrossRounds(rule("solo"), ranks, 5000, rank=rank, seat=SEAT, hub=SocketHub("secret", host=f"host {rank}"))
 print(json.dumps(rounds.listen()), flush=True)
 addresses = {int(peer): Address(host, tuple(tcp), local) for peer, (host, tcp, local) in json.loads(sys.stdin.readline()).items()}
 rounds.connect(addresses)
@@ -312,7 +316,7 @@ def test_a_process_is_killed_and_the_others_go_on() -> None:
     ranks = 4
     found = rule("solo")
     assert isinstance(found, RoundRule)
-    seat = AcrossRounds(found, ranks, 5000, rank=None, seat=SEAT, token="secret", host="the coordinator's")
+    seat = AcrossRounds(found, ranks, 5000, rank=None, seat=SEAT, hub=SocketHub("secret", host="the coordinator's"))
     children = []
     try:
         addresses: dict[int, object] = {SEAT: seat.listen()}

@@ -29,6 +29,7 @@ class Line(Connection):
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.shares_memory = True
+        self.interface = ""
         self.bytes_received = 0
         self.sent: list[dict[str, Any]] = []
 
@@ -88,7 +89,7 @@ class Worker:
 @pytest.mark.parametrize("when", ["before anybody has trained", "after a fold"])
 def test_parameters_that_come_too_late(when: str) -> None:
     settings = JobSettings(workers=2, timeout_s=1.0)
-    host = CoordinatorHost(settings, {}, Line("supervisor"), MemoryBlock.allocate, "", lambda: 0.0)
+    host = CoordinatorHost(settings, {}, Line("supervisor"), Mailbox(), MemoryBlock.allocate, "", lambda: 0.0)
     first, second = Worker(host, 0, 5.0), Worker(host, 1, 7.0)
     first.join(0.0)
     second.join(0.5)
@@ -113,6 +114,9 @@ class Mailbox(Hub):
     def __init__(self) -> None:
         self.line = Line("server 0")
         self.bundles: list[list[dict[str, Any]]] = []
+
+    def another(self) -> Hub:
+        raise AssertionError("these rules need one hub")
 
     def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
         raise AssertionError("a worker does not listen")

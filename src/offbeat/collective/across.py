@@ -26,7 +26,7 @@ from offbeat.collective.state import Entry, Fenced
 from offbeat.errors import ConfigurationError, JobError
 from offbeat.protocol.partial import Arrival
 from offbeat.protocol.round_rule import RoundRule
-from offbeat.transport.base import Address, Message
+from offbeat.transport.base import Address, Hub, Message
 from offbeat.transport.shm import available_nbytes
 from offbeat.types import Version, WorkerId
 
@@ -39,7 +39,7 @@ def _slots(rule: RoundRule, nbytes: int) -> int:
     return min(wanted, max(2, (available_nbytes() or 1 << 30) // 4 // max(1, nbytes)))
 
 
-class SeatLost(JobError):
+class SeatLost(Fenced, JobError):
     """A rank has lost its connection to the one who decides: either of them is gone, or is thought to be."""
 
 
@@ -55,8 +55,7 @@ class AcrossRounds:
         numel: elements of a gradient.
         rank: which one this process is; None: none, it is the seat and nothing else.
         seat: the rank that decides; `SEAT`: a process that is no rank.
-        token: the job's secret.
-        host: the name of this host, as for `SocketHub`.
+        hub: for the connections with the other processes, and nothing else; closed with this.
         dtype: float32 or float64.
         seed: of what the rule draws.
         slots: how many results are kept for ranks that are behind, at every host; all processes must say the same. None: what the
@@ -74,9 +73,8 @@ class AcrossRounds:
         numel: int,
         *,
         rank: WorkerId | None,
-        token: str,
+        hub: Hub,
         seat: WorkerId = 0,
-        host: str | None = None,
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         slots: int | None = None,
@@ -91,7 +89,7 @@ class AcrossRounds:
         self._me = SEAT if rank is None else rank
         self._seed, self._followed = seed, followed
         self._lock = threading.Condition()
-        self._mesh = Mesh(self._me, token, host, self._lock, self._heard, self._met)
+        self._mesh = Mesh(self._me, hub, self._lock, self._heard, self._met)
         memory = HostMemory(ranks, numel, dtype, self.slots)
         self._node = Node(self._me, seat, memory, self._mesh.send, self._mesh.drop, expect=self._mesh.expect)
         self._filling: int | None = None
@@ -159,6 +157,11 @@ class AcrossRounds:
         """How many rounds are done at this host."""
         with self._lock:
             return self._node.executor.upto
+
+    def version(self, rank: WorkerId) -> Version:
+        """How many results this rank has taken."""
+        assert rank == self.rank, f"this is rank {self.rank}, and was asked about {rank}"
+        return self._version
 
     # What a rank does.
 
@@ -271,27 +274,31 @@ class AcrossRounds:
         """A rank takes part, with the parameters of this version; it gets the results from there on.
 
         Another one must have these parameters itself, and goes on only after it has said so; the seat knows where that rank is from
-        `expect`. Results that it would need and that are gone make a `Fenced` there.
+        `expect`. If results that it would need are gone that rank is told, by a `Fenced`.
 
         Raises:
-            Fenced: this rank itself, and what it would need is gone.
+            Fenced: this rank itself, and results that it would need are gone.
+            TooOld: the same, at the seat for another.
         """
         with self._lock:
             if rank == self.rank:
                 self._begin_with(version)
                 self._answered(lambda: self._node.enter(version, self._mesh.hub.host))
+            elif self._node.decider is not None:
+                self._node.do(self._node.decider.enter(rank, version, self._node.hosts.get(rank)))
             else:
                 self._node.tell({"k": "enter", "rank": rank, "version": version, "host": None})
 
-    def entered(self, version: Version) -> None:
-        """This rank takes part from this version on, as another has said for it; waits until that is so.
+    def entered(self) -> Version:
+        """Another has said that this rank takes part: wait until that is so. Returns the version from which on it does.
 
         Raises:
             Fenced: it does not.
         """
         with self._lock:
+            version = self._answered(lambda: None).through
             self._begin_with(version)
-            self._answered(lambda: None)
+            return version
 
     def leave(self, rank: WorkerId) -> None:
         """A rank is gone. Rounds that waited for it go on."""

@@ -15,8 +15,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from offbeat.errors import JobError, ProtocolError
-from offbeat.transport.base import Address, Closed, Connection, Message, SharedMemory
-from offbeat.transport.hub import SocketHub
+from offbeat.transport.base import Address, Closed, Connection, Hub, Message, SharedMemory
 from offbeat.types import WorkerId
 
 SEAT: Final = -1
@@ -31,18 +30,14 @@ class Mesh:
 
     Args:
         peer: this process's number.
-        token: the job's secret.
-        host: the name of this host; peers with equal names share memory. None: see `offbeat.transport.shm.host_identity`.
+        hub: of these connections alone; closed with them.
         lock: held while ``heard`` and ``met`` are called.
         heard: takes what comes.
         met: called with a peer that has connected to this one.
     """
 
-    def __init__(
-        self, peer: WorkerId, token: str, host: str | None, lock: threading.Condition, heard: Heard, met: Callable[[WorkerId], None]
-    ) -> None:
-        self.peer = peer
-        self.hub = SocketHub(token, host=host)
+    def __init__(self, peer: WorkerId, hub: Hub, lock: threading.Condition, heard: Heard, met: Callable[[WorkerId], None]) -> None:
+        self.peer, self.hub = peer, hub
         self._lock, self._heard, self._met = lock, heard, met
         self._peers: dict[WorkerId, Connection] = {}
         self._names: dict[Connection, WorkerId] = {}

@@ -28,6 +28,7 @@ from offbeat.protocol.events import (
     Lost,
     PullWanted,
     Pushed,
+    Withdrawn,
 )
 from offbeat.protocol.gossip import GossipRule
 from offbeat.protocol.gossip_ledger import FollowedGossipLedger, GossipLedger
@@ -83,6 +84,7 @@ class Coordinator:
             Pushed: self._pushed,
             Abandoned: self._abandoned,
             Folded: self._folded,
+            Withdrawn: self._withdrawn,
             PullWanted: self._pull_wanted,
             LeaseWanted: self._samples_wanted,
             EpochWanted: self._samples_wanted,
@@ -283,6 +285,11 @@ class Coordinator:
     def _folded(self, event: Folded, now: Seconds) -> None:
         self._do(self._ledger.folded(event, now))
         self._deal(now)  # a rule that has waited for measurements folds now, and that may have been all that an epoch's end waited for
+
+    def _withdrawn(self, event: Withdrawn, now: Seconds) -> None:
+        assert isinstance(self._ledger, RoundLedger), "only a gradient that is summed among hosts can go with one"
+        self._do(self._ledger.withdrawn(event, now))
+        self._deal(now)
 
     def _admitted(self, worker: WorkerId) -> bool:
         """Whether a living worker has been told to go on: what the others send is a mistake of theirs, and does no harm."""

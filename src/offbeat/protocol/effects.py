@@ -144,6 +144,17 @@ class WrittenOff(NamedTuple):
     reason: str
 
 
+class Undone(NamedTuple):
+    """Ranks of different hosts: a contribution that was folded into a version is not in it, since it went with its host before the sum."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    clock: Clock
+    version: Version
+    samples: int
+    reason: str
+
+
 class Publish(NamedTuple):
     """Shard scope: send this shard's new block to these workers, (worker, incarnation), which may be computing."""
 
@@ -242,6 +253,7 @@ Effect: TypeAlias = (
     | Mix
     | Pair
     | WrittenOff
+    | Undone
     | Publish
     | Interrupt
     | Fence

@@ -76,6 +76,14 @@ class Folded(NamedTuple):
     """The squared norm of g minus the g of the version before; None: not measured."""
 
 
+class Withdrawn(NamedTuple):
+    """Ranks of different hosts: a gradient went with its host before it was in any result; its round goes on without it."""
+
+    worker: WorkerId
+    number: Version
+    """The round that it was for."""
+
+
 class LeaseWanted(NamedTuple):
     """A worker asks for the next samples of an epoch."""
 
@@ -123,4 +131,6 @@ class Left(NamedTuple):
     incarnation: Incarnation
 
 
-Event: TypeAlias = Joined | Initialised | Heard | Pushed | Abandoned | Folded | PullWanted | LeaseWanted | EpochWanted | Lost | Left
+Event: TypeAlias = (
+    Joined | Initialised | Heard | Pushed | Abandoned | Folded | Withdrawn | PullWanted | LeaseWanted | EpochWanted | Lost | Left
+)

@@ -10,13 +10,14 @@ same events in the same order, and after each that has closed a round, that it h
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from offbeat.protocol.effects import Effect, Fold, Part, Release, Settle
-from offbeat.protocol.events import Abandoned, Folded, Pushed
+from offbeat.protocol.effects import Effect, Fold, Part, Release, Settle, Undone
+from offbeat.protocol.events import Abandoned, Folded, Pushed, Withdrawn
 from offbeat.protocol.partial import Rounds
 from offbeat.protocol.policy import Contribution
 from offbeat.protocol.round_rule import WIDTH, RoundRule
@@ -24,6 +25,8 @@ from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Ver
 
 ROOM = 16
 """Ranks, at the start; the table grows when others come."""
+REMEMBERED = 512
+"""Folds of which a ledger that follows still knows the parts: more than ranks may be behind."""
 
 
 @dataclass(slots=True)
@@ -67,6 +70,7 @@ class RoundLedger:
         self._waiting: dict[WorkerId, None] = {}
         self._pending: dict[tuple[WorkerId, int], Contribution] = {}
         """By rank and buffer."""
+        self._folds: deque[tuple[Version, list[Contribution]]] = deque(maxlen=REMEMBERED if follows else 0)
         self._slowest: Clock = 0
         self._last: WorkerId | None = None
         """Who came with the last event, if that was an arrival."""
@@ -176,6 +180,19 @@ class RoundLedger:
                 self._go_on(last, f"late: its gradient is in round {self.version - 1}, which closed with it")
         return self._flush()
 
+    def withdrawn(self, event: Withdrawn, now: Seconds) -> list[Effect]:
+        """For a ledger that follows: gradients of a rank went with its host before they were in the result of this round."""
+        self.now, reason = now, f"it went with its host before round {event.number} was summed"
+        if event.number < self.version:
+            parts = next((parts for version, parts in self._folds if version == event.number + 1), [])
+            for c in [c for c in parts if c.worker == event.worker]:
+                self._effects.append(Undone(c.worker, c.incarnation, c.clock, event.number + 1, c.samples, reason))
+                parts.remove(c)
+        else:
+            for part in [part for part in self._pending if part[0] == event.worker]:
+                self._settle(self._pending.pop(part), Fate.DROPPED, reason)
+        return self._flush()
+
     def begin_epoch(self, epoch: Epoch, shares: Mapping[WorkerId, int]) -> None:
         """Ranks have no splits of their own."""
         self.epoch = epoch
@@ -241,7 +258,8 @@ class RoundLedger:
         assert closed is not None, "no round is closed"
         before, self.version = self.version, self.version + 1
         weight = 1.0 / closed.divisor
-        gone = [self._pending.pop(part) for part in closed.parts]
+        gone = [self._pending.pop(part) for part in closed.parts if part in self._pending]
+        self._folds.append((self.version, gone))
         parts = tuple([Part(c.worker, c.incarnation, c.clock, weight, before - c.version) for c in gone])
         count = f"{len(parts)} gradient{'s' * (len(parts) != 1)} of {closed.divisor} rank{'s' * (closed.divisor != 1)}"
         reason = f"round {closed.number}, closed {why}: {count}"

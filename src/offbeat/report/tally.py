@@ -60,6 +60,7 @@ class Tally:
             "pushed": self._on_pushed,
             "abandoned": lambda record: self._worker(record["worker"]).gave_up(record, blocks=bool(self._shards)),
             "settle": self._on_settle,
+            "undone": lambda record: self._worker(record["worker"]).undone(record),
             "fold": self._on_fold,
             "release": self._on_release,
             "interrupt": self._on_interrupt,

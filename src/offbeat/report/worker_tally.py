@@ -110,6 +110,12 @@ class WorkerTally:
         self.abandoned_s += record["compute_s"]
         self._finished(record, blocks)
 
+    def undone(self, record: Record) -> None:
+        """What it handed in, and was folded, is not in the version after all."""
+        self.samples -= record["samples"]
+        self.fates["folded"] -= 1
+        self.fates["dropped"] += 1
+
     def _finished(self, record: Record, blocks: bool) -> bool:
         """A computation has come to its end; whether this is the incarnation that is listened to, and one that was admitted."""
         if record["incarnation"] != self.incarnation or self.doing not in ("computing", "idle"):

@@ -29,7 +29,7 @@ from offbeat.runtime.shard_host import ShardHost
 from offbeat.runtime.shard_performer import ShardPerformer
 from offbeat.runtime.terms import Terms
 from offbeat.tensors.shard import SquaredNorms
-from offbeat.transport.base import Connection, Message, SharedMemory
+from offbeat.transport.base import Connection, Hub, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, WorkerId, WorkerState
 
 
@@ -40,6 +40,7 @@ class CoordinatorHost:
         settings: the job as the launcher knows it.
         shards: connections to the other servers, by number.
         supervisor: where status and failures go.
+        hub: of this process, listening: where ranks of other hosts come to, it says where they come to each other.
         allocate: makes a block that every process of this host can map, or raises `ConfigurationError`.
         started: the wall-clock time of the start, for the journal's first line.
         now: the job's clock, in seconds.
@@ -53,6 +54,7 @@ class CoordinatorHost:
         settings: JobSettings,
         shards: Mapping[int, Connection],
         supervisor: Connection,
+        hub: Hub,
         allocate: Callable[[int, str], SharedMemory],
         started: str,
         now: Callable[[], Seconds],
@@ -62,6 +64,7 @@ class CoordinatorHost:
         self._journal = Journal(settings.journal, now=now, listeners=(self.tally.add,))
         self._shards = dict(shards)
         self._supervisor = supervisor
+        self._hub = hub
         self._allocate = allocate
         self._started, self._now = started, now
         self._coordinator: Coordinator | None = None
@@ -69,7 +72,11 @@ class CoordinatorHost:
         self._common: SharedMemory | None = None
         self._host: ShardHost | None = None
         self._ranks: RankHost | None = None
-        """In place of shard and performer where there are no servers."""
+        """In place of shard and performer where there are no servers; exists once it is known where all ranks are."""
+        self._greeting: dict[WorkerId, None] = {}
+        """Ranks that have said hello before that."""
+        self._vector: Mapping[str, Any] = {}
+        """What the first of them has said of its gradients."""
         self._deferred: deque[tuple[Connection, Message]] = deque()
         """Questions of ranks about samples, which wait until all that has happened before is known."""
         self._roster = Roster()
@@ -87,6 +94,10 @@ class CoordinatorHost:
             "buffers": self._take_buffers,
             "metrics": self._metrics,
             "heard": lambda peer, message, now: self._feed(Heard(peer.worker, message.header["incarnation"]), now),
+            "met": lambda peer, message, now: self.ranks.met(peer.worker),
+            "outside": lambda peer, message, now: self.ranks.outside(
+                peer.worker, message.header["incarnation"], message.header["reason"], now
+            ),
             "leaving": lambda peer, message, now: self.ranks.newcomers.farewell(peer.worker),
             "donation": lambda peer, message, now: self.ranks.newcomers.donated(message),
             "pull": lambda peer, message, now: self._feed(PullWanted(peer.worker, message.header["incarnation"]), now),
@@ -111,7 +122,7 @@ class CoordinatorHost:
 
     @property
     def ranks(self) -> RankHost:
-        """The rounds of a job without servers; exist once the first rank has said hello."""
+        """What the ranks of a job without servers have in common; exists once all of them have said hello, or are lost."""
         if self._ranks is None:
             raise ProtocolError("a message that only ranks send, in a job with servers")
         return self._ranks
@@ -220,13 +231,13 @@ class CoordinatorHost:
     def _hello(self, connection: Connection, message: Message, now: Seconds) -> None:
         worker = message.header["worker"]
         self._roster.missing.pop(worker, None)
-        more: dict[str, Any] = {}
         try:
             coordinator = self._agree(worker, message.header, now)
+            if self.terms.policy.family != "server":
+                vector = checked_vector(message.header)
+                self._vector = self._vector or vector
             if self._ranks is not None:
-                checked_vector(message.header)
-                _same_host(worker, connection)
-                more = self._ranks.welcome
+                self._ranks.check(worker, connection)
         except (ConfigurationError, ProtocolError) as error:
             connection.send({"kind": "refused", "reason": str(error)})
             if self._coordinator is None or not self._coordinator.begun:
@@ -240,14 +251,35 @@ class CoordinatorHost:
         for other, reason in missing.items():
             self._feed(Lost(other, reason), now)
         self._roster.enter(worker, connection)
+        if self.terms.policy.family != "server":
+            self._greeting[worker] = None
+            self._welcome_ranks()
+            return
         # Who comes to a running job reads a copy: its script may go on to load an old checkpoint into its model, and so into everybody's.
         in_place = self._common is not None and connection.shares_memory and not coordinator.begun
-        if self._ranks is not None:
-            memory = self._ranks.memory
-        else:
-            self.host.attach(worker, connection, message, in_place=in_place)
-            memory = (self._common,) if in_place and self._common is not None else ()
-        connection.send({"kind": "welcome", "in_place": in_place, "sync": self.terms.policy.spelling, **more}, memory=memory)
+        self.host.attach(worker, connection, message, in_place=in_place)
+        memory = (self._common,) if in_place and self._common is not None else ()
+        connection.send({"kind": "welcome", "in_place": in_place, "sync": self.terms.policy.spelling}, memory=memory)
+
+    def _welcome_ranks(self) -> None:
+        """Let those go on who have said hello, once nobody is expected who has not: what ranks have in common goes by where they are."""
+        assert self._coordinator is not None
+        if self._ranks is None:
+            if any(worker not in self._greeting for worker in self._coordinator.membership.in_state(WorkerState.EXPECTED)):
+                return
+            together = all(self._roster[worker].connection.shares_memory for worker in self._greeting)
+            parts = (self._coordinator, self._roster, self._announcer, self._feed, self._perform, self._now)
+            hub = None if together else self._hub
+            try:
+                self._ranks = host_of(self.terms.policy, self._vector, self.settings, *parts, hub)
+            except ConfigurationError as error:
+                for worker in self._greeting:
+                    self._roster[worker].connection.send({"kind": "refused", "reason": str(error)})
+                raise JobError(str(error)) from None
+        for worker in self._greeting:
+            welcome = {"kind": "welcome", "in_place": False, "sync": self.terms.policy.spelling, **self._ranks.welcome}
+            self._roster[worker].connection.send(welcome, memory=self._ranks.memory)
+        self._greeting.clear()
 
     def _agree(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> Coordinator:
         """The first worker's terms are the job's; the others must have the same."""
@@ -272,8 +304,7 @@ class CoordinatorHost:
                 raise ConfigurationError(
                     f"--servers {shards}: {policy.spelling} has no servers that could share the parameters; leave it out"
                 )
-            parts = (coordinator, self._roster, self._announcer, self._feed, self._perform, self._now)
-            self._ranks = host_of(policy, checked_vector(header), settings, *parts)
+            checked_vector(header)
         else:
             self._host = self._set_up(terms)
             performer = Performer if policy.scope == "job" else ShardPerformer
@@ -296,9 +327,10 @@ class CoordinatorHost:
         assert self._coordinator is not None
         if self._ranks is None:
             self.performer.enter(peer.worker)
-        elif self._coordinator.begun:
-            self._ranks.newcomers.want(peer.worker)  # it counts once somebody gives it a replica
-            return
+        else:
+            self._ranks.ready(peer.worker, message.header)
+            if self._coordinator.begun:
+                return
         self._feed(Joined(peer.worker), now)
 
     # Contributions.
@@ -367,10 +399,12 @@ class CoordinatorHost:
         if self._ranks is not None:
             self._ranks.perform(effects)
             self._rehearse(now)
+        elif self._performer is None:  # ranks are still expected, and nobody has been told anything
             return
-        self.performer.perform(effects)
-        self._rehearse(now)
-        self._pass_on_measurements(now)
+        else:
+            self._performer.perform(effects)
+            self._rehearse(now)
+            self._pass_on_measurements(now)
 
     def _follow(self, now: Seconds) -> None:
         """Where ranks decide among themselves: hear what they have decided, and then answer who has asked meanwhile."""
@@ -388,6 +422,9 @@ class CoordinatorHost:
             self._ranks.gone(event, now)
         else:
             self._feed(event, now)
+            self._greeting.pop(event.worker, None)
+            if self._greeting:
+                self._welcome_ranks()
 
     def _pass_on_measurements(self, now: Seconds) -> None:
         for event in self.performer.complete():
@@ -418,19 +455,6 @@ class CoordinatorHost:
         self._journal.write(job_record(sync=sync, started=self._started, script=settings.script, **job))
         for entry in announced(settings, now):
             self._journal.write(entry)
-
-
-def _same_host(worker: WorkerId, connection: Connection) -> None:
-    """Ranks hold their rounds in memory that they share.
-
-    Raises:
-        ConfigurationError: this one cannot.
-    """
-    if not connection.shares_memory:
-        raise ConfigurationError(
-            f"worker {worker} is on another host than server 0: rules without servers need all workers on one host, so far; "
-            "use a rule with servers, such as bsp"
-        )
 
 
 def _pushed(worker: WorkerId, fields: Mapping[str, Any], shard: int | None = None) -> Pushed:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from offbeat.collective import HostRounds
+from offbeat.collective.across import AcrossRounds
 from offbeat.runtime.replica import Replica
-from offbeat.transport.base import SharedMemory
 from offbeat.types import Seconds, Version, WorkerId
 
 LOOK_S: Seconds = 0.05
@@ -20,15 +20,15 @@ class ModelMeans:
     """One rank's part in these rounds.
 
     Args:
-        block: where they are held.
+        rounds: of the parameters; this part closes them.
         rank: this one.
         every: after so many rounds of gradients.
         replica: whose parameters.
         hear: called while this rank waits.
     """
 
-    def __init__(self, block: SharedMemory, rank: WorkerId, every: int, replica: Replica, hear: Callable[[], None]) -> None:
-        self._rounds = HostRounds.attach(block, rank)
+    def __init__(self, rounds: HostRounds | AcrossRounds, rank: WorkerId, every: int, replica: Replica, hear: Callable[[], None]) -> None:
+        self._rounds = rounds
         self._rank, self._every, self._replica, self._hear = rank, every, replica, hear
         self._taken: Version | None = None
 

@@ -8,7 +8,7 @@ for those who may still come back.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,9 @@ from offbeat.collective import TooOld
 from offbeat.errors import JobError
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.runtime.roster import Roster
+from offbeat.runtime.table import Table
 from offbeat.transport.base import Message
-from offbeat.types import Seconds, Version, WorkerId, WorkerState
+from offbeat.types import Seconds, WorkerId, WorkerState
 
 
 @dataclass(slots=True)
@@ -40,8 +41,7 @@ class Newcomers:
     """The ranks that are about to take part.
 
     Args:
-        enter: lets a rank into the table, at a version.
-        present: whether it is in there.
+        table: that of the ranks.
         coordinator: asked who is alive.
         roster: where ranks can be reached.
         computed_s: how long each rank's last gradient took: the quickest is asked first.
@@ -49,13 +49,12 @@ class Newcomers:
 
     def __init__(
         self,
-        enter: Callable[[WorkerId, Version], None],
-        present: Callable[[WorkerId], bool],
+        table: Table,
         coordinator: Coordinator,
         roster: Roster,
         computed_s: Mapping[WorkerId, Seconds],
     ) -> None:
-        self._enter, self._present = enter, present
+        self._table = table
         self._coordinator, self._roster, self._computed_s = coordinator, roster, computed_s
         self._newcomers: dict[WorkerId, _Newcomer] = {}
         self._inside: set[WorkerId] = set()
@@ -98,12 +97,12 @@ class Newcomers:
 
     def _donors(self) -> list[WorkerId]:
         alive = self._coordinator.membership.in_state(WorkerState.ALIVE)
-        return [rank for rank in alive if rank in self._inside and self._present(rank)]
+        return [rank for rank in alive if rank in self._inside and self._table.present(rank)]
 
     def _take_kept(self, rank: WorkerId, newcomer: _Newcomer) -> None:
         try:
             if self._kept is not None:
-                self._enter(rank, self._kept.header["from"])
+                self._table.enter(rank, self._kept.header["from"])
                 newcomer.replica = self._kept
                 return
         except TooOld:
@@ -144,9 +143,8 @@ class Newcomers:
 
     def let_in(self, ranks: Sequence[WorkerId]) -> None:
         """Those of these ranks that begin with the job take part from now on."""
-        for rank in ranks if self._initial is not None else ():
-            if rank not in self._inside and rank not in self._newcomers:
-                self._enter(rank, 0)
+        if self._initial is not None and (first := [rank for rank in ranks if rank not in self._inside and rank not in self._newcomers]):
+            self._table.begin(first)
 
     def released(self, rank: WorkerId, header: dict[str, Any]) -> None:
         """The coordinator lets this rank go on; ``header`` is what is said to it, once its replica is there."""

@@ -7,7 +7,7 @@ takes part with nothing, since an allreduce needs all: it is told so for each su
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from offbeat.collective import Entry, Kind
@@ -16,7 +16,7 @@ from offbeat.protocol.effects import Effect
 from offbeat.protocol.events import Left, Lost, Pushed
 from offbeat.runtime.plain_allreduce import MeetingPoint
 from offbeat.runtime.rank_host import RankHost
-from offbeat.transport.base import SharedMemory
+from offbeat.transport.base import Connection, SharedMemory
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
 
@@ -57,6 +57,11 @@ class PlainTable:
             return
         self._arrived.add(rank)
         self._note(Kind.ARRIVE, rank)
+
+    def begin(self, ranks: Sequence[WorkerId]) -> None:
+        """These ranks take part from the beginning."""
+        for rank in ranks:
+            self.enter(rank, 0)
 
     def enter(self, rank: WorkerId, version: Version) -> None:
         """A rank takes part from now on."""
@@ -108,14 +113,18 @@ class PlainHost(RankHost):
 
     @property
     def welcome(self) -> dict[str, Any]:
-        """Where the ranks meet.
+        """Where the ranks meet."""
+        return {"meeting": list(self._table.meeting.address)}
+
+    def check(self, worker: WorkerId, connection: Connection) -> None:
+        """Whether this process can come to the job.
 
         Raises:
-            ConfigurationError: they have met already.
+            ConfigurationError: it is on another host, or the others have met already.
         """
+        super().check(worker, connection)
         if self._coordinator.begun:
             raise ConfigurationError("a plain allreduce is under way, which nobody can come to; under sync=full a worker could")
-        return {"meeting": list(self._table.meeting.address)}
 
     def said(self, event: Pushed, now: Seconds) -> None:
         """A rank is about to arrive."""

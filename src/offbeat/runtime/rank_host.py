@@ -10,50 +10,23 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from offbeat.collective import Entry, Kind
+from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.effects import Effect, EpochEnded, Grant, Paused, Release, Settle, StateChanged
-from offbeat.protocol.events import Event, Folded, Joined, Left, Lost, Pushed
+from offbeat.protocol.events import Event, Folded, Joined, Left, Lost, Pushed, Withdrawn
 from offbeat.runtime.announcer import Announcer
 from offbeat.runtime.newcomers import Newcomers
 from offbeat.runtime.roster import Roster
-from offbeat.transport.base import SharedMemory
-from offbeat.types import Incarnation, Seconds, Version, WorkerId, WorkerState
+from offbeat.runtime.table import Table
+from offbeat.transport.base import Connection, SharedMemory
+from offbeat.types import Incarnation, Seconds, WorkerId, WorkerState
 
 LOOK_S: Seconds = 0.005
 """How soon the log is looked at again when there is something to come: nobody says that it has."""
-
-
-class Table(Protocol):
-    """What the ranks of a job have in common."""
-
-    @property
-    def memory(self) -> tuple[SharedMemory, ...]:
-        """What a rank needs to take part."""
-
-    def follow(self, start: int) -> list[Entry]:
-        """The log from this entry on."""
-
-    def present(self, rank: WorkerId) -> bool:
-        """Whether a rank takes part."""
-
-    def enter(self, rank: WorkerId, version: Version) -> None:
-        """A rank takes part from now on, with the parameters of this version."""
-
-    def leave(self, rank: WorkerId, incarnation: Incarnation) -> Sequence[Effect]:
-        """A rank, of this incarnation, is gone. Returns what the journal is to say about it."""
-
-    def pause(self, rank: WorkerId) -> None:
-        """A rank has nothing to compute."""
-
-    def resume(self, rank: WorkerId) -> None:
-        """A rank computes again."""
-
-    def close(self) -> None:
-        """The job is over."""
 
 
 class RankHost:
@@ -96,7 +69,7 @@ class RankHost:
         """Whose next release is the answer to an arrival: they know without being told."""
         self._ending: dict[WorkerId, Lost | Left] = {}
         """Taken out of the table, with what there is to say of it once that is read in the log."""
-        self.newcomers = Newcomers(table.enter, table.present, coordinator, roster, self._computed_s)
+        self.newcomers = Newcomers(table, coordinator, roster, self._computed_s)
 
     @property
     def memory(self) -> tuple[SharedMemory, ...]:
@@ -105,12 +78,34 @@ class RankHost:
 
     @property
     def welcome(self) -> dict[str, Any]:
-        """What else it is told with that.
+        """What else it is told with that."""
+        return {}
+
+    def check(self, worker: WorkerId, connection: Connection) -> None:
+        """Whether this process can come to the job.
 
         Raises:
-            ConfigurationError: nobody can come any more.
+            ConfigurationError: it cannot.
         """
-        return {}
+        if not connection.shares_memory:
+            raise ConfigurationError(
+                f"worker {worker} is on another host than server 0, and the job has begun with all workers there, in memory that they "
+                "share: start it on that host"
+            )
+
+    @property
+    def introduction(self) -> dict[str, Any]:
+        """What a rank that begins is told of the others."""
+        return {"members": self._coordinator.membership.in_state(WorkerState.ALIVE)}
+
+    def ready(self, worker: WorkerId, header: Mapping[str, Any]) -> None:
+        """A rank's process asks to be counted. In a running job it is counted once somebody gives it a replica."""
+        if self._coordinator.begun:
+            self.newcomers.want(worker)
+
+    def met(self, worker: WorkerId) -> None:
+        """A newcomer has been told of the others, and is connected with them."""
+        raise ProtocolError(f"rank {worker} says that it has met the others, of whom it has not been told")
 
     # Following.
 
@@ -149,9 +144,13 @@ class RankHost:
                 pushed = self._pushed(entry)
                 return None if pushed is None else (pushed,)
             case Kind.LEAVE:
-                self._said.pop((rank, self._current.get(rank, 0)), None)
                 event = self._ending.pop(rank, None)
+                if event is None and self._is_alive(rank):
+                    return None
+                self._said.pop((rank, self._current.get(rank, 0)), None)
                 return () if event is None else (event,)
+            case Kind.LOST:
+                return (Withdrawn(rank, entry.version),)
             case Kind.ENTER:
                 return (Joined(rank),) if self.newcomers.entered(rank) else ()
             case _:
@@ -197,13 +196,20 @@ class RankHost:
         self.newcomers.gone(worker)
         if worker in self._ending:
             return
-        if not self._table.present(worker):
+        self._read()
+        # Where others decide it may be out of the table already, of which the coordinator is still to hear.
+        if not self._table.present(worker) and not any(entry.kind is Kind.LEAVE and entry.rank == worker for entry in self._entries):
             self._feed(event, now)
         else:
             self._ending[worker] = event
             self._perform(list(self._table.leave(worker, self._current.get(worker, 0))), now)
         self.follow(now)
         self.newcomers.ask()
+
+    def outside(self, worker: WorkerId, incarnation: Incarnation, reason: str, now: Seconds) -> None:
+        """A rank has been left out by the others, and says so."""
+        if incarnation == self._current.get(worker) and self._is_alive(worker):
+            self.gone(Lost(worker, reason, incarnation), now)
 
     def look_for_silent(self, now: Seconds) -> None:
         """Declare those dead who have not been heard of for too long."""
@@ -270,6 +276,6 @@ class RankHost:
             "plan": list(effect.plan),
         }
         if self.newcomers.outside(effect.worker):
-            self.newcomers.released(effect.worker, {**header, "members": alive})
+            self.newcomers.released(effect.worker, {**header, **self.introduction})
         else:
             peer.connection.send({**header, "enters": False, "replica": None})

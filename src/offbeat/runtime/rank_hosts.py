@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,12 +18,13 @@ from offbeat.protocol.effects import Effect, Source, WrittenOff
 from offbeat.protocol.events import Event, Pushed
 from offbeat.protocol.gossip import GossipRule
 from offbeat.protocol.policy import Policy
+from offbeat.runtime.across_host import AcrossHost, AcrossTable
 from offbeat.runtime.announcer import Announcer
 from offbeat.runtime.plain_host import PlainHost
 from offbeat.runtime.rank_host import RankHost
 from offbeat.runtime.roster import Roster
 from offbeat.runtime.settings import JobSettings
-from offbeat.transport.base import SharedMemory
+from offbeat.transport.base import Hub, SharedMemory
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -55,6 +56,11 @@ class RoundTable:
     def memory(self) -> tuple[SharedMemory, ...]:
         """The tables' blocks."""
         return tuple(table.block for table in self._tables)
+
+    def begin(self, ranks: Sequence[WorkerId]) -> None:
+        """These ranks take part from the beginning."""
+        for rank in ranks:
+            self.enter(rank, 0)
 
     def enter(self, rank: WorkerId, version: Version) -> None:
         """A rank takes part from now on, with the parameters of this version."""
@@ -93,6 +99,11 @@ class GossipTable:
         self.follow, self.present, self.close = gossip.follow, gossip.present, gossip.close
         self.pause, self.resume = gossip.pause, gossip.resume
         self.memory = (gossip.block,)
+
+    def begin(self, ranks: Sequence[WorkerId]) -> None:
+        """These ranks take part from the beginning."""
+        for rank in ranks:
+            self.enter(rank, 0)
 
     def enter(self, rank: WorkerId, version: Version) -> None:
         """A rank takes part from now on, with whatever parameters it comes."""
@@ -146,14 +157,26 @@ def host_of(
     feed: Callable[[Event, Seconds], None],
     perform: Callable[[list[Effect], Seconds], None],
     now: Callable[[], Seconds],
+    hub: Hub | None,
 ) -> RankHost:
-    """The coordinator's side of a job under this rule; ``vector`` is what a gradient is, from the first rank's hello. See `RankHost`.
+    """The coordinator's side of a job under this rule. See `RankHost`.
+
+    Args:
+        vector: what a gradient is, from the first rank's hello.
+        hub: where ranks of other hosts come to; None: all are on this one.
 
     Raises:
-        ConfigurationError: there is not enough memory.
+        ConfigurationError: there is not enough memory, or the rule needs all ranks on one host.
     """
     ranks, dtype, size = settings.workers, DTYPES[vector["dtype"]], vector["size"]
     parts = coordinator, roster, announcer, feed, perform, now
+    if hub is not None:
+        if not isinstance(policy, Partial):
+            raise ConfigurationError(
+                f"the workers are on different hosts, and {policy.spelling} needs all of them on the host of server 0; use a rule of the "
+                "allreduce family, such as full or majority, or one with servers, such as bsp"
+            )
+        return AcrossHost(AcrossTable(policy, ranks, vector["numel"], size, dtype, settings.seed, hub), *parts)
     if isinstance(policy, GossipRule):
         return GossipHost(GossipTable(policy, ranks, size, dtype, settings.seed), *parts)
     if isinstance(policy, AllReduce):

@@ -7,7 +7,7 @@ What is said to the coordinator about that, and when, is the session's business 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from offbeat.errors import ProtocolError
@@ -27,6 +27,9 @@ class RankPart(ABC):
         replica: its model and optimizer.
     """
 
+    others_decide = False
+    """Whether others may go on without this rank before the coordinator knows of it."""
+
     def __init__(self, rank: WorkerId, replica: Replica) -> None:
         self._rank, self._replica = rank, replica
         self.version: Version = 0
@@ -41,8 +44,17 @@ class RankPart(ABC):
     def attach(self) -> None:
         """Be this rank, whoever was it before."""
 
-    def meet(self, members: Sequence[WorkerId]) -> None:  # noqa: B027 only a plain allreduce must know beforehand
-        """These ranks are there now."""
+    @property
+    def contact(self) -> dict[str, Any]:
+        """What the others need to know of this rank before it can take part."""
+        return {}
+
+    def meet(self, header: Mapping[str, Any]) -> None:  # noqa: B027 on one host there is a table
+        """What this rank has to know of the others before it begins."""
+
+    def come_to(self, header: Mapping[str, Any]) -> None:
+        """What it has to know of a running job before it gets a replica. Only ranks of different hosts need that."""
+        raise ProtocolError("this job needs no introduction")
 
     def sit_out(self) -> None:
         """Take part in a round with nothing. Only a plain allreduce needs that."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -33,9 +34,9 @@ class RankPlain(RankPart):
     def attach(self) -> None:
         """There is nothing to attach to before the ranks have met."""
 
-    def meet(self, members: Sequence[WorkerId]) -> None:
-        """These ranks, in this order, are all that ever take part."""
-        self._members = members
+    def meet(self, header: Mapping[str, Any]) -> None:
+        """The ``members``, in this order, are all that ever take part."""
+        self._members = header["members"]
 
     def _enter(self, goal: Version) -> None:
         self._replica.aim(self._gradient[:-1])

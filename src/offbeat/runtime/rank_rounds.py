@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from offbeat.collective import HostRounds
+from offbeat.collective.across import AcrossRounds
 from offbeat.policies.eager import Partial
 from offbeat.runtime.model_means import ModelMeans
 from offbeat.runtime.rank_part import LOOK_S, RankPart
@@ -19,22 +20,19 @@ class RankRounds(RankPart):
     """One rank's part in the rounds.
 
     Args:
-        memory: what came with the welcome.
         rank: this one.
         policy: the job's rule.
         replica: what results are applied to.
         hear: called while this rank waits.
     """
 
-    def __init__(self, memory: Sequence[SharedMemory], rank: WorkerId, policy: Partial, replica: Replica, hear: Callable[[], None]) -> None:
-        self._memory, self._policy, self._hear = memory, policy, hear
-        super().__init__(rank, replica)
+    _rounds: HostRounds | AcrossRounds
+    _means: ModelMeans | None
+    """Both are made when this rank attaches."""
 
-    def attach(self) -> None:
-        """Be this rank, whoever was it before."""
-        self._rounds = HostRounds.attach(self._memory[0], self._rank, self._policy)
-        every = self._policy.model_sync_every
-        self._means = None if every is None else ModelMeans(self._memory[1], self._rank, every, self._replica, self._hear)
+    def __init__(self, rank: WorkerId, policy: Partial, replica: Replica, hear: Callable[[], None]) -> None:
+        self._policy, self._hear = policy, hear
+        super().__init__(rank, replica)
 
     def _enter(self, goal: Version) -> None:
         self._replica.aim(self._rounds.send())
@@ -91,4 +89,28 @@ class RankRounds(RankPart):
             self._means.close()
         # What is mapped stays so until the last view of it is gone.
         del self._rounds, self._means
+
+
+class RankTogether(RankRounds):
+    """One rank's part where all ranks are on one host.
+
+    Args:
+        memory: what came with the welcome.
+        rank, policy, replica, hear: as for `RankRounds`.
+    """
+
+    def __init__(self, memory: Sequence[SharedMemory], rank: WorkerId, policy: Partial, replica: Replica, hear: Callable[[], None]) -> None:
+        self._memory = memory
+        super().__init__(rank, policy, replica, hear)
+
+    def attach(self) -> None:
+        """Be this rank, whoever was it before."""
+        self._rounds, self._means = HostRounds.attach(self._memory[0], self._rank, self._policy), None
+        if (every := self._policy.model_sync_every) is not None:
+            means = HostRounds.attach(self._memory[1], self._rank)
+            self._means = ModelMeans(means, self._rank, every, self._replica, self._hear)
+
+    def close(self) -> None:
+        """Let go of the memory; to be called once, and last."""
+        super().close()
         self._memory = ()

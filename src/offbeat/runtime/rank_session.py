@@ -69,6 +69,7 @@ class RankSession(JobSession):
                 "parameters": self._on_parameters,
                 "provide": self._on_provide,
                 "donate": self._on_donate,
+                "meet": self._on_meet,
                 "absent": self._on_absent,
                 "buffers": lambda message: self._buffers.write(message.header["layout"], message.payload),
             },
@@ -103,8 +104,8 @@ class RankSession(JobSession):
         replica = self._replica
         vector = {"numel": replica.numel, "dtype": str(replica.dtype).removeprefix("torch."), "size": replica.size}
         welcome = self._link.greet({**self._hello(sync), **self._terms, "vector": vector})
-        self._part = part_of(rule(self._link.sync), welcome, self.worker, replica, self._hear)
-        self._link.ready()
+        self._part = part_of(rule(self._link.sync), welcome, self.worker, replica, self._hear, self._link)
+        self._link.ready(self._mine.contact)
         self._link.keep_beating(self._settings.timeout_s / 10)
         self._admitted()
         self._link.meanwhile = IDLE_S, self._idle
@@ -139,16 +140,22 @@ class RankSession(JobSession):
                 continue
             try:
                 self._go_on()
-            except Fenced:
-                self._fenced = True
+            except Fenced as error:
+                self._fall_out(error)
             else:
                 return
+
+    def _fall_out(self, why: Fenced) -> None:
+        """This rank does not take part any more, and is to hear so from the coordinator, who may not know."""
+        self._fenced = True
+        if self._mine.others_decide:
+            self._coordinator.send({"kind": "outside", "incarnation": self._link.incarnation, "reason": str(why)})
 
     def _rejoin(self) -> None:
         self._work = LocalWork()
         self._stale.update(grant.lease for grant in self._outstanding)
         self._mine.attach()
-        self._link.rejoin()
+        self._link.rejoin(self._mine.contact)
 
     def _go_on(self) -> None:
         if self._enters:
@@ -168,7 +175,7 @@ class RankSession(JobSession):
         self.batch = Plan(*header["plan"]).batch
         if header["enters"]:
             self._enters = True
-            self._mine.meet(header["members"])
+            self._mine.meet(header)
             self._given = (header["replica"], message.payload, header["from"]) if header["replica"] is not None else None
 
     def _on_provide(self, message: Message) -> None:
@@ -185,6 +192,10 @@ class RankSession(JobSession):
             self._coordinator.send({**header, "failed": str(error)})
         else:
             self._coordinator.send({**header, "failed": None, "replica": replica, "from": self._mine.version}, payload=payload)
+
+    def _on_meet(self, message: Message) -> None:
+        self._mine.come_to(message.header)
+        self._coordinator.send({"kind": "met"})
 
     def _on_absent(self, message: Message) -> None:
         """The others' round needs this rank too, which waits for samples."""
@@ -209,8 +220,8 @@ class RankSession(JobSession):
         self._mine.restore()
         try:
             self._push()
-        except Fenced:
-            self._fenced = True
+        except Fenced as error:
+            self._fall_out(error)
             self._admitted()
         self.chief = self._mine.is_first
         self._since = time.monotonic()
@@ -243,8 +254,8 @@ class RankSession(JobSession):
         if not self._fenced and not self._replica.flat.accumulating:
             try:
                 self._mine.catch_up()
-            except Fenced:
-                self._fenced = True
+            except Fenced as error:
+                self._fall_out(error)
             self.version = self._mine.version
 
     def pull(self) -> None:
@@ -256,8 +267,8 @@ class RankSession(JobSession):
             try:
                 self._mine.catch_up()
                 self.version = self._mine.version
-            except Fenced:
-                self._fenced = True
+            except Fenced as error:
+                self._fall_out(error)
                 self._admitted()
         self._since += time.monotonic() - began
 

@@ -145,7 +145,9 @@ class Server:
         from offbeat.transport.shm import MemoryBlock
 
         assert self._settings is not None
-        self._coordinator = CoordinatorHost(self._settings, self._shards, self._supervisor, MemoryBlock.allocate, self._started, self.now)
+        self._coordinator = CoordinatorHost(
+            self._settings, self._shards, self._supervisor, self._hub, MemoryBlock.allocate, self._started, self.now
+        )
         early, self._early = self._early, []
         orders, self._early_orders = self._early_orders, []
         for message in orders:

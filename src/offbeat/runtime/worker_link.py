@@ -19,7 +19,7 @@ from offbeat.transport.base import Address, Closed, Connection, Hub, Message, Sh
 from offbeat.types import Incarnation, Seconds, WorkerId
 
 AtOnce: TypeAlias = Mapping[
-    Literal["parameters", "block", "provide", "buffers", "interrupt", "donate", "absent"], Callable[[Message], None]
+    Literal["parameters", "block", "provide", "buffers", "interrupt", "donate", "absent", "meet"], Callable[[Message], None]
 ]
 """What the session does with a message as soon as it is read, by kind."""
 
@@ -51,7 +51,9 @@ class WorkerLink:
         self.closed = threading.Event()
         self.failed = False
         """This worker is refused, a server is gone, or its script has failed: there is no leaving in peace any more."""
-        self._hub, self._spans, self._at_once = hub, spans, at_once
+        self.hub, self._spans, self._at_once = hub, spans, at_once
+        self.interface = self.coordinator.interface or addresses[0].tcp[0]
+        """Where other hosts reach this process's."""
         self._serials: dict[Connection, int] = {}
         """The newest release that each server has delivered."""
         self._seen = 0
@@ -100,9 +102,9 @@ class WorkerLink:
             server.bind("push", push.view[start:stop])
             server.bind("pull", pull.view[start:stop])
 
-    def ready(self) -> None:
-        """Ask to be counted among the workers, the first time or again."""
-        self.coordinator.send({"kind": "ready"})
+    def ready(self, contact: Mapping[str, Any] = {}) -> None:
+        """Ask to be counted among the workers, the first time or again; ``contact`` is what others need to know of this one."""
+        self.coordinator.send({"kind": "ready", **contact})
 
     def keep_beating(self, interval_s: Seconds) -> None:
         """Slow is not dead: a sign of life while the main thread computes."""
@@ -133,13 +135,13 @@ class WorkerLink:
     def fail(self, why: Mapping[str, Any]) -> None:
         """Send this as the last words, if anybody is there to hear them."""
         if not self._cut_off and not self.closed.is_set():
-            last_words.say(self._hub, self.coordinator, why)
+            last_words.say(self.hub, self.coordinator, why)
         self.failed = True
 
     def close(self) -> None:
         """End the heartbeat and the connections without a word."""
         self.closed.set()
-        self._hub.close()
+        self.hub.close()
 
     # Waiting.
 
@@ -175,13 +177,13 @@ class WorkerLink:
         newest = self._serials.get(self.coordinator, 0)
         return self._fenced or (newest > self._seen and all(self._serials.get(server, 0) >= newest for server in self.servers))
 
-    def rejoin(self) -> None:
-        """Give up the incarnation that was declared dead, and ask for the next."""
+    def rejoin(self, contact: Mapping[str, Any] = {}) -> None:
+        """Give up the incarnation that was declared dead, and ask for the next; see `ready`."""
         self._fenced, self._left_behind = False, self.incarnation
         # What was released before the fence does not count: with its old incarnation this worker would never be heard again.
         self._seen = self._serials.get(self.coordinator, self._seen)
         self._mail.clear()
-        self.ready()
+        self.ready(contact)
 
     def wait(self, ready: Callable[[], bool], wake_at: Callable[[], Seconds | None] = lambda: None) -> None:
         """Read messages until something is so; ``wake_at``, monotonic, is when to look again even if nothing comes.
@@ -218,7 +220,7 @@ class WorkerLink:
             self._read(left)
 
     def _read(self, timeout_s: Seconds | None) -> None:
-        for connection, item in self._hub.poll(timeout_s):
+        for connection, item in self.hub.poll(timeout_s):
             if isinstance(item, Closed):
                 self._give_up(connection, item.reason)
             self._sort(connection, item)
@@ -240,7 +242,7 @@ class WorkerLink:
             case "block":
                 connection.send({"kind": "got"})
                 self._at_once["block"](message)
-            case "provide" | "buffers" | "interrupt" | "donate" | "absent" as kind:
+            case "provide" | "buffers" | "interrupt" | "donate" | "absent" | "meet" as kind:
                 self._at_once[kind](message)
             case "joined":
                 self.incarnation = header["incarnation"]

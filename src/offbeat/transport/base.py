@@ -74,6 +74,8 @@ class Connection(ABC):
     """Who is at the other end, in words, for error messages."""
     shares_memory: bool
     """Whether both ends can map the same memory, so that carrying a region costs nothing."""
+    interface: str
+    """The number of this end in the network between them; empty where the ends share memory."""
     bytes_received: int
     """Counts every byte as it comes in, also of unfinished messages: a sign of life."""
 
@@ -111,6 +113,15 @@ Arrivals: TypeAlias = list[tuple[Connection, Message | Closed]]
 
 class Hub(ABC):
     """All connections of one process: it listens, connects, and waits for what comes."""
+
+    host: str
+    """The identity of this machine."""
+    address: Address | None = None
+    """What `listen` gave."""
+
+    @abstractmethod
+    def another(self) -> Hub:
+        """A hub for another thread of this process, which knows the same token and listens nowhere yet."""
 
     @abstractmethod
     def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:

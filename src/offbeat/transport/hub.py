@@ -67,6 +67,9 @@ class SocketHub(Hub):
 
     # Opening.
 
+    def another(self) -> SocketHub:
+        return SocketHub(self._token, host=self.host, local=self._local)
+
     def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
         assert not self._listeners, "this hub listens already"
         listener = tcp.listen_tcp(host, port)
@@ -79,7 +82,8 @@ class SocketHub(Hub):
             except OSError as error:
                 log.warning("no local socket (%s): peers on this host will use TCP", error.strerror)
         self._accept_again()
-        return Address(self.host, (tcp.reachable_name(host), listener.getsockname()[1]), name)
+        self.address = Address(self.host, (tcp.reachable_name(host), listener.getsockname()[1]), name)
+        return self.address
 
     def connect(self, address: Address) -> Connection:
         sock = None

@@ -56,6 +56,7 @@ class MemoryConnection(Connection):
     def __init__(self, hub: MemoryHub, peer: str) -> None:
         self.peer = peer
         self.shares_memory = hub.network.shares_memory
+        self.interface = "" if self.shares_memory else "127.0.0.1"
         self.bytes_received = 0
         self.hub = hub
         self.other: MemoryConnection | None = None
@@ -145,6 +146,7 @@ class MemoryHub(Hub):
     """
 
     def __init__(self, network: MemoryNetwork, token: str) -> None:
+        self.host = "memory"
         self.network = network
         self.token = token
         self.name = f"memory-{next(network.names)}"
@@ -163,7 +165,11 @@ class MemoryHub(Hub):
                 raise ConfigurationError(f"port {port} of {host} is taken by another hub: choose another, or 0 to let the network choose")
             self._port = port
             self.network.listening[port] = self
-        return Address("memory", (host, port), "")
+        self.address = Address(self.host, (host, port), "")
+        return self.address
+
+    def another(self) -> MemoryHub:
+        return MemoryHub(self.network, self.token)
 
     def connect(self, address: Address) -> Connection:
         with self.network.changed:

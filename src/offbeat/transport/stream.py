@@ -47,6 +47,7 @@ class StreamConnection(Connection):
         self.sock = sock
         self.peer = peer
         self.shares_memory = sock.family == getattr(socket, "AF_UNIX", None)
+        self.interface = "" if self.shares_memory else str(sock.getsockname()[0])
         self.bytes_received = 0
         self.gate = gate
         self._attend = attend
