@@ -60,7 +60,8 @@ class AcrossRounds:
         seed: of what the rule draws.
         slots: how many results are kept for ranks that are behind, at every host; all processes must say the same. None: what the
             rule's staleness asks for, within a quarter of the memory that this machine has.
-        followed: at the seat, whether somebody calls `follow`: nothing is forgotten before he has had it.
+        followed: at the seat, whether somebody calls `follow` and `leave`: nothing is forgotten before he has had it, and a rank takes
+            part until he says otherwise. False: until its connection with the seat ends.
 
     Raises:
         ConfigurationError: no such dtype.
@@ -315,6 +316,7 @@ class AcrossRounds:
     def follow(self, start: int) -> list[Entry]:
         """At the seat: what has happened, the log from this entry on."""
         with self._lock:
+            self._check()
             return self._at_the_seat().follow(start)
 
     def present(self, rank: WorkerId) -> bool:
@@ -380,10 +382,10 @@ class AcrossRounds:
     def _heard(self, peer: WorkerId, message: Message | None) -> None:
         """In the thread, with the lock."""
         self._node.mates = self._mesh.mates() - {SEAT}
-        if message is None:
-            self._node.gone(peer)
-        else:
+        if message is not None:
             self._node.heard(peer, message.header, message.payload, message.memory)
+        elif not self._followed:
+            self._node.gone(peer)
         self._lock.notify_all()
 
     def _met(self, peer: WorkerId) -> None:

@@ -23,6 +23,10 @@ from offbeat.transport.base import Address, Connection, Hub, SharedMemory
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
 
+EVERYTHING = 1 << 62
+"""Of a log: nobody wants to know what is in it."""
+
+
 class AcrossTable:
     """The rounds of one job, and those in which parameters are averaged where the rule has such; what happens is decided here.
 
@@ -41,7 +45,7 @@ class AcrossTable:
         self.ranks = ranks
         self._tables = [AcrossRounds(policy, ranks, numel, rank=None, seat=SEAT, hub=hub.another(), dtype=dtype, seed=seed, followed=True)]
         if policy.model_sync_every is not None:
-            self._tables.append(AcrossRounds(Full(), ranks, size, rank=None, seat=SEAT, hub=hub.another(), dtype=dtype))
+            self._tables.append(AcrossRounds(Full(), ranks, size, rank=None, seat=SEAT, hub=hub.another(), dtype=dtype, followed=True))
         self._rounds = self._tables[0]
         assert hub.address is not None, "others can come to this process only if it listens"
         interface = hub.address.tcp[0]
@@ -75,7 +79,11 @@ class AcrossTable:
 
     def follow(self, start: int) -> list[Entry]:
         """The log from this entry on."""
-        return self._rounds.follow(start) if self._begun else []
+        if not self._begun:
+            return []
+        for table in self._tables[1:]:
+            table.follow(EVERYTHING)
+        return self._rounds.follow(start)
 
     def present(self, rank: WorkerId) -> bool:
         """Whether a rank takes part."""

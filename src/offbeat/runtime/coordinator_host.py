@@ -223,6 +223,9 @@ class CoordinatorHost:
             self._head(self.settings.sync or "", now)
         self._journal.write(end_record(now, ok, reason))
         self._journal.close()
+
+    def let_go(self) -> None:
+        """The last thing, however the job has ended: let go of what its ranks have had in common."""
         if self._ranks is not None:
             self._ranks.close()
 

@@ -174,6 +174,8 @@ class RankHost:
                 self._computed_s[event.worker] = event.compute_s
             self._feed(event, self._t)
         if entry.closed:
+            # Who was late and closes a round nevertheless is released for its arrival, and once more for the round.
+            self._released.update(event.worker for event in events if isinstance(event, Pushed))
             folded = Folded(self._coordinator.version + 1, (), 0.0, 0.0)
             self._perform(self._coordinator.on(folded, self._t), self._t)
 

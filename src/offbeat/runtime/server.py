@@ -64,8 +64,12 @@ class Server:
 
     def run(self) -> None:
         """Serve until the supervisor says that the job is over."""
-        while True:
-            self.turn(self._patience())
+        try:
+            while True:
+                self.turn(self._patience())
+        finally:
+            if self._coordinator is not None:
+                self._coordinator.let_go()
 
     def turn(self, timeout_s: Seconds) -> None:
         """Handle what has come, or comes within this time, and what is due.
