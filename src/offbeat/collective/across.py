@@ -238,15 +238,16 @@ class AcrossRounds:
             if tells:
                 self._node.tell({"k": "read"})
 
-    def catch_up(self, timeout_s: float = 0.0) -> list[tuple[Version, torch.Tensor]]:
+    def catch_up(self, timeout_s: float = 0.0, *, newest: bool = False) -> list[tuple[Version, torch.Tensor]]:
         """The results that there are, for a rank that is not computing a gradient: one that is idle, or has just entered.
 
         Args:
-            timeout_s: how long to wait for one, if there is none.
+            timeout_s: how long to wait for one, if there is none here.
+            newest: ask the seat, and wait for all that are closed by now, wherever they are.
         """
         assert self._awaited is None, f"rank {self.rank} waits for round {self._awaited}"
         with self._lock:
-            if self._wait_for(lambda: self._node.executor.upto > self._version, timeout_s):
+            if newest or self._wait_for(lambda: self._node.executor.upto > self._version, timeout_s):
                 self._awaited = self._answered(lambda: self._node.tell({"k": "catch"})).through
                 self.wait()
             return self.results()

@@ -288,6 +288,8 @@ class Coordinator:
 
     def _withdrawn(self, event: Withdrawn, now: Seconds) -> None:
         assert isinstance(self._ledger, RoundLedger), "only a gradient that is summed among hosts can go with one"
+        if event.number >= self._ledger.version:
+            self._epochs.withdraw(self._ledger.recalled(event.worker))
         self._do(self._ledger.withdrawn(event, now))
         self._deal(now)
 

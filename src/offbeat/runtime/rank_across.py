@@ -84,6 +84,10 @@ class RankAcross(RankRounds):
             found = {peer: Address(host, (tcp[0], tcp[1]), local) for peer, (host, tcp, local) in others}
             table.connect(found, later=self._later)
 
+    def pull(self) -> None:
+        """Take the results of all rounds that are closed by now, also of those that are still being summed."""
+        self._apply(self._tables[0].catch_up(newest=True))
+
     def _enter(self, goal: Version) -> None:
         if self._later:
             for table in self._tables:

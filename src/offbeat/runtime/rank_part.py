@@ -91,6 +91,10 @@ class RankPart(ABC):
     def catch_up(self, goal: Version = 0) -> None:
         """Take what there is for this rank while it does not step; wait for results up to this version."""
 
+    def pull(self) -> None:
+        """Take what there is by now, wherever that is."""
+        self.catch_up()
+
     def restore(self) -> bool:
         """A script that comes to a running job may have loaded an old checkpoint: the job's replica goes before.
 

@@ -265,7 +265,7 @@ class RankSession(JobSession):
         if not self._samples.finish():
             self._hear()
             try:
-                self._mine.catch_up()
+                self._mine.pull()
                 self.version = self._mine.version
             except Fenced as error:
                 self._fall_out(error)
