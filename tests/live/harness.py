@@ -34,6 +34,11 @@ from offbeat.transport.hub import SocketHub
 DEADLINE_S = 30.0
 HERE = "here"
 """The host name of everybody who has no other."""
+TOGETHER: dict[int, str] = {}
+APART = {number: f"host {number}" for number in range(8)}
+"""Each worker on a host of its own, and none on server 0's."""
+HALVES = {number: "other" for number in range(2, 8)}
+"""The first two on server 0's host, the others on another."""
 
 
 class Death(BaseException):
@@ -137,8 +142,7 @@ class Job:
         """Why the job could not go on, in the words of the server that says so."""
         self.snapshot: dict[str, Any] | None = None
         """The newest status of the job."""
-        import os
-        self._hosts = dict(hosts or {}) or {n: h for n, h in enumerate(os.environ.get("XH", "")) }
+        self._hosts = dict(hosts or {})
         self._elsewhere = set(elsewhere)
         self._hub = SocketHub(self.token, host=HERE)
         self._links: dict[int, Connection] = {}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.live.harness import Job, Worker, barrier, wait
+from tests.live.harness import APART, HALVES, TOGETHER, Job, Worker, barrier, wait
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -97,12 +97,13 @@ def averaged(make: Make, steps: int, dtype: torch.dtype) -> list[Tensor]:
     return parameters(model)
 
 
-MEANS = [*(("full", name, torch.float32) for name in OPTIMIZERS), ("full", "sgd", torch.bfloat16)]
-MEANS += [("allreduce", "sgd, written into", torch.float32), ("allreduce", "sgd", torch.bfloat16)]
+MEANS = [*(("full", name, torch.float32, TOGETHER) for name in OPTIMIZERS), ("full", "sgd", torch.bfloat16, TOGETHER)]
+MEANS += [("allreduce", "sgd, written into", torch.float32, TOGETHER), ("allreduce", "sgd", torch.bfloat16, TOGETHER)]
+MEANS += [("full", "adamw", torch.float32, APART), ("full", "sgd", torch.bfloat16, HALVES), ("allreduce", "sgd", torch.float32, APART)]
 
 
-@pytest.mark.parametrize(("rule", "name", "dtype"), MEANS)
-def test_parameters_are_those_of_distributed_data_parallel(rule: str, name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("rule", "name", "dtype", "hosts"), MEANS)
+def test_parameters_are_those_of_distributed_data_parallel(rule: str, name: str, dtype: torch.dtype, hosts: dict[int, str]) -> None:
     make = OPTIMIZERS[name]
 
     def script(worker: Worker) -> list[Tensor]:
@@ -119,7 +120,7 @@ def test_parameters_are_those_of_distributed_data_parallel(rule: str, name: str,
         assert optimizer.version == STEPS
         return parameters(model)
 
-    with Job(RANKS) as job:
+    with Job(RANKS, hosts=hosts) as job:
         results = job.run(script)
     for result in results:
         assert same(result, results[0])
@@ -152,9 +153,12 @@ def train(worker: Worker, rule: str, epochs: int = 3) -> list[tuple[int, list[Te
     return after
 
 
-@pytest.mark.parametrize("rule", [*RULES, "allreduce"])
-def test_replicas_are_equal_bit_by_bit_and_the_books_add_up(tmp_path: Path, rule: str) -> None:
-    with Job(RANKS, journal=str(tmp_path / "journal")) as job:
+ACROSS = [*((rule, APART) for rule in RULES), ("majority", HALVES), ("solo(staleness=1)", HALVES)]
+
+
+@pytest.mark.parametrize(("rule", "hosts"), [*((rule, TOGETHER) for rule in (*RULES, "allreduce")), *ACROSS])
+def test_replicas_are_equal_bit_by_bit_and_the_books_add_up(tmp_path: Path, rule: str, hosts: dict[int, str]) -> None:
+    with Job(RANKS, hosts=hosts, journal=str(tmp_path / "journal")) as job:
         results = job.run(lambda worker: train(worker, rule))
     known: dict[int, list[Tensor]] = {}
     for version, mine in itertools.chain(*results):
@@ -170,8 +174,8 @@ def test_replicas_are_equal_bit_by_bit_and_the_books_add_up(tmp_path: Path, rule
     assert [report["folded"] for report in job.summary["epochs"]] == [200] * 3
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_every_gradient_is_in_exactly_one_round(rule: str) -> None:
+@pytest.mark.parametrize(("rule", "hosts"), [*((rule, TOGETHER) for rule in RULES), *ACROSS])
+def test_every_gradient_is_in_exactly_one_round(rule: str, hosts: dict[int, str]) -> None:
     """Gradients are whole numbers, and multiples of the ranks, so that sums are exact."""
     size, epochs = 120, 2
 
@@ -192,7 +196,7 @@ def test_every_gradient_is_in_exactly_one_round(rule: str) -> None:
                 produced += gradient
         return optimizer.version, torch.cat([produced, model.weight.detach().clone()])
 
-    with Job(RANKS) as job:
+    with Job(RANKS, hosts=hosts) as job:
         results = job.run(script)
     produced = sum(result[0] for _, result in results)
     for _, (_, weight) in results:
@@ -241,7 +245,8 @@ def test_a_late_gradient_is_clipped_and_carried() -> None:
     assert results == [[[-1.0, 0.0], [-1.0, -0.5]], [[-1.0, 0.0]]]
 
 
-def test_learning_rates_are_those_of_the_rank_that_is_furthest() -> None:
+@pytest.mark.parametrize("hosts", [TOGETHER, APART], ids=["together", "apart"])
+def test_learning_rates_are_those_of_the_rank_that_is_furthest(hosts: dict[int, str]) -> None:
     first, second, both = threading.Event(), threading.Event(), barrier(2)
 
     def script(worker: Worker) -> list[float]:
@@ -261,12 +266,13 @@ def test_learning_rates_are_those_of_the_rank_that_is_furthest() -> None:
         second.set()
         return [*found, optimizer.param_groups[0]["lr"]]
 
-    with Job(2) as job:
+    with Job(2, hosts=hosts) as job:
         results = job.run(script)
     assert results == [[-2.0, -2.0, 1.0], [-2.0, -2.0, 0.25]]
 
 
-def test_replicas_that_drift_are_set_to_their_mean() -> None:
+@pytest.mark.parametrize("hosts", [TOGETHER, APART, HALVES], ids=["together", "apart", "halves"])
+def test_replicas_that_drift_are_set_to_their_mean(hosts: dict[int, str]) -> None:
     def script(worker: Worker) -> list[list[float]]:
         model, optimizer = linear(worker, "full(delivery=latest, model_sync_every=3)", lr=0.0)
         found = []
@@ -277,7 +283,7 @@ def test_replicas_that_drift_are_set_to_their_mean() -> None:
             found.append(step(model, optimizer, 1.0, 1.0))
         return found
 
-    with Job(3) as job:
+    with Job(3, hosts=hosts) as job:
         results = job.run(script)
     for rank, found in enumerate(results):
         assert found == [[v, v] for v in (0.0, rank, 1.0, 1.0, 1.0 + rank, 2.0)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.live.harness import Job, Worker, wait
+from tests.live.harness import APART, HALVES, TOGETHER, Job, Worker, wait
 from tests.live.test_ranks import audited, mlp, parameters, same
 from torch import Tensor, nn
 
@@ -50,8 +50,13 @@ def history(trainer: Trainer, steps: int) -> list[tuple[int, list[Tensor]]]:
     return found
 
 
+PLACES = pytest.mark.parametrize("hosts", [TOGETHER, APART, HALVES], ids=["together", "apart", "halves"])
+"""Where each rank is."""
+
+
+@PLACES
 @pytest.mark.parametrize("rule", ["full", "majority", "solo", "solo(delivery=latest, model_sync_every=8)"])
-def test_a_rank_that_dies_comes_back_with_anothers_replica(tmp_path: Path, rule: str) -> None:
+def test_a_rank_that_dies_comes_back_with_anothers_replica(tmp_path: Path, rule: str, hosts: dict[int, str]) -> None:
     back = threading.Event()
     results: list[tuple[int, list[Tensor]]] = []
 
@@ -70,7 +75,7 @@ def test_a_rank_that_dies_comes_back_with_anothers_replica(tmp_path: Path, rule:
         results.extend(history(trainer, 6))
         back.set()
 
-    with Job(3, journal=str(tmp_path / "journal")) as job:
+    with Job(3, hosts=hosts, journal=str(tmp_path / "journal")) as job:
         for number in range(3):
             job.start(number, stay)
         job.await_state(1, "dead")
@@ -84,8 +89,9 @@ def test_a_rank_that_dies_comes_back_with_anothers_replica(tmp_path: Path, rule:
     assert divisors[0] == 3 and 2 in divisors, "a result is divided by the living"
 
 
+@PLACES
 @pytest.mark.parametrize("rule", ["full", "solo"])
-def test_a_rank_that_was_thought_dead_comes_back_by_itself(tmp_path: Path, rule: str) -> None:
+def test_a_rank_that_was_thought_dead_comes_back_by_itself(tmp_path: Path, rule: str, hosts: dict[int, str]) -> None:
     thought_dead, back = threading.Event(), threading.Event()
     results: list[tuple[int, list[Tensor]]] = []
 
@@ -102,7 +108,7 @@ def test_a_rank_that_was_thought_dead_comes_back_by_itself(tmp_path: Path, rule:
             mine += history(trainer, 1)
         results.extend(mine)
 
-    with Job(3, timeout_s=1.0, journal=str(tmp_path / "journal")) as job:
+    with Job(3, hosts=hosts, timeout_s=1.0, journal=str(tmp_path / "journal")) as job:
         for number in range(3):
             job.start(number, script)
         job.await_state(1, "dead")
@@ -151,7 +157,8 @@ def test_what_a_script_loads_into_a_running_job_does_not_count() -> None:
     together([first, second])
 
 
-def test_stale_samples_of_a_returned_rank_are_rejected(tmp_path: Path) -> None:
+@PLACES
+def test_stale_samples_of_a_returned_rank_are_rejected(tmp_path: Path, hosts: dict[int, str]) -> None:
     """A loader has fetched batches ahead when its rank is declared dead: they are somebody else's by the time it uses them."""
     thought_dead, size = threading.Event(), 60
 
@@ -174,7 +181,7 @@ def test_stale_samples_of_a_returned_rank_are_rejected(tmp_path: Path) -> None:
             optimizer.step()
         return model.weight.item()
 
-    with Job(2, timeout_s=1.0, journal=str(tmp_path / "journal")) as job:
+    with Job(2, hosts=hosts, timeout_s=1.0, journal=str(tmp_path / "journal")) as job:
         for number in range(2):
             job.start(number, script)
         job.await_state(1, "dead")
@@ -191,8 +198,11 @@ def test_stale_samples_of_a_returned_rank_are_rejected(tmp_path: Path) -> None:
     assert weights[0] == weights[1] == pytest.approx(expected), "what was rejected is in no result"
 
 
-@pytest.mark.parametrize(("rule", "version"), [("full", 2), ("sgp", 3), ("dpsgd", 3), ("adpsgd", 3)])
-def test_the_last_rank_leaves_its_replica_to_those_who_may_come_back(rule: str, version: int) -> None:
+@pytest.mark.parametrize(
+    ("rule", "version", "hosts"),
+    [("full", 2, TOGETHER), ("full", 2, APART), ("sgp", 3, TOGETHER), ("dpsgd", 3, TOGETHER), ("adpsgd", 3, TOGETHER)],
+)
+def test_the_last_rank_leaves_its_replica_to_those_who_may_come_back(rule: str, version: int, hosts: dict[int, str]) -> None:
     died = threading.Event()
 
     def stay(worker: Worker) -> tuple[int, list[Tensor]]:
@@ -204,7 +214,7 @@ def test_the_last_rank_leaves_its_replica_to_those_who_may_come_back(rule: str, 
         trainer.step()
         return trainer.everything()
 
-    with Job(2) as job:
+    with Job(2, hosts=hosts) as job:
         threads = [job.start(number, stay) for number in range(2)]
         job.await_state(1, "dead")
         died.set()
@@ -226,8 +236,8 @@ def test_the_last_rank_leaves_its_replica_to_those_who_may_come_back(rule: str, 
     together([first, second])
 
 
-@pytest.mark.parametrize("rule", ["majority", "sgp"])
-def test_where_all_die_at_once_the_parameters_are_gone(rule: str) -> None:
+@pytest.mark.parametrize(("rule", "hosts"), [("majority", TOGETHER), ("majority", APART), ("sgp", TOGETHER)])
+def test_where_all_die_at_once_the_parameters_are_gone(rule: str, hosts: dict[int, str]) -> None:
     def die(worker: Worker) -> None:
         Trainer(worker, rule).step()
         worker.die()
@@ -236,14 +246,15 @@ def test_where_all_die_at_once_the_parameters_are_gone(rule: str) -> None:
         with pytest.raises((RefusedError, JobError)):
             Trainer(worker, rule)
 
-    with Job(1) as job:
+    with Job(1, hosts=hosts) as job:
         job.start(0, die)
         job.await_state(0, "dead")
         job.join(job.start(0, come))
     assert job.failure is not None and "nobody is left to copy the parameters from" in job.failure
 
 
-def test_a_donor_that_dies_is_replaced(tmp_path: Path) -> None:
+@PLACES
+def test_a_donor_that_dies_is_replaced(tmp_path: Path, hosts: dict[int, str]) -> None:
     """Whoever is asked for its replica may freeze over it: somebody else is asked then."""
     frozen, end = threading.Event(), threading.Event()
     quick: Any = {}
@@ -269,7 +280,7 @@ def test_a_donor_that_dies_is_replaced(tmp_path: Path) -> None:
         together(history(trainer, 3))
         end.set()
 
-    with Job(3, timeout_s=1.5, journal=str(tmp_path / "journal")) as job:
+    with Job(3, hosts=hosts, timeout_s=1.5, journal=str(tmp_path / "journal")) as job:
         for number in range(3):
             job.start(number, stay)
         job.await_state(2, "dead")

@@ -17,7 +17,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.absent: list[tuple[int, ...]] = []
-        self.table = PlainTable(lambda ranks: self.absent.append(tuple(sorted(ranks))))
+        self.table = PlainTable("127.0.0.1", lambda ranks: self.absent.append(tuple(sorted(ranks))))
         for rank in range(3):
             self.table.enter(rank, 0)
 

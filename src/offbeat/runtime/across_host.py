@@ -22,9 +22,14 @@ from offbeat.runtime.rank_host import RankHost
 from offbeat.transport.base import Address, Connection, Hub, SharedMemory
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
-
 EVERYTHING = 1 << 62
 """Of a log: nobody wants to know what is in it."""
+
+
+def interface_of(hub: Hub) -> str:
+    """Where what listens beside this hub can be reached."""
+    assert hub.address is not None, "others can come to this process only if it listens"
+    return hub.address.tcp[0]
 
 
 class AcrossTable:
@@ -47,8 +52,7 @@ class AcrossTable:
         if policy.model_sync_every is not None:
             self._tables.append(AcrossRounds(Full(), ranks, size, rank=None, seat=SEAT, hub=hub.another(), dtype=dtype, followed=True))
         self._rounds = self._tables[0]
-        assert hub.address is not None, "others can come to this process only if it listens"
-        interface = hub.address.tcp[0]
+        interface = interface_of(hub)
         self._contacts: dict[WorkerId, list[Address]] = {SEAT: [table.listen(interface) for table in self._tables]}
         """Of everybody who takes part or is about to: where each table's process listens."""
         self._begun = False

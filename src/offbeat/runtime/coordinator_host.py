@@ -272,9 +272,8 @@ class CoordinatorHost:
                 return
             together = all(self._roster[worker].connection.shares_memory for worker in self._greeting)
             parts = (self._coordinator, self._roster, self._announcer, self._feed, self._perform, self._now)
-            hub = None if together else self._hub
             try:
-                self._ranks = host_of(self.terms.policy, self._vector, self.settings, *parts, hub)
+                self._ranks = host_of(self.terms.policy, self._vector, self.settings, *parts, self._hub, together)
             except ConfigurationError as error:
                 for worker in self._greeting:
                     self._roster[worker].connection.send({"kind": "refused", "reason": str(error)})

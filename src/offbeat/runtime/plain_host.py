@@ -24,13 +24,14 @@ class PlainTable:
     """Who is there, who computes, and who has arrived in the open round.
 
     Args:
+        interface: where the ranks meet.
         absent: called with the ranks that are there and take part in a round with nothing, when it closes.
     """
 
     memory: tuple[SharedMemory, ...] = ()
 
-    def __init__(self, absent: Callable[[Collection[WorkerId]], None]) -> None:
-        self.meeting = MeetingPoint()
+    def __init__(self, interface: str, absent: Callable[[Collection[WorkerId]], None]) -> None:
+        self.meeting = MeetingPoint(interface)
         self._absent = absent
         self._log: list[Entry] = []
         self._seq = 0
@@ -108,8 +109,8 @@ class PlainHost(RankHost):
 
     _table: PlainTable
 
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(PlainTable(self._sit_out), *parts)
+    def __init__(self, interface: str, *parts: Any) -> None:
+        super().__init__(PlainTable(interface, self._sit_out), *parts)
 
     @property
     def welcome(self) -> dict[str, Any]:
@@ -120,9 +121,8 @@ class PlainHost(RankHost):
         """Whether this process can come to the job.
 
         Raises:
-            ConfigurationError: it is on another host, or the others have met already.
+            ConfigurationError: the others have met already.
         """
-        super().check(worker, connection)
         if self._coordinator.begun:
             raise ConfigurationError("a plain allreduce is under way, which nobody can come to; under sync=full a worker could")
 

@@ -18,7 +18,7 @@ from offbeat.protocol.effects import Effect, Source, WrittenOff
 from offbeat.protocol.events import Event, Pushed
 from offbeat.protocol.gossip import GossipRule
 from offbeat.protocol.policy import Policy
-from offbeat.runtime.across_host import AcrossHost, AcrossTable
+from offbeat.runtime.across_host import AcrossHost, AcrossTable, interface_of
 from offbeat.runtime.announcer import Announcer
 from offbeat.runtime.plain_host import PlainHost
 from offbeat.runtime.rank_host import RankHost
@@ -157,31 +157,33 @@ def host_of(
     feed: Callable[[Event, Seconds], None],
     perform: Callable[[list[Effect], Seconds], None],
     now: Callable[[], Seconds],
-    hub: Hub | None,
+    hub: Hub,
+    together: bool,
 ) -> RankHost:
     """The coordinator's side of a job under this rule. See `RankHost`.
 
     Args:
         vector: what a gradient is, from the first rank's hello.
-        hub: where ranks of other hosts come to; None: all are on this one.
+        hub: where this process listens.
+        together: whether all ranks are on this host.
 
     Raises:
         ConfigurationError: there is not enough memory, or the rule needs all ranks on one host.
     """
     ranks, dtype, size = settings.workers, DTYPES[vector["dtype"]], vector["size"]
     parts = coordinator, roster, announcer, feed, perform, now
-    if hub is not None:
-        if not isinstance(policy, Partial):
+    if isinstance(policy, AllReduce):
+        return PlainHost(interface_of(hub), *parts)
+    if isinstance(policy, GossipRule):
+        if not together:
             raise ConfigurationError(
                 f"the workers are on different hosts, and {policy.spelling} needs all of them on the host of server 0; use a rule of the "
                 "allreduce family, such as full or majority, or one with servers, such as bsp"
             )
-        return AcrossHost(AcrossTable(policy, ranks, vector["numel"], size, dtype, settings.seed, hub), *parts)
-    if isinstance(policy, GossipRule):
         return GossipHost(GossipTable(policy, ranks, size, dtype, settings.seed), *parts)
-    if isinstance(policy, AllReduce):
-        return PlainHost(*parts)
     assert isinstance(policy, Partial), f"{policy.spelling} has servers"
+    if not together:
+        return AcrossHost(AcrossTable(policy, ranks, vector["numel"], size, dtype, settings.seed, hub), *parts)
     return RankHost(RoundTable(policy, ranks, vector["numel"], size, dtype, settings.seed), *parts)
 
 

@@ -24,7 +24,7 @@ def part_of(policy: Policy, welcome: Message, rank: WorkerId, replica: Replica, 
     if isinstance(policy, GossipRule):
         return RankGossip(welcome.memory, rank, replica, hear)
     if isinstance(policy, AllReduce):
-        return RankPlain(rank, replica, tuple(welcome.header["meeting"]))
+        return RankPlain(rank, replica, tuple(welcome.header["meeting"]), link.interface)
     assert isinstance(policy, Partial), f"ranks were welcomed to {policy.spelling}"
     if "slots" in welcome.header:
         return RankAcross(welcome.header, rank, policy, replica, hear, link.hub, link.interface)

@@ -21,10 +21,11 @@ class RankPlain(RankPart):
         rank: this one.
         replica: what means are applied to.
         meeting: where the ranks meet.
+        interface: of this rank's own connections with the others.
     """
 
-    def __init__(self, rank: WorkerId, replica: Replica, meeting: Meeting) -> None:
-        self._meeting = meeting
+    def __init__(self, rank: WorkerId, replica: Replica, meeting: Meeting, interface: str) -> None:
+        self._meeting, self._interface = meeting, interface
         self._group: PlainAllreduce | None = None
         self._members: Sequence[WorkerId] = ()
         # Behind each gradient is a 1, so that the sum tells how many there are.
@@ -40,7 +41,7 @@ class RankPlain(RankPart):
 
     def _enter(self, goal: Version) -> None:
         self._replica.aim(self._gradient[:-1])
-        self._group = PlainAllreduce(self._members.index(self._rank), len(self._members), self._meeting)
+        self._group = PlainAllreduce(self._members.index(self._rank), len(self._members), self._meeting, host=self._interface)
 
     @property
     def is_first(self) -> bool:
