@@ -24,6 +24,8 @@ class Rank:
     def __init__(self, number: WorkerId, node: Node, version: Version) -> None:
         self.number, self.node, self.version = number, node, version
         self.asked = self.idle = False
+        self.entering = False
+        self.donor: WorkerId | None = None
         self.through: Version | None = None
         self.results: dict[Version, torch.Tensor] = {}
 
@@ -35,6 +37,7 @@ class Rank:
         """Take the answer, and the results, if they are there."""
         if self.asked and self.node.answers:
             self.asked, self.through = False, self.node.answers.pop(0).through
+            self.entering = False
         if self.through is not None and self.node.executor.upto >= self.through:
             for number in range(self.version, self.through):
                 self.results[number] = self.node.executor.results[number].clone()
@@ -61,7 +64,7 @@ class Network:
         self.memories: dict[str, HostMemory] = {}
         self.nodes: dict[WorkerId, Node] = {}
         self.ranks: dict[WorkerId, Rank] = {}
-        self.made = 0
+        self.made = self.tickets = 0
         self.add(SEAT)
         for number in range(len(hosts)):
             self.add(number)
@@ -79,6 +82,7 @@ class Network:
 
         node = Node(number, SEAT, self.memories[host], send, lambda peer: None, self.decider if number == SEAT else None)
         self.nodes[number] = node
+        self.nodes[SEAT].hosts[number] = host
         if number != SEAT:
             self.ranks[number] = Rank(number, node, version)
             mates = [other for other in self.ranks if self.hosts[other] == host]
@@ -111,6 +115,7 @@ class Network:
     def die(self, number: WorkerId, delivered: int) -> None:
         """A process ends. So many of the messages that it has sent to each still arrive."""
         del self.nodes[number]
+        self.nodes[SEAT].tickets.pop(number, None)
         dead = self.ranks.pop(number)
         for pair in [pair for pair in self.queues if pair[1] == number]:
             del self.queues[pair]
@@ -125,13 +130,28 @@ class Network:
             rank.look()
         assert dead.node not in self.nodes.values()
 
-    def enter(self, number: WorkerId, like: WorkerId) -> None:
-        """A new process is this rank, with what another one has now."""
+    def enter(self, number: WorkerId, like: WorkerId, let_in: bool) -> None:
+        """A new process is this rank, with what another one has now. It says so itself, or the other does, which goes on only then."""
         model = self.ranks[like]
         self.add(number, model.version)
-        self.ranks[number].results = dict(model.results)
-        self.ranks[number].node.enter(model.version, self.hosts[number])
-        self.ranks[number].asked = True
+        newcomer = self.ranks[number]
+        newcomer.results = dict(model.results)
+        newcomer.asked = newcomer.entering = True
+        if not let_in:
+            newcomer.node.enter(model.version, self.hosts[number])
+            return
+        newcomer.donor, newcomer.idle = like, True
+        self.tickets += 1
+        self.nodes[SEAT].tickets[number] = self.tickets
+        model.node.tell({"k": "let", "rank": number, "version": model.version, "ticket": self.tickets, "pause": True})
+
+    def orphans(self) -> list[WorkerId]:
+        """Newcomers whose donor died before its word came: a coordinator would find them another."""
+        return [
+            rank.number
+            for rank in self.ranks.values()
+            if rank.donor is not None and rank.entering and rank.donor not in self.ranks and rank.number not in self.decider.present
+        ]
 
     def finish(self) -> None:
         """Everybody stops, everything arrives, and everybody catches up."""

@@ -71,11 +71,13 @@ def _run(network: Network, ranks: int, faults: bool, draws: random.Random) -> No
         if faults and what < 0.01 and rank is not None and any(other != number for other in network.decider.present):
             network.die(number, draws.randrange(4))
         elif what < 0.05 and rank is None:
-            network.enter(number, draws.choice(sorted(network.ranks)))
+            donors = [other.number for other in network.ranks.values() if not other.entering]
+            if donors:
+                network.enter(number, draws.choice(donors), draws.random() < 0.5)
         elif what < 0.08 and rank is not None and rank.free and rank.node.fenced is None:
             rank.node.tell({"k": "resume" if rank.idle else "pause"})
             rank.idle = not rank.idle
-        elif rank is not None and rank.node.fenced is not None:
+        elif rank is not None and (rank.node.fenced is not None or number in network.orphans()):
             network.die(number, 99)
         elif what < 0.35 and rank is not None and rank.free:
             network.push(number)
@@ -87,6 +89,8 @@ def _run(network: Network, ranks: int, faults: bool, draws: random.Random) -> No
             network.push(idle[0].number)
         if not network.ranks:
             return
+    for orphan in network.orphans():
+        network.die(orphan, 99)
     network.finish()
     network.check()
 
@@ -211,7 +215,8 @@ def test_replicas_are_equal_and_no_gradient_is_lost(hosts: str, spelled: str, nu
 
 
 def test_a_mate_may_tell_of_a_result_before_it_has_handed_over_where_that_is() -> None:
-    shared, private = HostMemory.shared(2, 4, torch.float32, 3), HostMemory(2, 4, torch.float32, 3)
+    private = HostMemory(2, 4, torch.float32, 3)
+    shared = private.shared()
     assert shared.block is not None
     node = Node(1, 0, private, lambda *_: None, lambda _: None)
     node.has_memory = False
@@ -258,6 +263,53 @@ def test_a_rank_that_dies_and_one_that_takes_its_place() -> None:
         assert isinstance(replicas[2].failure, JobError | Fenced)
     finally:
         for rounds in [*job, *seats, *newcomers]:
+            rounds.close()
+
+
+@pytest.mark.parametrize("gone", [(0,), (0, 1)])
+def test_who_has_the_memory_of_a_host_dies_before_it_has_handed_it_over(gone: tuple[int, ...]) -> None:
+    """The ranks of its host wait for it; once it is declared dead another one makes the memory."""
+    job, replicas, seats = started("full", list("aaaab"), 5000, 6, SEAT)
+    try:
+        seats[0].connect(replicas[0].addresses, DEADLINE_S)
+        living = [replica for replica in replicas if replica.rank not in gone]
+        for replica in living:
+            replica.start()
+        for rank in gone:
+            seats[0].leave(rank)
+        joined(living)
+        last = last_version(seats[0], [replica.rank for replica in living])
+        for replica in living:
+            replica.finish(last)
+            assert torch.equal(replica.model, living[0].model)
+        total = torch.stack([replica.pushed for replica in living]).sum(0)
+        assert torch.allclose(living[0].model * len(living), total, rtol=1e-5)
+    finally:
+        for rounds in [*job, *seats]:
+            rounds.close()
+
+
+def test_who_is_gone_is_not_let_in() -> None:
+    """Its ticket is taken back, as it is when another process has come in its place."""
+    job, replicas, seats = started("solo", list("ab"), 3, 1, SEAT)
+    try:
+        addresses = {peer: at for peer, at in replicas[0].addresses.items() if peer != 1}
+        seats[0].connect(addresses, DEADLINE_S)
+        job[0].connect(addresses, DEADLINE_S)
+        seats[0].expect(1, replicas[0].addresses[1])
+        first = seats[0].ticket(1)
+        seats[0].forget(1)
+        job[0].let_in(1, 0, first)
+        second = seats[0].ticket(1)
+        job[0].let_in(1, 0, first)
+        job[0].allreduce(torch.ones(3), DEADLINE_S)  # the seat has heard of these before it
+        assert not seats[0].present(1)
+        job[1].connect(replicas[0].addresses, DEADLINE_S, later=True)
+        job[0].read()
+        job[0].let_in(1, 1, second)
+        assert job[1].entered() == 1 and seats[0].present(1) and job[1].present(1)
+    finally:
+        for rounds in [*job, *seats]:
             rounds.close()
 
 

@@ -25,6 +25,9 @@ CALM = ("--slow", "any=0.01")
 PATIENCE_S = 3.0
 """The others go on within a second; a machine that is busy with other things gets more."""
 
+APART = {"OFFBEAT_HOST": "apart"}
+"""Every process takes itself for a host of its own."""
+
 GOSSIP = ("dpsgd", "sgp(out_degree=2, overlap=1)", "adpsgd")
 
 
@@ -55,9 +58,11 @@ def began(job: Job, ranks: int) -> None:
         job.contribution(rank, 1)
 
 
-@pytest.mark.parametrize("rule", ["full", "majority", "solo", *GOSSIP])
-def test_a_killed_rank_returns_and_nobody_else_restarts(start: Start, enough: Path, rule: str) -> None:
-    job = start("--workers", "4", "--sync", rule, *CALM, RANKS, "--until", str(enough))
+@pytest.mark.parametrize(
+    ("rule", "where"), [*((rule, {}) for rule in ("full", "majority", "solo", *GOSSIP)), ("full", APART), ("majority", APART)]
+)
+def test_a_killed_rank_returns_and_nobody_else_restarts(start: Start, enough: Path, rule: str, where: dict[str, str]) -> None:
+    job = start("--workers", "4", "--sync", rule, *CALM, RANKS, "--until", str(enough), environment=where)
     began(job, 4)
     before = job.workers()
     signalled(before[0], signal.SIGKILL)
@@ -91,9 +96,29 @@ def test_a_rank_dies_at_the_worst_moment(start: Start, enough: Path, tmp_path: P
     ] == ["killed by SIGKILL"]
 
 
-@pytest.mark.parametrize("rule", ["full", "sgp(out_degree=2, overlap=1)"])
-def test_a_frozen_rank_is_not_waited_for_and_comes_back_by_itself(start: Start, enough: Path, rule: str) -> None:
-    job = start("--workers", "4", "--sync", rule, "--timeout", "1.5", *CALM, RANKS, "--until", str(enough))
+def test_what_goes_with_a_host_is_not_in_its_round(start: Start, enough: Path, tmp_path: Path) -> None:
+    """The round is summed anew without it, by those that are left, and the journal takes back what it has said of it."""
+    once = tmp_path / "dead"
+    options = ("--until", str(enough), "--die", "sending", "--once", str(once))
+    job = start("--workers", "4", "--sync", "solo", *CALM, RANKS, *options, environment=APART)
+    job.wait("death", once.exists)
+    died = job.record("state_changed", state="dead", incarnation=1)
+    undone = job.record("undone", worker=died["worker"])
+    assert undone["incarnation"] == 1 and undone["reason"].startswith("it went with its host before round")
+    assert gap_after(job, died) < PATIENCE_S
+    job.contribution(died["worker"], 2)
+    enough.touch()
+    ended = job.ended()
+    accounted(ended)
+    row = ended.tally().summary()["per_worker"][died["worker"]]
+    folded = [r for r in ended.records if r["kind"] == "settle" and r["worker"] == died["worker"] and r["fate"] == "folded"]
+    lost = sum(r["kind"] == "undone" for r in ended.records)
+    assert row["fates"]["folded"] == len(folded) - lost and row["fates"]["dropped"] >= lost
+
+
+@pytest.mark.parametrize(("rule", "where"), [("full", {}), ("sgp(out_degree=2, overlap=1)", {}), ("full", APART), ("solo", APART)])
+def test_a_frozen_rank_is_not_waited_for_and_comes_back_by_itself(start: Start, enough: Path, rule: str, where: dict[str, str]) -> None:
+    job = start("--workers", "4", "--sync", rule, "--timeout", "1.5", *CALM, RANKS, "--until", str(enough), environment=where)
     began(job, 4)
     before = job.workers()
     signalled(before[1], signal.SIGSTOP)

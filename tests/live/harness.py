@@ -37,7 +37,7 @@ HERE = "here"
 TOGETHER: dict[int, str] = {}
 APART = {number: f"host {number}" for number in range(8)}
 """Each worker on a host of its own, and none on server 0's."""
-HALVES = {number: "other" for number in range(2, 8)}
+HALVES = dict.fromkeys(range(2, 8), "other")
 """The first two on server 0's host, the others on another."""
 
 

@@ -15,8 +15,8 @@ from tests.protocol.world import World
 
 from offbeat.policies import rule
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.effects import Effect, EpochEnded, Fold, Release, Settle
-from offbeat.protocol.events import Folded, Joined, Left, Lost
+from offbeat.protocol.effects import Effect, EpochEnded, Fold, Grant, Release, Settle, Undone
+from offbeat.protocol.events import Folded, Initialised, Joined, LeaseWanted, Left, Lost, Pushed, Withdrawn
 from offbeat.types import Fate
 
 NO_USURPERS = tuple(fault for fault in FAULTS if fault != "usurp")
@@ -190,3 +190,48 @@ def test_a_thousand_ranks() -> None:
         if not computing:
             break
     assert computing and job.job.version > 0
+
+
+class Following:
+    """A job across hosts, as its coordinator hears of it."""
+
+    def __init__(self, ranks: int) -> None:
+        self.job = Coordinator(rule("full"), ranks, follows=True)
+        for rank in range(ranks):
+            self.job.on(Joined(rank), 0.0)
+        self.job.on(Initialised(0), 0.0)
+
+    def take(self, rank: int) -> int:
+        """Which samples it gets: the first of them."""
+        return only(Grant, self.job.on(LeaseWanted(rank, 1, 0, 0, 12, 4), 0.1)).start
+
+    def push(self, rank: int, *leases: int) -> None:
+        self.job.on(Pushed(rank, 1, 0, 4, 0.1, leases=leases), 0.2)
+
+    def folded(self, version: int) -> list[Effect]:
+        return self.job.on(Folded(version, (), 0.0, 0.0), 0.3)
+
+
+def test_what_was_pending_and_went_with_its_host_is_dropped_and_its_samples_come_back() -> None:
+    following = Following(3)
+    leases = [only(Grant, following.job.on(LeaseWanted(rank, 1, 0, 0, 12, 4), 0.1)).lease for rank in range(2)]
+    following.push(0, leases[0])
+    following.push(1, leases[1])
+    following.job.on(Lost(1, "killed", 1), 0.2)
+    settle = only(Settle, following.job.on(Withdrawn(1, 0), 0.2))
+    assert (settle.worker, settle.fate, settle.reason) == (1, Fate.DROPPED, "it went with its host before round 0 was summed")
+    assert following.job.on(Withdrawn(1, 0), 0.2) == [], "one entry for each buffer, of which the second finds nothing"
+    assert [following.take(2), following.take(2)] == [4, 8] or [following.take(2)] == [4]
+    following.push(2)
+    fold = only(Fold, following.folded(1))
+    assert [part.worker for part in fold.parts] == [0, 2] and fold.divisor == 2
+
+
+def test_what_was_folded_and_went_with_its_host_is_undone() -> None:
+    following = Following(2)
+    following.push(0)
+    following.push(1)
+    following.folded(1)
+    following.job.on(Lost(1, "killed", 1), 0.4)
+    assert following.job.on(Withdrawn(1, 0), 0.4) == [Undone(1, 1, 1, 1, 4, "it went with its host before round 0 was summed")]
+    assert following.job.on(Withdrawn(1, 0), 0.4) == []

@@ -48,6 +48,15 @@ def test_one_round_by_hand() -> None:
     assert (second["compute_s"], second["wait_s"], second["samples"]) == (1.0, 0.5, 8)
 
 
+def test_what_was_folded_and_went_with_its_host_is_taken_back() -> None:
+    *records, end = round_of_two()
+    undone = {"kind": "undone", "t": end["t"], "worker": 1, "incarnation": 1, "clock": 1, "version": 1, "samples": 8, "reason": "gone"}
+    tally = Tally.of([*records, undone, end])
+    assert tally.problems() == []
+    assert tally.summary()["fates"] == {"folded": 1, "carried": 0, "dropped": 1, "rejected": 0}
+    assert [row["samples"] for row in tally.summary()["per_worker"]] == [8, 0]
+
+
 @pytest.mark.parametrize("policy", [BSP(), ASP(), SSP(staleness=1), DSSP(), Backup(b=1)], ids=lambda policy: str(policy.spelling))
 @pytest.mark.parametrize("kill", [{}, {1: 0.5}, {0: 0.7, 2: 0.9}])
 def test_the_books_of_real_rules_add_up(run_job: RunJob, policy: Policy, kill: dict[int, float]) -> None:

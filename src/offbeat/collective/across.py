@@ -98,23 +98,25 @@ class AcrossRounds:
         """All rounds before this one are waited for."""
         self._given = range(0)
         self._version: Version = 0
+        self._tickets = 0
 
     def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
         """Let the others connect; give them the address."""
         return self._mesh.listen(host, port)
 
-    def connect(self, addresses: Mapping[WorkerId, Address], timeout_s: float = 30.0, *, later: bool = False) -> None:
+    def connect(self, addresses: Mapping[WorkerId, Address], timeout_s: float | None = 30.0, *, later: bool = False) -> None:
         """Connect with the other processes of the job, and, if nobody has begun (``later`` False), begin: these ranks are there.
 
         Nobody waits until all are connected: a rank waits for the first of its host alone, which has the memory that they share.
 
         Args:
             addresses: by rank, and `SEAT`, what `listen` gave there; of those who come later none.
-            timeout_s: how long the first of the host may take.
+            timeout_s: how long to wait for the memory; None: until this rank does not take part any more.
             later: the job is under way. `enter`, or `entered` if another rank has seen to that, is when this one takes part.
 
         Raises:
-            JobError: the seat is not there, or the first of this host.
+            JobError: the seat is not there, or no memory within this time.
+            Fenced: this rank does not take part any more.
             ConfigurationError: there is not so much memory.
         """
         here, node, mesh = self._mesh.hub.host, self._node, self._mesh
@@ -127,17 +129,18 @@ class AcrossRounds:
             if not later:
                 node.present = frozenset(ranks)
             if self.rank is not None:
-                node.has_memory = not later and not any(addresses[rank].host == here for rank in ranks if rank < self.rank)
-                if node.has_memory:
-                    self._share()
+                node.has_memory = False
+                if not later and not any(addresses[rank].host == here for rank in ranks if rank < self.rank):
+                    node.hold()
             mesh.connect(addresses, self._seat, later=later)
             node.mates = mesh.mates() - {SEAT}
             if not node.has_memory:
-                node.ask(*node.mates)
-                if not self._wait_for(lambda: node.has_memory or (later and not node.mates), timeout_s):
-                    raise JobError(f"rank {self.rank}: no other rank of {here} has handed over its memory within {timeout_s:g} s")
-                if not node.has_memory:
-                    self._share()
+                before = set(node.mates)
+                node.ask(*before)
+                # Of those who begin together somebody always gets it, and the seat sees to it.
+                if not self._wait_for(lambda: node.has_memory or (later and not before & node.mates), timeout_s):
+                    raise JobError(f"rank {self.rank}: no other rank of {here} has handed over its memory within {timeout_s} s")
+                node.hold()
 
     def expect(self, rank: WorkerId, address: Address) -> None:
         """At the seat: a process that is this rank is about to connect, from there; any before it is not heard any more."""
@@ -146,6 +149,18 @@ class AcrossRounds:
             self._mesh.drop(rank)
             self._mesh.expect([*self._mesh.expected, rank])
             self._node.hosts[rank] = address.host
+
+    def ticket(self, rank: WorkerId) -> int:
+        """At the seat: what another rank needs to let in the process that is this one now."""
+        with self._lock:
+            self._tickets += 1
+            self._node.tickets[rank] = self._tickets
+            return self._tickets
+
+    def forget(self, rank: WorkerId) -> None:
+        """At the seat: the process of a rank is gone, and nobody lets it in any more."""
+        with self._lock:
+            self._node.tickets.pop(rank, None)
 
     @property
     def number(self) -> Version:
@@ -275,8 +290,7 @@ class AcrossRounds:
     def enter(self, rank: WorkerId, version: Version) -> None:
         """A rank takes part, with the parameters of this version; it gets the results from there on.
 
-        Another one must have these parameters itself, and goes on only after it has said so; the seat knows where that rank is from
-        `expect`. If results that it would need are gone that rank is told, by a `Fenced`.
+        Only the rank itself, or the seat for it, which knows from `expect` where it is.
 
         Raises:
             Fenced: this rank itself, and results that it would need are gone.
@@ -286,10 +300,20 @@ class AcrossRounds:
             if rank == self.rank:
                 self._begin_with(version)
                 self._answered(lambda: self._node.enter(version, self._mesh.hub.host))
-            elif self._node.decider is not None:
-                self._node.do(self._node.decider.enter(rank, version, self._node.hosts.get(rank)))
             else:
-                self._node.tell({"k": "enter", "rank": rank, "version": version, "host": None})
+                self._node.do(self._at_the_seat().enter(rank, version, self._node.hosts.get(rank)))
+
+    def let_in(self, rank: WorkerId, version: Version, ticket: int, *, pause: bool = True) -> None:
+        """Another rank takes part, with the parameters of this version, which this one has itself: it goes on only after this.
+
+        If results are gone that the other would need, it is `Fenced`.
+
+        Args:
+            ticket: what the seat gave for it. If its process is gone by then nothing happens.
+            pause: nobody waits for it before it says `resume`.
+        """
+        with self._lock:
+            self._node.tell({"k": "let", "rank": rank, "version": version, "ticket": ticket, "pause": pause})
 
     def entered(self) -> Version:
         """Another has said that this rank takes part: wait until that is so. Returns the version from which on it does.
@@ -344,11 +368,6 @@ class AcrossRounds:
         with self._lock:
             self._check()
             self._node.tell({"k": kind, "rank": rank})
-
-    def _share(self) -> None:
-        """Be the first of this host."""
-        self._node.memory = HostMemory.shared(self.ranks, self.numel, self.dtype, self.slots)
-        self._node.has_memory = True
 
     def _begin_with(self, version: Version) -> None:
         self._version, self._given = version, range(version, version)

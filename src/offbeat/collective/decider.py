@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from offbeat.collective.orders import Answer, Fence, Go, Halt, Hand, Order
+from offbeat.collective.orders import Answer, Fence, Go, Halt, Hand, Hold, Order
 from offbeat.collective.state import Entry, Fenced, Kind, TooOld
 from offbeat.protocol.partial import Part, Rounds
 from offbeat.protocol.round_rule import ABSENT, RoundRule
@@ -45,6 +45,8 @@ class _Change:
     floor: Version
     upto: dict[WorkerId, Version] = field(default_factory=dict)
     held: dict[WorkerId, set[Version]] = field(default_factory=dict)
+    bare: set[WorkerId] = field(default_factory=set)
+    """Ranks without the memory of their host: who was to hand it over is gone."""
 
 
 class Decider:
@@ -206,13 +208,18 @@ class Decider:
         fence = Fence(rank, f"rank {rank} does not take part any more: it was declared dead, or has left")
         return [fence, *self._new_view(), *self._settled()]
 
-    def report(self, rank: WorkerId, view: int, upto: Version, held: Iterable[Version]) -> list[Order]:
-        """A rank has halted for this view: it has had the results of all rounds before ``upto``, and holds those of ``held``."""
+    def report(self, rank: WorkerId, view: int, upto: Version, held: Iterable[Version], has_memory: bool = True) -> list[Order]:
+        """A rank has halted for this view: it has had the results of all rounds before ``upto``, and holds those of ``held``.
+
+        From here on it takes no memory from a rank that is not in this view.
+        """
         change = self._change
         if change is None or view != self.view or rank not in change.missing:
             return []
         change.missing.discard(rank)
         change.upto[rank], change.held[rank] = upto, set(held)
+        if not has_memory:
+            change.bare.add(rank)
         return self._under_way(change) if not change.missing else []
 
     # How rounds come to an end.
@@ -271,6 +278,8 @@ class Decider:
 
     def _under_way(self, change: _Change) -> list[Order]:
         """All have reported: what anybody has is handed on, the rest begins again."""
+        if holds := self._memories_to_make(change):
+            return [*holds, *self._new_view()]
         held = set[Version]().union(*change.held.values())
         lacks = {number: self._lacking(change, number) for number in sorted(self._going) if number >= change.floor}
         anew = [number for number, lacking in lacks.items() if lacking and number not in held]
@@ -289,6 +298,11 @@ class Decider:
                 orders.append(self._go(number))
         entering, self._entering = self._entering, []
         return orders + [Answer(rank, self.number, True, False, self._rounds.version(rank)) for rank in entering]
+
+    def _memories_to_make(self, change: _Change) -> list[Hold]:
+        """One for each host where nobody has it; only who is there from the beginning may be without."""
+        clothed = {self._hosts[rank] for rank in self._present if rank not in change.bare}
+        return [Hold(rank) for host, rank in self._leader_of().items() if host not in clothed]
 
     def _lacking(self, change: _Change, number: Version) -> list[WorkerId]:
         return [rank for rank, upto in change.upto.items() if upto <= number and number not in change.held[rank]]

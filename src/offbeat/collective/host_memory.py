@@ -33,15 +33,14 @@ class HostMemory:
         self._ranks, self._numel, self._dtype, self._slots = ranks, numel, dtype, slots
         self._vectors: dict[int, torch.Tensor] = {}
 
-    @classmethod
-    def shared(cls, ranks: int, numel: int, dtype: torch.dtype, slots: int) -> HostMemory:
-        """A new block, to be handed to the other ranks of this host.
+    def shared(self) -> HostMemory:
+        """The same, in a new block, to be handed to the other ranks of this host.
 
         Raises:
             ConfigurationError: there is not so much memory.
         """
-        nbytes = (ranks * BUFFERS + slots) * _vector_nbytes(numel, dtype)
-        return cls(ranks, numel, dtype, slots, MemoryBlock.allocate(nbytes, "across", sparse=True))
+        nbytes = (self._ranks * BUFFERS + self._slots) * _vector_nbytes(self._numel, self._dtype)
+        return HostMemory(self._ranks, self._numel, self._dtype, self._slots, MemoryBlock.allocate(nbytes, "across", sparse=True))
 
     def within(self, block: SharedMemory) -> HostMemory:
         """The same, in a block that another rank of this host has made.

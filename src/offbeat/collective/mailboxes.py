@@ -102,16 +102,39 @@ class HostGossip(GossipRank):
 
     def enter(self, rank: WorkerId) -> None:
         """A rank takes part from now on; its process is to `begin`. What its predecessor had is lost."""
+        self._memory.change(lambda gossip, incarnations: self._enter(rank, gossip, incarnations))
 
-        def enter(gossip: Gossip, incarnations: list[float]) -> None:
-            gossip.leave(rank)
-            incarnations[rank] += 1.0
-            if self.rule.exchange != "push":  # in that what is on its way stays where it is until it is read
-                self._memory.forget(rank)
-            gossip.enter(rank)
-            self._memory.note(Kind.ENTER, rank)
+    def _enter(self, rank: WorkerId, gossip: Gossip, incarnations: list[float]) -> None:
+        gossip.leave(rank)
+        incarnations[rank] += 1.0
+        if self.rule.exchange != "push":  # in that what is on its way stays where it is until it is read
+            self._memory.forget(rank)
+        gossip.enter(rank)
+        self._memory.note(Kind.ENTER, rank)
 
-        self._memory.change(enter)
+    def ticket(self, rank: WorkerId) -> int:
+        """What another rank needs to let in the process that is this one now."""
+        return self._memory.look(lambda _, incarnations: int(incarnations[rank]))
+
+    def forget(self, rank: WorkerId) -> None:
+        """The process of a rank is gone, and nobody lets it in any more."""
+
+        def forget(gossip: Gossip, incarnations: list[float]) -> None:
+            if rank not in gossip.present:
+                incarnations[rank] += 1.0
+
+        self._memory.change(forget)
+
+    def let_in(self, rank: WorkerId, ticket: int) -> None:
+        """Another rank takes part; nobody waits for it before it says `resume`. If its process is gone by now, nothing happens."""
+
+        def let_in(gossip: Gossip, incarnations: list[float]) -> None:
+            if incarnations[rank] == ticket and rank not in gossip.present:
+                self._enter(rank, gossip, incarnations)
+                gossip.pause(rank)
+                self._memory.note(Kind.PAUSE, rank)
+
+        self._memory.change(let_in)
 
     def begin(self, parameters: torch.Tensor) -> None:
         """Be the process of a rank that has entered.

@@ -3,9 +3,9 @@
 A node is a rank, the seat (where the `Decider` is), or both. A rank that leads its host runs the schedules (`Executor`); the other ranks
 of the host find gradients and results in memory that they share with it, and are told when a result is there.
 
-Messages, by ``k``. To the seat: ``arrive``, ``catch``, ``read``, ``pause``, ``resume``, ``enter``, ``leave``, ``report``. From it:
-``answer``, ``go``, ``halt``, ``hand``, ``fence``. Between leaders: ``on`` (activation), ``piece``, ``handed``. Within a host: ``done``, and
-``what`` to which one answers with ``memory`` and what is done.
+Messages, by ``k``. To the seat: ``arrive``, ``catch``, ``read``, ``pause``, ``resume``, ``enter``, ``let``, ``leave``, ``report``. From it:
+``answer``, ``go``, ``halt``, ``hand``, ``hold``, ``fence``. Between leaders: ``on`` (activation), ``piece``, ``handed``. Within a host:
+``done``, and ``what`` to which one answers with ``memory`` and what is done.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from offbeat.collective.decider import Decider
 from offbeat.collective.executor import Executor
 from offbeat.collective.host_memory import HostMemory
-from offbeat.collective.orders import Answer, Fence, Go, Halt, Hand, Order
+from offbeat.collective.orders import Answer, Fence, Go, Halt, Hand, Hold, Order
 from offbeat.collective.state import Fenced, TooOld
 from offbeat.errors import ProtocolError
 from offbeat.protocol.partial import BUFFERS
@@ -29,6 +29,7 @@ from offbeat.types import Version, WorkerId
 Send: TypeAlias = Callable[[WorkerId, Mapping[str, Any], torch.Tensor | None, tuple[SharedMemory, ...]], None]
 """To a peer: a header, elements that may be changed as soon as it returns, and memory; nothing happens if the peer is gone."""
 UNKNOWN = -1
+ORDERS = frozenset(("answer", "go", "halt", "hand", "hold", "fence"))
 
 
 class Node:
@@ -62,10 +63,14 @@ class Node:
         """Who takes part, as far as it is known here."""
         self.hosts: dict[WorkerId, str] = {}
         """At the seat: where the process of a rank is that somebody else may let in."""
+        self.tickets: dict[WorkerId, int] = {}
+        """At the seat: by which he knows that it is this process."""
         self.mates: set[WorkerId] = set()
         """The other ranks of this host."""
         self.has_memory = True
-        """Whether ``memory`` is what the host shares, if it shares any."""
+        """Whether ``memory`` is what the host shares."""
+        self._asked: set[WorkerId] = set()
+        """Mates that want to have it."""
         self.answers: list[Answer] = []
         self.fenced: str | None = None
         self._busy: list[Version | None] = [None] * BUFFERS
@@ -108,9 +113,11 @@ class Node:
             if kind == "arrive":
                 orders = decider.arrive(rank, header["b"], header["f"])
             elif kind == "report":
-                orders = decider.report(rank, header["v"], header["upto"], header["held"])
+                orders = decider.report(rank, header["v"], header["upto"], header["held"], header["memory"])
             elif kind == "enter":
-                orders = decider.enter(rank, header["version"], header["host"] or self.hosts.get(rank))
+                orders = decider.enter(rank, header["version"], header["host"])
+            elif kind == "let":
+                orders = self._let_in(decider, rank, header)
             else:
                 does = {"read": decider.read, "pause": decider.pause, "resume": decider.resume, "catch": decider.catch_up}
                 orders = decider.leave(rank) if kind == "leave" else does[kind](rank)
@@ -130,9 +137,19 @@ class Node:
             elif isinstance(order, Halt):
                 for rank in order.ranks:
                     self._to(rank, {"k": "halt", "v": order.view, "f": order.floor, "ranks": list(order.ranks)})
+            elif isinstance(order, Hold):
+                self._to(order.rank, {"k": "hold"})
             else:
                 self._to(order.rank, {"k": "fence", "why": order.why})
                 self._drop(order.rank)
+
+    def _let_in(self, decider: Decider, rank: WorkerId, header: Mapping[str, Any]) -> list[Order]:
+        """Another says that a rank takes part: if that process is gone by now, it does not."""
+        if self.tickets.get(rank) != header["ticket"] or rank in decider.present:
+            return []
+        del self.tickets[rank]
+        orders = decider.enter(rank, header["version"], self.hosts[rank])
+        return orders + decider.pause(rank) if header["pause"] else orders
 
     # What is heard.
 
@@ -166,8 +183,8 @@ class Node:
         elif kind == "what":
             self._tell_mate(peer)
         elif kind == "memory":
-            self._share(memory)
-        elif kind in ("answer", "go", "halt", "hand", "fence"):
+            self._share(memory, peer)
+        elif kind in ORDERS:
             if peer == self.seat:
                 self._ordered(header)
         elif self.decider is not None:
@@ -176,7 +193,7 @@ class Node:
     def _to(self, peer: WorkerId, header: dict[str, Any]) -> None:
         if peer != self.me:
             self._send(peer, header, None, ())
-        elif header["k"] in ("answer", "go", "halt", "hand", "fence"):
+        elif header["k"] in ORDERS:
             self._ordered(header)
         else:
             self.decide(peer, header)
@@ -195,7 +212,10 @@ class Node:
             self._expect(self.present)
             self.executor.halt(header["v"])
             self.executor.forget(header["f"])
-            self.tell({"k": "report", "v": header["v"], "upto": self.executor.upto, "held": sorted(self.executor.results)})
+            held, has_memory = sorted(self.executor.results), self.has_memory
+            self.tell({"k": "report", "v": header["v"], "upto": self.executor.upto, "held": held, "memory": has_memory})
+        elif kind == "hold":
+            self.hold()
         elif kind == "hand":
             result = self.executor.results.get(header["n"])
             for other in header["to"] if result is not None else ():
@@ -237,16 +257,28 @@ class Node:
     # Ranks of one host.
 
     def _tell_mate(self, mate: WorkerId) -> None:
-        if self.has_memory and self.memory.block is not None:
+        if not self.has_memory:
+            self._asked.add(mate)
+        elif self.memory.block is not None:
             self._send(mate, {"k": "memory"}, None, (self.memory.block,))
         for number in sorted(self.executor.results):
             self._send(mate, {"k": "done", "n": number, "f": 0}, None, ())
 
-    def _share(self, memory: Sequence[SharedMemory]) -> None:
-        if not self.has_memory and memory:
-            self.memory = self.memory.within(memory[0])
-            self.has_memory = True
-            self.executor.moved()
+    def hold(self) -> None:
+        """Make the memory of this host, and let those have it who have asked."""
+        if not self.has_memory:
+            self._use(self.memory.shared())
+
+    def _share(self, memory: Sequence[SharedMemory], peer: WorkerId) -> None:
+        if not self.has_memory and memory and (not self.present or peer in self.present):
+            self._use(self.memory.within(memory[0]))
         else:
             for block in memory:
                 block.close()
+
+    def _use(self, memory: HostMemory) -> None:
+        self.memory, self.has_memory = memory, True
+        self.executor.moved()
+        asked, self._asked = self._asked, set()
+        for mate in asked:
+            self._tell_mate(mate)

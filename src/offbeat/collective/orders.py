@@ -50,6 +50,12 @@ class Hand(NamedTuple):
     to: tuple[WorkerId, ...]
 
 
+class Hold(NamedTuple):
+    """To a rank: nobody of your host has the memory that is to be shared there. Make it."""
+
+    rank: WorkerId
+
+
 class Fence(NamedTuple):
     """To a rank: it does not take part any more, or is not let in."""
 
@@ -57,4 +63,4 @@ class Fence(NamedTuple):
     why: str
 
 
-Order: TypeAlias = Answer | Go | Halt | Hand | Fence
+Order: TypeAlias = Answer | Go | Halt | Hand | Hold | Fence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from offbeat.collective.shared import Shared
 from offbeat.collective.state import Entry, State
@@ -51,11 +52,24 @@ class Seats:
         Raises:
             TooOld: results that it would need are gone.
         """
-        while (dropped := self._shared.change(lambda state: _enter(state, rank, version))) is None:
-            events = self._shared.events.value
-            if not self.help() and self._shared.look(lambda state: state.closing()) is not None:
-                self._sleep(events, None)
-        return dropped
+        return self._unless_summed(lambda state: _enter(state, rank, version))
+
+    def ticket(self, rank: WorkerId) -> int:
+        """What another rank needs to let in the process that is this one now."""
+        return self._shared.look(lambda state: int(state.tokens[rank]))
+
+    def forget(self, rank: WorkerId) -> None:
+        """The process of a rank is gone, and nobody lets it in any more."""
+        self._shared.change(lambda state: state.forget(rank))
+
+    def let_in(self, rank: WorkerId, version: Version, ticket: int, *, pause: bool = True) -> None:
+        """Another rank takes part, with the parameters of this version, which this one has itself: it goes on only after this.
+
+        Args:
+            ticket: see `ticket`. If that process is gone by now, or takes part already, nothing happens.
+            pause: nobody waits for it before it says `resume`.
+        """
+        self._unless_summed(lambda state: _let_in(state, rank, version, ticket, pause))
 
     def leave(self, rank: WorkerId) -> None:
         """A rank is gone. What it has handed in stays in its round. Rounds that waited for it go on."""
@@ -79,6 +93,14 @@ class Seats:
         """Take part in a fold that is under way. Returns whether there was anything to do."""
         return self._shared.help()
 
+    def _unless_summed(self, enter: Callable[[State], tuple[Part, ...] | None]) -> tuple[Part, ...]:
+        """Make this change, once it does not say that it cannot be made now."""
+        while (dropped := self._shared.change(enter)) is None:
+            events = self._shared.events.value
+            if not self.help() and self._shared.look(lambda state: state.closing()) is not None:
+                self._sleep(events, None)
+        return dropped
+
     def _look_after(self) -> None:
         """Something may have closed a round that nobody waits for: then it is folded here."""
         while self._shared.look(lambda state: state.closing() is not None and not state.waiting):
@@ -100,3 +122,13 @@ def _enter(state: State, rank: WorkerId, version: Version) -> tuple[Part, ...] |
     if closing is not None and any(part.rank == rank for part in closing.round.parts):
         return None
     return state.enter(rank, version)
+
+
+def _let_in(state: State, rank: WorkerId, version: Version, ticket: int, pause: bool) -> tuple[Part, ...] | None:
+    """As `_enter`, for the process with this ticket."""
+    if ticket == 0 or state.tokens[rank] != ticket or state.rounds.state(rank) != ABSENT:
+        return ()
+    dropped = _enter(state, rank, version)
+    if dropped is not None and pause:
+        state.pause(rank)
+    return dropped

@@ -146,6 +146,10 @@ class State:
         self.tokens[rank] = self._waits[rank] = 0
         self._closed(Kind.LEAVE, rank, self.rounds.leave(rank))
 
+    def forget(self, rank: WorkerId) -> None:
+        if self.rounds.state(rank) == ABSENT:
+            self.tokens[rank] = 0
+
     def pause(self, rank: WorkerId) -> None:
         self._closed(Kind.PAUSE, rank, self.rounds.pause(rank))
 

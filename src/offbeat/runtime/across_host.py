@@ -17,10 +17,9 @@ from offbeat.collective.across import AcrossRounds
 from offbeat.collective.mesh import SEAT
 from offbeat.policies.eager import Full, Partial
 from offbeat.protocol.effects import Effect
-from offbeat.protocol.events import Left, Lost
 from offbeat.runtime.rank_host import RankHost
 from offbeat.transport.base import Address, Connection, Hub, SharedMemory
-from offbeat.types import Incarnation, Seconds, Version, WorkerId
+from offbeat.types import Incarnation, Version, WorkerId
 
 EVERYTHING = 1 << 62
 """Of a log: nobody wants to know what is in it."""
@@ -77,10 +76,6 @@ class AcrossTable:
         """Where everybody is, for each table: number and address."""
         return [[[peer, list(at[index])] for peer, at in self._contacts.items()] for index in range(len(self._tables))]
 
-    def forget(self, rank: WorkerId) -> None:
-        """A rank's process is gone: nobody is to connect to it."""
-        self._contacts.pop(rank, None)
-
     def follow(self, start: int) -> list[Entry]:
         """The log from this entry on."""
         if not self._begun:
@@ -107,9 +102,20 @@ class AcrossTable:
         for table in self._tables[1:]:
             table.enter(rank, table.number)
 
+    def ticket(self, rank: WorkerId) -> list[int]:
+        """What a rank needs to let in the process that is this one now."""
+        return [table.ticket(rank) for table in self._tables]
+
+    def forget(self, rank: WorkerId) -> None:
+        """The process of a rank is gone: nobody is to connect to it, or lets it in."""
+        self._contacts.pop(rank, None)
+        for table in self._tables:
+            table.forget(rank)
+
     def leave(self, rank: WorkerId, incarnation: Incarnation) -> tuple[Effect, ...]:
         """A rank is gone. What only its host had is lost with it, as the log says."""
-        for table in self._tables if self._begun else ():
+        self.forget(rank)
+        for table in self._tables:
             table.leave(rank)
         return ()
 
@@ -156,8 +162,3 @@ class AcrossHost(RankHost):
     def met(self, worker: WorkerId) -> None:
         """A newcomer is connected with the others."""
         self.newcomers.want(worker)
-
-    def gone(self, event: Lost | Left, now: Seconds) -> None:
-        """A rank's process has ended, or is about to."""
-        self._table.forget(event.worker)
-        super().gone(event, now)

@@ -61,9 +61,9 @@ class ModelMeans:
             self._taken = self._rounds.version(self._rank)
         return self._taken
 
-    def enter(self, rank: WorkerId) -> None:
+    def let_in(self, rank: WorkerId, ticket: int) -> None:
         """Let another rank, which gets this one's replica, take part from the same mean on."""
-        self._rounds.enter(rank, self._known)
+        self._rounds.let_in(rank, self._known, ticket, pause=False)
 
     def close(self) -> None:
         self._rounds.close()

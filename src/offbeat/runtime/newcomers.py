@@ -91,7 +91,8 @@ class Newcomers:
             newcomer.number = next(self._numbers)
             if donors:
                 newcomer.donor = min(donors, key=lambda donor: (self._computed_s.get(donor, 0.0), donor))
-                self._roster[newcomer.donor].connection.send({"kind": "donate", "to": rank, "number": newcomer.number})
+                wanted = {"to": rank, "number": newcomer.number, "ticket": self._table.ticket(rank)}
+                self._roster[newcomer.donor].connection.send({"kind": "donate", **wanted})
             else:
                 self._take_kept(rank, newcomer)
 
@@ -186,5 +187,5 @@ class Newcomers:
         connection = self._roster[rank].connection
         absent = self._coordinator.membership.in_state(WorkerState.DEAD, WorkerState.RECOVERED, WorkerState.EXPECTED)
         if absent and self._donors() == [rank]:
-            connection.send({"kind": "donate", "to": None, "number": 0})
+            connection.send({"kind": "donate", "to": None, "number": 0, "ticket": []})
         connection.send({"kind": "farewell"})

@@ -70,6 +70,13 @@ class PlainTable:
         self._active.add(rank)
         self._note(Kind.ENTER, rank)
 
+    def ticket(self, rank: WorkerId) -> list[int]:
+        """What a rank needs to let in the process that is this one now: it cannot be let in."""
+        return []
+
+    def forget(self, rank: WorkerId) -> None:
+        """The process of a rank that does not take part is gone."""
+
     def leave(self, rank: WorkerId, incarnation: Incarnation) -> tuple[Effect, ...]:
         """A rank has come to its end."""
         self._present.discard(rank)

@@ -82,7 +82,7 @@ class RankAcross(RankRounds):
         self._connected = True
         for table, others in zip(self._tables, addresses, strict=True):
             found = {peer: Address(host, (tcp[0], tcp[1]), local) for peer, (host, tcp, local) in others}
-            table.connect(found, later=self._later)
+            table.connect(found, None, later=self._later)
 
     def pull(self) -> None:
         """Take the results of all rounds that are closed by now, also of those that are still being summed."""

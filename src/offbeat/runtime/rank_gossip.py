@@ -67,9 +67,8 @@ class RankGossip(RankPart):
             self._replica.write_share(0, self._gossip.model)
         self.version = self._gossip.steps
 
-    def _let_in(self, rank: WorkerId) -> None:
-        self._gossip.enter(rank)
-        self._gossip.pause(rank)
+    def _let_in(self, rank: WorkerId, ticket: Sequence[int]) -> None:
+        self._gossip.let_in(rank, ticket[0])
 
     def close(self) -> None:
         """Let go of the memory; to be called once, and last."""

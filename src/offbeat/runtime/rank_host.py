@@ -201,6 +201,7 @@ class RankHost:
         self._read()
         # Where others decide it may be out of the table already, of which the coordinator is still to hear.
         if not self._table.present(worker) and not any(entry.kind is Kind.LEAVE and entry.rank == worker for entry in self._entries):
+            self._table.forget(worker)
             self._feed(event, now)
         else:
             self._ending[worker] = event

@@ -68,6 +68,15 @@ class RoundTable:
         for table in self._tables[1:]:
             table.enter(rank, table.done)
 
+    def ticket(self, rank: WorkerId) -> list[int]:
+        """What a rank needs to let in the process that is this one now."""
+        return [table.ticket(rank) for table in self._tables]
+
+    def forget(self, rank: WorkerId) -> None:
+        """The process of a rank that does not take part is gone: nobody lets it in."""
+        for table in self._tables:
+            table.forget(rank)
+
     def leave(self, rank: WorkerId, incarnation: Incarnation) -> tuple[Effect, ...]:
         """A rank is gone; what it has handed in stays."""
         for table in self._tables:
@@ -108,6 +117,14 @@ class GossipTable:
     def enter(self, rank: WorkerId, version: Version) -> None:
         """A rank takes part from now on, with whatever parameters it comes."""
         self._gossip.enter(rank)
+
+    def ticket(self, rank: WorkerId) -> list[int]:
+        """What a rank needs to let in the process that is this one now."""
+        return [self._gossip.ticket(rank)]
+
+    def forget(self, rank: WorkerId) -> None:
+        """The process of a rank that does not take part is gone: nobody lets it in."""
+        self._gossip.forget(rank)
 
     def leave(self, rank: WorkerId, incarnation: Incarnation) -> tuple[Effect, ...]:
         """A rank is gone, and what it had is written off."""

@@ -7,7 +7,7 @@ What is said to the coordinator about that, and when, is the session's business 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offbeat.errors import ProtocolError
@@ -106,19 +106,20 @@ class RankPart(ABC):
             self._replica.take(kept[0], memoryview(kept[1]))
         return kept is not None
 
-    def give_to(self, rank: WorkerId | None) -> tuple[Any, list[Buffer]]:
-        """The replica, for another rank, which takes part from now on; or for whoever may come.
+    def give_to(self, rank: WorkerId | None, ticket: Sequence[int]) -> tuple[Any, list[Buffer]]:
+        """The replica, for another rank, which takes part from now on if its process is still the one with this ticket; or for whoever
+        may come.
 
         Raises:
             OffbeatError: it cannot be given.
         """
         given = self._replica.give()
         if rank is not None:
-            self._let_in(rank)
+            self._let_in(rank, ticket)
         return given
 
     @abstractmethod
-    def _let_in(self, rank: WorkerId) -> None:
+    def _let_in(self, rank: WorkerId, ticket: Sequence[int]) -> None:
         """Another rank has this one's replica. Nobody shall wait for it while it reads that."""
 
     @abstractmethod

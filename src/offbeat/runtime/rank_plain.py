@@ -72,7 +72,7 @@ class RankPlain(RankPart):
     def catch_up(self, goal: Version = 0) -> None:
         """Nothing comes but in rounds in which this rank takes part."""
 
-    def _let_in(self, rank: WorkerId) -> None:
+    def _let_in(self, rank: WorkerId, ticket: Sequence[int]) -> None:
         raise JobError(f"worker {rank} cannot come to a plain allreduce that is under way")
 
     def close(self) -> None:

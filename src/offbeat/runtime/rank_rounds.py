@@ -75,12 +75,11 @@ class RankRounds(RankPart):
         if self._means is not None:
             self._means.keep(self.version)
 
-    def _let_in(self, rank: WorkerId) -> None:
+    def _let_in(self, rank: WorkerId, ticket: Sequence[int]) -> None:
         # It will have the results from this one's version on.
-        self._rounds.enter(rank, self.version)
-        self._rounds.pause(rank)
+        self._rounds.let_in(rank, self.version, ticket[0])
         if self._means is not None:
-            self._means.enter(rank)
+            self._means.let_in(rank, ticket[1])
 
     def close(self) -> None:
         """Let go of the memory; to be called once, and last."""

@@ -187,7 +187,7 @@ class RankSession(JobSession):
         """Let another rank have what this one has, and see that it will have the results from there on."""
         to, header = message.header["to"], {"kind": "donation", "to": message.header["to"], "number": message.header["number"]}
         try:
-            replica, payload = self._mine.give_to(to)
+            replica, payload = self._mine.give_to(to, message.header["ticket"])
         except OffbeatError as error:
             self._coordinator.send({**header, "failed": str(error)})
         else:

@@ -34,6 +34,12 @@ class Table(Protocol):
             TooOld: it would need what is not kept any more.
         """
 
+    def ticket(self, rank: WorkerId) -> list[int]:
+        """What a rank needs to let in the process that is this one now."""
+
+    def forget(self, rank: WorkerId) -> None:
+        """The process of a rank that does not take part is gone: nobody lets it in."""
+
     def leave(self, rank: WorkerId, incarnation: Incarnation) -> Sequence[Effect]:
         """A rank, of this incarnation, is gone, if it was there. Returns what the journal is to say about it."""
 

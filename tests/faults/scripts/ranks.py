@@ -15,7 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
 from offbeat.collective import HostRounds
+from offbeat.collective.executor import Executor
 from offbeat.collective.fold import Folder
+from offbeat.collective.orders import Go
 from offbeat.protocol.round_rule import View
 
 
@@ -23,7 +25,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--until", type=Path, required=True, help="go on for whole epochs until this file is there")
     parser.add_argument("--width", type=int, default=8, help="of the model's one layer")
-    parser.add_argument("--die", choices=("drawn", "summing"), help="when")
+    parser.add_argument("--die", choices=("drawn", "summing", "sending"), help="when")
     parser.add_argument("--once", type=Path, help="who makes this file is the one that dies")
     parser.add_argument("--after", type=int, default=10, help="rounds")
     return parser.parse_args()
@@ -64,10 +66,22 @@ def die_when_summing(once: Path, after: int) -> None:
     Folder.sum = summing  # type: ignore[method-assign]
 
 
+def die_when_sending(once: Path, after: int) -> None:
+    """A rank that is alone on its host dies with a gradient that a closed round is to have, before it has sent any of it."""
+    go = Executor.go
+
+    def going(self: Executor, what: Go, sender: int | None = None, tag: int = 0) -> None:
+        if what.number >= after and self._parts(what):
+            strike(once)
+        go(self, what, sender, tag)
+
+    Executor.go = going  # type: ignore[assignment, method-assign]
+
+
 def main() -> None:
     args = options()
     if args.die is not None:
-        {"drawn": die_when_drawn, "summing": die_when_summing}[args.die](args.once, args.after)
+        {"drawn": die_when_drawn, "summing": die_when_summing, "sending": die_when_sending}[args.die](args.once, args.after)
     torch.manual_seed(0)
     torch.set_num_threads(1)
     data = TensorDataset(torch.randn(64, args.width), torch.randn(64, args.width))
