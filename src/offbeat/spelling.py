@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-import threading
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -16,8 +15,6 @@ T = TypeVar("T")
 
 _ASYNC = re.compile(r"(?<==)(\s*)async(?=\s*[,)])")
 """A word like any other here, but a keyword to Python's parser, which is shown another one of the same length."""
-_ONE_AT_A_TIME = threading.Lock()
-"""Python 3.11 counts the depth of a syntax tree once for all threads, and raises SystemError where two of them parse (gh-106905)."""
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
@@ -34,8 +31,7 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
         ConfigurationError: it does not parse; the message names the position and what was expected.
     """
     try:
-        with _ONE_AT_A_TIME:
-            tree = ast.parse(_ASYNC.sub(r"\1Async", text.strip()), mode="eval").body
+        tree = _parsed(_ASYNC.sub(r"\1Async", text.strip()))
     except (SyntaxError, ValueError) as error:
         position = getattr(error, "offset", None) or 1
         raise ConfigurationError(f"{text!r}: cannot read it at character {position}; write name or name(key=value, ...)") from None
@@ -54,6 +50,14 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
             raise ConfigurationError(f"{text!r}: {keyword.arg} is given a second time at character {keyword.col_offset + 1}")
         arguments[keyword.arg] = _literal(text, keyword.value)
     return tree.func.id, arguments
+
+
+def _parsed(text: str) -> ast.expr:
+    try:
+        return ast.parse(text, mode="eval").body
+    except SystemError:
+        # Python 3.11 counts a tree's depth once for all threads, and fails if another has parsed something meanwhile (gh-106905).
+        return _parsed(text)
 
 
 def _literal(text: str, node: ast.expr) -> Any:

@@ -19,7 +19,8 @@ A job's processes talk in these messages (``kind`` of the header; *carry* names 
 One admitted worker gets one ``parameters`` message from every shard, all with the same serial number; it goes on when it has them all.
 
 Where there are no servers (the allreduce and gossip families) server 0 is still the coordinator, and ranks decide among themselves, in
-memory that comes with the welcome, or by `torch.distributed`. Then a push is a word about the gradient that is about to arrive there;
+memory that comes with the welcome, or by `torch.distributed`; ranks of different hosts by messages of their own, among each other and
+with a part of server 0 that decides when rounds close (``collective/node.py``). Then a push is a word about the gradient that is about to arrive there;
 ``initial``, ``donation`` and ``parameters`` have a replica as payload, and these come besides:
 
 | from | to | kind | |
@@ -27,6 +28,8 @@ memory that comes with the welcome, or by `torch.distributed`. Then a push is a 
 | server 0 | rank | donate, farewell | give your replica to this newcomer; you may go |
 | server 0 | rank | absent | a plain allreduce: take part in this round with nothing |
 | rank | server 0 | donation, leaving | here it is; I am about to go |
+| server 0 | rank | meet | different hosts: connect to these, in a running job; who begins has it with ``parameters`` |
+| rank | server 0 | met, outside | done; the others go on without me |
 
 In rules of shard scope a push is a payload, its copy goes to every shard with all there is to say of it, and each ``arrived`` passes that
 on; parameters are payloads too. Beside them every shard sends ``block`` to the workers, its newest, and each answers ``got``.
