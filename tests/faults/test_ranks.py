@@ -58,9 +58,7 @@ def began(job: Job, ranks: int) -> None:
         job.contribution(rank, 1)
 
 
-@pytest.mark.parametrize(
-    ("rule", "where"), [*((rule, {}) for rule in ("full", "majority", "solo", *GOSSIP)), ("full", APART), ("majority", APART)]
-)
+@pytest.mark.parametrize(("rule", "where"), [*((rule, {}) for rule in ("full", "majority", "solo", *GOSSIP)), ("majority", APART)])
 def test_a_killed_rank_returns_and_nobody_else_restarts(start: Start, enough: Path, rule: str, where: dict[str, str]) -> None:
     job = start("--workers", "4", "--sync", rule, *CALM, RANKS, "--until", str(enough), environment=where)
     began(job, 4)
@@ -116,7 +114,7 @@ def test_what_goes_with_a_host_is_not_in_its_round(start: Start, enough: Path, t
     assert row["fates"]["folded"] == len(folded) - lost and row["fates"]["dropped"] >= lost
 
 
-@pytest.mark.parametrize(("rule", "where"), [("full", {}), ("sgp(out_degree=2, overlap=1)", {}), ("full", APART), ("solo", APART)])
+@pytest.mark.parametrize(("rule", "where"), [("full", {}), ("sgp(out_degree=2, overlap=1)", {}), ("full", APART)])
 def test_a_frozen_rank_is_not_waited_for_and_comes_back_by_itself(start: Start, enough: Path, rule: str, where: dict[str, str]) -> None:
     job = start("--workers", "4", "--sync", rule, "--timeout", "1.5", *CALM, RANKS, "--until", str(enough), environment=where)
     began(job, 4)
