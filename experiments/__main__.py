@@ -111,7 +111,9 @@ def main(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="What to run, one after another.")] = None,
     every: Annotated[bool, typer.Option("--list", help="Say what there is and which table or figure it reproduces.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller: under a minute on two cores where it can be.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Where to write; for several names a folder in it each. [default: out/NAME]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Where to write; for several names a folder in it each. [default: out/NAME]")
+    ] = None,
 ) -> None:
     """Make tables and figures of the papers anew: prints the paper's numbers beside ours, writes result.json and a picture."""
     found = find()

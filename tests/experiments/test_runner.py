@@ -99,6 +99,12 @@ def test_an_unknown_name_is_a_sentence_with_a_guess() -> None:
     assert "there is no experiment 'qqqq'; the known ones are" in done.stderr
 
 
+def test_results_do_not_go_into_a_file(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    done = invoke("zipline_table2", "--quick", "--out", str(tmp_path / "taken"))
+    assert done.exit_code == 2 and "--out" in done.stderr
+
+
 def test_no_name_is_help() -> None:
     assert "--quick" in invoke().output
 
