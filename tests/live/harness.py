@@ -142,7 +142,7 @@ class Job:
         """Why the job could not go on, in the words of the server that says so."""
         self.snapshot: dict[str, Any] | None = None
         """The newest status of the job."""
-        self._hosts = dict(hosts or {})
+        self._hosts = hosts if hosts is not None else {}
         self._elsewhere = set(elsewhere)
         self._hub = SocketHub(self.token, host=HERE)
         self._links: dict[int, Connection] = {}

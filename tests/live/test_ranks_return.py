@@ -253,6 +253,30 @@ def test_where_all_die_at_once_the_parameters_are_gone(rule: str, hosts: dict[in
     assert job.failure is not None and "nobody is left to copy the parameters from" in job.failure
 
 
+def test_who_comes_from_another_host_to_a_job_of_one_is_refused() -> None:
+    refused = threading.Event()
+
+    def stay(worker: Worker) -> None:
+        trainer = Trainer(worker, "solo")
+        trainer.step()
+        if worker.number == 1:
+            worker.die()
+        wait(refused)
+        trainer.step()
+
+    def come(worker: Worker) -> None:
+        with pytest.raises(RefusedError, match="worker 1 is on another host than server 0, and the job has begun with all workers there"):
+            Trainer(worker, "solo")
+        refused.set()
+
+    with Job(2, hosts=(hosts := {})) as job:
+        threads = [job.start(number, stay) for number in range(2)]
+        job.await_state(1, "dead")
+        hosts[1] = "other"
+        threads[1] = job.start(1, come)
+        job.join(*threads)
+
+
 @PLACES
 def test_a_donor_that_dies_is_replaced(tmp_path: Path, hosts: dict[int, str]) -> None:
     """Whoever is asked for its replica may freeze over it: somebody else is asked then."""
