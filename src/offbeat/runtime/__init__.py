@@ -20,8 +20,8 @@ One admitted worker gets one ``parameters`` message from every shard, all with t
 
 Where there are no servers (the allreduce and gossip families) server 0 is still the coordinator, and ranks decide among themselves, in
 memory that comes with the welcome, or by `torch.distributed`; ranks of different hosts by messages of their own, among each other and
-with a part of server 0 that decides when rounds close (``collective/node.py``). Then a push is a word about the gradient that is about to arrive there;
-``initial``, ``donation`` and ``parameters`` have a replica as payload, and these come besides:
+with a part of server 0 that decides when rounds close (``collective/node.py``). Then a push is a word about the gradient that is about to
+arrive there; ``initial``, ``donation`` and ``parameters`` have a replica as payload, and these come besides:
 
 | from | to | kind | |
 |---|---|---|---|
