@@ -10,8 +10,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Extra words for pip, for instance PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for the small torch without CUDA.
 PIP_FLAGS ?=
-# Extra words for pytest, for instance TESTS="tests/protocol -x".
+# Extra words for pytest, for instance TESTS="tests/protocol -x"; with any, only what they say is run.
 TESTS ?=
+# Tests that start no process and look at no clock: they may run side by side. The others have the machine to themselves.
+PURE := tests/policies tests/protocol tests/report tests/sim tests/tensors
 
 help:  ## this list
 	@echo "offbeat: data-parallel training that keeps going when workers are slow, dead or new"; echo
@@ -21,7 +23,12 @@ demo: $(READY)  ## four workers under several rules; one is slow, one is killed 
 	@$(BIN)/python examples/demo.py
 
 test: $(READY)  ## all tests and the examples in docstrings
+ifeq ($(strip $(TESTS)),)
+	@$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal $(PURE)
+	@$(BIN)/python -m pytest $(addprefix --ignore=,$(PURE))
+else
 	@$(BIN)/python -m pytest $(TESTS)
+endif
 
 lint: $(READY)  ## ruff: style and likely bugs
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
