@@ -167,5 +167,6 @@ def test_digits_with_one_rank_slowed(start: Start, tmp_path: Path, rule: str) ->
     assert [report["folded"] for report in figures["epochs"]] == [1437] * 8
     slow = figures["per_worker"][3]["pushes"]
     quick = statistics.median(row["pushes"] for row in figures["per_worker"][:3])
-    together = rule in ("allreduce", *GOSSIP[:2])  # one is soon waited for by all
-    assert slow == pytest.approx(quick, abs=8) if together else slow < quick
+    # In these one is soon waited for by all: it is a step behind, with overlap two, when each of the eight epochs ends.
+    together = rule in ("allreduce", *GOSSIP[:2])
+    assert slow == pytest.approx(quick, abs=16) if together else slow < quick
