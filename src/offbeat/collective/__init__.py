@@ -1,4 +1,4 @@
-"""Partial allreduce without servers: among the ranks of one host, in shared memory."""
+"""Partial allreduce without servers: among the ranks of one host, in shared memory, and of several, over TCP (``across.py``)."""
 
 from offbeat.collective.host import HostRounds, Outcome
 from offbeat.collective.state import Entry, Fenced, Kind, TooOld
