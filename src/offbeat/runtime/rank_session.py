@@ -1,7 +1,8 @@
 """A rank's shell, where there are no servers: its own replica, its own optimizer, and its place among the other ranks.
 
 A step tells the coordinator what its gradient was computed from and over, then takes part in a round (``rank_part.py``). Everything that
-changes the replica happens in the script's main thread, inside the library's calls. The replica is in ``replica.py``; connections, heartbeat and samples are those of any worker.
+changes the replica happens in the script's main thread, inside the library's calls. The replica is in ``replica.py``; connections,
+heartbeat and samples are those of any worker.
 """
 
 from __future__ import annotations
