@@ -9,6 +9,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.collective.processes import (
@@ -202,7 +203,7 @@ def tear(rank: int, where: str, pipe: Connection) -> None:
     if rank == 1:
 
         def tear_up(state: Any) -> None:
-            state.words[:] = 7
+            np.frombuffer(state.cells, np.int64)[:] = 7
             pipe.send("torn")
             signal.pause()
 

@@ -67,10 +67,12 @@ class HostRounds(Seats):
         self._results = [torch.from_numpy(row[: layout.numel]) for row in folder.results]
         self._send = [] if rank is None else [torch.from_numpy(row[: layout.numel]) for row in folder.send[rank]]
         self._token = 0
-        self._version = 0
+        self._version = self._came_with = 0
+        """How many results this rank has been given; and how many when it last arrived, before those that it got there."""
         self._buffer: int | None = None
         self._awaited: Version | None = None
-        self._given = range(0)
+        self._given: list[tuple[Version, int]] = []
+        """What it has not read: of each result its round, and its slot."""
 
     @classmethod
     def create(
@@ -174,11 +176,10 @@ class HostRounds(Seats):
         if made is None:
             # A round was closed between the look and the lock, so it is late after all; and that lasts.
             return self.arrive(gradient, clip)
-        arrival, version = made
+        arrival, self._came_with, self._given = made
         self._buffer = None
-        self._given = range(0)
-        self._give(version)
-        if arrival.through > version:
+        self._version = self._came_with + len(self._given)
+        if arrival.through > self._version:
             self._awaited = arrival.through
             if arrival.closed:
                 self.help()
@@ -196,12 +197,12 @@ class HostRounds(Seats):
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self._awaited is not None:
             events = self._shared.events.value
-            number, done = self._shared.look(lambda state: (self._checked(state).rounds.number, state.rounds.done))
-            if done >= self._awaited:
-                self._give(self._awaited)
+            folding, given = self._shared.look(self._waited)
+            if given is not None:
+                self._take(given)
                 self._awaited = None
                 break
-            if number > done and self.help():
+            if folding and self.help():
                 continue
             if not self._sleep(events, deadline):
                 return False
@@ -209,17 +210,14 @@ class HostRounds(Seats):
 
     def results(self) -> list[tuple[Version, torch.Tensor]]:
         """The results that this rank has been given and has not read: each with its round, in order; views, to be left as they are."""
-        if not self._given:
-            return []
-        slots = self._shared.look(lambda state: [state.slot_of(number) for number in self._given])
-        return [(number, self._results[slot]) for number, slot in zip(self._given, slots, strict=True)]
+        return [(number, self._results[slot]) for number, slot in self._given]
 
     def read(self) -> None:
         """This rank has done with its results. While room is plenty it is enough that its next arrival says so."""
         if self.slots > 8 and len(self._given) <= 2 and self._awaited is None and not self._idle():
-            self._given = range(0)
+            self._given = []
             return
-        self._given = range(0)
+        self._given = []
         rank = self._mine()
         self._shared.change(lambda state: self._checked(state).read(rank))
         self._look_after()
@@ -242,7 +240,7 @@ class HostRounds(Seats):
             if done > version:
                 self._shared.make_room()
                 self._version = version
-                self._give(self._shared.change(lambda state: self._checked(state).release(rank)).stop)
+                self._take(self._shared.change(lambda state: self._checked(state).slots_of(state.release(rank))))
                 break
             if number > done and self.help():
                 continue
@@ -258,21 +256,20 @@ class HostRounds(Seats):
             Fenced: this rank does not take part any more.
         """
         mine = self.send()
-        if tensor.data_ptr() != mine.data_ptr():
+        if tensor is not mine and tensor.data_ptr() != mine.data_ptr():
             mine.copy_(tensor.reshape(-1))
-        version = self.version(self._mine())
         arrival = self.arrive()
         if not self.wait(timeout_s):
             raise JobError(f"round {arrival.number} was not done in {timeout_s} s: its rule waits for a rank that has not arrived")
         results = self.results()
         included = bool(results) and results[-1][0] >= arrival.number
-        return Outcome(included, arrival.number, arrival.number - version, results)
+        return Outcome(included, arrival.number, arrival.number - self._came_with, results)
 
     def enter(self, rank: WorkerId, version: Version) -> tuple[Part, ...]:
         if rank == self.rank:
             self._shared.make_room()
             self._token = self._shared.change(lambda state: state.issue(rank))
-            self._version, self._buffer, self._awaited, self._given = version, None, None, range(0)
+            self._version, self._buffer, self._awaited, self._given = version, None, None, []
         return super().enter(rank, version)
 
     def close(self) -> None:
@@ -292,13 +289,24 @@ class HostRounds(Seats):
         state.check(self._mine(), self._token)
         return state
 
-    def _arrive(self, state: State, rank: WorkerId, buffer: int | None, clips: bool) -> tuple[Arrival, Version] | None:
-        self._checked(state)
-        if clips and state.rounds.version(rank) < state.rounds.number:
+    def _arrive(
+        self, state: State, rank: WorkerId, buffer: int | None, clips: bool
+    ) -> tuple[Arrival, Version, list[tuple[Version, int]]] | None:
+        """The arrival, the version that the rank came with, and the results that it has been given at once. None: it must clip first."""
+        version = self._checked(state).rounds.version(rank)
+        if clips and version < state.rounds.number:
             return None
-        self._version = state.rounds.version(rank)
         arrival = state.arrive(rank, buffer)
-        return arrival, state.rounds.version(rank)
+        return arrival, version, state.slots_of(range(version, state.rounds.version(rank)))
+
+    def _waited(self, state: State) -> tuple[bool, list[tuple[Version, int]] | None]:
+        """Whether a round is being folded; and what this rank has waited for, if it is there."""
+        assert self._awaited is not None
+        rounds, given = self._checked(state).rounds, None
+        done = rounds.done
+        if done >= self._awaited:
+            given = state.slots_of(range(self._version, self._awaited))
+        return rounds.number > done, given
 
     def _late(self) -> bool:
         rank = self._mine()
@@ -308,9 +316,9 @@ class HostRounds(Seats):
         rank = self._mine()
         return self._shared.look(lambda state: state.rounds.state(rank) == IDLE)
 
-    def _give(self, version: Version) -> None:
-        self._given = range(self._given.start if self._given else self._version, version)
-        self._version = version
+    def _take(self, given: list[tuple[Version, int]]) -> None:
+        self._given += given
+        self._version += len(given)
 
 
 def _clip(gradient: torch.Tensor, norm: float) -> None:

@@ -96,9 +96,9 @@ class Layout:
 
     @property
     def populated(self) -> tuple[int, int]:
-        """Where the part begins that every rank will touch, send buffers and a few results, and how long it is."""
-        at = self.offsets()
-        return at["send"], at["results"] - at["send"] + min(self.slots, 3) * self.vector_nbytes
+        """Where the part begins that every rank will touch, all but most of the results, and how long it is. The log is in it: a rank that
+        maps its pages as it comes to them does so at most of its arrivals."""
+        return 0, self.offsets()["results"] + min(self.slots, 3) * self.vector_nbytes
 
     def write(self, memory: memoryview, rule: RoundRule) -> None:
         """Fill in the header of a new block, its first word last."""

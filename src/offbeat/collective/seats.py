@@ -56,7 +56,7 @@ class Seats:
 
     def ticket(self, rank: WorkerId) -> int:
         """What another rank needs to let in the process that is this one now."""
-        return self._shared.look(lambda state: int(state.tokens[rank]))
+        return self._shared.look(lambda state: state.tokens[rank])
 
     def forget(self, rank: WorkerId) -> None:
         """The process of a rank is gone, and nobody lets it in any more."""

@@ -49,8 +49,8 @@ class Shared:
         self.owners = np.frombuffer(memory["owners"], np.int64, 2 * layout.ranks).reshape(layout.ranks, 2)
         self.folder = Folder(memory, layout, fresh=fresh)
         self.lock = RobustLock(memory["lock"], fresh=fresh)
-        self._commits = np.frombuffer(memory["commits"], np.int64, 1)
-        self._followed = np.frombuffer(memory["read"], np.int64, 1)
+        self._commits = memory["commits"].cast("q")
+        self._followed = memory["read"].cast("q")
         words = np.frombuffer(memory["states"], np.int64, 2 * layout.state_words)
         log = np.frombuffer(memory["log"], np.int64, layout.log_entries * 8)
         self._states = tuple(State(half, log, layout, rule) for half in np.split(words, 2))
@@ -62,9 +62,9 @@ class Shared:
         """Make a change; if what it does raises, nothing has changed. A small round that is closed with it is folded at once."""
         self.lock.acquire()
         try:
-            commits = int(self._commits[0])
+            commits = self._commits[0]
             old, new = self._states[commits & 1], self._states[~commits & 1]
-            np.copyto(new.words, old.words)
+            new.cells[:] = old.cells
             done, number = old.rounds.done, old.rounds.number
             result = what(new)
             if self.folder.inline:
@@ -86,15 +86,15 @@ class Shared:
     def look(self, what: Callable[[State], T]) -> T:
         """Read something, without the lock, as it was at one moment."""
         while True:
-            commits = int(self._commits[0])
+            commits = self._commits[0]
             try:
                 result = what(self._states[commits & 1])
             except Exception:
                 # Of a state that is half overwritten anything may be said.
-                if int(self._commits[0]) == commits:
+                if self._commits[0] == commits:
                     raise
                 continue
-            if int(self._commits[0]) == commits:
+            if self._commits[0] == commits:
                 return result
 
     def help(self) -> bool:
@@ -119,7 +119,7 @@ class Shared:
             return []
         self.lock.acquire()
         try:
-            return self._states[int(self._commits[0]) & 1].entries(start)
+            return self._states[self._commits[0] & 1].entries(start)
         finally:
             self.lock.release()
 
@@ -131,13 +131,13 @@ class Shared:
         """
         if not self.layout.followed or self._unread() < self._room:
             return
-        before, deadline = int(self._followed[0]), time.monotonic() + FOLLOWER_TIMEOUT_S
+        before, deadline = self._followed[0], time.monotonic() + FOLLOWER_TIMEOUT_S
         while self._unread() >= self._room:
             time.sleep(0.0005)
-            if int(self._followed[0]) != before:
-                before, deadline = int(self._followed[0]), time.monotonic() + FOLLOWER_TIMEOUT_S
+            if self._followed[0] != before:
+                before, deadline = self._followed[0], time.monotonic() + FOLLOWER_TIMEOUT_S
             if time.monotonic() > deadline:
                 raise JobError(f"the coordinator has read nothing of the log of rounds for {FOLLOWER_TIMEOUT_S:g} s, and the log is full")
 
     def _unread(self) -> int:
-        return self.look(lambda state: state.seq) - int(self._followed[0])
+        return self.look(lambda state: state.seq) - self._followed[0]

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import time
 from enum import IntEnum
+from struct import Struct
 from typing import NamedTuple
-
-import numpy as np
 
 from offbeat.collective.layout import LOG_WIDTH, Layout, Words
 from offbeat.errors import OffbeatError
 from offbeat.protocol.partial import Arrival, Part, Round, Rounds
 from offbeat.protocol.round_rule import ABSENT, WIDTH, RoundRule
 from offbeat.types import Version, WorkerId
+
+_RECORD = Struct(f"{LOG_WIDTH}q")
+"""An entry as it lies in the log."""
 
 
 class Fenced(OffbeatError):
@@ -81,44 +83,51 @@ class State:
 
     def __init__(self, words: Words, log: Words, layout: Layout, rule: RoundRule) -> None:
         ranks, table = layout.ranks, (1 + layout.ranks) * WIDTH
-        self.words = words
+        # Memoryviews, whose items are Python's own integers: a rank that has computed for a while has neither NumPy's code nor its types
+        # in the processor's caches, and most of what its arrival takes is to get there what it touches.
+        self.cells = words.data
         self.rounds = Rounds(rule, ranks, layout.seed, slots=layout.slots, table=words[:table].reshape(1 + ranks, WIDTH))
-        self._single = words[table : table + 8]
-        self.tokens = words[table + 8 : table + 8 + ranks]
+        self._single = self.cells[table : table + 8]
+        self.tokens = self.cells[table + 8 : table + 8 + ranks]
         """Of each rank, a number that only its present process knows; 0: nobody."""
-        self._waits = words[table + 8 + ranks : table + 8 + 2 * ranks]
+        self._waits = self.cells[table + 8 + ranks : table + 8 + 2 * ranks]
         """Of each rank, how many rounds must be done before it goes on; 0: it does not wait."""
-        self._holds = words[table + 8 + 2 * ranks : table + 8 + 2 * ranks + layout.slots]
+        self._holds = self.cells[table + 8 + 2 * ranks : table + 8 + 2 * ranks + layout.slots]
         """Of each slot, one more than the round whose result it holds; 0: none yet."""
-        self._log = log.reshape(-1, LOG_WIDTH)
+        self._log = log.data.cast("B")
+        self._log_entries = layout.log_entries
 
     @property
     def seq(self) -> int:
         """How many entries the log has had."""
-        return int(self._single[0])
+        return self._single[0]
 
     @property
     def waiting(self) -> bool:
         """Whether any rank waits for a round."""
-        return bool(self._waits.any())
+        return any(self._waits)
 
     def issue(self, rank: WorkerId) -> int:
         """A token for the process that is this rank from now on."""
         self._single[1] += 1
         self.tokens[rank] = self._single[1]
-        return int(self._single[1])
+        return self._single[1]
 
     def check(self, rank: WorkerId, token: int) -> None:
         """Raise `Fenced` unless this rank takes part, as the process with this token."""
         if self.rounds.state(rank) == ABSENT:
             raise Fenced(f"rank {rank} does not take part: it was declared dead, or has left; let it enter again with a newer version")
-        if int(self.tokens[rank]) != token:
+        if self.tokens[rank] != token:
             raise Fenced(f"another process is rank {rank} now: this one was declared dead while it was silent")
 
     def slot_of(self, number: Version) -> int:
         """Where the result of a round is."""
-        slots: list[int] = self._holds.tolist()
-        return slots.index(number + 1)
+        return self._holds.tolist().index(number + 1)
+
+    def slots_of(self, numbers: range) -> list[tuple[Version, int]]:
+        """These rounds, each with where its result is."""
+        holds = self._holds.tolist()
+        return [(number, holds.index(number + 1)) for number in numbers]
 
     def closing(self) -> Closing | None:
         """The round that is to be folded, if one is."""
@@ -178,29 +187,31 @@ class State:
     def fold_done(self) -> None:
         """The closed round is folded: whoever waited for it has its results."""
         self._closed(Kind.FOLD_DONE, -1, self.rounds.fold_done())
-        for rank in np.flatnonzero(self._waits == self.rounds.done).tolist():
-            self._waits[rank] = 0
-            self.release(rank)
+        for rank, through in enumerate(self._waits.tolist()):
+            if through == self.rounds.done:
+                self._waits[rank] = 0
+                self.release(rank)
 
     def _closed(self, kind: Kind, rank: WorkerId, closed: bool, buffer: int | None = None) -> None:
         """Something has happened that may close a round; if it has, its result gets a place: the lowest, which memory knows best."""
         self._wrote(kind, rank, self.rounds.done if rank < 0 else self.rounds.version(rank), closed, buffer)
         if closed:
-            free = np.less_equal(self._holds, self.rounds.free_from())
-            self._holds[int(free.argmax())] = self.rounds.number
+            floor = self.rounds.free_from()
+            slot = next(slot for slot, held in enumerate(self._holds.tolist()) if held <= floor)
+            self._holds[slot] = self.rounds.number
 
     def _wrote(self, kind: Kind, rank: WorkerId, version: Version, closed: bool, buffer: int | None = None) -> None:
         seq = self.seq
         number = self.rounds.number - closed
         entry = (seq, kind, rank, version, -1 if buffer is None else buffer, number, closed, time.monotonic_ns())
-        self._log[seq % len(self._log)] = entry
+        _RECORD.pack_into(self._log, seq % self._log_entries * _RECORD.size, *entry)
         self._single[0] = seq + 1
 
     def entries(self, start: int) -> list[Entry]:
         """What is in the log from there on."""
         found = []
         for seq in range(start, self.seq):
-            at, kind, rank, version, buffer, number, closed, at_ns = self._log[seq % len(self._log)].tolist()
+            at, kind, rank, version, buffer, number, closed, at_ns = _RECORD.unpack_from(self._log, seq % self._log_entries * _RECORD.size)
             assert at == seq, f"entry {seq} of the log is overwritten by {at}"
             found.append(Entry(seq, Kind(kind), rank, version, None if buffer < 0 else buffer, number, bool(closed), at_ns))
         return found
