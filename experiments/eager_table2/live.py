@@ -1,4 +1,4 @@
-"""The same on eight live ranks of this machine: they sleep in place of computing, and exchange for real."""
+"""The same on a few live ranks of this machine: they sleep in place of computing, and exchange for real."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from offbeat.errors import JobError
 from offbeat.runtime.journal import read
 
 SCRIPT: Final = Path(__file__).with_name("rank.py")
-RANKS: Final = 8
 WIDTH: Final = 500
 """Of the model: 250,500 parameters, 1 MB. The paper's has a hundred times as many, and each of its ranks a machine."""
 LIMIT_S: Final = 60.0
 
 
-def steps_per_s(sync: str, compute: str, drawn_for: int, steps: int) -> float:
+def steps_per_s(sync: str, ranks: int, compute: str, drawn_for: int, steps: int) -> float:
     """Steps of all ranks in a second, from the first gradient that is handed in to the last.
 
     Args:
         sync: the rule.
+        ranks: how many.
         compute: the law of a step's seconds.
-        drawn_for: the number of ranks for which it draws; the live ones are the first of them.
+        drawn_for: for how many it draws; the live ones are the first of them.
         steps: of each rank.
 
     Raises:
@@ -34,7 +34,7 @@ def steps_per_s(sync: str, compute: str, drawn_for: int, steps: int) -> float:
     """
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal.jsonl"
-        job = ["--workers", str(RANKS), "--sync", sync, "--journal", str(journal), str(SCRIPT)]
+        job = ["--workers", str(ranks), "--sync", sync, "--journal", str(journal), str(SCRIPT)]
         script = ["--steps", str(steps), "--compute", compute, "--ranks", str(drawn_for), "--width", str(WIDTH)]
         process = subprocess.Popen(
             [sys.executable, "-m", "offbeat.cli", "run", *job, *script],
@@ -49,6 +49,6 @@ def steps_per_s(sync: str, compute: str, drawn_for: int, steps: int) -> float:
             os.killpg(process.pid, signal.SIGKILL)
             said = f"not over after {LIMIT_S:g} s\n{process.communicate()[1]}"
         if process.returncode != 0:
-            raise JobError(f"{sync} on {RANKS} live ranks: {' '.join(said.split()[-40:])}")
+            raise JobError(f"{sync} on {ranks} live ranks: {' '.join(said.split()[-40:])}")
         times = [float(record["t"]) for record in read(journal) if record["kind"] == "pushed"]
-    return (len(times) - 1) / RANKS / (times[-1] - times[0])
+    return (len(times) - 1) / ranks / (times[-1] - times[0])
