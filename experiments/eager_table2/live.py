@@ -16,7 +16,9 @@ from offbeat.runtime.journal import read
 SCRIPT: Final = Path(__file__).with_name("rank.py")
 WIDTH: Final = 500
 """Of the model: 250,500 parameters, 1 MB. The paper's has a hundred times as many, and each of its ranks a machine."""
-LIMIT_S: Final = 60.0
+START_S: Final = 60.0
+STEP_S: Final = 1.0
+"""How long a job may take to start, and for each of its steps: several times what it does."""
 
 
 def steps_per_s(sync: str, ranks: int, compute: str, drawn_for: int, steps: int) -> float:
@@ -43,11 +45,12 @@ def steps_per_s(sync: str, ranks: int, compute: str, drawn_for: int, steps: int)
             text=True,
             start_new_session=True,
         )
+        limit_s = START_S + STEP_S * steps
         try:
-            said = process.communicate(timeout=LIMIT_S)[1]
+            said = process.communicate(timeout=limit_s)[1]
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            said = f"not over after {LIMIT_S:g} s\n{process.communicate()[1]}"
+            said = f"not over after {limit_s:g} s\n{process.communicate()[1]}"
         if process.returncode != 0:
             raise JobError(f"{sync} on {ranks} live ranks: {' '.join(said.split()[-40:])}")
         times = [float(record["t"]) for record in read(journal) if record["kind"] == "pushed"]
