@@ -76,6 +76,7 @@ def _run(network: Network, ranks: int, faults: bool, draws: random.Random) -> No
                 network.enter(number, draws.choice(donors), draws.random() < 0.5)
         elif what < 0.08 and rank is not None and rank.free and rank.node.fenced is None:
             rank.node.tell({"k": "resume" if rank.idle else "pause"})
+            rank.asked = rank.idle
             rank.idle = not rank.idle
         elif rank is not None and (rank.node.fenced is not None or number in network.orphans()):
             network.die(number, 99)
@@ -308,6 +309,29 @@ def test_who_is_gone_is_not_let_in() -> None:
         job[0].read()
         job[0].let_in(1, 1, second)
         assert job[1].entered() == 1 and seats[0].present(1) and job[1].present(1)
+    finally:
+        for rounds in [*job, *seats]:
+            rounds.close()
+
+
+def test_the_seat_knows_of_a_resumption_before_the_rank_goes_on() -> None:
+    """The seat may let it pause again at once, as the coordinator does where others have taken an epoch's last samples meanwhile. If the
+    rank's word came after that, rounds would wait for it for ever."""
+    job, replicas, seats = started("full", list("ab"), 3, 1, SEAT)
+    try:
+        seats[0].connect(replicas[0].addresses, DEADLINE_S)
+        for rounds in job:
+            rounds.connect(replicas[0].addresses, DEADLINE_S)
+        for _ in range(50):
+            seats[0].pause(1)
+            job[1].resume(1)
+        kinds = [entry.kind for entry in seats[0].follow(0) if entry.rank == 1]
+        assert [kind for kind in kinds if kind is not Kind.READ] == [Kind.ENTER, *[Kind.PAUSE, Kind.RESUME] * 50]
+        seats[0].pause(1)
+        assert job[0].allreduce(torch.ones(3), DEADLINE_S).included
+        seats[0].leave(1)
+        with pytest.raises(Fenced):
+            job[1].resume(1)
     finally:
         for rounds in [*job, *seats]:
             rounds.close()

@@ -335,8 +335,18 @@ class AcrossRounds:
         self._say(rank, "pause")
 
     def resume(self, rank: WorkerId) -> None:
-        """A rank computes again."""
-        self._say(rank, "resume")
+        """A rank computes again. If it is this one, the seat knows it when this returns: else it could hear of it after what this rank has
+        then gone on to say on other ways, such as to the coordinator, who may have let it pause again by then.
+
+        Raises:
+            Fenced: this rank does not take part any more.
+            SeatLost: the seat is gone.
+        """
+        if rank != self.rank:
+            self._say(rank, "resume")
+            return
+        with self._lock:
+            self._answered(lambda: self._node.tell({"k": "resume"}))
 
     def follow(self, start: int) -> list[Entry]:
         """At the seat: what has happened, the log from this entry on."""

@@ -159,12 +159,13 @@ class Decider:
         self._wrote(Kind.PAUSE, rank, self._rounds.version(rank), self._rounds.pause(rank))
         return orders + self._settled()
 
-    def resume(self, rank: WorkerId) -> list[Order]:
-        """A rank computes again."""
+    def resume(self, rank: WorkerId, *, asks: bool = False) -> list[Order]:
+        """A rank computes again. If it is itself that says so (``asks``) it is answered."""
         self._check(rank)
         self._rounds.resume(rank)
-        self._wrote(Kind.RESUME, rank, self._rounds.version(rank))
-        return []
+        version = self._rounds.version(rank)
+        self._wrote(Kind.RESUME, rank, version)
+        return [Answer(rank, self.number, True, False, version)] if asks else []
 
     def enter(self, rank: WorkerId, version: Version, host: str | None = None) -> list[Order]:
         """A rank takes part from now on, with the parameters of this version; at this host, if it has moved.

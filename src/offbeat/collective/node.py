@@ -118,8 +118,10 @@ class Node:
                 orders = decider.enter(rank, header["version"], header["host"])
             elif kind == "let":
                 orders = self._let_in(decider, rank, header)
+            elif kind == "resume":
+                orders = decider.resume(rank, asks="rank" not in header)
             else:
-                does = {"read": decider.read, "pause": decider.pause, "resume": decider.resume, "catch": decider.catch_up}
+                does = {"read": decider.read, "pause": decider.pause, "catch": decider.catch_up}
                 orders = decider.leave(rank) if kind == "leave" else does[kind](rank)
         except (Fenced, TooOld) as error:
             orders = [Fence(rank, str(error))]
