@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from tests.live.harness import APART, HALVES, TOGETHER, Job, Worker, wait
+from tests.live.harness import APART, HALVES, TOGETHER, Job, Worker, barrier, wait
 from tests.live.test_ranks import audited, mlp, parameters, same
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from offbeat.errors import JobError, RefusedError
 from offbeat.optimizer import DistributedOptimizer
+from offbeat.runtime import rank_session
+from offbeat.runtime.rank_part import RankPart
+from offbeat.runtime.rank_rounds import RankRounds
+from offbeat.runtime.rank_session import RankSession
 
 
 class Trainer:
@@ -119,6 +124,55 @@ def test_a_rank_that_was_thought_dead_comes_back_by_itself(tmp_path: Path, rule:
     states = [record["state"] for record in records if record["kind"] == "state_changed" and record["worker"] == 1]
     assert states[:4] == ["alive", "dead", "recovered", "alive"] and states[-1] == "finished"
     assert any(r["fate"] == "folded" and r["incarnation"] > 1 for r in records if r["kind"] == "settle" and r["worker"] == 1)
+
+
+@PLACES
+def test_who_waits_to_be_let_in_takes_no_results(monkeypatch: pytest.MonkeyPatch, hosts: dict[int, str]) -> None:
+    """There are some for it as soon as somebody has let it in; they are for the replica that it is about to get."""
+    thought_dead, back, both = threading.Event(), threading.Event(), barrier(2)
+    calls, threads, frozen = list[str](), list[threading.Thread](), list[Worker]()
+
+    def spied(owner: type, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(self: Any, *arguments: Any) -> Any:
+            if threading.current_thread() in threads[1:]:
+                calls.append(name)
+            return original(self, *arguments)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for owner, name in ((RankSession, "_rejoin"), (RankPart, "begin"), (RankRounds, "catch_up")):
+        spied(owner, name)
+    monkeypatch.setattr(rank_session, "IDLE_S", 0.001)
+
+    def script(worker: Worker) -> None:
+        trainer = Trainer(worker, "solo")
+        sampler = trainer.optimizer.batch_sampler(TensorDataset(torch.zeros(8)), batch_size=4)
+        for epoch in itertools.count():
+            for _ in sampler:
+                if epoch == 0:
+                    both.wait()
+                    if worker.number == 0:
+                        wait(thought_dead)
+                    else:
+                        frozen.append(worker)
+                trainer.step()
+            if worker.number == 1:
+                back.set()
+            if back.is_set():
+                break
+
+    with Job(2, hosts={number: hosts[number] for number in hosts if number < 2}, timeout_s=1.0) as job:
+        threads += [job.start(number, script) for number in range(2)]
+        job.until(lambda: calls.count("catch_up") > 20, "rank 1 to wait for the end of the epoch")
+        frozen[0].freeze()
+        job.await_state(1, "dead")
+        frozen[0].thaw()
+        thought_dead.set()
+        job.join()
+    after = calls[calls.index("_rejoin") :]
+    assert after[:3] == ["_rejoin", "begin", "catch_up"], after[:10]
 
 
 def test_what_a_script_loads_into_a_running_job_does_not_count() -> None:

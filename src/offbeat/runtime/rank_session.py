@@ -88,7 +88,7 @@ class RankSession(JobSession):
         self._goal: Version = 0
         """A version that there is, by the coordinator's word."""
         self._fenced = False
-        """This rank does not take part; word of why is on its way."""
+        """This rank does not take part: word of why is on its way, or of its return."""
         self._stale: set[LeaseId] = set()
         """Leases that are somebody else's by now."""
 
@@ -154,6 +154,8 @@ class RankSession(JobSession):
     def _rejoin(self) -> None:
         self._work = LocalWork()
         self._stale.update(grant.lease for grant in self._outstanding)
+        # Once somebody has let it in there are results for it, but not for the replica that it still has.
+        self._fenced = True
         self._mine.attach()
         self._link.rejoin(self._mine.contact)
 
