@@ -60,7 +60,7 @@ class Shifted(nn.Module):
 def run_one(job: Job) -> Learned:
     """Train; evaluated on the test images at the end of each epoch."""
     images = data.cifar10(4096, 5000) if job.quick else data.cifar10()
-    epochs, batch = (64, 32) if job.quick else (24, 64)
+    epochs, batch = (52, 32) if job.quick else (24, 64)
     lesson = Lesson(
         model=(lambda: small_cnn(8)) if job.quick else (lambda: Shifted(resnet32())),
         loss=nn.functional.cross_entropy,
@@ -79,7 +79,7 @@ def run(quick: bool, out: Path) -> list[Row]:
     jobs = [Job(sync, SEED, quick) for sync in NAMES]
     found = dict(zip(NAMES, side_by_side(run_one, jobs), strict=True))
     picture(found, out)
-    note = "64 epochs of 4,096 images, a small network" if quick else "24 epochs of all images, ResNet-32"
+    note = "52 epochs of 4,096 images, a small network" if quick else "24 epochs of all images, ResNet-32"
     rows = speed_rows(found, {"majority": MAJORITY}, "as many gradients in less time")
     seconds = drawn(cluster(SEED), 2000)
     full = modelled("full", seconds).per_s
