@@ -126,7 +126,7 @@ def test_a_rank_that_was_thought_dead_comes_back_by_itself(tmp_path: Path, rule:
     assert any(r["fate"] == "folded" and r["incarnation"] > 1 for r in records if r["kind"] == "settle" and r["worker"] == 1)
 
 
-@PLACES
+@pytest.mark.parametrize("hosts", [TOGETHER, APART], ids=["together", "apart"])
 def test_who_waits_to_be_let_in_takes_no_results(monkeypatch: pytest.MonkeyPatch, hosts: dict[int, str]) -> None:
     """There are some for it as soon as somebody has let it in; they are for the replica that it is about to get."""
     thought_dead, back, both = threading.Event(), threading.Event(), barrier(2)
@@ -163,7 +163,7 @@ def test_who_waits_to_be_let_in_takes_no_results(monkeypatch: pytest.MonkeyPatch
             if back.is_set():
                 break
 
-    with Job(2, hosts={number: hosts[number] for number in hosts if number < 2}, timeout_s=1.0) as job:
+    with Job(2, hosts=hosts, timeout_s=1.0) as job:
         threads += [job.start(number, script) for number in range(2)]
         job.until(lambda: calls.count("catch_up") > 20, "rank 1 to wait for the end of the epoch")
         frozen[0].freeze()

@@ -120,10 +120,6 @@ class State:
         if self.tokens[rank] != token:
             raise Fenced(f"another process is rank {rank} now: this one was declared dead while it was silent")
 
-    def slot_of(self, number: Version) -> int:
-        """Where the result of a round is."""
-        return self._holds.tolist().index(number + 1)
-
     def slots_of(self, numbers: range) -> list[tuple[Version, int]]:
         """These rounds, each with where its result is."""
         holds = self._holds.tolist()
@@ -132,7 +128,7 @@ class State:
     def closing(self) -> Closing | None:
         """The round that is to be folded, if one is."""
         found = self.rounds.closed()
-        return None if found is None else Closing(found, self.slot_of(found.number))
+        return None if found is None else Closing(found, self._holds.tolist().index(found.number + 1))
 
     # What happens.
 
