@@ -16,6 +16,7 @@ from rich.console import Console
 from offbeat.errors import ConfigurationError, OffbeatError
 from offbeat.launch.faults import parse_all, parse_late
 from offbeat.launch.local import Outcome, Supervisor
+from offbeat.launch.zygote import check_preload
 from offbeat.policies import RULES, rule
 from offbeat.report.live import Progress
 from offbeat.report.table import comparison, console, job_table
@@ -56,6 +57,10 @@ def run(
     late: Annotated[
         list[str] | None, typer.Option(help="SERVER=SECONDS\\[@PERCENT%] or any=SECONDS...: rehearse late blocks, under psp.")
     ] = None,
+    preload: Annotated[
+        list[str] | None,
+        typer.Option(help="MODULE, for instance torch: it is imported once, and workers are forks that have it."),
+    ] = None,
     journal: Annotated[Path | None, typer.Option(help="Write every event to this file (docs/journal.md).")] = None,
     summary: Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")] = None,
     seed: Annotated[int, typer.Option(help="Of sample orders and of rehearsed slowness.")] = 0,
@@ -72,6 +77,7 @@ def run(
         slow=slow or [],
         kill=kill or [],
         late=late or [],
+        preload=preload or [],
         journal=journal,
         summary=summary,
         seed=seed,
@@ -82,7 +88,8 @@ def run(
     progress = Progress(screen)
     command = [script, *context.args]
     try:
-        outcome = Supervisor(settings, command, max_restarts=max_restarts, port=port, display=progress).run()
+        supervisor = Supervisor(settings, command, max_restarts=max_restarts, port=port, preload=preload or [], display=progress)
+        outcome = supervisor.run()
     finally:
         progress.close()
     finish(screen, outcome, summary)
@@ -178,6 +185,7 @@ def check(
     timeout_s: float,
     port: int,
     late: Sequence[str] = (),
+    preload: Sequence[str] = (),
 ) -> JobSettings:
     """The job's settings, if they make sense.
 
@@ -193,6 +201,7 @@ def check(
         raise ConfigurationError(f"--timeout {timeout_s:g}: seconds, at least 0.1")
     if not Path(script).is_file():
         raise ConfigurationError(f"there is no script {script!r} here ({Path.cwd()})")
+    check_preload(preload, script)
     spelling = None
     if sync is not None:
         chosen = rule(sync)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,8 @@ from tests.faults.job import Job
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Start a job: ``start("--workers", "2", script, ...)``."""
+def start_new(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Start a job each of whose processes is a new one: ``start_new("--workers", "2", script, ...)``."""
     jobs: list[Job] = []
 
     def begin(*arguments: str, **options: Any) -> Job:
@@ -22,6 +24,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     yield begin
     for job in jobs:
         job.clean_up()
+
+
+@pytest.fixture
+def start(start_new: Callable[..., Job]) -> Callable[..., Job]:
+    """Start a job whose workers are forks of a process that has imported what they need, which takes a fraction of the time."""
+    preload = ("--preload", "torch._dynamo") if sys.platform.startswith("linux") else ()
+    return partial(start_new, *preload)
 
 
 @pytest.fixture

@@ -111,15 +111,18 @@ class Job:
                         self._sockets.update(re.findall(r"offbeat-[0-9a-f]+", environment.get(name, "")))
                     yield process, environment
 
-    def roles(self, variable: str) -> dict[int, psutil.Process]:
-        """The processes of the job that have a number in this variable of their environment."""
-        return {int(e[variable]): p for p, e in self.processes() if variable in e}
-
     def workers(self) -> dict[int, psutil.Process]:
-        return self.roles("OFFBEAT_WORKER")
+        return self._those("worker")
 
     def servers(self) -> dict[int, psutil.Process]:
-        return self.roles("OFFBEAT_SERVER")
+        return self._those("server")
+
+    def _those(self, role: str) -> dict[int, psutil.Process]:
+        """By their number: in the environment that they were started with, or for a fork, which shows another's, in the journal."""
+        named = {r["detail"]: r["number"] for r in self.records() if r["kind"] == "process" and r["role"] == role}
+        pids = {int(detail.split("pid ")[1]): number for detail, number in named.items() if "pid " in detail}
+        numbers = ((process, e.get(f"OFFBEAT_{role.upper()}", pids.get(process.pid))) for process, e in self.processes())
+        return {int(number): process for process, number in numbers if number is not None}
 
     # Waiting.
 

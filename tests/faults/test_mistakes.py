@@ -30,44 +30,44 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("mistake", list(SENTENCES))
-def test_mistakes_of_scripts(start: Start, mistake: str) -> None:
-    ended = start("--workers", "2", MISTAKEN, mistake).ended()
+def test_mistakes_of_scripts(start_new: Start, mistake: str) -> None:
+    ended = start_new("--workers", "2", MISTAKEN, mistake).ended()
     assert ended.status == 1
     assert re.fullmatch(f"offbeat: {SENTENCES[mistake]}", ended.last_line), ended.err
     assert ended.err.count("Traceback") <= 2, ended.err
 
 
-def test_memory_that_is_refused(start: Start) -> None:
-    ended = start("--workers", "2", MISTAKEN, "large", file_size_max=1 << 20).ended()
+def test_memory_that_is_refused(start_new: Start) -> None:
+    ended = start_new("--workers", "2", MISTAKEN, "large", file_size_max=1 << 20).ended()
     assert ended.status == 1
     assert re.search(r"cannot have 16,0\d\d,\d{3} bytes of memory for '.*'", ended.last_line), ended.err
 
 
-def test_scripts_that_do_not_take_part(start: Start, tmp_path: Path) -> None:
+def test_scripts_that_do_not_take_part(start_new: Start, tmp_path: Path) -> None:
     broken, other, half = tmp_path / "broken.py", tmp_path / "other.py", tmp_path / "half.py"
     broken.write_text("raise RuntimeError('no data here')\n")
-    ended = start("--workers", "2", str(broken)).ended()
+    ended = start_new("--workers", "2", str(broken)).ended()
     assert ended.status == 1
     assert ended.last_line == "offbeat: no worker finished: workers 0, 1 exited with status 1"
     assert ended.err.count("RuntimeError: no data here") == 2
 
     other.write_text("print('hello')\n")
-    ended = start("--workers", "2", str(other)).ended()
+    ended = start_new("--workers", "2", str(other)).ended()
     assert ended.status == 1
     assert ended.last_line.startswith(f"offbeat: {other} ended without making an offbeat.DistributedOptimizer")
 
     # One that fails, and one that ends, before anybody has joined: the third does not wait for them.
     lines = ["import os, runpy, sys", "worker = os.environ['OFFBEAT_WORKER']", "if worker == '1': sys.exit(3)", "if worker == '0':"]
     half.write_text("\n".join(lines) + f"\n    runpy.run_path({TRAIN!r}, run_name='__main__')\n")
-    ended = start("--workers", "3", str(half)).ended()
+    ended = start_new("--workers", "3", str(half)).ended()
     assert ended.status == 1, ended.err
     assert [r["worker"] for r in ended.records if r["kind"] == "joined"] == [0]
     assert ended.tally().problems() == []
     assert ended.records[-1]["reason"] == "worker 1 exited with status 3; every other worker's script has ended"
 
 
-def test_strangers_and_nonsense_gradients_do_no_harm(start: Start, enough: Path, tmp_path: Path) -> None:
-    job = start("--workers", "2", "--slow", "any=0.01", TRAIN, "--until", str(enough), "--worker", "1", "--nan-at", "3")
+def test_strangers_and_nonsense_gradients_do_no_harm(start_new: Start, enough: Path, tmp_path: Path) -> None:
+    job = start_new("--workers", "2", "--slow", "any=0.01", TRAIN, "--until", str(enough), "--worker", "1", "--nan-at", "3")
     refused = job.record("settle", worker=1, fate="rejected")
     assert refused["reason"] == "gradient not finite in weight"
     environment = job.workers()[1].environ()
@@ -89,19 +89,19 @@ def test_strangers_and_nonsense_gradients_do_no_harm(start: Start, enough: Path,
     assert [e["why"] for e in first["exceptions"]] == ["rejected: gradient not finite in weight"]
 
 
-def test_a_port_in_use(start: Start) -> None:
+def test_a_port_in_use(start_new: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ended = start("--workers", "2", "--port", str(port), TRAIN).ended()
+        ended = start_new("--workers", "2", "--port", str(port), TRAIN).ended()
     assert ended.status == 2
     assert ended.last_line.startswith(f"offbeat: port {port} of 127.0.0.1 is taken by another process")
     assert "Traceback" not in ended.err
 
 
-def test_a_journal_that_is_something_else(start: Start, tmp_path: Path) -> None:
+def test_a_journal_that_is_something_else(start_new: Start, tmp_path: Path) -> None:
     diary = tmp_path / "journal.jsonl"
     diary.write_text("Dear diary\n")
-    ended = start("--workers", "2", TRAIN).ended()
+    ended = start_new("--workers", "2", TRAIN).ended()
     assert ended.status == 2
     assert ended.last_line.startswith(f"offbeat: {diary}, line 1: not a journal: 'Dear diary'")
     assert diary.read_text() == "Dear diary\n"
@@ -123,12 +123,12 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
         offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
 
 
-def test_a_full_dev_shm_does_not_matter(start: Start) -> None:
+def test_a_full_dev_shm_does_not_matter(start_new: Start) -> None:
     """Shared memory of a job has no file: /dev/shm is made tiny, and full, for this job alone."""
     private = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
     fill = "mount -t tmpfs -o size=4k none /dev/shm && head -c 4096 /dev/zero > /dev/shm/full && ! echo x > /dev/shm/more"
     if subprocess.run([*private, f"{fill} 2>/dev/null"], capture_output=True).returncode != 0:
         pytest.skip("this system does not let us mount a /dev/shm of our own")
-    ended = start("--workers", "2", TRAIN, before=(*private, f'{fill} 2>/dev/null; exec "$@"', "sh")).ended()
+    ended = start_new("--workers", "2", TRAIN, before=(*private, f'{fill} 2>/dev/null; exec "$@"', "sh")).ended()
     assert ended.status == 0, ended.err
     assert ended.tally().problems() == []

@@ -16,8 +16,8 @@ STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
 
 
 @pytest.mark.parametrize("number", list(STATUS), ids=lambda number: number.name)
-def test_while_the_workers_start(start: Start, enough: Path, number: signal.Signals) -> None:
-    job = start("--workers", "2", TRAIN, "--until", str(enough))
+def test_while_the_workers_start(start_new: Start, enough: Path, number: signal.Signals) -> None:
+    job = start_new("--workers", "2", TRAIN, "--until", str(enough))
     job.wait("both workers' processes", lambda: job.workers().keys() == {0, 1})
     job.process.send_signal(number)
     ended = job.ended()
@@ -33,8 +33,8 @@ def test_while_the_workers_start(start: Start, enough: Path, number: signal.Sign
     [(signal.SIGINT, False), (signal.SIGTERM, True), (signal.SIGKILL, True)],
     ids=["SIGINT", "SIGTERM-frozen", "SIGKILL-frozen"],
 )
-def test_in_mid_training(start: Start, enough: Path, number: signal.Signals, frozen: bool) -> None:
-    job = start("--workers", "2", "--slow", "any=0.01", TRAIN, "--until", str(enough))
+def test_in_mid_training(start_new: Start, enough: Path, number: signal.Signals, frozen: bool) -> None:
+    job = start_new("--workers", "2", "--slow", "any=0.01", TRAIN, "--until", str(enough))
     job.record("fold")
     if frozen:
         signalled(job.workers()[1], signal.SIGSTOP)
@@ -49,9 +49,9 @@ def test_in_mid_training(start: Start, enough: Path, number: signal.Signals, fro
         assert ended.records[-1] | {"t": 0} == {"kind": "end", "t": 0, "ok": False, "reason": f"stopped by {number.name}"}
 
 
-def test_impatience(start: Start, enough: Path) -> None:
+def test_impatience(start_new: Start, enough: Path) -> None:
     """A second signal does not wait for a worker that does not react."""
-    job = start("--workers", "1", "--slow", "any=1000", TRAIN, "--until", str(enough))
+    job = start_new("--workers", "1", "--slow", "any=1000", TRAIN, "--until", str(enough))
     job.wait("its process", job.workers)
     signalled(job.workers()[0], signal.SIGSTOP)
     job.process.send_signal(signal.SIGINT)
@@ -63,8 +63,8 @@ def test_impatience(start: Start, enough: Path) -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_server_ends_the_job_in_one_sentence(start: Start, enough: Path, victim: int) -> None:
-    job = start("--workers", "2", "--servers", "2", "--slow", "any=0.01", TRAIN, "--until", str(enough))
+def test_a_killed_server_ends_the_job_in_one_sentence(start_new: Start, enough: Path, victim: int) -> None:
+    job = start_new("--workers", "2", "--servers", "2", "--slow", "any=0.01", TRAIN, "--until", str(enough))
     job.record("fold")
     signalled(job.servers()[victim], signal.SIGKILL)
     ended = job.ended()

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from offbeat.launch.processes import Child, describe
+from offbeat.launch.processes import describe, start
 
 FOREVER = "sleep 1000"
 DEADLINE_S = 30.0
@@ -40,7 +40,7 @@ def number_in(path: Path) -> int:
 
 @pytest.mark.parametrize(("command", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", -9)])
 def test_how_it_ended(command: str, status: int) -> None:
-    child = Child(["sh", "-c", command], os.environ)
+    child = start(["sh", "-c", command], os.environ)
     until("its end", lambda: child.ended() is not None)
     assert child.ended() == status
 
@@ -56,7 +56,7 @@ def test_words() -> None:
 
 
 def test_killing_takes_the_grandchild_along(tmp_path: Path) -> None:
-    child = Child(["sh", "-c", f"{FOREVER} & echo $! > {tmp_path}/pid; wait"], os.environ)
+    child = start(["sh", "-c", f"{FOREVER} & echo $! > {tmp_path}/pid; wait"], os.environ)
     grandchild = number_in(tmp_path / "pid")
     assert child.ended() is None and alive(grandchild)
     child.kill()
@@ -65,14 +65,14 @@ def test_killing_takes_the_grandchild_along(tmp_path: Path) -> None:
 
 
 def test_a_child_that_ends_leaves_no_grandchild(tmp_path: Path) -> None:
-    child = Child(["sh", "-c", f"{FOREVER} & echo $! > {tmp_path}/pid"], os.environ)
+    child = start(["sh", "-c", f"{FOREVER} & echo $! > {tmp_path}/pid"], os.environ)
     grandchild = number_in(tmp_path / "pid")
     until("the child's end", lambda: child.ended() is not None)
     until("the grandchild's end", lambda: not alive(grandchild))
 
 
 def test_a_stopped_child_dies_too() -> None:
-    child = Child(["sleep", "1000"], os.environ)
+    child = start(["sleep", "1000"], os.environ)
     child.signal(signal.SIGSTOP)
     until("it to stop", lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED)
     child.kill()
@@ -81,7 +81,7 @@ def test_a_stopped_child_dies_too() -> None:
 
 def test_an_ended_childs_number_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system may give it to another process: it is not signalled a second time."""
-    child = Child(["true"], os.environ)
+    child = start(["true"], os.environ)
     until("its end", lambda: child.ended() is not None)
     monkeypatch.setattr(os, "killpg", lambda *arguments: pytest.fail(f"killpg{arguments}"))
     child.strike()
@@ -93,7 +93,7 @@ def test_an_ended_childs_number_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.faults
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent has died")
 def test_a_child_dies_with_its_parent() -> None:
-    lines = ["import os, sys", "from offbeat.launch.processes import Child", "child = Child(['sleep', '1000'], os.environ)"]
+    lines = ["import os, sys", "from offbeat.launch.processes import start", "child = start(['sleep', '1000'], os.environ)"]
     program = "\n".join([*lines, "print(child.pid, flush=True)", "sys.stdin.read()"])
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -105,7 +105,7 @@ def test_a_child_dies_with_its_parent() -> None:
 
 
 def test_captured_lines_come_whole_and_the_last_one_even_without_its_end() -> None:
-    child = Child(
+    child = start(
         [sys.executable, "-c", "import sys; print('one'); print('half', end=''); sys.stderr.write(' line')"], os.environ, capture=True
     )
     lines: list[str] = []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from offbeat.launch.outcome import End, verdict
-from offbeat.launch.processes import Child, describe
+from offbeat.launch.processes import describe, start
 from offbeat.launch.restarts import LastWords, WorkerProcess, why_not_restarted
 
 LEAVE = "it was told to leave"
@@ -51,12 +51,12 @@ def test_no_restarts_wanted() -> None:
     ],
 )
 def test_whether_it_has_made_a_step(failure: LastWords | None, snapshot: dict[str, Any] | None, pushed: bool) -> None:
-    process = WorkerProcess(Child(["true"], os.environ), failure=failure)
+    process = WorkerProcess(start(["true"], os.environ), failure=failure)
     assert process.has_pushed(1, snapshot) is pushed
 
 
 def test_last_words_explain_a_status_but_no_signal() -> None:
-    process = WorkerProcess(Child(["true"], os.environ))
+    process = WorkerProcess(start(["true"], os.environ))
     assert process.describe(1) == "exited with status 1"
     process.failure = LastWords("ValueError: no data", pushed=True)
     assert process.describe(1) == "failed: ValueError: no data"

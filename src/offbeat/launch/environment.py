@@ -42,6 +42,16 @@ def server_environment(
     }
 
 
+def common_environment(job: JobSettings, user: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What all workers have alike.
+
+    Args:
+        job: their job.
+        user: the variables that the job was started with.
+    """
+    return _defaults({"OMP_NUM_THREADS": str(_share(job.workers)), **_keep_memory(*platform.libc_ver())}, user)
+
+
 def worker_environment(
     worker: WorkerId, job: JobSettings, *, token: str, servers: tuple[Address, ...], user: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
@@ -64,8 +74,7 @@ def worker_environment(
         slow=job.slow,
         sync=job.sync,
     )
-    defaults = {"OMP_NUM_THREADS": str(_share(job.workers)), **_keep_memory(*platform.libc_ver())}
-    return {**_defaults(defaults, user), **settings.to_environment()}
+    return {**common_environment(job, user), **settings.to_environment()}
 
 
 def _defaults(ours: Mapping[str, str], user: Mapping[str, str]) -> dict[str, str]:

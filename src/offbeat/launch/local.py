@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from offbeat.launch.environment import server_environment, worker_environment
+from offbeat.launch.environment import common_environment, server_environment, worker_environment
 from offbeat.launch.outcome import Display, End, Outcome, verdict
-from offbeat.launch.processes import Child, describe
+from offbeat.launch.processes import Child, describe, start
 from offbeat.launch.restarts import LastWords, WorkerProcess, why_not_restarted
+from offbeat.launch.zygote import Zygote
 from offbeat.runtime.settings import JobSettings
 from offbeat.transport.base import Address, Connection, Message
 from offbeat.transport.hub import SocketHub
@@ -41,15 +42,20 @@ class Supervisor:
         command: the script and its arguments, after the interpreter.
         max_restarts: how often each worker may be restarted.
         port: where server 0 listens; 0: the system chooses.
+        preload: modules to import once, in a process that workers are forked from; none: each worker is a new process.
         display: who shows it.
 
     Raises:
         ConfigurationError: a server could not begin, for instance because its port is taken.
     """
 
-    def __init__(self, settings: JobSettings, command: list[str], *, max_restarts: int, port: int, display: Display) -> None:
+    def __init__(
+        self, settings: JobSettings, command: list[str], *, max_restarts: int, port: int, preload: Sequence[str] = (), display: Display
+    ) -> None:
         self._settings = settings
         self._command = command
+        self._preload = preload
+        self._zygote: Zygote | None = None
         self._max_restarts = max_restarts
         self._port = port
         self._display = display
@@ -75,6 +81,8 @@ class Supervisor:
             return self._attend()
         finally:
             _kill(self._children())
+            if self._zygote is not None:
+                self._zygote.child.kill()
             self._hub.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -90,10 +98,13 @@ class Supervisor:
 
     def _start(self) -> None:
         address = self._hub.listen()
+        if self._preload:
+            environment = common_environment(self._settings)
+            self._zygote = Zygote(self._command[0], self._preload, environment, capture=self._display.redraws)
         for number in range(self._settings.servers):
             environment = server_environment(number, self._settings, token=self._token, supervisor=address, port=self._port)
-            self._servers[number] = Child([sys.executable, "-m", "offbeat.runtime.server"], environment)
-        while len(self._addresses) < self._settings.servers:
+            self._servers[number] = start([sys.executable, "-m", "offbeat.runtime.server"], environment)
+        while len(self._addresses) < self._settings.servers or not self._zygote_settled():
             self._serve(POLL_S)
             self._check_servers()
             if self._failure is not None or self._signals:
@@ -106,10 +117,21 @@ class Supervisor:
             self._workers[worker] = WorkerProcess(self._spawn(worker))
             self._record("worker", worker, "started", f"pid {self._workers[worker].child.pid}")
 
+    def _zygote_settled(self) -> bool:
+        if self._zygote is None:
+            return True
+        settled = self._zygote.settled()
+        for line in self._zygote.child.lines():
+            self._display.note(line)
+        if self._zygote.failure is not None:
+            self._failure = self._failure or (self._zygote.failure, True)
+        return settled
+
     def _spawn(self, worker: WorkerId) -> Child:
         servers = tuple(self._addresses[n] for n in range(self._settings.servers))
         environment = worker_environment(worker, self._settings, token=self._token, servers=servers)
-        return Child([sys.executable, *self._command], environment, capture=self._display.redraws)
+        forked = self._zygote.fork(environment, self._command) if self._zygote is not None else None
+        return forked or start([sys.executable, *self._command], environment, capture=self._display.redraws)
 
     # Running.
 

@@ -9,30 +9,59 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Protocol
+
+from offbeat.types import Seconds
 
 _PR_SET_PDEATHSIG = 1
 
 
-class Child:
-    """One process of the job.
+class Process(Protocol):
+    """What a child has to be able to do; `subprocess.Popen` is one."""
+
+    pid: int
+    stdout: IO[bytes] | None
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: Seconds) -> int: ...
+
+    def send_signal(self, number: int) -> None: ...
+
+
+def start(command: Sequence[str], environment: Mapping[str, str], *, capture: bool = False, keep: Sequence[int] = ()) -> Child:
+    """A new process that runs a program.
 
     Args:
         command: the program and its arguments.
         environment: all of its variables.
-        capture: keep what it prints for `lines`, instead of letting it print where we do.
+        capture: keep what it prints for `Child.lines`, instead of letting it print where we do.
+        keep: our file descriptors that it has too.
     """
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, capture: bool = False) -> None:
-        self._swept = False
-        self._rest = b""
-        self._process = subprocess.Popen(
+    return Child(
+        subprocess.Popen(
             command,
             env={**environment, "PYTHONUNBUFFERED": "1"} if capture else dict(environment),
             stdout=subprocess.PIPE if capture else None,
             stderr=subprocess.STDOUT if capture else None,
             start_new_session=True,
-            preexec_fn=_die_with_parent(),  # noqa: PLW1509 - the launcher has one thread
+            preexec_fn=die_with_parent(),  # noqa: PLW1509 - the launcher has one thread
+            pass_fds=keep,
         )
+    )
+
+
+class Child:
+    """One process of the job, first of a session of its own.
+
+    Args:
+        process: it.
+    """
+
+    def __init__(self, process: Process) -> None:
+        self._swept = False
+        self._rest = b""
+        self._process = process
         if self._process.stdout is not None:
             os.set_blocking(self._process.stdout.fileno(), False)
 
@@ -90,13 +119,13 @@ class Child:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """For the child, before its program starts: let the kernel kill it when its parent dies.
+def die_with_parent() -> Callable[[], None]:
+    """For the child to call, before its program starts: let the kernel kill it when its parent dies.
 
     Linux only; elsewhere the lost connection tells.
     """
     if not sys.platform.startswith("linux"):
-        return None
+        return lambda: None
     libc = ctypes.CDLL(None, use_errno=True)
     parent = os.getpid()
 

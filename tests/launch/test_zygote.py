@@ -1,0 +1,180 @@
+"""Forks of a process that has imported what they need: each is what `python script.py` would have been, and none outlives the job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from offbeat.errors import ConfigurationError
+from offbeat.launch.processes import Child
+from offbeat.launch.zygote import Zygote, check_preload
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only on Linux do libraries survive a fork")
+
+DEADLINE_S = 30.0
+Fork = Callable[..., Child]
+
+
+def until(what: str, ready: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not ready():
+        assert time.monotonic() < deadline, what
+        os.sched_yield()
+
+
+def there(pid: int) -> bool:
+    """Whether the number is taken, even by a process that has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def output(child: Child) -> list[str]:
+    """All that it prints until its end."""
+    lines: list[str] = []
+
+    def over() -> bool:
+        ended = child.ended() is not None
+        lines.extend(child.lines())
+        return ended
+
+    until("its end", over)
+    return lines
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "beside.py").write_text("import os\nWHERE = os.getpid()\n")
+    return tmp_path / "script.py"
+
+
+@pytest.fixture
+def zygote(script: Path) -> Iterator[Zygote]:
+    """Has imported decimal, numpy and the module beside the script."""
+    script.touch()
+    zygote = Zygote(str(script), ["decimal", "numpy", "beside"], {**os.environ, "SHARED": "1"}, capture=True)
+    until("its imports", zygote.settled)
+    yield zygote
+    zygote.child.kill()
+
+
+@pytest.fixture
+def fork(zygote: Zygote, script: Path) -> Fork:
+    """Fork a process that runs this program: ``fork("print(1)", "an argument")``."""
+
+    def begin(program: str, *arguments: str, **variables: str) -> Child:
+        script.write_text(program)
+        child = zygote.fork({**os.environ, "SHARED": "1", **variables}, [str(script), *arguments])
+        assert child is not None
+        return child
+
+    return begin
+
+
+def test_it_is_what_the_script_would_be_alone(fork: Fork, script: Path, zygote: Zygote) -> None:
+    program = """
+import os, sys, beside
+class Mine: pass
+print(__name__, __file__, sys.argv, sys.path[0], Mine.__module__, sys.modules["__main__"].Mine is Mine)
+print(os.environ["SHARED"], os.environ["WORKER"], os.getsid(0) == os.getpid(), os.getppid() == beside.WHERE, "decimal" in sys.modules)
+"""
+    assert output(fork(program, "--epochs", "3", WORKER="7")) == [
+        f"__main__ {script} {[str(script), '--epochs', '3']} {script.parent} __main__ True",
+        "1 7 True True True",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [("", 0), ("raise SystemExit(7)", 7), ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9), ("1 / 0", 1)],
+)
+def test_how_it_ended(fork: Fork, program: str, status: int) -> None:
+    child = fork(program)
+    until("its end", lambda: child.ended() is not None)
+    assert child.ended() == status
+    until("its number to be free again", lambda: not there(child.pid))
+
+
+def test_the_end_is_an_interpreters(fork: Fork) -> None:
+    program = """
+import atexit, threading
+atexit.register(print, "at exit")
+go = threading.Event()
+threading.Thread(target=lambda: (go.wait(), print("thread"))).start()
+print("no line's end", end="")
+go.set()
+"""
+    assert sorted("".join(output(fork(program))).replace("thread", "").split("no line's end")) == ["", "at exit"]
+
+
+def test_a_traceback_begins_in_the_script(fork: Fork, script: Path) -> None:
+    lines = output(fork("def f():\n    1 / 0\nf()\n"))
+    assert lines[:2] == ["Traceback (most recent call last):", f'  File "{script}", line 3, in <module>']
+    assert lines[-1] == "ZeroDivisionError: division by zero"
+
+
+def test_forks_do_not_draw_the_same(fork: Fork) -> None:
+    program = "import random, numpy\nprint(random.random(), numpy.random.random())"
+    first, second = (output(fork(program))[0].split() for _ in range(2))
+    assert first[0] != second[0] and first[1] != second[1]
+
+
+def test_several_at_once_and_each_is_killed_alone(fork: Fork, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    program = f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)"
+    children = [fork(program) for _ in range(3)]
+    assert len({child.pid for child in children}) == 3
+    children[1].kill()
+    assert [child.ended() for child in children] == [None, -9, None]
+    children[0].signal(signal.SIGSTOP)
+    until("it to stop", lambda: psutil.Process(children[0].pid).status() == psutil.STATUS_STOPPED)
+    go.touch()
+    until("the third's end", lambda: children[2].ended() is not None)
+    assert children[0].ended() is None
+    children[0].kill()
+    assert children[0].ended() == -9
+
+
+def test_forks_die_with_their_zygote(fork: Fork, zygote: Zygote, script: Path) -> None:
+    child = fork("import time\ntime.sleep(1000)")
+    assert alive(child.pid)
+    os.kill(zygote.child.pid, signal.SIGKILL)
+    until("the fork's end", lambda: not alive(child.pid))
+    until("the news of it", lambda: child.ended() is not None)
+    assert child.ended() == -9
+    assert zygote.fork(os.environ, [str(script)]) is None, "who asks starts a new process instead"
+
+
+def test_an_import_that_fails_is_told(script: Path) -> None:
+    script.touch()
+    zygote = Zygote(str(script), ["json.nonsense"], os.environ)
+    until("the news", zygote.settled)
+    assert zygote.failure == "--preload json.nonsense: ModuleNotFoundError: No module named 'json.nonsense'"
+    assert zygote.fork(os.environ, [str(script)]) is None
+    zygote.child.kill()
+
+
+def test_what_cannot_be_there_is_told_before_anything_starts(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script.touch()
+    check_preload(["beside", "torch._dynamo", "sys"], str(script))
+    with pytest.raises(ConfigurationError, match=r"--preload tosch.nn: there is no module 'tosch' that .*script.py could import"):
+        check_preload(["tosch.nn"], str(script))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(ConfigurationError, match="only on Linux"):
+        check_preload(["torch"], str(script))
+    check_preload([], str(script))
