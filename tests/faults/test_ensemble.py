@@ -110,7 +110,7 @@ def test_one_that_is_told_to_leave_hands_in_its_local_steps(start: Start, enough
 def test_digits_are_learnt_although_one_is_killed_half_way(start: Start, tmp_path: Path) -> None:
     summary = tmp_path / "summary.json"
     options = ("--max-restarts", "0", "--kill", "1@15", "--summary", str(summary), "--sync", "ensemble(steps=10)")
-    ended = start("--workers", "4", *options, DIGITS, "--epochs", "8").ended(200.0)
+    ended = start("--preload", "sklearn.datasets", "--workers", "4", *options, DIGITS, "--epochs", "8").ended(200.0)
     assert any(r["kind"] == "process" and r["detail"] == "killed by SIGKILL" for r in ended.records)
     assert ended.tally().problems() == []
     reports = json.loads(summary.read_text())["epochs"]

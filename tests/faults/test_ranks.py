@@ -156,7 +156,8 @@ def test_a_plain_allreduce_ends_with_its_first_dead(start: Start, enough: Path) 
 @pytest.mark.parametrize("rule", ["majority", "allreduce", *GOSSIP[1:]])
 def test_digits_with_one_rank_slowed(start: Start, tmp_path: Path, rule: str) -> None:
     summary = tmp_path / "summary.json"
-    job = start("--workers", "4", "--sync", rule, "--slow", "3=0.03", "--summary", str(summary), DIGITS, "--epochs", "8")
+    options = ("--workers", "4", "--sync", rule, "--slow", "3=0.03", "--summary", str(summary))
+    job = start("--preload", "sklearn.datasets", *options, DIGITS, "--epochs", "8")
     ended = job.ended(deadline_s=200.0)
     assert ended.status == 0, ended.err
     assert ended.tally().problems() == []

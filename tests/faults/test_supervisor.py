@@ -29,12 +29,18 @@ def test_while_the_workers_start(start_new: Start, enough: Path, number: signal.
 
 
 @pytest.mark.parametrize(
-    ("number", "frozen"),
-    [(signal.SIGINT, False), (signal.SIGTERM, True), (signal.SIGKILL, True)],
-    ids=["SIGINT", "SIGTERM-frozen", "SIGKILL-frozen"],
+    ("number", "frozen", "how"),
+    [
+        (signal.SIGINT, False, "start"),
+        (signal.SIGTERM, True, "start_new"),
+        (signal.SIGKILL, True, "start_new"),
+        (signal.SIGKILL, True, "start"),
+    ],
+    ids=["SIGINT-forks", "SIGTERM-frozen", "SIGKILL-frozen", "SIGKILL-frozen-forks"],
 )
-def test_in_mid_training(start_new: Start, enough: Path, number: signal.Signals, frozen: bool) -> None:
-    job = start_new("--workers", "2", "--slow", "any=0.01", TRAIN, "--until", str(enough))
+def test_in_mid_training(request: pytest.FixtureRequest, enough: Path, number: signal.Signals, frozen: bool, how: str) -> None:
+    start: Start = request.getfixturevalue(how)
+    job = start("--workers", "2", "--slow", "any=0.01", TRAIN, "--until", str(enough))
     job.record("fold")
     if frozen:
         signalled(job.workers()[1], signal.SIGSTOP)

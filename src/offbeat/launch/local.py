@@ -104,18 +104,26 @@ class Supervisor:
         for number in range(self._settings.servers):
             environment = server_environment(number, self._settings, token=self._token, supervisor=address, port=self._port)
             self._servers[number] = start([sys.executable, "-m", "offbeat.runtime.server"], environment)
-        while len(self._addresses) < self._settings.servers or not self._zygote_settled():
-            self._serve(POLL_S)
-            self._check_servers()
-            if self._failure is not None or self._signals:
-                return
+        if not self._begun(lambda: len(self._addresses) == self._settings.servers):
+            return
         for number, link in sorted(self._links.items()):
             servers = json.dumps([self._addresses[n] for n in range(self._settings.servers)])
             link.send({"kind": "job", "settings": self._settings.to_wire(), "servers": servers})
             self._record("server", number, "started", f"pid {self._servers[number].pid}")
+        if not self._begun(self._zygote_settled):  # the servers load, too, meanwhile
+            return
         for worker in range(self._settings.workers):
             self._workers[worker] = WorkerProcess(self._spawn(worker))
             self._record("worker", worker, "started", f"pid {self._workers[worker].child.pid}")
+
+    def _begun(self, ready: Callable[[], bool]) -> bool:
+        """Wait for a part of the start; False: something has happened that ends the job first."""
+        while not ready():
+            self._serve(POLL_S)
+            self._check_servers()
+            if self._failure is not None or self._signals:
+                return False
+        return self._failure is None
 
     def _zygote_settled(self) -> bool:
         if self._zygote is None:
