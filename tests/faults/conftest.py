@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -29,8 +28,7 @@ def start_new(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 @pytest.fixture
 def start(start_new: Callable[..., Job]) -> Callable[..., Job]:
     """Start a job whose workers are forks of a process that has imported what they need, which takes a fraction of the time."""
-    preload = ("--preload", "torch._dynamo") if sys.platform.startswith("linux") else ()
-    return partial(start_new, *preload)
+    return partial(start_new, "--preload", "torch._dynamo")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from offbeat.launch.environment import common_environment, server_environment, w
 from offbeat.launch.outcome import Display, End, Outcome, verdict
 from offbeat.launch.processes import Child, describe, start
 from offbeat.launch.restarts import LastWords, WorkerProcess, why_not_restarted
-from offbeat.launch.zygote import Zygote
+from offbeat.launch.zygote import POSSIBLE, Zygote
 from offbeat.runtime.settings import JobSettings
 from offbeat.transport.base import Address, Connection, Message
 from offbeat.transport.hub import SocketHub
@@ -98,7 +98,9 @@ class Supervisor:
 
     def _start(self) -> None:
         address = self._hub.listen()
-        if self._preload:
+        if self._preload and not POSSIBLE:
+            self._display.note("--preload works on Linux only: here every worker imports for itself")
+        elif self._preload:
             environment = common_environment(self._settings)
             self._zygote = Zygote(self._command[0], self._preload, environment, capture=self._display.redraws)
         for number in range(self._settings.servers):

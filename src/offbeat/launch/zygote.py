@@ -5,7 +5,7 @@ Loading PyTorch takes seconds of a core for each process, at the start of a job 
 file's two halves: `Zygote` is the supervisor's side, `main` what runs in the process itself.
 
 Not the default, because a script may want to set variables before it imports something (``OMP_NUM_THREADS``, say), which is then too late.
-Linux only: elsewhere libraries do not survive a fork.
+Linux only: elsewhere libraries do not survive a fork, and every worker is a new process all the same.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from offbeat.launch.processes import Child, die_with_parent, start
 from offbeat.types import Seconds
 
 MESSAGE_BYTES = 1 << 16
+POSSIBLE = sys.platform.startswith("linux")
+"""Whether this system has zygotes."""
 
 
 def check_preload(modules: Sequence[str], script: str) -> None:
     """Whether these modules can be imported by this script, as far as that can be told without importing them.
 
     Raises:
-        ConfigurationError: there is no such module, or this system is not Linux.
+        ConfigurationError: there is no such module.
     """
-    if modules and not sys.platform.startswith("linux"):
-        raise ConfigurationError(f"--preload {modules[0]}: only on Linux do imported libraries survive a fork; leave it out")
     for name in modules:
         top = name.split(".", maxsplit=1)[0]
         places = [_folder(script), *sys.path]
