@@ -1,8 +1,8 @@
 """Workers that need not import anything: forked from a process that has imported, once, what they all need.
 
 Loading PyTorch takes seconds of a core for each process, at the start of a job and whenever a dead worker returns. A zygote loads what
-``--preload`` names and then waits; each worker is a fork of it, which becomes what ``python script.py`` would have been. The names of this
-file's two halves: `Zygote` is the supervisor's side, `main` what runs in the process itself.
+``--preload`` names and then waits; each worker is a fork of it, which becomes what ``python script.py`` would have been. `Zygote` is the
+supervisor's side of it, `main` is what runs in the process itself.
 
 Not the default, because a script may want to set variables before it imports something (``OMP_NUM_THREADS``, say), which is then too late.
 Linux only: elsewhere libraries do not survive a fork, and every worker is a new process all the same.
