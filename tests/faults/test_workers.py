@@ -6,9 +6,11 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.faults.job import TRAIN, Ended, Job, signalled
 
+from offbeat.launch.zygote import POSSIBLE
 from offbeat.runtime.journal import Record
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
@@ -33,8 +35,9 @@ def began(job: Job, workers: int) -> None:
         job.contribution(worker, 1)
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_killed_worker_returns_and_nobody_else_restarts(start: Start, enough: Path, victim: int) -> None:
+@pytest.mark.parametrize(("how", "victim"), [("start", 0), ("start_new", 2)])
+def test_a_killed_worker_returns_and_nobody_else_restarts(request: pytest.FixtureRequest, enough: Path, how: str, victim: int) -> None:
+    start: Start = request.getfixturevalue(how)
     job = start("--workers", "4", *CALM, TRAIN, "--until", str(enough))
     began(job, 4)
     before = job.workers()
@@ -52,6 +55,23 @@ def test_a_killed_worker_returns_and_nobody_else_restarts(start: Start, enough: 
     accounted(ended)
     versions_without = [r for r in ended.records if r["kind"] == "fold" and victim not in {part["worker"] for part in r["parts"]}]
     assert versions_without, "the others have waited for the dead"
+
+
+@pytest.mark.skipif(not POSSIBLE, reason="there are zygotes on Linux only")
+def test_a_killed_zygote_takes_its_forks_along_and_all_return_without_it(start: Start, enough: Path) -> None:
+    job = start("--workers", "2", *CALM, TRAIN, "--until", str(enough))
+    began(job, 2)
+    zygotes = {worker.ppid() for worker in job.workers().values()}
+    assert len(zygotes) == 1 and zygotes != {job.process.pid}
+    signalled(psutil.Process(zygotes.pop()), signal.SIGKILL)
+    for worker in range(2):
+        assert job.record("process", number=worker, role="worker", what="exited")["detail"] == "killed by SIGKILL"
+        job.contribution(worker, 2)
+    assert {worker.ppid() for worker in job.workers().values()} == {job.process.pid}
+    enough.touch()
+    ended = job.ended()
+    assert ended.status == 0, ended.err
+    accounted(ended)
 
 
 def test_a_frozen_worker_is_not_waited_for_and_comes_back_by_itself(start: Start, enough: Path) -> None:
