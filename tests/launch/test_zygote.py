@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from offbeat.errors import ConfigurationError
+from offbeat.launch import zygote as zygotes
 from offbeat.launch.processes import Child
 from offbeat.launch.zygote import POSSIBLE, Zygote, check_preload
 
@@ -77,7 +79,8 @@ def fork(zygote: Zygote, script: Path) -> Fork:
     """Fork a process that runs this program: ``fork("print(1)", "an argument")``."""
 
     def begin(program: str, *arguments: str, **variables: str) -> Child:
-        script.write_text(program)
+        if script.read_text() != program:  # an earlier fork may be about to read it
+            script.write_text(program)
         child = zygote.fork({**os.environ, "SHARED": "1", **variables}, [str(script), *arguments])
         assert child is not None
         return child
@@ -157,6 +160,19 @@ def test_forks_die_with_their_zygote(fork: Fork, zygote: Zygote, script: Path) -
     until("the news of it", lambda: child.ended() is not None)
     assert child.ended() == -9
     assert zygote.fork(os.environ, [str(script)]) is None, "who asks starts a new process instead"
+
+
+def test_a_fork_that_the_system_refuses_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process: root has no limit of processes that could be reached."""
+
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    reading, writing = os.pipe()
+    assert zygotes._fork({}, [writing]) == zygotes.REFUSED
+    assert os.read(reading, 1) == b"", "the descriptor that came with the request is closed"
+    os.close(reading)
 
 
 def test_an_import_that_fails_is_told(script: Path) -> None:

@@ -135,6 +135,8 @@ class Supervisor:
             self._display.note(line)
         if self._zygote.failure is not None:
             self._failure = self._failure or (self._zygote.failure, True)
+        elif self._zygote.over:
+            self._display.note("the process that was to import for all workers has died: they import for themselves")
         return settled
 
     def _spawn(self, worker: WorkerId) -> Child:

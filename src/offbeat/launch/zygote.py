@@ -35,6 +35,8 @@ from offbeat.launch.processes import Child, die_with_parent, start
 from offbeat.types import Seconds
 
 MESSAGE_BYTES = 1 << 16
+REFUSED = -1
+"""In place of a fork's number: there could be none, for instance because there are too many processes."""
 POSSIBLE = sys.platform.startswith("linux")
 """Whether this system has zygotes."""
 
@@ -66,8 +68,9 @@ class Zygote:
         self._environment = environment
         self._capture = capture
         self._ready = False
-        self._over = False
         self._statuses: dict[int, int] = {}
+        self.over = False
+        """Whether it has ended."""
         self.failure: str | None = None
         """Why it could not import something."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -78,10 +81,10 @@ class Zygote:
     def settled(self) -> bool:
         """Whether it has imported everything, or never will."""
         self._hear(0.0)
-        return self._ready or self._over
+        return self._ready or self.over
 
     def fork(self, environment: Mapping[str, str], command: Sequence[str]) -> Child | None:
-        """A new process that runs a script; None: there is no zygote any more.
+        """A new process that runs a script; None: there is no zygote any more, or the system refuses.
 
         Args:
             environment: all of its variables.
@@ -97,8 +100,8 @@ class Zygote:
                 output = open(reading, "rb", buffering=0)  # noqa: SIM115 - the child's, until its end
             with contextlib.suppress(OSError):
                 socket.send_fds(self._channel, [request], [writing] if self._capture else [])
-            while not self._over:
-                if (pid := self._hear(None)) is not None:
+            while not self.over and (pid := self._hear(None)) != REFUSED:
+                if pid is not None:
                     return Child(Fork(self, pid, output))
         if output is not None:
             output.close()
@@ -108,7 +111,7 @@ class Zygote:
         """How a fork has ended, negative for a signal; None: it has not, as far as is heard in this time."""
         if pid not in self._statuses:
             self._hear(timeout_s)
-        return self._statuses.get(pid, -signal.SIGKILL if self._over else None)  # the kernel kills the forks of a dead zygote
+        return self._statuses.get(pid, -signal.SIGKILL if self.over else None)  # the kernel kills the forks of a dead zygote
 
     def release(self, pid: int) -> None:
         """Nobody will send a signal to a fork that has ended: the system may give its number to another."""
@@ -117,7 +120,7 @@ class Zygote:
 
     def _hear(self, timeout_s: Seconds | None) -> int | None:
         """Read all that it has said, but no further than the number of a new fork, which is returned."""
-        while not self._over and select.select([self._channel], [], [], timeout_s)[0]:
+        while not self.over and select.select([self._channel], [], [], timeout_s)[0]:
             message = {}
             with contextlib.suppress(ConnectionResetError):
                 message = json.loads(self._channel.recv(MESSAGE_BYTES) or "{}")
@@ -131,7 +134,7 @@ class Zygote:
                 case {"failed": reason}:
                     self.failure = reason
                 case _:
-                    self._over = True
+                    self.over = True
             if timeout_s is not None:
                 timeout_s = 0.0
         return None
@@ -213,7 +216,8 @@ def _serve(channel: socket.socket) -> list[str] | None:
                                 if other.data is not None:
                                     os.close(other.fd)
                             return list(command)
-                        selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
+                        if pid != REFUSED:
+                            selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
                         channel.send(json.dumps({"forked": pid}).encode())
                     case {"release": pid}:
                         os.waitpid(pid, 0)
@@ -222,12 +226,15 @@ def _serve(channel: socket.socket) -> list[str] | None:
 
 
 def _fork(environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
-    """0 in a new process that has a session, an environment and an output of its own, and dies with this one; its number here."""
+    """0 in a new process, which has a session, environment and output of its own and dies with this one; here its number, or `REFUSED`."""
     prepare = die_with_parent()
     waiting, prepared = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads; the libraries' own know of forks
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            pid = REFUSED
     if pid == 0:
         os.setsid()
         prepare()
