@@ -25,7 +25,7 @@ class Rank:
         self.number, self.node, self.version = number, node, version
         self.asked = self.idle = False
         self.entering = False
-        self.donor: WorkerId | None = None
+        self.donor: Rank | None = None
         self.through: Version | None = None
         self.results: dict[Version, torch.Tensor] = {}
 
@@ -103,7 +103,7 @@ class Network:
     def push(self, number: WorkerId) -> None:
         """A rank arrives with a new gradient, if a buffer is free."""
         rank = self.ranks[number]
-        buffer = rank.node.free_buffer()
+        buffer = rank.node.buffer()
         if buffer is not None:
             vector = rank.node.memory.buffer(number, buffer)
             vector.zero_()
@@ -140,7 +140,7 @@ class Network:
         if not let_in:
             newcomer.node.enter(model.version, self.hosts[number])
             return
-        newcomer.donor, newcomer.idle = like, True
+        newcomer.donor, newcomer.idle = model, True
         self.tickets += 1
         self.nodes[SEAT].tickets[number] = self.tickets
         model.node.tell({"k": "let", "rank": number, "version": model.version, "ticket": self.tickets, "pause": True})
@@ -150,7 +150,10 @@ class Network:
         return [
             rank.number
             for rank in self.ranks.values()
-            if rank.donor is not None and rank.entering and rank.donor not in self.ranks and rank.number not in self.decider.present
+            if rank.donor is not None
+            and rank.entering
+            and self.ranks.get(rank.donor.number) is not rank.donor
+            and rank.number not in self.decider.present
         ]
 
     def finish(self) -> None:

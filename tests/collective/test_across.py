@@ -96,6 +96,23 @@ def _run(network: Network, ranks: int, faults: bool, draws: random.Random) -> No
     network.check()
 
 
+def test_what_a_dead_rank_has_written_over_is_not_in_its_round() -> None:
+    """It had the result and was about to give its next gradient; the other of its host has heard of neither, and sums the round anew."""
+    network = Network("solo", ["here", "here"], 100, 3)
+    network.push(0)
+    network.deliver((0, SEAT))
+    network.deliver((SEAT, 0))  # go: it sums alone
+    network.deliver((SEAT, 0))  # its answer
+    assert network.ranks[0].results.keys() == {0}
+    network.push(0)
+    network.die(0, 0)
+    network.finish()
+    network.check()
+    assert not network.ranks[1].results[0].any()
+    lost = [(entry.rank, entry.version) for entry in network.decider.follow(0) if entry.kind is Kind.LOST]
+    assert lost == [(0, 0)]
+
+
 # Over real sockets.
 
 

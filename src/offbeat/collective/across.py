@@ -191,8 +191,7 @@ class AcrossRounds:
         with self._lock:
             self._check()
             if self._filling is None:
-                self._wait_for(lambda: self._node.free_buffer() is not None, None)
-                self._filling = self._node.free_buffer()
+                self._wait_for(self._buffer_taken, None)
             assert self._filling is not None
             return self._node.memory.buffer(self._me, self._filling)
 
@@ -388,6 +387,10 @@ class AcrossRounds:
         ask()
         self._wait_for(lambda: bool(self._node.answers), None)
         return self._node.answers.pop(0)
+
+    def _buffer_taken(self) -> bool:
+        self._filling = self._node.buffer()
+        return self._filling is not None
 
     def _check(self) -> None:
         if self._mesh.failure is not None:

@@ -6,7 +6,7 @@ know when the last host has its sum, and whoever is given its result waits for i
 The ranks of one host have a *leader*; leaders run the schedules. When the leaders change, because one is dead or new, the rounds that are
 under way begin again in a new *view*: all ranks halt, say which results they have, and hear what is next. A round whose result anybody
 has is taken from him; the others are summed once more, among those that are there, from the same gradients. A dead host's gradients are
-lost with it. Pure: what is to be sent is returned.
+lost with it, and so is what a dead rank has written over: it had the result, and nobody else has. Pure: what is to be sent is returned.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from offbeat.collective.orders import Answer, Fence, Go, Halt, Hand, Hold, Order
 from offbeat.collective.state import Entry, Fenced, Kind, TooOld
-from offbeat.protocol.partial import Part, Rounds
+from offbeat.protocol.partial import BUFFERS, Part, Rounds
 from offbeat.protocol.round_rule import ABSENT, RoundRule
 from offbeat.types import Version, WorkerId
 
@@ -25,11 +26,22 @@ LOG_ENTRIES = 1 << 14
 """How many events are kept if nobody follows."""
 
 
+class _Sent(NamedTuple):
+    """A gradient that waits to be summed."""
+
+    rank: WorkerId
+    buffer: int
+    factor: float
+    """What it is scaled by."""
+    writes: int
+    """How often its buffer had been written when it was there."""
+
+
 @dataclass
 class _Going:
     """A round that is closed, and may not be summed everywhere."""
 
-    parts: list[tuple[WorkerId, int, float]]
+    parts: list[_Sent]
     divisor: int
     initiator: WorkerId | None
     gone: set[WorkerId] = field(default_factory=set)
@@ -47,6 +59,8 @@ class _Change:
     held: dict[WorkerId, set[Version]] = field(default_factory=dict)
     bare: set[WorkerId] = field(default_factory=set)
     """Ranks without the memory of their host: who was to hand it over is gone."""
+    writes: dict[str, Sequence[int]] = field(default_factory=dict)
+    """Of each host how often each buffer has been written there."""
 
 
 class Decider:
@@ -87,7 +101,7 @@ class Decider:
         self._log: deque[Entry] = deque(maxlen=None if followed else LOG_ENTRIES)
         self._seq = 0
         self._waiting: list[WorkerId] = []
-        self._pending: dict[Part, float] = {}
+        self._pending: dict[Part, _Sent] = {}
         self._going: dict[Version, _Going] = {}
         self._change: _Change | None = None
         self._present: list[WorkerId] = []
@@ -127,13 +141,17 @@ class Decider:
             self._came_with[rank] = 0
             self._wrote(Kind.ENTER, rank, 0)
 
-    def arrive(self, rank: WorkerId, buffer: int | None, factor: float = 1.0) -> list[Order]:
-        """A rank has a gradient in this buffer, or none. If it comes late, it is to be scaled by this."""
+    def arrive(self, rank: WorkerId, buffer: int | None, factor: float = 1.0, writes: int = 0) -> list[Order]:
+        """A rank has a gradient in this buffer, or none. If it comes late, it is to be scaled by this.
+
+        Args:
+            writes: how often the buffer has been written, with this gradient; if `report` says more, it is no more there.
+        """
         self._check(rank)
         version = self._rounds.version(rank)
         arrival = self._rounds.arrive(rank, buffer)
         if buffer is not None:
-            self._pending[Part(rank, buffer)] = factor if arrival.late else 1.0
+            self._pending[Part(rank, buffer)] = _Sent(rank, buffer, factor if arrival.late else 1.0, writes)
         self._wrote(Kind.ARRIVE, rank, version, arrival.closed, buffer)
         if arrival.through > arrival.number:
             self._waiting.append(rank)
@@ -209,18 +227,23 @@ class Decider:
         fence = Fence(rank, f"rank {rank} does not take part any more: it was declared dead, or has left")
         return [fence, *self._new_view(), *self._settled()]
 
-    def report(self, rank: WorkerId, view: int, upto: Version, held: Iterable[Version], has_memory: bool = True) -> list[Order]:
+    def report(self, rank: WorkerId, view: int, upto: Version, held: Iterable[Version], writes: Sequence[int] | None = ()) -> list[Order]:
         """A rank has halted for this view: it has had the results of all rounds before ``upto``, and holds those of ``held``.
 
         From here on it takes no memory from a rank that is not in this view.
+
+        Args:
+            writes: how often each buffer of its host has been written, `BUFFERS` numbers for each rank; None: it is without that memory.
         """
         change = self._change
         if change is None or view != self.view or rank not in change.missing:
             return []
         change.missing.discard(rank)
         change.upto[rank], change.held[rank] = upto, set(held)
-        if not has_memory:
+        if writes is None:
             change.bare.add(rank)
+        elif writes:
+            change.writes[self._hosts[rank]] = writes
         return self._under_way(change) if not change.missing else []
 
     # How rounds come to an end.
@@ -240,7 +263,7 @@ class Decider:
         """Rounds that have been closed begin to be summed."""
         orders: list[Order] = []
         while (round_ := self._rounds.closed()) is not None:
-            parts = [(part.rank, part.buffer, self._pending.pop(part)) for part in round_.parts if part in self._pending]
+            parts = [self._pending.pop(part) for part in round_.parts if part in self._pending]
             self._going[round_.number] = _Going(parts, round_.divisor, round_.initiator)
             self._wrote(Kind.FOLD_DONE, -1, round_.number + 1, self._rounds.fold_done())
             waiting, self._waiting = self._waiting, []
@@ -262,7 +285,7 @@ class Decider:
         floor = self._rounds.free_from()
         for old in [old for old in self._going if old < floor]:
             del self._going[old]
-        parts = tuple((leader_of[self._hosts[rank]], rank, buffer, factor) for rank, buffer, factor in going.parts)
+        parts = tuple((leader_of[self._hosts[sent.rank]], sent.rank, sent.buffer, sent.factor) for sent in going.parts)
         start = leaders[0] if going.initiator is None else leader_of.get(self._hosts[going.initiator], leaders[0])
         return Go(number, self.view, parts, going.divisor, start, leaders, floor)
 
@@ -295,7 +318,7 @@ class Decider:
                 holders = {self._hosts[rank]: rank for rank in change.held if number in change.held[rank]}
                 orders += self._handed(number, lacks[number], holders)
             else:
-                self._lose_of(number)
+                self._lose_of(number, change.writes)
                 orders.append(self._go(number))
         entering, self._entering = self._entering, []
         return orders + [Answer(rank, self.number, True, False, self._rounds.version(rank)) for rank in entering]
@@ -320,12 +343,14 @@ class Decider:
                 given.add(host)
         return [Hand(holder, self.view, number, tuple(ranks)) for holder, ranks in to.items()]
 
-    def _lose_of(self, number: Version) -> None:
-        """A round is summed anew, and the gradients of hosts that are gone are not there any more."""
+    def _lose_of(self, number: Version, writes: Mapping[str, Sequence[int]]) -> None:
+        """A round is summed anew. Not there any more are gradients of hosts that are gone, and those that a rank has written over: it had
+        the result, and has died since."""
         going, kept = self._going[number], []
-        for rank, buffer, factor in going.parts:
-            if rank in going.gone:
-                self._wrote(Kind.LOST, rank, number, buffer=buffer)
+        for sent in going.parts:
+            now = writes.get(self._hosts[sent.rank])
+            if sent.rank in going.gone or (now is not None and now[sent.rank * BUFFERS + sent.buffer] != sent.writes):
+                self._wrote(Kind.LOST, sent.rank, number, buffer=sent.buffer)
             else:
-                kept.append((rank, buffer, factor))
+                kept.append(sent)
         going.parts = kept

@@ -1,7 +1,9 @@
 """Where the ranks of a host have their send buffers and results, when rounds go across hosts: their own memory, or one that they share.
 
-Shared memory is one sparse block: room for the buffers of every rank of the job, of which only those that live here are ever touched, and
-a ring of results. The result of round n is in slot ``n % slots``; a round does not close before nobody needs what is there.
+Shared memory is one sparse block: room for the buffers of every rank of the job, of which only those that live here are ever touched, a
+ring of results, and how often each buffer has been written. The result of round n is in slot ``n % slots``; a round does not close before
+nobody needs what is there. A rank writes its next gradient once it has the result, and may die then, the only one to have had it: when the
+round is summed anew the count tells that what it gave for it is no more there.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ class HostMemory:
         self.block = block
         self._ranks, self._numel, self._dtype, self._slots = ranks, numel, dtype, slots
         self._vectors: dict[int, torch.Tensor] = {}
+        self._writes = self._counts()
 
     def shared(self) -> HostMemory:
         """The same, in a new block, to be handed to the other ranks of this host.
@@ -39,8 +42,8 @@ class HostMemory:
         Raises:
             ConfigurationError: there is not so much memory.
         """
-        nbytes = (self._ranks * BUFFERS + self._slots) * _vector_nbytes(self._numel, self._dtype)
-        return HostMemory(self._ranks, self._numel, self._dtype, self._slots, MemoryBlock.allocate(nbytes, "across", sparse=True))
+        block = MemoryBlock.allocate(self._nbytes, "across", sparse=True)
+        return HostMemory(self._ranks, self._numel, self._dtype, self._slots, block)
 
     def within(self, block: SharedMemory) -> HostMemory:
         """The same, in a block that another rank of this host has made.
@@ -48,16 +51,24 @@ class HostMemory:
         Raises:
             ProtocolError: it is not of the size that this job needs.
         """
-        nbytes = (self._ranks * BUFFERS + self._slots) * _vector_nbytes(self._numel, self._dtype)
-        if block.nbytes != nbytes:
+        if block.nbytes != self._nbytes:
             raise ProtocolError(
-                f"a block of {block.nbytes} bytes is handed over, and this job's has {nbytes}: the ranks differ in their model"
+                f"a block of {block.nbytes} bytes is handed over, and this job's has {self._nbytes}: the ranks differ in their model"
             )
         return HostMemory(self._ranks, self._numel, self._dtype, self._slots, block)
 
     def buffer(self, rank: WorkerId, index: int) -> torch.Tensor:
         """One of a rank's send buffers."""
         return self._vector(rank * BUFFERS + index)
+
+    def begin(self, rank: WorkerId, index: int) -> None:
+        """From now on this buffer is written anew, by its rank's process."""
+        self._writes[rank * BUFFERS + index] += 1
+
+    @property
+    def writes(self) -> list[int]:
+        """How often each buffer has been written: ``BUFFERS`` numbers for each rank."""
+        return self._writes.tolist()
 
     def result(self, number: Version) -> torch.Tensor:
         """Where the result of a round goes."""
@@ -66,8 +77,22 @@ class HostMemory:
     def close(self) -> None:
         """This process has done with it."""
         self._vectors.clear()
+        self._writes.release()
         if self.block is not None:
             self.block.close()
+
+    @property
+    def _nbytes(self) -> int:
+        return self._counted_from + _in_pages(8 * self._ranks * BUFFERS)
+
+    @property
+    def _counted_from(self) -> int:
+        return (self._ranks * BUFFERS + self._slots) * _vector_nbytes(self._numel, self._dtype)
+
+    def _counts(self) -> memoryview:
+        count, start = self._ranks * BUFFERS, self._counted_from
+        memory = memoryview(bytearray(8 * count)) if self.block is None else self.block.view[start : start + 8 * count]
+        return memory.cast("B").cast("q")
 
     def _vector(self, index: int) -> torch.Tensor:
         vector = self._vectors.get(index)
@@ -84,4 +109,8 @@ class HostMemory:
 
 def _vector_nbytes(numel: int, dtype: torch.dtype) -> int:
     """Whole pages, so that vectors of different processes share none."""
-    return max(1, -(-numel * dtype.itemsize // PAGE_NBYTES)) * PAGE_NBYTES
+    return _in_pages(max(1, numel * dtype.itemsize))
+
+
+def _in_pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE_NBYTES) * PAGE_NBYTES

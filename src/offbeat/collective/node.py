@@ -78,16 +78,21 @@ class Node:
 
     # What this rank does.
 
-    def free_buffer(self) -> int | None:
-        """A send buffer that can be written; None until a round is done."""
+    def buffer(self) -> int | None:
+        """A send buffer that is written from now on; None: there is none until a round is done."""
         has = self.executor.has
-        return next((index for index, busy in enumerate(self._busy) if busy is None or (busy != UNKNOWN and has(busy))), None)
+        free = next((index for index, busy in enumerate(self._busy) if busy is None or (busy != UNKNOWN and has(busy))), None)
+        if free is not None:
+            self.memory.begin(self.me, free)
+        return free
 
     def arrive(self, buffer: int | None, factor: float) -> None:
         """Hand in what is in this buffer; an answer comes."""
+        writes = 0
         if buffer is not None:
             self._busy[buffer] = UNKNOWN
-        self.tell({"k": "arrive", "b": buffer, "f": factor})
+            writes = self.memory.writes[self.me * BUFFERS + buffer]
+        self.tell({"k": "arrive", "b": buffer, "f": factor, "w": writes})
 
     def enter(self, version: Version, host: str) -> None:
         """Take part from this version on, at the host of this name; an answer comes."""
@@ -111,9 +116,9 @@ class Node:
         orders: list[Order]
         try:
             if kind == "arrive":
-                orders = decider.arrive(rank, header["b"], header["f"])
+                orders = decider.arrive(rank, header["b"], header["f"], header["w"])
             elif kind == "report":
-                orders = decider.report(rank, header["v"], header["upto"], header["held"], header["memory"])
+                orders = decider.report(rank, header["v"], header["upto"], header["held"], header["writes"])
             elif kind == "enter":
                 orders = decider.enter(rank, header["version"], header["host"])
             elif kind == "let":
@@ -214,8 +219,8 @@ class Node:
             self._expect(self.present)
             self.executor.halt(header["v"])
             self.executor.forget(header["f"])
-            held, has_memory = sorted(self.executor.results), self.has_memory
-            self.tell({"k": "report", "v": header["v"], "upto": self.executor.upto, "held": held, "memory": has_memory})
+            held, writes = sorted(self.executor.results), self.memory.writes if self.has_memory else None
+            self.tell({"k": "report", "v": header["v"], "upto": self.executor.upto, "held": held, "writes": writes})
         elif kind == "hold":
             self.hold()
         elif kind == "hand":
