@@ -6,12 +6,16 @@ filling the buffer. With ``--seat`` the decisions are made in a process of their
 ours take turns. ``ratio = gloo / ours``: above 1 is faster than gloo. ``cpu``: what a round costs each process, barriers not counted.
 ``active``: gradients computed from the newest version, on average per round.
 
+Everything that has been loaded is kept from Python's garbage collector: one look through all of it takes 65 ms, 300 ms in eight processes
+at once, and comes so seldom that it is chance which rule's rounds have it (a mean of 10 ms in place of 5, when it is ours).
+
     python -m benchmarks.across --ranks 8 --rules full,majority,solo --nbytes 64,65536,4194304 --skew-ms 1
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import secrets
@@ -84,6 +88,7 @@ def averaged(values: list[float]) -> list[float]:
 
 def be_rank(args: argparse.Namespace, rank: int) -> None:
     """One process: each configuration in turn, gloo and ours by turns."""
+    gc.freeze()
     store = TCPStore("127.0.0.1", args.port, is_master=rank == 0, wait_for_workers=False)
     dist.init_process_group("gloo", store=PrefixStore("gloo", store), rank=rank, world_size=args.ranks)
     for nbytes in args.nbytes:
@@ -122,6 +127,7 @@ def be_rank(args: argparse.Namespace, rank: int) -> None:
 
 def be_seat(args: argparse.Namespace) -> None:
     """The process that decides, and is no rank."""
+    gc.freeze()
     store = TCPStore("127.0.0.1", args.port, is_master=False)
     for nbytes in args.nbytes:
         for name in args.rules:

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.launch.waiting import DEADLINE_S, alive, until
 
 from offbeat.launch.processes import describe, start
 
 FOREVER = "sleep 1000"
-DEADLINE_S = 30.0
-
-
-def until(what: str, ready: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not ready():
-        assert time.monotonic() < deadline, what
-        os.sched_yield()
-
-
-def alive(pid: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    return False
 
 
 def number_in(path: Path) -> int:

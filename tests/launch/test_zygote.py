@@ -6,12 +6,12 @@ import contextlib
 import errno
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.launch.waiting import alive, until
 
 from offbeat.errors import ConfigurationError
 from offbeat.launch import zygote as zygotes
@@ -20,15 +20,7 @@ from offbeat.launch.zygote import POSSIBLE, Zygote, check_preload
 
 pytestmark = pytest.mark.skipif(not POSSIBLE, reason="only on Linux do libraries survive a fork")
 
-DEADLINE_S = 30.0
 Fork = Callable[..., Child]
-
-
-def until(what: str, ready: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not ready():
-        assert time.monotonic() < deadline, what
-        os.sched_yield()
 
 
 def there(pid: int) -> bool:
@@ -36,12 +28,6 @@ def there(pid: int) -> bool:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, 0)
         return True
-    return False
-
-
-def alive(pid: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     return False
 
 
@@ -137,19 +123,20 @@ def test_forks_do_not_draw_the_same(fork: Fork) -> None:
 
 
 def test_several_at_once_and_each_is_killed_alone(fork: Fork, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    program = f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)"
-    children = [fork(program) for _ in range(3)]
+    os.mkfifo(tmp_path / "go")
+    go = os.open(tmp_path / "go", os.O_RDWR)  # both ends, so that nobody waits for the other
+    children = [fork(f"open({str(tmp_path / 'go')!r}, 'rb', 0).read(1)") for _ in range(3)]
     assert len({child.pid for child in children}) == 3
     children[1].kill()
     assert [child.ended() for child in children] == [None, -9, None]
     children[0].signal(signal.SIGSTOP)
     until("it to stop", lambda: psutil.Process(children[0].pid).status() == psutil.STATUS_STOPPED)
-    go.touch()
+    os.write(go, b"!")
     until("the third's end", lambda: children[2].ended() is not None)
     assert children[0].ended() is None
     children[0].kill()
     assert children[0].ended() == -9
+    os.close(go)
 
 
 def test_forks_die_with_their_zygote(fork: Fork, zygote: Zygote, script: Path) -> None:

@@ -91,7 +91,7 @@ class Supervisor:
         self._signals.append(number)
         self._hub.wake()
         if len(self._signals) > 1:
-            for child in self._children():
+            for child in [*self._children(), *([] if self._zygote is None else [self._zygote.child])]:
                 child.strike()
 
     # Starting.

@@ -1,0 +1,27 @@
+"""What tests of real processes wait with, and see them by."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+
+import psutil
+
+DEADLINE_S = 30.0
+
+
+def until(what: str, ready: Callable[[], object]) -> None:
+    """Wait until it is so; fails with ``what`` after `DEADLINE_S`."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not ready():
+        assert time.monotonic() < deadline, what
+        os.sched_yield()
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
