@@ -131,7 +131,8 @@ class RobustLock:
 
         A holder that has been stopped for `PATIENCE_S` is killed: nobody can go on without what it holds.
         """
-        if self.attempt():
+        error = self._try(self._address)
+        if error == 0 or self._got(error):
             return True
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:

@@ -166,13 +166,15 @@ class HostRounds(Seats):
         rank, buffer = self._mine(), None
         self._shared.make_room()
         if gradient:
-            self.send()
+            if self._buffer is None:
+                self.send()
             buffer = self._buffer
         clips = clip is not None and gradient
         if clips and clip is not None and self._late():
             _clip(self.send(), clip)
             clips = False
-        made = self._shared.change(lambda state: self._arrive(state, rank, buffer, clips))
+        token = self._token
+        made = self._shared.change(lambda state: state.arrive(rank, token, buffer, clips))
         if made is None:
             # A round was closed between the look and the lock, so it is late after all; and that lasts.
             return self.arrive(gradient, clip)
@@ -259,7 +261,7 @@ class HostRounds(Seats):
         if tensor is not mine and tensor.data_ptr() != mine.data_ptr():
             mine.copy_(tensor.reshape(-1))
         arrival = self.arrive()
-        if not self.wait(timeout_s):
+        if self._awaited is not None and not self.wait(timeout_s):
             raise JobError(f"round {arrival.number} was not done in {timeout_s} s: its rule waits for a rank that has not arrived")
         results = self.results()
         included = bool(results) and results[-1][0] >= arrival.number
@@ -288,16 +290,6 @@ class HostRounds(Seats):
     def _checked(self, state: State) -> State:
         state.check(self._mine(), self._token)
         return state
-
-    def _arrive(
-        self, state: State, rank: WorkerId, buffer: int | None, clips: bool
-    ) -> tuple[Arrival, Version, list[tuple[Version, int]]] | None:
-        """The arrival, the version that the rank came with, and the results that it has been given at once. None: it must clip first."""
-        version = self._checked(state).rounds.version(rank)
-        if clips and version < state.rounds.number:
-            return None
-        arrival = state.arrive(rank, buffer)
-        return arrival, version, state.slots_of(range(version, state.rounds.version(rank)))
 
     def _waited(self, state: State) -> tuple[bool, list[tuple[Version, int]] | None]:
         """Whether a round is being folded; and what this rank has waited for, if it is there."""

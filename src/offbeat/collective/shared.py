@@ -19,7 +19,7 @@ from offbeat.collective.layout import Layout, rule_spelled
 from offbeat.collective.layout import pieces as pieces_of
 from offbeat.collective.state import Entry, State
 from offbeat.errors import JobError
-from offbeat.protocol.round_rule import RoundRule
+from offbeat.protocol.round_rule import CLOSED, DONE, RoundRule
 from offbeat.transport.base import SharedMemory
 
 T = TypeVar("T")
@@ -64,14 +64,16 @@ class Shared:
         try:
             commits = self._commits[0]
             old, new = self._states[commits & 1], self._states[~commits & 1]
-            new.cells[:] = old.cells
-            done, number = old.rounds.done, old.rounds.number
+            cells = new.cells
+            cells[:] = old.cells
+            number, done = cells[CLOSED], cells[DONE]
             result = what(new)
-            if self.folder.inline:
-                while (closing := new.closing()) is not None:
-                    self.folder.sum(closing)
-                    new.fold_done()
-            done, number = new.rounds.done - done, new.rounds.number - number
+            while cells[DONE] < cells[CLOSED] and self.folder.inline:
+                closing = new.closing()
+                assert closing is not None
+                self.folder.sum(closing)
+                new.fold_done()
+            number, done = cells[CLOSED] - number, cells[DONE] - done
             self._commits[0] = commits + 1
             if done or number:
                 self.events.change()
@@ -140,4 +142,5 @@ class Shared:
                 raise JobError(f"the coordinator has read nothing of the log of rounds for {FOLLOWER_TIMEOUT_S:g} s, and the log is full")
 
     def _unread(self) -> int:
-        return self.look(lambda state: state.seq) - self._followed[0]
+        # Of a state that is being overwritten too: a number that only grows is right, or soon will be.
+        return self._states[self._commits[0] & 1].seq - self._followed[0]

@@ -6,19 +6,20 @@ everything that must change together is in here. What happens is written into th
 
 from __future__ import annotations
 
-import time
 from enum import IntEnum
 from struct import Struct
+from time import monotonic_ns
 from typing import NamedTuple
 
 from offbeat.collective.layout import LOG_WIDTH, Layout, Words
 from offbeat.errors import OffbeatError
 from offbeat.protocol.partial import Arrival, Part, Round, Rounds
-from offbeat.protocol.round_rule import ABSENT, WIDTH, RoundRule
+from offbeat.protocol.round_rule import ABSENT, CLOSED, DONE, STATE, VERSION, WIDTH, RoundRule
 from offbeat.types import Version, WorkerId
 
 _RECORD = Struct(f"{LOG_WIDTH}q")
 """An entry as it lies in the log."""
+_RECORD_NBYTES = _RECORD.size
 
 
 class Fenced(OffbeatError):
@@ -42,6 +43,10 @@ class Kind(IntEnum):
     READ = 7
     LOST = 8
     """Across hosts: a gradient of this rank has gone with its host before it was in any result."""
+
+
+_ARRIVE, _RELEASE = int(Kind.ARRIVE), int(Kind.RELEASE)
+"""What every step writes. To look up an enumeration's member is a call, in Python 3.11."""
 
 
 class Entry(NamedTuple):
@@ -115,7 +120,7 @@ class State:
 
     def check(self, rank: WorkerId, token: int) -> None:
         """Raise `Fenced` unless this rank takes part, as the process with this token."""
-        if self.rounds.state(rank) == ABSENT:
+        if self.cells[(1 + rank) * WIDTH + STATE] == ABSENT:
             raise Fenced(f"rank {rank} does not take part: it was declared dead, or has left; let it enter again with a newer version")
         if self.tokens[rank] != token:
             raise Fenced(f"another process is rank {rank} now: this one was declared dead while it was silent")
@@ -162,19 +167,32 @@ class State:
         self.rounds.resume(rank)
         self._wrote(Kind.RESUME, rank, self.rounds.version(rank), False)
 
-    def arrive(self, rank: WorkerId, buffer: int | None) -> Arrival:
-        """The rank waits from now on, or has its results at once if it is late and nothing is being folded."""
+    def arrive(
+        self, rank: WorkerId, token: int, buffer: int | None, unless_late: bool
+    ) -> tuple[Arrival, Version, list[tuple[Version, int]]] | None:
+        """The rank waits from now on, or has its results at once if it is late and nothing is being folded.
+
+        Returns:
+            Besides the arrival, the version that the rank came with and, as `slots_of` has them, the results that it has been given.
+            None: it is late, and was not to arrive then.
+        """
+        self.check(rank, token)
+        cells = self.cells
+        version = cells[(1 + rank) * WIDTH + VERSION]
+        if unless_late and version < cells[CLOSED]:
+            return None
         arrival = self.rounds.arrive(rank, buffer)
-        self._closed(Kind.ARRIVE, rank, arrival.closed, buffer)
-        if arrival.through > self.rounds.done:
-            self._waits[rank] = arrival.through
-        else:
-            self.release(rank)
-        return arrival
+        self._wrote(_ARRIVE, rank, version, arrival.closed, buffer)
+        if arrival.closed:
+            self._place()
+        if arrival.through <= cells[DONE]:
+            return arrival, version, self.slots_of(self.release(rank))
+        self._waits[rank] = arrival.through
+        return arrival, version, []
 
     def release(self, rank: WorkerId) -> range:
         given = self.rounds.release(rank)
-        self._wrote(Kind.RELEASE, rank, given.stop, False)
+        self._wrote(_RELEASE, rank, given.stop, False)
         return given
 
     def read(self, rank: WorkerId) -> None:
@@ -188,19 +206,23 @@ class State:
                 self._waits[rank] = 0
                 self.release(rank)
 
-    def _closed(self, kind: Kind, rank: WorkerId, closed: bool, buffer: int | None = None) -> None:
-        """Something has happened that may close a round; if it has, its result gets a place: the lowest, which memory knows best."""
-        self._wrote(kind, rank, self.rounds.done if rank < 0 else self.rounds.version(rank), closed, buffer)
+    def _closed(self, kind: Kind, rank: WorkerId, closed: bool) -> None:
+        """Something has happened that may close a round."""
+        self._wrote(kind, rank, self.rounds.done if rank < 0 else self.rounds.version(rank), closed)
         if closed:
-            floor = self.rounds.free_from()
-            slot = next(slot for slot, held in enumerate(self._holds.tolist()) if held <= floor)
-            self._holds[slot] = self.rounds.number
+            self._place()
 
-    def _wrote(self, kind: Kind, rank: WorkerId, version: Version, closed: bool, buffer: int | None = None) -> None:
-        seq = self.seq
-        number = self.rounds.number - closed
-        entry = (seq, kind, rank, version, -1 if buffer is None else buffer, number, closed, time.monotonic_ns())
-        _RECORD.pack_into(self._log, seq % self._log_entries * _RECORD.size, *entry)
+    def _place(self) -> None:
+        """The result of the round that has just been closed gets a slot: the lowest, which memory knows best."""
+        floor = self.rounds.free_from()
+        slot = next(slot for slot, held in enumerate(self._holds.tolist()) if held <= floor)
+        self._holds[slot] = self.rounds.number
+
+    def _wrote(self, kind: int, rank: WorkerId, version: Version, closed: bool, buffer: int | None = None) -> None:
+        seq = self._single[0]
+        number = self.cells[CLOSED] - closed
+        at = seq % self._log_entries * _RECORD_NBYTES
+        _RECORD.pack_into(self._log, at, seq, kind, rank, version, -1 if buffer is None else buffer, number, closed, monotonic_ns())
         self._single[0] = seq + 1
 
     def entries(self, start: int) -> list[Entry]:

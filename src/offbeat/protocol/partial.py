@@ -19,13 +19,39 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from offbeat.protocol.round_rule import ABSENT, ACTIVE, IDLE, LATE, ON_TIME, WIDTH, Job, Of, RoundRule, Table, View
+from offbeat.protocol.round_rule import (
+    ABSENT,
+    ACTIVE,
+    ACTIVES,
+    ARRIVALS,
+    ARRIVED,
+    CHANGES,
+    CLOSED,
+    DONE,
+    FROZEN,
+    IDLE,
+    INITIATOR,
+    LATE,
+    LIVE,
+    NEEDS,
+    ON_TIME,
+    PENDING,
+    STATE,
+    VERSION,
+    WAITING,
+    WIDTH,
+    RoundRule,
+    Table,
+    View,
+)
 from offbeat.types import Version, WorkerId
 
 BUFFERS: Final = 2
 """Of each rank: while one is carried, or is being folded, the next gradient goes into the other."""
 
 ALL: Final = (1 << BUFFERS) - 1
+_BUFFERS_IN: Final = tuple(tuple(buffer for buffer in range(BUFFERS) if bits >> buffer & 1) for bits in range(ALL + 1))
+"""Those whose bits are set, by the bits."""
 
 
 class Part(NamedTuple):
@@ -117,49 +143,43 @@ class Rounds:
     @property
     def number(self) -> Version:
         """Of the open round: how many are closed."""
-        return self._cells[Job.CLOSED]
+        return self._cells[CLOSED]
 
     @property
     def done(self) -> Version:
         """How many rounds are folded: the newest version that can be had."""
-        return self._cells[Job.DONE]
+        return self._cells[DONE]
 
     def state(self, rank: WorkerId) -> int:
         """`ABSENT`, `ACTIVE` or `IDLE`."""
-        return self._cells[(1 + rank) * WIDTH + Of.STATE]
+        return self._cells[(1 + rank) * WIDTH + STATE]
 
     def version(self, rank: WorkerId) -> Version:
         """How many results a rank has taken."""
-        return self._cells[(1 + rank) * WIDTH + Of.VERSION]
+        return self._cells[(1 + rank) * WIDTH + VERSION]
 
     def waits(self, rank: WorkerId) -> bool:
         """Whether a rank has arrived on time and its round is still open."""
-        return self._cells[(1 + rank) * WIDTH + Of.ARRIVED] == ON_TIME
+        return self._cells[(1 + rank) * WIDTH + ARRIVED] == ON_TIME
 
     def free_buffer(self, rank: WorkerId) -> int | None:
         """Where this rank's next gradient can go; None: both are in use, as they may be until it goes on."""
         row = (1 + rank) * WIDTH
-        used = self._cells[row + Of.PENDING] | self._cells[row + Of.FROZEN]
+        used = self._cells[row + PENDING] | self._cells[row + FROZEN]
         return next((buffer for buffer in range(BUFFERS) if not used >> buffer & 1), None)
 
     def free_from(self) -> Version:
         """The results of all rounds before this one are of no more use."""
-        there = [needs for state, needs in zip(self._column(Of.STATE), self._column(Of.NEEDS), strict=True) if state != ABSENT]
+        there = [needs for state, needs in zip(self._column(STATE), self._column(NEEDS), strict=True) if state != ABSENT]
         return min(there, default=self.done)
 
     def closed(self) -> Round | None:
         """The round that is to be folded; None: all that are closed are done."""
         if self.done == self.number:
             return None
-        parts = tuple(
-            Part(rank, buffer)
-            for rank, bits in enumerate(self._column(Of.FROZEN))
-            if bits
-            for buffer in range(BUFFERS)
-            if bits >> buffer & 1
-        )
-        initiator = self._cells[Job.INITIATOR]
-        return Round(self.done, parts, self._cells[Job.LIVE], None if initiator < 0 else initiator)
+        parts = tuple(Part(rank, buffer) for rank, bits in enumerate(self._column(FROZEN)) if bits for buffer in _BUFFERS_IN[bits])
+        initiator = self._cells[INITIATOR]
+        return Round(self.done, parts, self._cells[LIVE], None if initiator < 0 else initiator)
 
     # What happens. Everything that may close a round returns whether it has.
 
@@ -170,35 +190,35 @@ class Rounds:
             What its predecessor has pending: dropped, since the buffers are the newcomer's now.
         """
         row, cells = (1 + rank) * WIDTH, self._cells
-        assert not cells[row + Of.FROZEN], f"rank {rank} entered while its predecessor's gradient is being folded"
-        pending = cells[row + Of.PENDING]
+        assert not cells[row + FROZEN], f"rank {rank} entered while its predecessor's gradient is being folded"
+        pending = cells[row + PENDING]
         self._count(row, -1)
         for column in range(WIDTH):
             cells[row + column] = 0
-        cells[row + Of.STATE], cells[row + Of.VERSION], cells[row + Of.NEEDS] = ACTIVE, version, version
+        cells[row + STATE], cells[row + VERSION], cells[row + NEEDS] = ACTIVE, version, version
         self._count(row, 1)
-        return tuple(Part(rank, buffer) for buffer in range(BUFFERS) if pending >> buffer & 1)
+        return tuple(Part(rank, buffer) for buffer in _BUFFERS_IN[pending])
 
     def leave(self, rank: WorkerId) -> bool:
         """A rank is gone. What it has pending stays in the round."""
         row = (1 + rank) * WIDTH
         self._count(row, -1)
-        self._cells[row + Of.STATE] = ABSENT
+        self._cells[row + STATE] = ABSENT
         return self._close(None)
 
     def pause(self, rank: WorkerId) -> bool:
         """A rank has nothing to compute until the epoch ends; no round waits for it. If that is so for all, what is pending is folded."""
         row = (1 + rank) * WIDTH
-        if self._cells[row + Of.STATE] == ACTIVE:
+        if self._cells[row + STATE] == ACTIVE:
             self._count(row, -1)
-            self._cells[row + Of.STATE] = IDLE
+            self._cells[row + STATE] = IDLE
         return self._close(None)
 
     def resume(self, rank: WorkerId) -> None:
         """A rank computes again."""
         row = (1 + rank) * WIDTH
-        if self._cells[row + Of.STATE] == IDLE:
-            self._cells[row + Of.STATE] = ACTIVE
+        if self._cells[row + STATE] == IDLE:
+            self._cells[row + STATE] = ACTIVE
             self._count(row, 1)
 
     def arrive(self, rank: WorkerId, buffer: int | None, version: Version | None = None) -> Arrival:
@@ -210,37 +230,37 @@ class Rounds:
             version: that it has computed from, if another than it has taken results for: where `release` is not told in time.
         """
         row, cells = (1 + rank) * WIDTH, self._cells
-        state = cells[row + Of.STATE]
+        state = cells[row + STATE]
         assert state != ABSENT, f"rank {rank} arrived, and is not there"
         if state == IDLE:
             self.resume(rank)
         if version is not None:
-            cells[row + Of.VERSION] = version
-        cells[row + Of.NEEDS] = version = cells[row + Of.VERSION]
-        pending = cells[row + Of.PENDING]
+            cells[row + VERSION] = version
+        cells[row + NEEDS] = version = cells[row + VERSION]
+        pending = cells[row + PENDING]
         if buffer is not None:
-            assert not (pending | cells[row + Of.FROZEN]) >> buffer & 1, f"buffer {buffer} of rank {rank} is in use"
+            assert not (pending | cells[row + FROZEN]) >> buffer & 1, f"buffer {buffer} of rank {rank} is in use"
             pending |= 1 << buffer
-            cells[row + Of.PENDING] = pending
-        number = cells[Job.CLOSED]
+            cells[row + PENDING] = pending
+        number = cells[CLOSED]
         late = version < number
         waits = not late or pending == ALL
-        if waits or cells[Job.WAITING]:
-            before = cells[row + Of.ARRIVED]
+        if waits or cells[WAITING]:
+            before = cells[row + ARRIVED]
             assert before != ON_TIME, f"rank {rank} arrived while it waits for round {number}"
-            cells[row + Of.ARRIVED] = ON_TIME if waits else LATE
-            cells[Job.ARRIVED] += before == 0
-            cells[Job.WAITING] += waits
-        closed = self._close(rank)
+            cells[row + ARRIVED] = ON_TIME if waits else LATE
+            cells[ARRIVALS] += before == 0
+            cells[WAITING] += waits
+        closed = cells[WAITING] > 0 and self._close(rank)
         return Arrival(number, late, closed, number + (waits or closed))
 
     def fold_done(self) -> bool:
         """The closed round is folded. Returns whether the next is closed with that: if all have paused meanwhile, it is."""
         assert self.done < self.number, "nothing is being folded"
         cells = self._cells
-        cells[Job.DONE] += 1
+        cells[DONE] += 1
         for row in self._rows:
-            cells[row + Of.FROZEN] = 0
+            cells[row + FROZEN] = 0
         return self._close(None)
 
     def can_go_on(self, rank: WorkerId) -> bool:
@@ -250,23 +270,23 @@ class Rounds:
         `Arrival.through` rounds are done. For an idle rank it is so always.
         """
         row, cells = (1 + rank) * WIDTH, self._cells
-        if cells[row + Of.STATE] == IDLE:
+        if cells[row + STATE] == IDLE:
             return True
-        folding = cells[Job.DONE] < cells[Job.CLOSED]
-        return cells[row + Of.ARRIVED] != ON_TIME and not (folding and cells[row + Of.PENDING])
+        folding = cells[DONE] < cells[CLOSED]
+        return cells[row + ARRIVED] != ON_TIME and not (folding and cells[row + PENDING])
 
     def release(self, rank: WorkerId) -> range:
         """A rank that `can_go_on` takes the results that it has not had: of these rounds. They are kept until it says `read` or arrives."""
         assert self.can_go_on(rank), f"rank {rank} is released while its round is open, or before `Arrival.through` rounds are done"
         row = (1 + rank) * WIDTH
-        before, done = self._cells[row + Of.VERSION], self.done
-        self._cells[row + Of.VERSION] = done
+        before, done = self._cells[row + VERSION], self._cells[DONE]
+        self._cells[row + VERSION] = done
         return range(before, done)
 
     def read(self, rank: WorkerId) -> bool:
         """A rank has done with the results that it was given last."""
         row = (1 + rank) * WIDTH
-        self._cells[row + Of.NEEDS] = self._cells[row + Of.VERSION]
+        self._cells[row + NEEDS] = self._cells[row + VERSION]
         return self._close(None)
 
     def close(self, initiator: WorkerId | None) -> None:
@@ -281,13 +301,13 @@ class Rounds:
     def _count(self, row: int, comes: int) -> None:
         """A rank becomes active (1) or ceases to be (-1), if it is."""
         cells = self._cells
-        if cells[row + Of.STATE] != ACTIVE:
+        if cells[row + STATE] != ACTIVE:
             return
-        arrived = cells[row + Of.ARRIVED]
-        cells[Job.ACTIVE] += comes
-        cells[Job.ARRIVED] += comes * (arrived != 0)
-        cells[Job.WAITING] += comes * (arrived == ON_TIME)
-        cells[Job.CHANGES] += 1
+        arrived = cells[row + ARRIVED]
+        cells[ACTIVES] += comes
+        cells[ARRIVALS] += comes * (arrived != 0)
+        cells[WAITING] += comes * (arrived == ON_TIME)
+        cells[CHANGES] += 1
 
     def _close(self, initiator: WorkerId | None) -> bool:
         """Close the open round, if it is time."""
@@ -299,23 +319,23 @@ class Rounds:
     def _freeze(self, initiator: WorkerId | None) -> None:
         cells, live = self._cells, 0
         for row in self._rows:
-            cells[row + Of.FROZEN] = cells[row + Of.PENDING]
-            cells[row + Of.PENDING] = cells[row + Of.ARRIVED] = 0
-            live += cells[row + Of.STATE] != ABSENT
-        cells[Job.ARRIVED] = cells[Job.WAITING] = 0
-        cells[Job.LIVE] = max(1, live)
-        cells[Job.INITIATOR] = -1 if initiator is None else initiator
-        cells[Job.CLOSED] += 1
+            cells[row + FROZEN] = cells[row + PENDING]
+            cells[row + PENDING] = cells[row + ARRIVED] = 0
+            live += cells[row + STATE] != ABSENT
+        cells[ARRIVALS] = cells[WAITING] = 0
+        cells[LIVE] = max(1, live)
+        cells[INITIATOR] = -1 if initiator is None else initiator
+        cells[CLOSED] += 1
 
     def _due(self) -> bool:
         cells = self._cells
-        number = cells[Job.CLOSED]
-        if cells[Job.DONE] < number:
+        number = cells[CLOSED]
+        if cells[DONE] < number:
             return False
-        if cells[Job.ACTIVE]:
-            return bool(cells[Job.WAITING]) and self._rule.closes(self._view) and self._has_room() and not self._leaves_behind(number)
+        if cells[ACTIVES]:
+            return bool(cells[WAITING]) and self._rule.closes(self._view) and self._has_room() and not self._leaves_behind(number)
         # All have paused. If all are gone nobody is there to fold.
-        return any(self._column(Of.PENDING)) and any(self._column(Of.STATE)) and self._has_room()
+        return any(self._column(PENDING)) and any(self._column(STATE)) and self._has_room()
 
     def _has_room(self) -> bool:
         return self._slots is None or self.number - self.free_from() < self._slots
@@ -325,6 +345,4 @@ class Rounds:
         if self._staleness is None or number < self._staleness:
             return False
         cells, oldest = self._cells, number - self._staleness
-        return any(
-            cells[row + Of.VERSION] <= oldest and cells[row + Of.STATE] == ACTIVE and not cells[row + Of.ARRIVED] for row in self._rows
-        )
+        return any(cells[row + VERSION] <= oldest and cells[row + STATE] == ACTIVE and not cells[row + ARRIVED] for row in self._rows)

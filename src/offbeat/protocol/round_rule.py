@@ -20,43 +20,40 @@ LATE, ON_TIME = 1, 2
 ABSENT, ACTIVE, IDLE = 0, 1, 2
 """The states of a rank: not there; a round may wait for it; there, but at the end of an epoch, and not waited for."""
 
+# Where things are in the table. Constants of the module: those of a class, or an enumeration's members, take two and eight times as long to
+# look up in Python 3.11, and whoever arrives from a computation finds neither in the processor's caches.
 
-class Of:
-    """Columns of a rank's row. Plain integers: an enumeration's members take several times as long to look up."""
+# Columns of a rank's row.
+STATE: Final = 0
+"""`ABSENT`, `ACTIVE` or `IDLE`."""
+VERSION: Final = 1
+"""The rounds whose results it has."""
+NEEDS: Final = 2
+"""The first round whose result must be kept for it."""
+ARRIVED: Final = 3
+"""In the open round: `LATE`, `ON_TIME`, or 0."""
+PENDING: Final = 4
+"""Which of its buffers hold a gradient for the open round: bits."""
+FROZEN: Final = 5
+"""Which of them are in the round that is being folded: bits."""
 
-    STATE: Final = 0
-    VERSION: Final = 1
-    """The rounds whose results it has."""
-    NEEDS: Final = 2
-    """The first round whose result must be kept for it."""
-    ARRIVED: Final = 3
-    """In the open round: `LATE`, `ON_TIME`, or 0."""
-    PENDING: Final = 4
-    """Which of its buffers hold a gradient for the open round: bits."""
-    FROZEN: Final = 5
-    """Which of them are in the round that is being folded: bits."""
-
-
-class Job:
-    """Columns of the first row."""
-
-    CLOSED: Final = 0
-    """How many rounds are closed: the number of the open one."""
-    DONE: Final = 1
-    """How many are folded: as many as are closed, or one less."""
-    LIVE: Final = 2
-    """How many ranks were there when the last round closed: what its sum is divided by."""
-    INITIATOR: Final = 3
-    """Who closed it; -1: nobody, somebody's end or pause did."""
-    ACTIVE: Final = 4
-    """How many ranks are active: this and the next two could be counted anew each time, and that takes much longer."""
-    ARRIVED: Final = 5
-    """How many of them have arrived."""
-    WAITING: Final = 6
-    """How many of these on time: they wait."""
-    CHANGES: Final = 7
-    """How often the active ranks have changed."""
-
+# Columns of the first row, which is the job's.
+CLOSED: Final = 0
+"""How many rounds are closed: the number of the open one."""
+DONE: Final = 1
+"""How many are folded: as many as are closed, or one less."""
+LIVE: Final = 2
+"""How many ranks were there when the last round closed: what its sum is divided by."""
+INITIATOR: Final = 3
+"""Who closed it; -1: nobody, somebody's end or pause did."""
+ACTIVES: Final = 4
+"""How many ranks are active: this and the next two could be counted anew each time, and that takes much longer."""
+ARRIVALS: Final = 5
+"""How many of them have arrived."""
+WAITING: Final = 6
+"""How many of these on time: they wait."""
+CHANGES: Final = 7
+"""How often the active ranks have changed."""
 
 WIDTH: Final = 8
 """Columns: a row is one cache line."""
@@ -75,38 +72,38 @@ class View:
     @property
     def number(self) -> Version:
         """Of the open round."""
-        return self._cells[Job.CLOSED]
+        return self._cells[CLOSED]
 
     @property
     def active(self) -> Mask:
         """Ranks that the round may wait for. `actives` says how many, without counting."""
-        active: Mask = np.equal(self._columns[Of.STATE], ACTIVE)
+        active: Mask = np.equal(self._columns[STATE], ACTIVE)
         return active
 
     @property
     def arrived(self) -> Mask:
         """Active ranks that have arrived in this round, late or not. `arrivals` says how many, without counting."""
-        arrived: Mask = np.logical_and(self.active, self._columns[Of.ARRIVED])
+        arrived: Mask = np.logical_and(self.active, self._columns[ARRIVED])
         return arrived
 
     @property
     def actives(self) -> int:
-        return self._cells[Job.ACTIVE]
+        return self._cells[ACTIVES]
 
     @property
     def arrivals(self) -> int:
-        return self._cells[Job.ARRIVED]
+        return self._cells[ARRIVALS]
 
     def arrivals_of(self, ranks: NDArray[np.intp]) -> int:
         """How many of these active ranks have arrived."""
         if len(ranks) == 1:
-            return int(self._cells[(1 + int(ranks[0])) * WIDTH + Of.ARRIVED] != 0)
-        return int(np.count_nonzero(self._columns[Of.ARRIVED][ranks]))
+            return int(self._cells[(1 + int(ranks[0])) * WIDTH + ARRIVED] != 0)
+        return int(np.count_nonzero(self._columns[ARRIVED][ranks]))
 
     def drawn(self, count: int) -> NDArray[np.intp]:
         """So many active ranks, or all if they are fewer: the first of an order that seed and round draw. If one of them is gone the
         next takes its place, and the others stay."""
-        now = self._cells[Job.CLOSED], self._cells[Job.CHANGES]
+        now = self._cells[CLOSED], self._cells[CHANGES]
         if now != self._drawn_at:
             self._drawn.clear()
             self._drawn_at = now
