@@ -59,6 +59,14 @@ def test_plain_output_is_a_line_now_and_then(run_job: RunJob) -> None:
     assert any(line == "worker 2: [bold] is not markup here" for line in lines)
 
 
+def test_the_last_line_is_not_said_twice() -> None:
+    console, file = screen(terminal=False)
+    progress = Progress(console)
+    progress.update(Tally().summary(), now=1000.0)  # and that is all: the job ends while its workers start
+    progress.close()
+    assert file.getvalue().count("the workers are starting") == 1
+
+
 def test_a_terminal_shows_the_job_and_each_worker(run_job: RunJob) -> None:
     console, file = screen(terminal=True)
     progress = Progress(console)

@@ -38,6 +38,7 @@ class Progress:
         self._before: Summary | None = None
         self._began: Seconds = 0.0
         self._printed: Seconds | None = None
+        self._said = ""
         self._history: deque[tuple[Seconds, int]] = deque()
 
     @property
@@ -58,7 +59,7 @@ class Progress:
             self._draw(snapshot, elapsed_s, rate)
         elif self._printed is None or now - self._printed >= PLAIN_EVERY_S:
             self._printed = now
-            self.note(f"{elapsed_s:8.1f} s  {headline(snapshot, rate)}")
+            self._say(elapsed_s, headline(snapshot, rate))
 
     def note(self, text: str) -> None:
         """Print a line that stays, above the display if there is one."""
@@ -71,9 +72,14 @@ class Progress:
             self._live.stop()
             self._live = None
         elif self._before is not None and not self._console.is_terminal:
-            elapsed_s = self._before["elapsed_s"]
-            self.note(f"{elapsed_s:8.1f} s  {headline(self._before, self._before['samples_per_s'])}")
+            last = headline(self._before, self._before["samples_per_s"])
+            if last != self._said:
+                self._say(self._before["elapsed_s"], last)
         self._before = None
+
+    def _say(self, elapsed_s: Seconds, line: str) -> None:
+        self._said = line
+        self.note(f"{elapsed_s:8.1f} s  {line}")
 
     def _draw(self, snapshot: Summary, elapsed_s: Seconds, rate: float) -> None:
         if self._live is None:
