@@ -23,7 +23,7 @@ class Rank:
 
     def __init__(self, number: WorkerId, node: Node, version: Version) -> None:
         self.number, self.node, self.version = number, node, version
-        self.asked = self.idle = False
+        self.asked = self.idle = self.parting = False
         self.entering = False
         self.donor: Rank | None = None
         self.through: Version | None = None
@@ -64,6 +64,9 @@ class Network:
         self.memories: dict[str, HostMemory] = {}
         self.nodes: dict[WorkerId, Node] = {}
         self.ranks: dict[WorkerId, Rank] = {}
+        self.left: list[Rank] = []
+        """In peace."""
+        self.deaths = 0
         self.made = self.tickets = 0
         self.add(SEAT)
         for number in range(len(hosts)):
@@ -112,8 +115,31 @@ class Network:
             rank.node.arrive(buffer, 1.0)
             rank.asked, rank.idle = True, False
 
+    def part(self, number: WorkerId) -> None:
+        """A rank has come to the end of its script."""
+        rank = self.ranks[number]
+        rank.node.tell({"k": "part"})
+        rank.asked = rank.idle = rank.parting = True
+
+    def may_leave(self, number: WorkerId) -> bool:
+        """Whether it has heard that the others can do without it."""
+        return self.ranks[number].parting and self.ranks[number].free
+
+    def leave(self, number: WorkerId) -> None:
+        """It may go, and goes."""
+        rank = self.ranks[number]
+        before = len(self.decider.follow(0))
+        self.left.append(rank)
+        self._end(number, 99)
+        lost = [entry for entry in self.decider.follow(0)[before:] if entry.kind is Kind.LOST]
+        assert self.deaths or not lost, f"rank {number} has left in peace, and with it went {lost}"
+
     def die(self, number: WorkerId, delivered: int) -> None:
-        """A process ends. So many of the messages that it has sent to each still arrive."""
+        """A process is killed. So many of the messages that it has sent to each still arrive."""
+        self.deaths += 1
+        self._end(number, delivered)
+
+    def _end(self, number: WorkerId, delivered: int) -> None:
         del self.nodes[number]
         self.nodes[SEAT].tickets.pop(number, None)
         dead = self.ranks.pop(number)
@@ -181,7 +207,8 @@ class Network:
         assert all(rank.free and rank.idle for rank in there), "somebody waits for ever"
         assert all(rank.version == self.decider.number for rank in there)
         results: dict[Version, torch.Tensor] = {}
-        for rank in there:
+        # Where all are killed to whom one has left what it had, the others cannot have it.
+        for rank in there if self.deaths else [*there, *self.left]:
             for number, result in rank.results.items():
                 assert torch.equal(results.setdefault(number, result), result), f"replicas differ in round {number}"
         included = torch.zeros(self.numel)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import pytest
 import torch
@@ -33,63 +33,63 @@ DEADLINE_S = 60.0
 RULES = ["solo", "majority", "full", "quorum(q=2)", "first_of(m=2)", "all_of(m=2)", "solo(staleness=1)"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _fresh_schedules() -> Iterator[None]:
-    yield
-    reductions.partial_allreduce.cache_clear()
-
-
 @settings(max_examples=120, deadline=None)
 @given(
     ranks=st.integers(1, 9),
     per_host=st.integers(1, 3),
     spelled=st.sampled_from(RULES),
     small=st.booleans(),
-    faults=st.booleans(),
+    deaths=st.booleans(),
+    partings=st.booleans(),
     slots=st.sampled_from([2, 3, 50]),
     seed=st.integers(0, 2**30),
 )
 def test_every_gradient_is_in_one_round_whatever_happens(
-    ranks: int, per_host: int, spelled: str, small: bool, faults: bool, slots: int, seed: int
+    ranks: int, per_host: int, spelled: str, small: bool, deaths: bool, partings: bool, slots: int, seed: int
 ) -> None:
-    """Messages delayed at random, ranks that die in the middle of rounds and return, idle ones, one or several ranks on a host."""
+    """Messages delayed at random, ranks that die in the middle of rounds or leave, and return, idle ones, several on a host."""
     draws = random.Random(seed)
     ranks = max(ranks, 2)
     reductions.partial_allreduce.cache_clear()
     before, reductions.SMALL_NBYTES = reductions.SMALL_NBYTES, 1 << 20 if small else 0
     try:
-        _run(Network(spelled, [f"host {rank // per_host}" for rank in range(ranks)], 100, slots), ranks, faults, draws)
+        _run(Network(spelled, [f"host {rank // per_host}" for rank in range(ranks)], 100, slots), ranks, deaths, partings, draws)
     finally:
         reductions.SMALL_NBYTES = before
+        reductions.partial_allreduce.cache_clear()
 
 
-def _run(network: Network, ranks: int, faults: bool, draws: random.Random) -> None:
+def _run(network: Network, ranks: int, deaths: bool, partings: bool, draws: random.Random) -> None:
     while network.made < 60:
         what = draws.random()
         number = draws.randrange(ranks)
         rank = network.ranks.get(number)
-        if faults and what < 0.01 and rank is not None and any(other != number for other in network.decider.present):
+        if deaths and what < 0.01 and rank is not None and any(other != number for other in network.decider.present):
             network.die(number, draws.randrange(4))
-        elif what < 0.05 and rank is None:
+        elif rank is not None and network.may_leave(number):
+            network.leave(number)
+        elif partings and what < 0.04 and rank is not None and rank.free and rank.node.fenced is None:
+            network.part(number)
+        elif what < 0.08 and rank is None:
             donors = [other.number for other in network.ranks.values() if not other.entering]
             if donors:
                 network.enter(number, draws.choice(donors), draws.random() < 0.5)
-        elif what < 0.08 and rank is not None and rank.free and rank.node.fenced is None:
+        elif what < 0.11 and rank is not None and rank.free and rank.node.fenced is None and not rank.parting:
             rank.node.tell({"k": "resume" if rank.idle else "pause"})
             rank.asked = rank.idle
             rank.idle = not rank.idle
         elif rank is not None and (rank.node.fenced is not None or number in network.orphans()):
             network.die(number, 99)
-        elif what < 0.35 and rank is not None and rank.free:
+        elif what < 0.35 and rank is not None and rank.free and not rank.parting:
             network.push(number)
         elif pairs := network.waiting():
             network.deliver(draws.choice(pairs))
-        elif all(not other.free or other.idle for other in network.ranks.values()):
-            idle = [other for other in network.ranks.values() if other.idle]
+        elif all(not other.free or other.idle for other in network.ranks.values()) and not any(map(network.may_leave, network.ranks)):
+            idle = [other for other in network.ranks.values() if other.idle and not other.parting]
             assert idle, "nothing is under way, and everybody waits"
             network.push(idle[0].number)
         if not network.ranks:
-            return
+            break
     for orphan in network.orphans():
         network.die(orphan, 99)
     network.finish()
@@ -113,6 +113,61 @@ def test_what_a_dead_rank_has_written_over_is_not_in_its_round() -> None:
     assert lost == [(0, 0)]
 
 
+def test_what_arrives_after_its_host_has_reported_is_in_its_round() -> None:
+    """A new view begins: the rank's report says how often its buffers had been written before it gave this gradient."""
+    network = Network("solo", ["a", "b", "c"], 100, 3)
+    network.die(2, 0)
+    network.deliver((SEAT, 0))
+    network.deliver((0, SEAT))
+    network.push(0)
+    network.deliver((0, SEAT))  # the round is closed, and waits for the other's report
+    assert network.decider.number == 1
+    network.finish()
+    network.check()
+    assert network.ranks[1].results[0].any()
+
+
+def test_who_leaves_in_peace_waits_until_the_others_have_what_it_has() -> None:
+    network = Network("solo", ["here", "there"], 100, 3)
+    network.push(0)
+    for pair in [(0, SEAT), (SEAT, 0), (SEAT, 0), (0, 1), (1, 0)]:
+        network.deliver(pair)  # arrival; go and answer; on; the other's half, and with it the result
+    assert network.ranks[0].results.keys() == {0}
+    network.part(0)
+    for pair in [(0, SEAT), (SEAT, 1)]:
+        network.deliver(pair)
+    assert not network.may_leave(0) and not network.ranks[1].node.executor.has(0)
+    for pair in [(0, 1), (1, SEAT), (SEAT, 0)]:
+        network.deliver(pair)
+    assert network.may_leave(0)
+    network.leave(0)
+    network.finish()
+    network.check()
+
+
+def test_who_leaves_in_peace_waits_for_the_round_that_its_gradient_is_for() -> None:
+    """It came too late for the one before, and nobody else has it."""
+    network = Network("quorum(q=2)", ["a", "b", "c"], 100, 3)
+    for number in (0, 1):
+        network.push(number)
+        network.deliver((number, SEAT))
+    network.push(2)
+    while pairs := network.waiting():
+        network.deliver(pairs[0])
+    network.part(2)
+    while pairs := network.waiting():
+        network.deliver(pairs[0])
+    assert not network.may_leave(2)
+    for number in (0, 1):
+        network.push(number)
+    while pairs := network.waiting():
+        network.deliver(pairs[0])
+    assert network.may_leave(2)
+    network.leave(2)
+    network.finish()
+    network.check()
+
+
 # Over real sockets.
 
 
@@ -130,6 +185,9 @@ class Replica(threading.Thread):
         self.at_step = threading.Event()
         self.go_on = threading.Event()
         self.go_on.set()
+        self.parts = False
+        self.models: dict[int, torch.Tensor] = {}
+        """Of each version."""
 
     def run(self) -> None:
         try:
@@ -144,7 +202,11 @@ class Replica(threading.Thread):
                 gradient.copy_(torch.arange(len(gradient)) % 7 + self.rank + step)
                 self.pushed += gradient
                 self.apply(self.rounds.allreduce(gradient, DEADLINE_S).results)
-            self.rounds.pause(self.rank)
+            if self.parts:
+                assert self.rounds.part(DEADLINE_S), f"rank {self.rank} cannot leave"
+                self.rounds.close()
+            else:
+                self.rounds.pause(self.rank)
         except BaseException as error:
             self.failure = error
         self.at_step.set()
@@ -154,6 +216,7 @@ class Replica(threading.Thread):
             assert number == self.version, f"round {number} came after {self.version} rounds"
             self.model += result
             self.version += 1
+            self.models[self.version] = self.model.clone()
         self.rounds.read()
 
     def finish(self, version: int) -> None:
@@ -227,6 +290,28 @@ def test_replicas_are_equal_and_no_gradient_is_lost(hosts: str, spelled: str, nu
             assert torch.equal(replica.model, replicas[0].model)
         total = torch.stack([replica.pushed for replica in replicas]).sum(0)
         assert torch.allclose(replicas[0].model * len(hosts), total, rtol=1e-5)
+    finally:
+        for rounds in [*job, *seats]:
+            rounds.close()
+
+
+def test_ranks_leave_one_after_the_other_and_nothing_goes_with_them() -> None:
+    job, replicas, seats = started("majority", list("aabcd"), 2000, 4, SEAT)
+    try:
+        for replica in replicas:
+            replica.steps, replica.parts = 4 + 3 * replica.rank, True
+        threading.Thread(target=seats[0].connect, args=(replicas[0].addresses, DEADLINE_S)).start()
+        for replica in replicas:
+            replica.start()
+        joined(replicas)
+        with seats[0]._lock:
+            assert seats[0]._wait_for(lambda: not seats[0]._at_the_seat().present, DEADLINE_S), "not everybody has left"
+        models: dict[int, torch.Tensor] = {}
+        for replica in replicas:
+            for version, model in replica.models.items():
+                assert torch.equal(models.setdefault(version, model), model), f"rank {replica.rank} differs in version {version}"
+        kinds = [entry.kind for entry in seats[0].follow(0)]
+        assert kinds.count(Kind.ARRIVE) == sum(replica.steps for replica in replicas) and Kind.LOST not in kinds
     finally:
         for rounds in [*job, *seats]:
             rounds.close()

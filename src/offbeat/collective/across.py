@@ -47,7 +47,7 @@ class AcrossRounds:
     """One process's hold on the rounds of a job whose ranks are on different hosts.
 
     After `listen` and `connect` a rank's step is as on one host: ``send()``, the gradient written there, ``arrive()``, ``wait()``, each of
-    ``results()`` applied, ``read()``; or `allreduce` for all but the last two.
+    ``results()`` applied, ``read()``; or `allreduce` for all but the last two. Before it leaves it says `part`.
 
     Args:
         rule: when a round closes.
@@ -98,6 +98,7 @@ class AcrossRounds:
         """All rounds before this one are waited for."""
         self._given = range(0)
         self._version: Version = 0
+        self._parting = False
         self._tickets = 0
 
     def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
@@ -324,6 +325,30 @@ class AcrossRounds:
             version = self._answered(lambda: None).through
             self._begin_with(version)
             return version
+
+    def part(self, timeout_s: float | None = None) -> bool:
+        """This rank is about to leave: wait until the others can do without it; at most so many seconds, and then call again.
+
+        They can when they have all results that this rank has been given, and when what it has handed in, and its host alone has, is in
+        one of them. If it left before, they could have to sum a round without it of which it has had the result.
+
+        Returns:
+            Whether it may leave.
+
+        Raises:
+            Fenced: this rank does not take part any more.
+            SeatLost: the seat is gone.
+        """
+        with self._lock:
+            self._check()
+            if not self._parting:
+                self._parting = True
+                self._node.tell({"k": "part"})
+            if not self._wait_for(lambda: bool(self._node.answers), timeout_s):
+                return False
+            self._parting = False
+            self._node.answers.clear()
+            return True
 
     def leave(self, rank: WorkerId) -> None:
         """A rank is gone. Rounds that waited for it go on."""

@@ -6,7 +6,8 @@ know when the last host has its sum, and whoever is given its result waits for i
 The ranks of one host have a *leader*; leaders run the schedules. When the leaders change, because one is dead or new, the rounds that are
 under way begin again in a new *view*: all ranks halt, say which results they have, and hear what is next. A round whose result anybody
 has is taken from him; the others are summed once more, among those that are there, from the same gradients. A dead host's gradients are
-lost with it, and so is what a dead rank has written over: it had the result, and nobody else has. Pure: what is to be sent is returned.
+lost with it, and so is what a dead rank has written over: it had the result, and nobody else has. A rank that leaves in peace does so
+only when the others have all that it has. Pure: what is to be sent is returned.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from offbeat.collective.orders import Answer, Fence, Go, Halt, Hand, Hold, Order
+from offbeat.collective.orders import Answer, Fence, Go, Halt, Hand, Hold, Order, Say
 from offbeat.collective.state import Entry, Fenced, Kind, TooOld
 from offbeat.protocol.partial import BUFFERS, Part, Rounds
 from offbeat.protocol.round_rule import ABSENT, RoundRule
@@ -61,6 +62,16 @@ class _Change:
     """Ranks without the memory of their host: who was to hand it over is gone."""
     writes: dict[str, Sequence[int]] = field(default_factory=dict)
     """Of each host how often each buffer has been written there."""
+
+
+@dataclass
+class _Parting:
+    """A rank that is about to leave."""
+
+    through: Version
+    missing: set[WorkerId]
+    """Ranks that may still lack results of rounds before that one."""
+    answered: bool = False
 
 
 class Decider:
@@ -108,6 +119,7 @@ class Decider:
         """The longest here first."""
         self._entering: list[WorkerId] = []
         self._came_with: dict[WorkerId, Version] = {}
+        self._parting: dict[WorkerId, _Parting] = {}
         self.view = 0
 
     @property
@@ -180,6 +192,9 @@ class Decider:
     def resume(self, rank: WorkerId, *, asks: bool = False) -> list[Order]:
         """A rank computes again. If it is itself that says so (``asks``) it is answered."""
         self._check(rank)
+        if rank in self._parting and not asks:
+            return []  # it is on its way out, of which whoever says so has not heard
+        self._parting.pop(rank, None)
         self._rounds.resume(rank)
         version = self._rounds.version(rank)
         self._wrote(Kind.RESUME, rank, version)
@@ -207,12 +222,34 @@ class Decider:
         self._came_with[rank] = version
         self._wrote(Kind.ENTER, rank, version)
         self._entering.append(rank)
-        return self._new_view()
+        for parting in self._parting.values():
+            parting.missing.add(rank)
+        return [*self._new_view(), *(Say((rank,), parting.through) for parting in self._parting.values())]
+
+    def part(self, rank: WorkerId) -> list[Order]:
+        """A rank is about to leave. It is answered when all others have the results that it may have, and what would go with its host is
+        in one of them: else they would sum a round without it of which it has had the result."""
+        orders, host = self.pause(rank), self._hosts[rank]
+        others = set(self._present) - {rank}
+        goes = all(self._hosts[other] != host for other in others.difference(self._parting))
+        through = self.number + (goes and any(self._hosts[part.rank] == host for part in self._pending))
+        self._parting[rank] = _Parting(through, others)
+        return [*orders, Say(tuple(sorted(others)), through), *self._parted()]
+
+    def has(self, rank: WorkerId, through: Version) -> list[Order]:
+        """A rank has the results of all rounds before this one."""
+        for parting in self._parting.values():
+            if parting.through <= through:
+                parting.missing.discard(rank)
+        return self._parted()
 
     def leave(self, rank: WorkerId) -> list[Order]:
         """A rank is gone, and its host with it if it was the only one there."""
         if self._rounds.state(rank) == ABSENT:
             return []
+        self._parting.pop(rank, None)
+        for parting in self._parting.values():
+            parting.missing.discard(rank)
         self._present.remove(rank)
         self._entering = [other for other in self._entering if other != rank]
         self._waiting = [other for other in self._waiting if other != rank]
@@ -225,7 +262,7 @@ class Decider:
                 going.gone.update(other for other, name in enumerate(self._hosts) if name == host)
         # Always a new view, also if it led nobody: it may have been about to pass a result on.
         fence = Fence(rank, f"rank {rank} does not take part any more: it was declared dead, or has left")
-        return [fence, *self._new_view(), *self._settled()]
+        return [fence, *self._new_view(), *self._settled(), *self._parted()]
 
     def report(self, rank: WorkerId, view: int, upto: Version, held: Iterable[Version], writes: Sequence[int] | None = ()) -> list[Order]:
         """A rank has halted for this view: it has had the results of all rounds before ``upto``, and holds those of ``held``.
@@ -247,6 +284,13 @@ class Decider:
         return self._under_way(change) if not change.missing else []
 
     # How rounds come to an end.
+
+    def _parted(self) -> list[Order]:
+        """Nobody needs these any more."""
+        ready = {rank: parting for rank, parting in self._parting.items() if not parting.missing and not parting.answered}
+        for parting in ready.values():
+            parting.answered = True
+        return [Answer(rank, self.number, True, False, parting.through) for rank, parting in ready.items()]
 
     def _wrote(self, kind: Kind, rank: WorkerId, version: Version, closed: bool = False, buffer: int | None = None) -> None:
         self._log.append(Entry(self._seq, kind, rank, version, buffer, self.number - closed, closed, self._clock_ns()))
@@ -345,11 +389,11 @@ class Decider:
 
     def _lose_of(self, number: Version, writes: Mapping[str, Sequence[int]]) -> None:
         """A round is summed anew. Not there any more are gradients of hosts that are gone, and those that a rank has written over: it had
-        the result, and has died since."""
+        the result, and has died since. What has come after its host's report was not there to be counted."""
         going, kept = self._going[number], []
         for sent in going.parts:
             now = writes.get(self._hosts[sent.rank])
-            if sent.rank in going.gone or (now is not None and now[sent.rank * BUFFERS + sent.buffer] != sent.writes):
+            if sent.rank in going.gone or (now is not None and now[sent.rank * BUFFERS + sent.buffer] > sent.writes):
                 self._wrote(Kind.LOST, sent.rank, number, buffer=sent.buffer)
             else:
                 kept.append(sent)

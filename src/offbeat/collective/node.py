@@ -3,9 +3,9 @@
 A node is a rank, the seat (where the `Decider` is), or both. A rank that leads its host runs the schedules (`Executor`); the other ranks
 of the host find gradients and results in memory that they share with it, and are told when a result is there.
 
-Messages, by ``k``. To the seat: ``arrive``, ``catch``, ``read``, ``pause``, ``resume``, ``enter``, ``let``, ``leave``, ``report``. From it:
-``answer``, ``go``, ``halt``, ``hand``, ``hold``, ``fence``. Between leaders: ``on`` (activation), ``piece``, ``handed``. Within a host:
-``done``, and ``what`` to which one answers with ``memory`` and what is done.
+Messages, by ``k``. To the seat: ``arrive``, ``catch``, ``read``, ``pause``, ``resume``, ``enter``, ``let``, ``part``, ``leave``, ``report``
+and ``has``. From it: ``answer``, ``go``, ``halt``, ``hand``, ``hold``, ``say``, ``fence``. Between leaders: ``on`` (activation), ``piece``,
+``handed``. Within a host: ``done``, and ``what`` to which one answers with ``memory`` and what is done.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from offbeat.collective.decider import Decider
 from offbeat.collective.executor import Executor
 from offbeat.collective.host_memory import HostMemory
-from offbeat.collective.orders import Answer, Fence, Go, Halt, Hand, Hold, Order
+from offbeat.collective.orders import Answer, Fence, Go, Halt, Hand, Hold, Order, Say
 from offbeat.collective.state import Fenced, TooOld
 from offbeat.errors import ProtocolError
 from offbeat.protocol.partial import BUFFERS
@@ -29,7 +29,7 @@ from offbeat.types import Version, WorkerId
 Send: TypeAlias = Callable[[WorkerId, Mapping[str, Any], torch.Tensor | None, tuple[SharedMemory, ...]], None]
 """To a peer: a header, elements that may be changed as soon as it returns, and memory; nothing happens if the peer is gone."""
 UNKNOWN = -1
-ORDERS = frozenset(("answer", "go", "halt", "hand", "hold", "fence"))
+ORDERS = frozenset(("answer", "go", "halt", "hand", "hold", "say", "fence"))
 
 
 class Node:
@@ -71,6 +71,8 @@ class Node:
         """Whether ``memory`` is what the host shares."""
         self._asked: set[WorkerId] = set()
         """Mates that want to have it."""
+        self._to_say: list[Version] = []
+        """The seat wants to know when the results of all rounds before these are here."""
         self.answers: list[Answer] = []
         self.fenced: str | None = None
         self._busy: list[Version | None] = [None] * BUFFERS
@@ -125,8 +127,10 @@ class Node:
                 orders = self._let_in(decider, rank, header)
             elif kind == "resume":
                 orders = decider.resume(rank, asks="rank" not in header)
+            elif kind == "has":
+                orders = decider.has(rank, header["n"])
             else:
-                does = {"read": decider.read, "pause": decider.pause, "catch": decider.catch_up}
+                does = {"read": decider.read, "pause": decider.pause, "catch": decider.catch_up, "part": decider.part}
                 orders = decider.leave(rank) if kind == "leave" else does[kind](rank)
         except (Fenced, TooOld) as error:
             orders = [Fence(rank, str(error))]
@@ -146,6 +150,9 @@ class Node:
                     self._to(rank, {"k": "halt", "v": order.view, "f": order.floor, "ranks": list(order.ranks)})
             elif isinstance(order, Hold):
                 self._to(order.rank, {"k": "hold"})
+            elif isinstance(order, Say):
+                for rank in order.ranks:
+                    self._to(rank, {"k": "say", "n": order.through})
             else:
                 self._to(order.rank, {"k": "fence", "why": order.why})
                 self._drop(order.rank)
@@ -173,6 +180,7 @@ class Node:
         """
         try:
             self._heard(peer, header, content, memory)
+            self._say()
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"peer {peer} sent {header.get('k')!r} that cannot be understood: {error!r}") from error
 
@@ -202,6 +210,7 @@ class Node:
             self._send(peer, header, None, ())
         elif header["k"] in ORDERS:
             self._ordered(header)
+            self._say()
         else:
             self.decide(peer, header)
 
@@ -223,6 +232,8 @@ class Node:
             self.tell({"k": "report", "v": header["v"], "upto": self.executor.upto, "held": held, "writes": writes})
         elif kind == "hold":
             self.hold()
+        elif kind == "say":
+            self._to_say.append(header["n"])
         elif kind == "hand":
             result = self.executor.results.get(header["n"])
             for other in header["to"] if result is not None else ():
@@ -232,6 +243,13 @@ class Node:
                     self._send(other, {"k": "handed", "n": header["n"], "v": header["v"]}, result, ())
         else:
             self.fenced = header["why"]
+
+    def _say(self) -> None:
+        """Tell the seat what it wants to know, if it is so by now."""
+        ready = [through for through in self._to_say if self.executor.upto >= through]
+        if ready:
+            self._to_say = [through for through in self._to_say if through not in ready]
+            self.tell({"k": "has", "n": max(ready)})
 
     # Rounds.
 

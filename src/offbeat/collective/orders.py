@@ -56,6 +56,13 @@ class Hold(NamedTuple):
     rank: WorkerId
 
 
+class Say(NamedTuple):
+    """To ranks: say when you have the results of all rounds before ``through``."""
+
+    ranks: tuple[WorkerId, ...]
+    through: Version
+
+
 class Fence(NamedTuple):
     """To a rank: it does not take part any more, or is not let in."""
 
@@ -63,4 +70,4 @@ class Fence(NamedTuple):
     why: str
 
 
-Order: TypeAlias = Answer | Go | Halt | Hand | Hold | Fence
+Order: TypeAlias = Answer | Go | Halt | Hand | Hold | Say | Fence

@@ -9,6 +9,7 @@ from offbeat.collective.across import AcrossRounds
 from offbeat.collective.mesh import SEAT
 from offbeat.policies.eager import Full, Partial
 from offbeat.runtime.model_means import ModelMeans
+from offbeat.runtime.rank_part import LOOK_S
 from offbeat.runtime.rank_rounds import RankRounds
 from offbeat.runtime.replica import Replica
 from offbeat.transport.base import Address, Hub
@@ -87,6 +88,12 @@ class RankAcross(RankRounds):
     def pull(self) -> None:
         """Take the results of all rounds that are closed by now, also of those that are still being summed."""
         self._apply(self._tables[0].catch_up(newest=True))
+
+    def part(self) -> None:
+        """Wait until the others can do without this rank, which is about to leave."""
+        for table in self._tables:
+            while not table.part(LOOK_S):
+                self._hear()
 
     def _enter(self, goal: Version) -> None:
         if self._later:

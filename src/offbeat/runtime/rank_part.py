@@ -95,6 +95,9 @@ class RankPart(ABC):
         """Take what there is by now, wherever that is."""
         self.catch_up()
 
+    def part(self) -> None:  # noqa: B027 what ranks have put into memory that they share stays there
+        """Wait until the others can do without this rank, which is about to leave."""
+
     def restore(self) -> bool:
         """A script that comes to a running job may have loaded an old checkpoint: the job's replica goes before.
 

@@ -126,6 +126,9 @@ class RankSession(JobSession):
             self._link.meanwhile = None
             if not self._enters:
                 self._idle()
+            with suppress(Fenced, JobError):
+                if not self._enters and not self._fenced:
+                    self._mine.part()
             # Somebody may want a copy of the replica before it is gone; if the coordinator is gone instead nobody will.
             with suppress(JobError):
                 self._coordinator.send({"kind": "leaving"})
