@@ -26,7 +26,7 @@ def drawn(ranks: int, count: int, seed: int) -> list[int]:
     rounds = Rounds(Full(), ranks, seed)
     for rank in range(ranks):
         rounds.enter(rank, 0)
-    return [int(rank) for rank in rounds._view.drawn(count)]
+    return list(rounds._view.drawn(count))
 
 
 @settings(max_examples=100, derandomize=True, database=None)
@@ -66,7 +66,7 @@ def test_who_is_drawn_is_drawn_anew_each_round_and_all_ranks_are_in_turn() -> No
     initiators = []
     for number in range(60):
         rounds.table[0, 0] = rounds.table[0, 1] = number
-        initiators.append(int(rounds._view.drawn(1)[0]))
+        initiators.append(rounds._view.drawn(1)[0])
     assert set(initiators) == set(range(5)) and len(set(pairwise(initiators))) > 15
 
 

@@ -144,9 +144,9 @@ def test_the_dead_are_not_counted_and_what_they_have_handed_in_is_used() -> None
 def test_if_the_initiator_dies_another_is_drawn_and_the_others_stay() -> None:
     for seed in range(20):
         rounds = entered("all_of(m=2)", 5, seed)
-        before = rounds._view.drawn(2).tolist()
+        before = rounds._view.drawn(2)
         rounds.leave(before[0])
-        after = rounds._view.drawn(2).tolist()
+        after = rounds._view.drawn(2)
         assert after[0] == before[1] and after[1] not in before
 
 

@@ -5,13 +5,15 @@ Who arrives, what is folded and who may read what is in ``protocol/partial.py``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from heapq import nsmallest
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.protocol.policy import Family, Policy
-from offbeat.types import Version
+from offbeat.types import Version, WorkerId
 
 Table: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -58,6 +60,8 @@ CHANGES: Final = 7
 WIDTH: Final = 8
 """Columns: a row is one cache line."""
 
+_WORD: Final = (1 << 64) - 1
+
 
 class View:
     """What a rule may look at to say whether the open round closes. Masks have an entry for each rank."""
@@ -66,7 +70,8 @@ class View:
         self._cells = table.reshape(-1).data
         self._columns = table[1:].T
         self._seed = seed
-        self._drawn: dict[int, NDArray[np.intp]] = {}
+        self._rows = range(WIDTH, len(self._cells), WIDTH)
+        self._drawn: dict[int, list[WorkerId]] = {}
         self._drawn_at = (-1, -1)
 
     @property
@@ -94,13 +99,11 @@ class View:
     def arrivals(self) -> int:
         return self._cells[ARRIVALS]
 
-    def arrivals_of(self, ranks: NDArray[np.intp]) -> int:
+    def arrivals_of(self, ranks: Sequence[WorkerId]) -> int:
         """How many of these active ranks have arrived."""
-        if len(ranks) == 1:
-            return int(self._cells[(1 + int(ranks[0])) * WIDTH + ARRIVED] != 0)
-        return int(np.count_nonzero(self._columns[ARRIVED][ranks]))
+        return sum(self._cells[(1 + rank) * WIDTH + ARRIVED] != 0 for rank in ranks)
 
-    def drawn(self, count: int) -> NDArray[np.intp]:
+    def drawn(self, count: int) -> Sequence[WorkerId]:
         """So many active ranks, or all if they are fewer: the first of an order that seed and round draw. If one of them is gone the
         next takes its place, and the others stay."""
         now = self._cells[CLOSED], self._cells[CHANGES]
@@ -109,9 +112,10 @@ class View:
             self._drawn_at = now
         drawn = self._drawn.get(count)
         if drawn is None:
-            ranks = np.flatnonzero(self.active)
-            order = np.argsort(_hashed(self._seed, self.number, ranks), kind="stable")
-            drawn = self._drawn[count] = ranks[order[:count]]
+            # Without NumPy: every rank of a host draws once a round, and finds none of it in the processor's caches.
+            key = self._seed * 0x9E3779B97F4A7C15 + now[0] * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB
+            order = [(_hashed(key, rank), rank) for rank, row in enumerate(self._rows) if self._cells[row + STATE] == ACTIVE]
+            drawn = self._drawn[count] = [rank for _, rank in nsmallest(count, order)]
         return drawn
 
 
@@ -148,10 +152,9 @@ class RoundRule(Policy):
         raise TypeError(f"{type(self).__name__} does not say when a round closes")
 
 
-def _hashed(seed: int, number: Version, ranks: NDArray[np.intp]) -> NDArray[np.uint64]:
+def _hashed(key: int, rank: WorkerId) -> int:
     """An unpredictable number for each rank, the same in every process (splitmix64)."""
-    key = (seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    x = ranks.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x = (rank * 0x9E3779B97F4A7C15 + key) & _WORD
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
+    return x ^ (x >> 31)

@@ -46,7 +46,7 @@ def die_when_drawn(once: Path, after: int) -> None:
 
     def arrives(self: HostRounds, gradient: bool = True, clip: float | None = None) -> Any:
         view: View = self._shared.look(lambda state: state.rounds._view)
-        if view.number >= after and int(view.drawn(1)[0]) == self.rank:
+        if view.number >= after and view.drawn(1)[0] == self.rank:
             strike(once)
         return arrive(self, gradient, clip)
 
