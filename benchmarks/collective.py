@@ -1,5 +1,7 @@
 """One partial allreduce among processes of one machine that come together: each rule beside gloo's ``all_reduce`` and, where mpi4py is
-installed, MPI's ``Allreduce``. Nothing is copied, by any of them. ``ratio`` is to `full` of the same size: below 1 is faster.
+installed, MPI's ``Allreduce``. Nothing is copied, by any of them. ``ratio`` is to `full` of the same size: below 1 is faster. A virtual
+machine's host may take cores away in the middle of a call: ``stolen`` says how much of their time, and ``median`` is over the iterations of
+a run, where a few of those can make most of the mean.
 
     python -m benchmarks.collective --ranks 4 --mb 0.000064,0.065536,25 --json collective.json
 """
@@ -12,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from experiments.eager_fig9.ranks import Case, Measured, measure
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -31,9 +34,11 @@ def row(case: Case, repeats: int) -> dict[str, Any] | None:
         "mb": case.nbytes / 1e6,
         "skew_ms": 1e3 * case.skew_s,
         "ms": round(1e3 * median(one.latency_s for one in found), 4),
+        "median_ms": round(1e3 * median(one.median_s for one in found), 4),
         "slowest_ms": round(1e3 * median(one.slowest_s for one in found), 4),
         "active": round(median(one.active for one in found), 2),
         "torn": sum(one.torn for one in found),
+        "stolen": None if found[0].stolen is None else round(median(one.stolen or 0.0 for one in found), 4),
     }
 
 
@@ -47,9 +52,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="runs per row (default: 3)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    table = Table(title=f"{args.ranks} ranks, {args.skew_ms:g} ms between them: latency of one call", title_justify="left")
-    for name in ("MB", "system", "mean ms", "slowest ms", "active", "torn", "ratio"):
-        table.add_column(name, justify="right")
+    table = Table(
+        title=f"{args.ranks} ranks, {args.skew_ms:g} ms between them: ms of one call",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for name in ("MB", "system", "mean", "median", "slowest", "active", "torn", "stolen", "ratio"):
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     rows: list[dict[str, Any]] = []
     for mb in (float(text) for text in args.mb.split(",")):
         full = None
@@ -60,9 +70,9 @@ def main() -> None:
                 continue
             full = found["ms"] if system == "full" else full
             ratio = "-" if full is None else f"{found['ms'] / full:.2f}"
-            table.add_row(
-                f"{mb:g}", system, f"{found['ms']:.3f}", f"{found['slowest_ms']:.3f}", f"{found['active']:g}", str(found["torn"]), ratio
-            )
+            times = [f"{found[name]:.3f}" for name in ("ms", "median_ms", "slowest_ms")]
+            stolen = "-" if found["stolen"] is None else f"{found['stolen']:.0%}"
+            table.add_row(f"{mb:f}".rstrip("0").rstrip("."), system, *times, f"{found['active']:g}", str(found["torn"]), stolen, ratio)
             rows.append(found)
     Console().print(table)
     save(args.json, rows)

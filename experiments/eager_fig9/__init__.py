@@ -70,8 +70,11 @@ def latencies(found: dict[Case, Measured]) -> list[Row]:
     rows = []
     for case, one in found.items():
         name = f"N={case.ranks} {SIZES[case.nbytes]} {'skewed' if case.skew_s else 'together'}: {case.system}"
-        note = f"at best {1e3 * ideal_s(case.system, case.ranks):.3g}" if case.skew_s else ""
-        rows.append(Row(f"{name} latency", None, 1e3 * one.latency_s, "ms", note))
+        notes = [f"at best {1e3 * ideal_s(case.system, case.ranks):.3g}"] if case.skew_s else []
+        notes.append(f"median of the iterations {1e3 * one.median_s:.3g}")
+        if one.stolen is not None:
+            notes.append(f"{one.stolen:.0%} of the cores' time stolen")
+        rows.append(Row(f"{name} latency", None, 1e3 * one.latency_s, "ms", "; ".join(notes)))
         if case.skew_s and case.system in SPEEDUP:
             expected = 1.0 if case.system == "solo" else (case.ranks + 1) / 2
             paper = ("about 1" if case.system == "solo" else "about 16") if case.ranks == 32 else None

@@ -23,9 +23,10 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any, Final, NamedTuple
 
+import psutil
 import torch
 
 from offbeat.collective import HostRounds
@@ -62,6 +63,11 @@ class Measured(NamedTuple):
     """Results with different elements."""
     slowest_s: float
     """Of each iteration the longest latency; mean over the iterations."""
+    median_s: float
+    """Of each iteration the mean over ranks; median over the iterations. A core that is taken away from a rank in the middle of a call
+    holds up the ranks that come next as well, and a few such iterations can make most of the mean."""
+    stolen: float | None = None
+    """Which part of the cores' time went to others on the same hardware meanwhile, the start of the ranks included. None: nobody says."""
 
 
 class Gate:
@@ -138,8 +144,16 @@ def _main(case: Case, rank: int, gate: Gate, where: str, answer: Connection) -> 
 
 def measure(case: Case) -> Measured | None:
     """Run the ranks of one case. None: there is no MPI here."""
-    if case.system == "MPI":
-        return measure_mpi(case)
+    before = psutil.cpu_times()
+    found = measure_mpi(case) if case.system == "MPI" else measure_here(case)
+    after = psutil.cpu_times()
+    if found is None or not hasattr(after, "steal"):
+        return found
+    return found._replace(stolen=(after.steal - before.steal) / max(sum(after) - sum(before), 0.01))
+
+
+def measure_here(case: Case) -> Measured:
+    """Run the ranks of offbeat or gloo."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", __name__])
     with tempfile.TemporaryDirectory() as folder:
@@ -187,11 +201,13 @@ def _gather(readers: list[Connection]) -> list[list[tuple[float, bool, int]]]:
 def summed(found: Sequence[Sequence[Sequence[Any]]]) -> Measured:
     """The means, given what each rank has measured."""
     iterations = list(zip(*found, strict=True))
+    means_s = [mean(one[0] for one in iteration) for iteration in iterations]
     return Measured(
-        latency_s=mean(one[0] for iteration in iterations for one in iteration),
+        latency_s=mean(means_s),
         active=mean(sum(bool(one[1]) for one in iteration) for iteration in iterations),
         torn=sum(int(one[2]) for iteration in iterations for one in iteration),
         slowest_s=mean(max(one[0] for one in iteration) for iteration in iterations),
+        median_s=median(means_s),
     )
 
 
