@@ -232,7 +232,7 @@ def test_any_schedule(name: str) -> None:
 
 def test_the_schedules_are_worth_something() -> None:
     """In them gradients are late, two of one rank in a round, refused; ranks die, come back, and are idle; rounds wait."""
-    play = Play(of("majority"), 5, seed=4, chance=Chance(0.03, 0.02, 0.1))
+    play = Play(of("majority"), 5, seed=0, chance=Chance(0.1, 0.02, 0.1))
     twice = 0
     for _ in range(2000):
         before = play.frozen
@@ -290,13 +290,34 @@ def test_as_many_arrive_as_the_formula_says(name: str) -> None:
             assert abs(statistics.mean(counts) - mean) <= 3 * error + 1e-9, f"{spelling}, {ranks} ranks"
 
 
-def test_an_initiator_is_drawn_evenly() -> None:
-    counts = np.zeros(7, dtype=int)
-    rounds = entered("majority", 7, seed=1)
-    for number in range(3500):
-        rounds.table[0, 0] = number
-        counts[rounds._view.drawn(1)[0]] += 1
-    assert counts.min() > 420 and counts.max() < 580, counts
+@pytest.mark.parametrize(("gone", "count"), [((), 1), ((2, 5), 1), ((2,), 3)])
+def test_ranks_are_drawn_evenly_among_those_that_are_there(gone: tuple[int, ...], count: int) -> None:
+    draws = 3500
+    drawn = np.array([draw(7, number, count, seed=1, gone=gone) for number in range(draws)])
+    expected = draws * count / (7 - len(gone))
+    counts = np.bincount(drawn.ravel(), minlength=7)
+    assert not counts[list(gone)].any() and (np.abs(np.delete(counts, gone) - expected) < 4 * math.sqrt(expected)).all(), counts
+    assert all(len(set(ranks)) == count for ranks in drawn.tolist())
+
+
+def test_seeds_and_rounds_draw_independently() -> None:
+    first = np.array([[draw(7, number, 2, seed) for number in range(3500)] for seed in (0, 1)])
+    pairs = {
+        "another seed's": (first[0, :, 0], first[1, :, 0]),
+        "another seed's second": (first[0, :, 1], first[1, :, 0]),
+        "the next round's": (first[0, 1:, 0], first[0, :-1, 0]),
+        "the next round's second": (first[0, 1:, 0], first[0, :-1, 1]),
+    }
+    for name, (one, other) in pairs.items():
+        assert abs(np.mean(one == other) - 1 / 7) < 0.025, name
+
+
+def draw(ranks: int, number: int, count: int, seed: int, gone: tuple[int, ...] = ()) -> list[int]:
+    rounds = entered("majority", ranks, seed=seed)
+    for rank in gone:
+        rounds.leave(rank)
+    rounds.table[0, 0] = number
+    return list(rounds._view.drawn(count))
 
 
 def test_waiting_is_for_those_on_time() -> None:

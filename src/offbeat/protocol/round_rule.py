@@ -5,8 +5,8 @@ Who arrives, what is folded and who may read what is in ``protocol/partial.py``.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from heapq import nsmallest
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -71,7 +71,7 @@ class View:
         self._columns = table[1:].T
         self._seed = seed
         self._rows = range(WIDTH, len(self._cells), WIDTH)
-        self._drawn: dict[int, list[WorkerId]] = {}
+        self._drawn: dict[int, Sequence[WorkerId]] = {}
         self._drawn_at = (-1, -1)
 
     @property
@@ -104,19 +104,30 @@ class View:
         return sum(self._cells[(1 + rank) * WIDTH + ARRIVED] != 0 for rank in ranks)
 
     def drawn(self, count: int) -> Sequence[WorkerId]:
-        """So many active ranks, or all if they are fewer: the first of an order that seed and round draw. If one of them is gone the
-        next takes its place, and the others stay."""
+        """So many active ranks, or all if they are fewer, as seed and round draw them. If one of them is gone the next takes its place,
+        and the others stay."""
         now = self._cells[CLOSED], self._cells[CHANGES]
         if now != self._drawn_at:
             self._drawn.clear()
             self._drawn_at = now
         drawn = self._drawn.get(count)
         if drawn is None:
-            # Without NumPy: every rank of a host draws once a round, and finds none of it in the processor's caches.
-            key = self._seed * 0x9E3779B97F4A7C15 + now[0] * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB
-            order = [(_hashed(key, rank), rank) for rank, row in enumerate(self._rows) if self._cells[row + STATE] == ACTIVE]
-            drawn = self._drawn[count] = [rank for _, rank in nsmallest(count, order)]
+            drawn = self._drawn[count] = self._draw(count)
         return drawn
+
+    def _draw(self, count: int) -> Sequence[WorkerId]:
+        cells = self._cells
+        if count >= cells[ACTIVES]:
+            return [rank for rank, row in enumerate(self._rows) if cells[row + STATE] == ACTIVE]
+        # Ranks are drawn until so many active ones are among them. To draw an order of all would be simpler, but whoever is on time draws,
+        # in its own process and under the lock that the next waits for.
+        key, numbers, ranks = _hashed(self._seed, cells[CLOSED]), itertools.count(), len(self._rows)
+        drawn: dict[WorkerId, None] = {}
+        while len(drawn) < count:
+            rank = _hashed(key, next(numbers)) % ranks
+            if cells[self._rows[rank] + STATE] == ACTIVE:
+                drawn[rank] = None
+        return list(drawn)
 
 
 class RoundRule(Policy):
@@ -152,9 +163,9 @@ class RoundRule(Policy):
         raise TypeError(f"{type(self).__name__} does not say when a round closes")
 
 
-def _hashed(key: int, rank: WorkerId) -> int:
-    """An unpredictable number for each rank, the same in every process (splitmix64)."""
-    x = (rank * 0x9E3779B97F4A7C15 + key) & _WORD
+def _hashed(key: int, number: int) -> int:
+    """An unpredictable 64-bit number for each of these, the same in every process (splitmix64)."""
+    x = (number * 0x9E3779B97F4A7C15 + key) & _WORD
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
     return x ^ (x >> 31)
