@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ from tests.policies.race import Race, norms, shifted, steady
 from tests.protocol.hand import Hand, names, only
 
 from offbeat.policies import BDBW, BSP, DBW
-from offbeat.policies.dbw_run import Run
 from offbeat.protocol.effects import Effect, Fold, Release, Settle
 from offbeat.protocol.events import Folded
 from offbeat.protocol.policy import Policy
@@ -174,31 +171,3 @@ def test_a_loss_that_rises_raises_k(said: tuple[float | None, ...], beta: float 
     raised = ["loss rose, k raised" in fold.reason for fold in race.folds]
     assert raised == [False, *(later > 1 for later in expected[1:])]
     assert DBW(beta=beta).uses_loss is (beta is not None)
-
-
-# How long a decision takes.
-
-
-@pytest.mark.parametrize(("workers", "limit_s"), [(16, 0.005), (128, 0.05)])
-def test_a_decision_is_quick_after_hundreds_of_rounds(workers: int, limit_s: float) -> None:
-    """With k wandering widely, so that the table is full. Each decision is timed at its best of five: the machine may have other work."""
-    rng = np.random.default_rng(0)
-    policy = DBW()
-    run = policy.start()
-    assert isinstance(run, Run) and run._gain is not None
-    waited, slowest = workers, 0.0
-    for round_ in range(360):
-        k = int(rng.integers(workers // 3, workers + 1))
-        run._times.add(waited, np.sort(0.3 + 0.7 * rng.exponential(size=workers))[:k].tolist())
-        waited = k
-        if round_ >= 340:
-            decide = partial(run._times.estimate, waited, workers, policy.optimism)
-            slowest = max(slowest, min(own_time_s(decide) for _ in range(5)))
-    assert slowest < limit_s
-
-
-def own_time_s(function: Callable[[], object]) -> float:
-    """How long it takes, other processes left out."""
-    began = time.thread_time()
-    function()
-    return time.thread_time() - began
