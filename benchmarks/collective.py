@@ -71,7 +71,7 @@ def main() -> None:
             full = found["ms"] if system == "full" else full
             ratio = "-" if full is None else f"{found['ms'] / full:.2f}"
             times = [f"{found[name]:.3f}" for name in ("ms", "median_ms", "slowest_ms")]
-            stolen = "-" if found["stolen"] is None else f"{found['stolen']:.0%}"
+            stolen = "-" if found["stolen"] is None else f"{found['stolen']:.1%}"
             table.add_row(f"{mb:f}".rstrip("0").rstrip("."), system, *times, f"{found['active']:g}", str(found["torn"]), stolen, ratio)
             rows.append(found)
     Console().print(table)

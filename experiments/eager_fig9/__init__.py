@@ -73,7 +73,7 @@ def latencies(found: dict[Case, Measured]) -> list[Row]:
         notes = [f"at best {1e3 * ideal_s(case.system, case.ranks):.3g}"] if case.skew_s else []
         notes.append(f"median of the iterations {1e3 * one.median_s:.3g}")
         if one.stolen is not None:
-            notes.append(f"{one.stolen:.0%} of the cores' time stolen")
+            notes.append(f"{one.stolen:.1%} of the cores' time stolen")
         rows.append(Row(f"{name} latency", None, 1e3 * one.latency_s, "ms", "; ".join(notes)))
         if case.skew_s and case.system in SPEEDUP:
             expected = 1.0 if case.system == "solo" else (case.ranks + 1) / 2
