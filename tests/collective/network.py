@@ -171,6 +171,10 @@ class Network:
         self.nodes[SEAT].tickets[number] = self.tickets
         model.node.tell({"k": "let", "rank": number, "version": model.version, "ticket": self.tickets, "pause": True})
 
+    def outside(self) -> list[WorkerId]:
+        """Those that cannot go on, and end: who is fenced, and orphans."""
+        return [*(number for number, rank in self.ranks.items() if rank.node.fenced is not None), *self.orphans()]
+
     def orphans(self) -> list[WorkerId]:
         """Newcomers whose donor died before its word came: a coordinator would find them another."""
         return [

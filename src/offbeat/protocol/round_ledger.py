@@ -48,7 +48,7 @@ class RoundLedger:
         follows: rounds are closed elsewhere; see `folded`.
 
     >>> from offbeat.policies import rule
-    >>> ledger = RoundLedger(rule("majority"), seed=3)
+    >>> ledger = RoundLedger(rule("majority"), seed=4)
     >>> for rank in range(3):
     ...     _ = ledger.enter(rank, 1, now=0.0)
     >>> for rank in range(3):
