@@ -23,7 +23,7 @@ class Rank:
 
     def __init__(self, number: WorkerId, node: Node, version: Version) -> None:
         self.number, self.node, self.version = number, node, version
-        self.asked = self.idle = self.parting = False
+        self.asked = self.idle = self.parting = self.may_leave = False
         self.entering = False
         self.donor: Rank | None = None
         self.through: Version | None = None
@@ -36,8 +36,12 @@ class Rank:
     def look(self) -> None:
         """Take the answer, and the results, if they are there."""
         if self.asked and self.node.answers:
-            self.asked, self.through = False, self.node.answers.pop(0).through
-            self.entering = False
+            through = self.node.answers.pop(0).through
+            self.asked = self.entering = False
+            if self.parting and not self.may_leave:
+                self.may_leave = True  # with what it has
+            else:
+                self.through = through
         if self.through is not None and self.node.executor.upto >= self.through:
             for number in range(self.version, self.through):
                 self.results[number] = self.node.executor.results[number].clone()
@@ -116,14 +120,18 @@ class Network:
             rank.asked, rank.idle = True, False
 
     def part(self, number: WorkerId) -> None:
-        """A rank has come to the end of its script."""
+        """A rank has come to the end of its script. First it takes all that it has, which is what it gives to a newcomer from then on."""
         rank = self.ranks[number]
+        if rank.version < rank.node.executor.upto:
+            rank.node.tell({"k": "catch"})
+            rank.asked = True
+            return
         rank.node.tell({"k": "part"})
         rank.asked = rank.idle = rank.parting = True
 
     def may_leave(self, number: WorkerId) -> bool:
         """Whether it has heard that the others can do without it."""
-        return self.ranks[number].parting and self.ranks[number].free
+        return self.ranks[number].may_leave and self.ranks[number].free
 
     def leave(self, number: WorkerId) -> None:
         """It may go, and goes."""
@@ -131,7 +139,10 @@ class Network:
         before = len(self.decider.follow(0))
         self.left.append(rank)
         self._end(number, 99)
-        lost = [entry for entry in self.decider.follow(0)[before:] if entry.kind is Kind.LOST]
+        entries = self.decider.follow(0)[before:]
+        # With its last messages it may let a newcomer in, who takes over the buffers of the one before.
+        taken_over = {entry.rank for entry in entries if entry.kind is Kind.ENTER}
+        lost = [entry for entry in entries if entry.kind is Kind.LOST and entry.rank not in taken_over]
         assert self.deaths or not lost, f"rank {number} has left in peace, and with it went {lost}"
 
     def die(self, number: WorkerId, delivered: int) -> None:

@@ -129,6 +129,27 @@ def test_what_arrives_after_its_host_has_reported_is_in_its_round() -> None:
     assert network.ranks[1].results[0].any()
 
 
+def test_a_newcomer_is_not_handed_what_it_has_come_with() -> None:
+    """In its host's memory there may be a later result by now where that would lie: nobody waits until it has had it."""
+    network = Network("solo", ["a", "a", "b"], 100, 2)
+    network.die(2, 0)
+    for version in range(2):
+        network.push(0)
+        while pairs := [pair for pair in network.waiting() if pair != (0, 1)]:
+            network.deliver(pairs[0])
+        assert network.ranks[0].version == version + 1
+    network.enter(2, 0, False)
+    handed = []
+    while pairs := network.waiting():
+        handed += [header["n"] for header, _ in network.queues[pairs[0]] if header["k"] == "handed"]
+        network.deliver(pairs[0])
+    newcomer = network.ranks[2].node
+    assert not handed and not newcomer.executor.results and newcomer.executor.upto == 2
+    network.push(2)
+    network.finish()
+    network.check()
+
+
 def test_who_leaves_in_peace_waits_until_the_others_have_what_it_has() -> None:
     network = Network("solo", ["here", "there"], 100, 3)
     network.push(0)

@@ -342,7 +342,8 @@ class Decider:
     def _new_view(self) -> list[Order]:
         self.view += 1
         self._change = _Change(set(self._present), self._rounds.free_from())
-        return [Halt(self.view, tuple(self._present), self._change.floor)] if self._present else []
+        starts = tuple(self._came_with[rank] for rank in self._present)
+        return [Halt(self.view, tuple(self._present), starts, self._change.floor)] if self._present else []
 
     def _under_way(self, change: _Change) -> list[Order]:
         """All have reported: what anybody has is handed on, the rest begins again."""

@@ -121,6 +121,11 @@ class Executor:
         """Results are in other memory from now on: a mate may have said that one is there before it has handed over where."""
         self.results = {number: self._out(number) for number in self.results}
 
+    def begin(self, start: Version) -> None:
+        """This rank has come with the results of all rounds before this one."""
+        self._upto = max(self._upto, start)
+        self._advance()
+
     def forget(self, floor: Version) -> None:
         """Results before this one are of no more use to anybody."""
         if floor > self._floor:

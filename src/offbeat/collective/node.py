@@ -146,8 +146,8 @@ class Node:
             elif isinstance(order, Hand):
                 self._to(order.holder, {"k": "hand", "n": order.number, "v": order.view, "to": list(order.to)})
             elif isinstance(order, Halt):
-                for rank in order.ranks:
-                    self._to(rank, {"k": "halt", "v": order.view, "f": order.floor, "ranks": list(order.ranks)})
+                for rank, start in zip(order.ranks, order.starts, strict=True):
+                    self._to(rank, {"k": "halt", "v": order.view, "f": order.floor, "s": start, "ranks": list(order.ranks)})
             elif isinstance(order, Hold):
                 self._to(order.rank, {"k": "hold"})
             elif isinstance(order, Say):
@@ -228,6 +228,7 @@ class Node:
             self._expect(self.present)
             self.executor.halt(header["v"])
             self.executor.forget(header["f"])
+            self.executor.begin(header["s"])
             held, writes = sorted(self.executor.results), self.memory.writes if self.has_memory else None
             self.tell({"k": "report", "v": header["v"], "upto": self.executor.upto, "held": held, "writes": writes})
         elif kind == "hold":

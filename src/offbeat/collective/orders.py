@@ -37,8 +37,10 @@ class Halt(NamedTuple):
 
     view: int
     ranks: tuple[WorkerId, ...]
+    starts: tuple[Version, ...]
+    """Of each the version that it has come with. Earlier results are none of its: where they would lie there may be later ones by now."""
     floor: Version
-    """Results from this round on are needed: also by who comes now with a newer version, since he may be the last to have them."""
+    """Results from this round on are needed."""
 
 
 class Hand(NamedTuple):
