@@ -546,6 +546,8 @@ def test_a_process_is_killed_and_the_others_go_on() -> None:
             assert child.stdout is not None
             while child.stdout.readline().strip() != "59":
                 assert child.poll() is None, "a survivor has ended before its time"
+        with seat._lock:
+            assert seat._wait_for(lambda: 1 not in seat._at_the_seat().present, DEADLINE_S), "the seat has not heard of the death"
         assert any(entry.kind is Kind.LEAVE and entry.rank == 1 for entry in seat.follow(0))
         last = last_version(seat, [0, 2, 3])
         for child in survivors:
