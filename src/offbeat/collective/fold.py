@@ -38,7 +38,7 @@ class Folder:
         self.inline = layout.ranks * layout.vector_nbytes <= INLINE_NBYTES
         self._layout = layout
         self._block_numel = BLOCK_NBYTES // dtype.itemsize
-        self._flags = np.frombuffer(memory["slice_flags"], np.int64, layout.slices)
+        self._flags = memory["slice_flags"].cast("q")[: layout.slices]
         """Of each slice, one more than the round that it was summed for last."""
         at = range(0, layout.slices * WORD_NBYTES, WORD_NBYTES)
         self._locks = [RobustLock(memory["slice_locks"][i : i + WORD_NBYTES], fresh=fresh) for i in at]
@@ -72,9 +72,8 @@ class Folder:
         if sum(lock.holder is not None for lock in self._locks) >= CORES:
             self._look_at_holders()
             return 0, False
-        while (number := self._free_slice(stamp)) is not None:
-            lock = self._locks[number]
-            if not lock.attempt():
+        for number, lock in enumerate(self._locks):
+            if self._flags[number] >= stamp or lock.holder is not None or not lock.attempt():
                 continue
             try:
                 if self._flags[number] < stamp:
@@ -84,15 +83,10 @@ class Folder:
                     count += 1
             finally:
                 lock.release()
-        if (self._flags >= stamp).all():
+        if min(self._flags) >= stamp:
             return count, True
         self._look_at_holders()
         return count, False
-
-    def _free_slice(self, stamp: int) -> int | None:
-        """The first slice that is not summed yet and that nobody has in hand, as far as can be seen from here."""
-        left: list[int] = np.flatnonzero(self._flags < stamp).tolist()
-        return next((number for number in left if self._locks[number].holder is None), None)
 
     def _look_at_holders(self) -> None:
         """Not whenever somebody is in the way: it takes a look into /proc, a tenth of the time of a slice."""
