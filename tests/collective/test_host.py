@@ -126,6 +126,21 @@ def test_whoever_waits_and_is_thought_dead_is_fenced() -> None:
         ranks[1].wait()
 
 
+def test_who_reads_slowly_and_is_thought_dead_hears_that_what_it_read_may_be_of_a_later_round() -> None:
+    host = create("solo", SMALL)
+    ranks = entered(host)
+    for absent in range(2, RANKS):
+        host.leave(absent)
+    ((_, result),) = ranks[1].allreduce(torch.full((SMALL,), 8.0)).results
+    assert float(result[0]) == 4.0
+    host.leave(1)
+    while float(result[0]) == 4.0:
+        assert host.done <= host.slots, "its place was not used again"
+        ranks[0].allreduce(torch.ones(SMALL))
+    with pytest.raises(Fenced, match="rank 1 does not take part"):
+        ranks[1].read()
+
+
 def test_rounds_go_on_without_those_who_leave_or_pause() -> None:
     host = create("full", SMALL)
     ranks = entered(host)

@@ -215,7 +215,11 @@ class HostRounds(Seats):
         return [(number, self._results[slot]) for number, slot in self._given]
 
     def read(self) -> None:
-        """This rank has done with its results. While room is plenty it is enough that its next arrival says so."""
+        """This rank has done with its results. While room is plenty it is enough that its next arrival says so.
+
+        Raises:
+            Fenced: this rank does not take part any more, and what it has read may have been of later rounds.
+        """
         if self.slots > 8 and len(self._given) <= 2 and self._awaited is None and not self._idle():
             self._given = []
             return
@@ -306,7 +310,7 @@ class HostRounds(Seats):
 
     def _idle(self) -> bool:
         rank = self._mine()
-        return self._shared.look(lambda state: state.rounds.state(rank) == IDLE)
+        return self._shared.look(lambda state: self._checked(state).rounds.state(rank) == IDLE)
 
     def _take(self, given: list[tuple[Version, int]]) -> None:
         self._given += given
