@@ -13,13 +13,14 @@ only when the others have all that it has. Pure: what is to be sent is returned.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from offbeat.collective.orders import Answer, Fence, Go, Halt, Hand, Hold, Order, Say
+from offbeat.collective.orders import Answer, Fence, Go, Halt, Hold, Order, Say
 from offbeat.collective.state import Entry, Fenced, Kind, TooOld
-from offbeat.protocol.partial import BUFFERS, Part, Rounds
+from offbeat.collective.view_change import ViewChange
+from offbeat.protocol.partial import Part, Rounds
 from offbeat.protocol.round_rule import ABSENT, RoundRule
 from offbeat.types import Version, WorkerId
 
@@ -47,21 +48,6 @@ class _Going:
     initiator: WorkerId | None
     gone: set[WorkerId] = field(default_factory=set)
     """Ranks whose buffers are somebody else's by now."""
-
-
-@dataclass
-class _Change:
-    """A view that is not under way yet."""
-
-    missing: set[WorkerId]
-    """Ranks that have not reported."""
-    floor: Version
-    upto: dict[WorkerId, Version] = field(default_factory=dict)
-    held: dict[WorkerId, set[Version]] = field(default_factory=dict)
-    bare: set[WorkerId] = field(default_factory=set)
-    """Ranks without the memory of their host: who was to hand it over is gone."""
-    writes: dict[str, Sequence[int]] = field(default_factory=dict)
-    """Of each host how often each buffer has been written there."""
 
 
 @dataclass
@@ -114,7 +100,7 @@ class Decider:
         self._waiting: list[WorkerId] = []
         self._pending: dict[Part, _Sent] = {}
         self._going: dict[Version, _Going] = {}
-        self._change: _Change | None = None
+        self._change: ViewChange | None = None
         self._present: list[WorkerId] = []
         """The longest here first."""
         self._entering: list[WorkerId] = []
@@ -273,14 +259,9 @@ class Decider:
             writes: how often each buffer of its host has been written, `BUFFERS` numbers for each rank; None: it is without that memory.
         """
         change = self._change
-        if change is None or view != self.view or rank not in change.missing:
+        if change is None or view != change.view or rank not in change.missing:
             return []
-        change.missing.discard(rank)
-        change.upto[rank], change.held[rank] = upto, set(held)
-        if writes is None:
-            change.bare.add(rank)
-        elif writes:
-            change.writes[self._hosts[rank]] = writes
+        change.report(rank, self._hosts[rank], upto, held, writes)
         return self._under_way(change) if not change.missing else []
 
     # How rounds come to an end.
@@ -341,60 +322,38 @@ class Decider:
 
     def _new_view(self) -> list[Order]:
         self.view += 1
-        self._change = _Change(set(self._present), self._rounds.free_from())
+        self._change = ViewChange(self.view, self._present, self._rounds.free_from())
         starts = tuple(self._came_with[rank] for rank in self._present)
         return [Halt(self.view, tuple(self._present), starts, self._change.floor)] if self._present else []
 
-    def _under_way(self, change: _Change) -> list[Order]:
+    def _under_way(self, change: ViewChange) -> list[Order]:
         """All have reported: what anybody has is handed on, the rest begins again."""
-        if holds := self._memories_to_make(change):
-            return [*holds, *self._new_view()]
-        held = set[Version]().union(*change.held.values())
-        lacks = {number: self._lacking(change, number) for number in sorted(self._going) if number >= change.floor}
-        anew = [number for number, lacking in lacks.items() if lacking and number not in held]
+        host_of, leader_of = {rank: self._hosts[rank] for rank in self._present}, self._leader_of()
+        if bare := change.without_memory(host_of):  # only who is there from the beginning may be without
+            return [*(Hold(rank) for host, rank in leader_of.items() if host in bare), *self._new_view()]
+        lacked = [number for number in sorted(self._going) if number >= change.floor and change.lacking(number)]
+        anew = [number for number in lacked if not change.is_held(number)]
         stranded = [rank for rank in self._present if any(number < self._came_with[rank] for number in anew)]
         if stranded:
             # It has come with the parameters of a rank that has died since, the last to have had a result that these contain.
             return [order for rank in stranded for order in self.leave(rank)]
         self._change = None
         orders: list[Order] = []
-        for number in (number for number, lacking in lacks.items() if lacking):
-            if number in held:
-                holders = {self._hosts[rank]: rank for rank in change.held if number in change.held[rank]}
-                orders += self._handed(number, lacks[number], holders)
-            else:
-                self._lose_of(number, change.writes)
+        for number in lacked:
+            if number in anew:
+                self._lose_of(number, change)
                 orders.append(self._go(number))
+            else:
+                orders += change.handed(number, host_of)
         entering, self._entering = self._entering, []
         return orders + [Answer(rank, self.number, True, False, self._rounds.version(rank)) for rank in entering]
 
-    def _memories_to_make(self, change: _Change) -> list[Hold]:
-        """One for each host where nobody has it; only who is there from the beginning may be without."""
-        clothed = {self._hosts[rank] for rank in self._present if rank not in change.bare}
-        return [Hold(rank) for host, rank in self._leader_of().items() if host not in clothed]
-
-    def _lacking(self, change: _Change, number: Version) -> list[WorkerId]:
-        return [rank for rank, upto in change.upto.items() if upto <= number and number not in change.held[rank]]
-
-    def _handed(self, number: Version, lacking: Sequence[WorkerId], holders: Mapping[str, WorkerId]) -> list[Hand]:
-        """One of the same host who has it tells who has not; a host where nobody has it gets it from another, and passes it on there."""
-        to: dict[WorkerId, list[WorkerId]] = {}
-        anybody, given = next(iter(holders.values())), set[str]()
-        for rank in lacking:
-            host = self._hosts[rank]
-            if host not in given:
-                to.setdefault(holders.get(host, anybody), []).append(rank)
-            if host not in holders:
-                given.add(host)
-        return [Hand(holder, self.view, number, tuple(ranks)) for holder, ranks in to.items()]
-
-    def _lose_of(self, number: Version, writes: Mapping[str, Sequence[int]]) -> None:
+    def _lose_of(self, number: Version, change: ViewChange) -> None:
         """A round is summed anew. Not there any more are gradients of hosts that are gone, and those that a rank has written over: it had
-        the result, and has died since. What has come after its host's report was not there to be counted."""
+        the result, and has died since."""
         going, kept = self._going[number], []
         for sent in going.parts:
-            now = writes.get(self._hosts[sent.rank])
-            if sent.rank in going.gone or (now is not None and now[sent.rank * BUFFERS + sent.buffer] > sent.writes):
+            if sent.rank in going.gone or change.written_over(self._hosts[sent.rank], sent.rank, sent.buffer, sent.writes):
                 self._wrote(Kind.LOST, sent.rank, number, buffer=sent.buffer)
             else:
                 kept.append(sent)
