@@ -26,6 +26,9 @@ class Rank:
         self.asked = self.idle = self.parting = self.may_leave = False
         self.entering = False
         self.donor: Rank | None = None
+        """Who lets it in."""
+        self.like: Rank | None = None
+        """Whose parameters it has come with, and who waits to leave until it takes part."""
         self.through: Version | None = None
         self.results: dict[Version, torch.Tensor] = {}
 
@@ -36,16 +39,21 @@ class Rank:
     def look(self) -> None:
         """Take the answer, and the results, if they are there."""
         if self.asked and self.node.answers:
-            through = self.node.answers.pop(0).through
+            self.through = self.node.answers.pop(0).through
             self.asked = self.entering = False
-            if self.parting and not self.may_leave:
-                self.may_leave = True  # with what it has
-            else:
-                self.through = through
+            self.may_leave = self.parting
         if self.through is not None and self.node.executor.upto >= self.through:
-            for number in range(self.version, self.through):
-                self.results[number] = self.node.executor.results[number].clone()
-            self.version, self.through = max(self.version, self.through), None
+            self.take(self.through)
+            self.through = None
+        if self.parting and not self.may_leave and self.version < self.node.executor.upto:
+            self.take(self.node.executor.upto)
+            self.node.tell({"k": "read", "n": self.version})
+
+    def take(self, through: Version) -> None:
+        """The results up to this version are there."""
+        for number in range(self.version, through):
+            self.results[number] = self.node.executor.results[number].clone()
+        self.version = max(self.version, through)
 
 
 class Network:
@@ -100,6 +108,11 @@ class Network:
         """The pairs between which something is on its way."""
         return sorted(pair for pair, queue in self.queues.items() if queue)
 
+    def deliver_all(self) -> None:
+        """Also what is sent in answer."""
+        while pairs := self.waiting():
+            self.deliver(pairs[0])
+
     def deliver(self, pair: tuple[WorkerId, WorkerId]) -> None:
         """The oldest message of a pair."""
         header, content = self.queues[pair].popleft()
@@ -119,12 +132,15 @@ class Network:
             rank.node.arrive(buffer, 1.0)
             rank.asked, rank.idle = True, False
 
-    def part(self, number: WorkerId) -> None:
-        """A rank has come to the end of its script. First it takes all that it has, which is what it gives to a newcomer from then on."""
+    def can_give(self, number: WorkerId) -> bool:
+        """Whether a newcomer can have what this rank has: while it waits to leave there may be more to come."""
         rank = self.ranks[number]
-        if rank.version < rank.node.executor.upto:
-            rank.node.tell({"k": "catch"})
-            rank.asked = True
+        return not rank.entering and (not rank.parting or self.may_leave(number))
+
+    def part(self, number: WorkerId) -> None:
+        """A rank has come to the end of its script."""
+        rank = self.ranks[number]
+        if any(other.like is rank and other.entering for other in self.ranks.values()):
             return
         rank.node.tell({"k": "part"})
         rank.asked = rank.idle = rank.parting = True
@@ -174,13 +190,17 @@ class Network:
         newcomer = self.ranks[number]
         newcomer.results = dict(model.results)
         newcomer.asked = newcomer.entering = True
+        parted, model.may_leave, model.parting = model.may_leave, False, False
         if not let_in:
+            newcomer.like = model
             newcomer.node.enter(model.version, self.hosts[number])
             return
         newcomer.donor, newcomer.idle = model, True
         self.tickets += 1
         self.nodes[SEAT].tickets[number] = self.tickets
         model.node.tell({"k": "let", "rank": number, "version": model.version, "ticket": self.tickets, "pause": True})
+        if parted:
+            self.part(like)
 
     def outside(self) -> list[WorkerId]:
         """Those that cannot go on, and end: who is fenced, and orphans."""
@@ -203,18 +223,16 @@ class Network:
             for rank in self.ranks.values():
                 rank.look()
                 if rank.free and rank.node.fenced is None:
-                    rank.node.tell({"k": "read"})
+                    rank.node.tell({"k": "read", "n": rank.version})
                 if rank.free and not rank.idle and rank.node.fenced is None:
                     rank.node.tell({"k": "pause"})
                     rank.idle = True
-            while pairs := self.waiting():
-                self.deliver(pairs[0])
+            self.deliver_all()
             for rank in self.ranks.values():
                 if rank.free and rank.idle and rank.node.fenced is None:
                     rank.node.tell({"k": "catch"})
                     rank.asked = True
-            while pairs := self.waiting():
-                self.deliver(pairs[0])
+            self.deliver_all()
 
     def check(self) -> None:
         """What must be so at the end."""

@@ -71,7 +71,7 @@ def _run(network: Network, ranks: int, deaths: bool, partings: bool, draws: rand
         elif partings and what < 0.04 and rank is not None and rank.free and rank.node.fenced is None:
             network.part(number)
         elif what < 0.08 and rank is None:
-            donors = [other.number for other in network.ranks.values() if not other.entering]
+            donors = list(filter(network.can_give, network.ranks))
             if donors:
                 network.enter(number, draws.choice(donors), draws.random() < 0.5)
         elif what < 0.11 and rank is not None and rank.free and rank.node.fenced is None and not rank.parting:
@@ -175,20 +175,61 @@ def test_who_leaves_in_peace_waits_for_the_round_that_its_gradient_is_for() -> N
         network.push(number)
         network.deliver((number, SEAT))
     network.push(2)
-    while pairs := network.waiting():
-        network.deliver(pairs[0])
+    network.deliver_all()
     network.part(2)
-    while pairs := network.waiting():
-        network.deliver(pairs[0])
+    network.deliver_all()
     assert not network.may_leave(2)
     for number in (0, 1):
         network.push(number)
-    while pairs := network.waiting():
-        network.deliver(pairs[0])
+    network.deliver_all()
     assert network.may_leave(2)
     network.leave(2)
     network.finish()
     network.check()
+
+
+def test_who_waits_to_leave_makes_room() -> None:
+    """It waits for the round that the gradient of its dead mate is in, and has read no result for as many rounds as are kept."""
+    network = Network("solo", ["a", "b", "b"], 100, 2)
+    for _ in range(2):
+        network.push(0)
+        network.deliver_all()
+    network.push(2)
+    network.deliver_all()
+    network.die(2, 0)
+    network.part(1)
+    network.deliver_all()
+    assert not network.may_leave(1)
+    network.push(0)
+    network.deliver_all()
+    assert network.may_leave(1) and network.ranks[0].results[2].count_nonzero() == 2
+    network.leave(1)
+    network.finish()
+    network.check()
+
+
+def test_who_has_let_somebody_in_leaves_once_that_one_has_what_it_has() -> None:
+    """The newcomer lacks a result, and all others who have it are about to leave."""
+    network = Network("solo", ["a", "b", "c"], 100, 5)
+    network.part(2)
+    network.deliver_all()
+    network.leave(2)
+    network.part(0)
+    network.deliver_all()
+    network.push(1)
+    network.deliver_all()
+    network.part(1)
+    network.deliver_all()
+    assert network.may_leave(0) and network.may_leave(1) and network.ranks[0].version == 0
+    network.enter(2, 0, let_in=True)
+    network.leave(1)
+    assert not network.may_leave(0)
+    network.deliver_all()
+    assert network.may_leave(0) and network.ranks[0].version == 1
+    network.leave(0)
+    network.finish()
+    network.check()
+    assert network.ranks[2].results[0].any()
 
 
 # Over real sockets.
@@ -226,7 +267,11 @@ class Replica(threading.Thread):
                 self.pushed += gradient
                 self.apply(self.rounds.allreduce(gradient, DEADLINE_S).results)
             if self.parts:
-                assert self.rounds.part(DEADLINE_S), f"rank {self.rank} cannot leave"
+                deadline, may_leave = time.monotonic() + DEADLINE_S, False
+                while not may_leave:
+                    assert time.monotonic() < deadline, f"rank {self.rank} cannot leave"
+                    may_leave = self.rounds.part(1.0)
+                    self.apply(self.rounds.results())
                 self.rounds.close()
             else:
                 self.rounds.pause(self.rank)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.live.harness import APART, HALVES, TOGETHER, Job, Worker, barrier, wait
+from tests.live.harness import APART, DEADLINE_S, HALVES, TOGETHER, Job, Worker, barrier, wait
 from tests.live.test_ranks import audited, mlp, parameters, same
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -17,6 +18,7 @@ from torch.utils.data import TensorDataset
 from offbeat.errors import JobError, RefusedError
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.runtime import rank_session
+from offbeat.runtime.rank_across import RankAcross
 from offbeat.runtime.rank_part import RankPart
 from offbeat.runtime.rank_rounds import RankRounds
 from offbeat.runtime.rank_session import RankSession
@@ -173,6 +175,60 @@ def test_who_waits_to_be_let_in_takes_no_results(monkeypatch: pytest.MonkeyPatch
         job.join()
     rejoined = calls.index("_rejoin")
     assert "catch_up" not in calls[rejoined : calls.index("begin", rejoined)]
+
+
+def test_who_is_asked_for_its_replica_while_it_waits_to_leave_waits_for_the_newcomer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newcomer may need results that are gone with those who have left."""
+    leaving, threads, calls = threading.Event(), list[threading.Thread](), list[str]()
+    part, on_donate, give_to = RankAcross.part, RankSession._on_donate, RankAcross.give_to
+
+    def called(what: str) -> None:
+        if threading.current_thread() is threads[0]:
+            calls.append(what)
+
+    def spied_part(self: RankAcross) -> None:
+        called("part")
+        if calls == ["part"]:
+            leaving.set()
+            deadline = time.monotonic() + DEADLINE_S
+            while "asked" not in calls:
+                self._hear()
+                assert time.monotonic() < deadline, "nobody has asked for the replica"
+        part(self)
+        called("parted")
+
+    def spied_on_donate(self: RankSession, message: Any) -> None:
+        called("asked")
+        on_donate(self, message)
+
+    def spied_give_to(self: RankAcross, rank: int | None, ticket: Any) -> Any:
+        called("gave")
+        return give_to(self, rank, ticket)
+
+    monkeypatch.setattr(RankAcross, "part", spied_part)
+    monkeypatch.setattr(RankSession, "_on_donate", spied_on_donate)
+    monkeypatch.setattr(RankAcross, "give_to", spied_give_to)
+
+    def stay(worker: Worker) -> tuple[int, list[Tensor]]:
+        trainer = Trainer(worker, "full")
+        trainer.step()
+        if worker.number == 1:
+            worker.die()
+        return trainer.everything()
+
+    def come(worker: Worker) -> int:
+        trainer = Trainer(worker, "full")
+        trainer.step()
+        return trainer.optimizer.version
+
+    with Job(2, hosts=APART) as job:
+        threads += [job.start(number, stay) for number in range(2)]
+        job.await_state(1, "dead")
+        wait(leaving)
+        threads[1] = job.start(1, come)
+        job.join(*threads)
+        assert job.results(1) == [2]
+    assert calls == ["part", "asked", "parted", "asked", "gave", "part", "parted"]
 
 
 def test_what_a_script_loads_into_a_running_job_does_not_count() -> None:

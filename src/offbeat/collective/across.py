@@ -99,6 +99,8 @@ class AcrossRounds:
         self._given = range(0)
         self._version: Version = 0
         self._parting = False
+        self._leaves_with: Version | None = None
+        """While it waits to leave: the version that the others have, by the seat's word."""
         self._tickets = 0
 
     def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
@@ -248,10 +250,10 @@ class AcrossRounds:
     def read(self) -> None:
         """This rank has done with its results. After a single one it is enough that its next arrival says so."""
         with self._lock:
-            tells = len(self._given) > 1 or self.slots <= 8
+            tells = len(self._given) > 1 or self.slots <= 8 or self._parting
             self._given = range(self._version, self._version)
             if tells:
-                self._node.tell({"k": "read"})
+                self._node.tell({"k": "read", "n": self._version})
 
     def catch_up(self, timeout_s: float = 0.0, *, newest: bool = False) -> list[tuple[Version, torch.Tensor]]:
         """The results that there are, for a rank that is not computing a gradient: one that is idle, or has just entered.
@@ -327,13 +329,15 @@ class AcrossRounds:
             return version
 
     def part(self, timeout_s: float | None = None) -> bool:
-        """This rank is about to leave: wait until the others can do without it; at most so many seconds, and then call again.
+        """This rank is about to leave: wait until the others can do without it; at most so many seconds.
 
         They can when they have all results that this rank has been given, and when what it has handed in, and its host alone has, is in
-        one of them. If it left before, they could have to sum a round without it of which it has had the result.
+        one of them. If it left before, they could have to sum a round without it of which it has had the result. If it lets somebody in
+        after that, it parts again: the newcomer may lack what it has.
 
         Returns:
-            Whether it may leave.
+            Whether it may leave. If not, the time is up, or there are `results`: others may wait for their room, so it is to read them
+            and to call this again.
 
         Raises:
             Fenced: this rank does not take part any more.
@@ -344,10 +348,15 @@ class AcrossRounds:
             if not self._parting:
                 self._parting = True
                 self._node.tell({"k": "part"})
-            if not self._wait_for(lambda: bool(self._node.answers), timeout_s):
+            node = self._node
+            self._wait_for(lambda: bool(node.answers) or node.executor.upto > self._version, timeout_s)
+            if node.answers:
+                self._leaves_with = node.answers.pop(0).through
+            self._given = range(self._given.start if self._given else self._version, node.executor.upto)
+            self._version = node.executor.upto
+            if self._leaves_with is None or self._version < self._leaves_with:
                 return False
-            self._parting = False
-            self._node.answers.clear()
+            self._parting, self._leaves_with = False, None
             return True
 
     def leave(self, rank: WorkerId) -> None:

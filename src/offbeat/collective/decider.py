@@ -163,10 +163,11 @@ class Decider:
         self._release(rank)
         return [Answer(rank, self.number, True, False, self.number)]
 
-    def read(self, rank: WorkerId) -> list[Order]:
-        """A rank has done with what it was given."""
+    def read(self, rank: WorkerId, version: Version = 0) -> list[Order]:
+        """A rank has done with what it was given; and with all before this version, if it took that while it waits to leave."""
         self._check(rank)
-        self._wrote(Kind.READ, rank, self._rounds.version(rank), self._rounds.read(rank))
+        closed = self._rounds.read(rank, version)
+        self._wrote(Kind.READ, rank, self._rounds.version(rank), closed)
         return self._settled()
 
     def pause(self, rank: WorkerId) -> list[Order]:

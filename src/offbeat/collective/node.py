@@ -129,8 +129,10 @@ class Node:
                 orders = decider.resume(rank, asks="rank" not in header)
             elif kind == "has":
                 orders = decider.has(rank, header["n"])
+            elif kind == "read":
+                orders = decider.read(rank, header["n"])
             else:
-                does = {"read": decider.read, "pause": decider.pause, "catch": decider.catch_up, "part": decider.part}
+                does = {"pause": decider.pause, "catch": decider.catch_up, "part": decider.part}
                 orders = decider.leave(rank) if kind == "leave" else does[kind](rank)
         except (Fenced, TooOld) as error:
             orders = [Fence(rank, str(error))]

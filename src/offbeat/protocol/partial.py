@@ -283,10 +283,10 @@ class Rounds:
         self._cells[row + VERSION] = done
         return range(before, done)
 
-    def read(self, rank: WorkerId) -> bool:
-        """A rank has done with the results that it was given last."""
-        row = (1 + rank) * WIDTH
-        self._cells[row + NEEDS] = self._cells[row + VERSION]
+    def read(self, rank: WorkerId, version: Version = 0) -> bool:
+        """A rank has done with the results that it was given last, and with all before this version, which an idle one may have taken."""
+        row, cells = (1 + rank) * WIDTH, self._cells
+        cells[row + NEEDS] = cells[row + VERSION] = max(cells[row + VERSION], version)
         return self._close(None)
 
     def close(self, initiator: WorkerId | None) -> None:

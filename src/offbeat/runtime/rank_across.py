@@ -90,10 +90,16 @@ class RankAcross(RankRounds):
         self._apply(self._tables[0].catch_up(newest=True))
 
     def part(self) -> None:
-        """Wait until the others can do without this rank, which is about to leave."""
+        """Wait until the others can do without this rank, which is about to leave, and take what they have by then."""
         for table in self._tables:
-            while not table.part(LOOK_S):
+            may_leave = False
+            while not may_leave:
                 self._hear()
+                may_leave = table.part(LOOK_S)
+                if table is self._rounds:
+                    self._apply(table.results())
+                elif table.results():
+                    table.read()  # a mean in which it has no part
 
     def _enter(self, goal: Version) -> None:
         if self._later:

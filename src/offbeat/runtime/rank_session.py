@@ -89,6 +89,10 @@ class RankSession(JobSession):
         """A version that there is, by the coordinator's word."""
         self._fenced = False
         """This rank does not take part: word of why is on its way, or of its return."""
+        self._parted = False
+        """The others can do without this rank."""
+        self._postponed: list[Message] | None = None
+        """Who has asked for this rank's replica while it waits for that."""
         self._stale: set[LeaseId] = set()
         """Leases that are somebody else's by now."""
 
@@ -127,13 +131,25 @@ class RankSession(JobSession):
             if not self._enters:
                 self._idle()
             with suppress(Fenced, JobError):
-                if not self._enters and not self._fenced:
-                    self._mine.part()
+                self._take_leave()
             # Somebody may want a copy of the replica before it is gone; if the coordinator is gone instead nobody will.
             with suppress(JobError):
                 self._coordinator.send({"kind": "leaving"})
                 self._link.answer("farewell")
+            with suppress(Fenced, JobError):
+                self._take_leave()
         super()._leave()
+
+    def _take_leave(self) -> None:
+        """Wait until the others can do without this rank, and those as well that come with its replica meanwhile."""
+        while not (self._parted or self._enters or self._fenced):
+            self._parted, self._postponed = True, []
+            try:
+                self._mine.part()
+            finally:
+                postponed, self._postponed = self._postponed, None
+            for message in postponed:
+                self._on_donate(message)
 
     def _admitted(self) -> None:
         """Wait for word to go on, joining again if this rank was thought dead, and get the version that word is of, at least."""
@@ -190,7 +206,11 @@ class RankSession(JobSession):
 
     def _on_donate(self, message: Message) -> None:
         """Let another rank have what this one has, and see that it will have the results from there on."""
+        if self._postponed is not None:
+            self._postponed.append(message)
+            return
         to, header = message.header["to"], {"kind": "donation", "to": message.header["to"], "number": message.header["number"]}
+        self._parted = self._parted and to is None
         try:
             replica, payload = self._mine.give_to(to, message.header["ticket"])
         except OffbeatError as error:
