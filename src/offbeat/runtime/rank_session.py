@@ -148,6 +148,7 @@ class RankSession(JobSession):
                 self._mine.part()
             finally:
                 postponed, self._postponed = self._postponed, None
+                self.version = self._mine.version
             for message in postponed:
                 self._on_donate(message)
 
