@@ -337,7 +337,7 @@ class AcrossRounds:
 
         Returns:
             Whether it may leave. If not, the time is up, or there are `results`: others may wait for their room, so it is to read them
-            and to call this again.
+            and to call this again. Also if it may, there may be `results`.
 
         Raises:
             Fenced: this rank does not take part any more.
