@@ -11,7 +11,7 @@ from mpi4py import MPI  # type: ignore[import-not-found,unused-ignore]
 
 
 def main() -> None:
-    nbytes, skew_s, warm_up, iterations = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    nbytes, skew_s, settle_s, warm_up, iterations = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), *map(int, sys.argv[4:6])
     world = MPI.COMM_WORLD
     rank = world.Get_rank()
     vector = np.zeros(nbytes // 4, dtype=np.float32)
@@ -25,6 +25,7 @@ def main() -> None:
         began = time.perf_counter()
         world.Allreduce(MPI.IN_PLACE, vector)
         latency_s = time.perf_counter() - began
+        time.sleep(max(0.0, start + world.Get_size() * skew_s + settle_s - time.monotonic()))
         world.Barrier()
         found.append((latency_s, True, int(vector.min() != vector.max())))
     gathered = world.gather(found[warm_up:], root=0)

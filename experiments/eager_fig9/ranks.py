@@ -1,8 +1,9 @@
 """Latency of one collective call among processes of this machine: offbeat's rules, gloo and MPI, called in the same way.
 
 Each iteration the ranks wait for each other, untimed. Then rank r sleeps for (r + 1) times the skew and calls; what counts is the time from
-the call to its return, mean over ranks and iterations. Vectors are constant, so one with two different elements is torn. offbeat's
-ranks write where they send from, and read where the sum is; gloo and MPI work in place. None of them copies.
+the call to its return, mean over ranks and iterations. Then it sleeps until the others should have returned too. Vectors are constant, so
+one with two different elements is torn. offbeat's ranks write where they send from, and read where the sum is; gloo and MPI work in place.
+None of them copies.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from offbeat.transport.shm import MemoryBlock
 WARM_UP: Final = 2
 LEAD_S: Final = 0.015
 """From the moment when the last rank is ready to the start: by then all are awake."""
+SETTLE_S: Final = 0.005
+"""Nobody goes on before so long after the last rank was to call: to meet the others takes cores from those who are still in their call."""
 DEADLINE_S: Final = 600.0
 MPI_RANK: Final = Path(__file__).with_name("mpi_rank.py")
 
@@ -102,6 +105,7 @@ def timed(case: Case, rank: int, gate: Gate, send: Callable[[], torch.Tensor], c
         began = time.perf_counter()
         active, results = call()
         latency_s = time.perf_counter() - began
+        time.sleep(max(0.0, start + case.ranks * case.skew_s + SETTLE_S - time.monotonic()))
         gate.done()
         found.append((latency_s, active, sum(float(result.min()) != float(result.max()) for result in results)))
     return found[WARM_UP:]
@@ -228,7 +232,8 @@ def measure_mpi(case: Case) -> Measured | None:
     program = mpiexec()
     if program is None:
         return None
-    words = [program, "-n", str(case.ranks), sys.executable, str(MPI_RANK), *map(str, (case.nbytes, case.skew_s, WARM_UP, case.iterations))]
+    numbers = case.nbytes, case.skew_s, SETTLE_S, WARM_UP, case.iterations
+    words = [program, "-n", str(case.ranks), sys.executable, str(MPI_RANK), *map(str, numbers)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr[-2000:]}")
