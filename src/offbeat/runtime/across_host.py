@@ -19,7 +19,7 @@ from offbeat.policies.eager import Full, Partial
 from offbeat.protocol.effects import Effect
 from offbeat.runtime.rank_host import RankHost
 from offbeat.transport.base import Address, Connection, Hub, SharedMemory
-from offbeat.types import Incarnation, Version, WorkerId
+from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
 EVERYTHING = 1 << 62
 """Of a log: nobody wants to know what is in it."""
@@ -153,11 +153,13 @@ class AcrossHost(RankHost):
         """Where those are who begin with a rank."""
         return {**super().introduction, "addresses": self._table.others()}
 
-    def ready(self, worker: WorkerId, header: Mapping[str, Any]) -> None:
+    def ready(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> None:
         """A rank asks to be counted, and says where it listens."""
         others = self._table.introduce(worker, header["addresses"])
         if self._coordinator.begun:
             self._roster[worker].connection.send({"kind": "meet", "addresses": others})
+        else:
+            super().ready(worker, header, now)
 
     def met(self, worker: WorkerId) -> None:
         """A newcomer is connected with the others."""

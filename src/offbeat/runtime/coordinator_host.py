@@ -1,7 +1,7 @@
 """The coordinator's shell, in server 0: messages become events with a time, effects become messages, and both go into the journal.
 
-Nothing is decided here but what the pure core cannot see: whether a joining worker's model is the job's, when a push has
-arrived at every shard, whose learning rate counts, and what the epoch's mean of the BatchNorm buffers is.
+Nothing is decided here but what the pure core cannot see: whether a joining worker's model is the job's, whether all ranks have said hello,
+and what the epoch's mean of the BatchNorm buffers is. What differs between jobs with and without servers is the business of their `Side`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,18 @@ from typing import Any
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.effects import Effect
-from offbeat.protocol.events import Abandoned, EpochWanted, Event, Heard, Initialised, Joined, LeaseWanted, Left, Lost, PullWanted, Pushed
+from offbeat.protocol.events import Abandoned, EpochWanted, Event, Heard, LeaseWanted, Left, Lost, PullWanted
 from offbeat.report.tally import Tally
 from offbeat.runtime.announcer import Announcer
-from offbeat.runtime.block_shard import shard_of
 from offbeat.runtime.journal import Journal, end_record, fault_record, job_record, metrics_record, process_record
-from offbeat.runtime.performer import Performer
-from offbeat.runtime.pushes import Arrivals, Schedules
 from offbeat.runtime.rank_host import RankHost
 from offbeat.runtime.rank_hosts import checked_vector, host_of
 from offbeat.runtime.rehearsal import Kills, announced
 from offbeat.runtime.roster import Peer, Roster
+from offbeat.runtime.served_host import ServedHost
 from offbeat.runtime.settings import JobSettings
-from offbeat.runtime.shard_host import ShardHost
-from offbeat.runtime.shard_performer import ShardPerformer
+from offbeat.runtime.side import Side
 from offbeat.runtime.terms import Terms
-from offbeat.tensors.shard import SquaredNorms
 from offbeat.transport.base import Connection, Hub, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, WorkerId, WorkerState
 
@@ -69,10 +65,8 @@ class CoordinatorHost:
         self._started, self._now = started, now
         self._coordinator: Coordinator | None = None
         self._terms: Terms | None = None
-        self._common: SharedMemory | None = None
-        self._host: ShardHost | None = None
-        self._ranks: RankHost | None = None
-        """In place of shard and performer where there are no servers; exists once it is known where all ranks are."""
+        self._side: Side | None = None
+        """With servers it exists once the first worker has said hello; without, once it is known where all ranks are."""
         self._greeting: dict[WorkerId, None] = {}
         """Ranks that have said hello before that."""
         self._vector: Mapping[str, Any] = {}
@@ -80,17 +74,14 @@ class CoordinatorHost:
         self._deferred: deque[tuple[Connection, Message]] = deque()
         """Questions of ranks about samples, which wait until all that has happened before is known."""
         self._roster = Roster()
-        self._arrivals = Arrivals(1 + len(self._shards))
-        self._schedules = Schedules()
-        self._performer: Performer | None = None
         self._announcer = Announcer(self._roster)
         self._kills = Kills(settings.kill)
         self._handlers: dict[str, Callable[[Peer, Message, Seconds], None]] = {
             "ready": self._ready,
-            "push": self._push,
-            "got": lambda peer, message, now: self.host.got(peer.connection),
+            "push": lambda peer, message, now: self.side.push(peer.worker, message, now),
+            "got": lambda peer, message, now: self.served.shard.got(peer.connection),
             "abandoned": self._abandoned,
-            "initial": self._initial,
+            "initial": lambda peer, message, now: self.side.initial(peer.worker, message, now),
             "buffers": self._take_buffers,
             "metrics": self._metrics,
             "heard": lambda peer, message, now: self._feed(Heard(peer.worker, message.header["incarnation"]), now),
@@ -105,27 +96,29 @@ class CoordinatorHost:
             "epoch": lambda peer, message, now: self._feed(EpochWanted(peer.worker, **message.header["want"]), now),
             "left": lambda peer, message, now: self._gone(Left(peer.worker, message.header["incarnation"]), now),
             "abort": self._abort,
-            "state": lambda peer, message, now: self.host.answer_state(peer.connection, message),
+            "state": lambda peer, message, now: self.served.shard.answer_state(peer.connection, message),
         }
 
     @property
-    def host(self) -> ShardHost:
-        """The shard of server 0; exists once the first worker has said hello."""
-        assert self._host is not None
-        return self._host
+    def side(self) -> Side:
+        """What carries out effects; exists once workers have been welcomed."""
+        if self._side is None:
+            raise ProtocolError("a message of who has not been welcomed yet")
+        return self._side
 
     @property
-    def performer(self) -> Performer:
-        """What carries out effects; exists once the first worker has said hello."""
-        assert self._performer is not None
-        return self._performer
+    def served(self) -> ServedHost:
+        """The side of a job with servers."""
+        if not isinstance(self._side, ServedHost):
+            raise ProtocolError("a message that only workers of servers send, in a job without")
+        return self._side
 
     @property
     def ranks(self) -> RankHost:
-        """What the ranks of a job without servers have in common; exists once all of them have said hello, or are lost."""
-        if self._ranks is None:
+        """The side of a job without servers."""
+        if not isinstance(self._side, RankHost):
             raise ProtocolError("a message that only ranks send, in a job with servers")
-        return self._ranks
+        return self._side
 
     @property
     def terms(self) -> Terms:
@@ -141,17 +134,11 @@ class CoordinatorHost:
         self._follow(now)
         if kind == "hello":
             self._hello(connection, message, now)
-        elif kind == "arrived" and "push" in message.header:
-            self._arrived(message.header, message.header["shard"], now)
-        elif kind in ("arrived", "initialised"):
-            self._complete(message.header["worker"], message.header["number"], message.header["shard"], now)
-        elif kind == "measured":
-            parts, total, difference = message.header["norms"]
-            self.performer.measured(message.header["version"], SquaredNorms(tuple(parts), total, difference))
-            self._pass_on_measurements(now)
+        elif kind in ("arrived", "initialised", "measured"):
+            self.served.from_shard(message.header, now)
         elif (peer := self._roster.at(connection)) is None or kind not in self._handlers:
             raise ProtocolError(f"{connection.peer} sent {kind!r} before it said hello")
-        elif kind in ("samples", "epoch") and self._ranks is not None and self._ranks.behind:
+        elif kind in ("samples", "epoch") and self._side is not None and self._side.behind:
             self._deferred.append((connection, message))
         else:
             self._handlers[kind](peer, message, now)
@@ -174,7 +161,6 @@ class CoordinatorHost:
 
     def on_lost(self, worker: WorkerId, reason: str, now: Seconds, incarnation: Incarnation | None = None) -> None:
         """A worker's process has ended, or can no longer be reached."""
-        self._arrivals.forget(worker)
         self._follow(now)
         if self._coordinator is not None:
             self._gone(Lost(worker, reason, incarnation), now)
@@ -193,16 +179,14 @@ class CoordinatorHost:
 
     def tick(self, now: Seconds) -> None:
         """Time has passed. Bytes of an unfinished message are a sign of life too."""
-        if self._host is not None:
-            self._host.tick(now)
         self._follow(now)
         for peer in self._roster:
             if peer.stirred():
                 self._feed(Heard(peer.worker, peer.incarnation), now)
         due = self._coordinator.wake_at() if self._coordinator is not None else None
         if self._coordinator is not None and due is not None and now >= due:
-            if self._ranks is not None:
-                self._ranks.look_for_silent(now)
+            if self._side is not None:
+                self._side.wake(now)
             else:
                 self._perform(self._coordinator.wake(now), now)
         flush_at = self._journal.wake_at()
@@ -211,7 +195,7 @@ class CoordinatorHost:
 
     def wake_at(self) -> Seconds | None:
         """When to call `tick` at the latest."""
-        times = [part.wake_at() for part in (self._journal, self._coordinator, self._host, self._ranks) if part is not None]
+        times = [part.wake_at() for part in (self._journal, self._coordinator, self._side) if part is not None]
         return min((t for t in times if t is not None), default=None)
 
     def close(self, ok: bool, reason: str, now: Seconds) -> None:
@@ -225,9 +209,9 @@ class CoordinatorHost:
         self._journal.close()
 
     def let_go(self) -> None:
-        """The last thing, however the job has ended: let go of what its ranks have had in common."""
-        if self._ranks is not None:
-            self._ranks.close()
+        """The last thing, however the job has ended: let go of what its workers have had in common."""
+        if self._side is not None:
+            self._side.close()
 
     # A worker's process introduces itself.
 
@@ -235,12 +219,12 @@ class CoordinatorHost:
         worker = message.header["worker"]
         self._roster.missing.pop(worker, None)
         try:
-            coordinator = self._agree(worker, message.header, now)
+            self._agree(worker, message.header, now)
             if self.terms.policy.family != "server":
                 vector = checked_vector(message.header)
                 self._vector = self._vector or vector
-            if self._ranks is not None:
-                self._ranks.check(worker, connection)
+            if isinstance(self._side, RankHost):
+                self._side.check(worker, connection)
         except (ConfigurationError, ProtocolError) as error:
             connection.send({"kind": "refused", "reason": str(error)})
             if self._coordinator is None or not self._coordinator.begun:
@@ -254,36 +238,32 @@ class CoordinatorHost:
         for other, reason in missing.items():
             self._feed(Lost(other, reason), now)
         self._roster.enter(worker, connection)
-        if self.terms.policy.family != "server":
+        if isinstance(self._side, ServedHost):
+            self._side.welcome(worker, connection, message)
+        else:
             self._greeting[worker] = None
             self._welcome_ranks()
-            return
-        # Who comes to a running job reads a copy: its script may go on to load an old checkpoint into its model, and so into everybody's.
-        in_place = self._common is not None and connection.shares_memory and not coordinator.begun
-        self.host.attach(worker, connection, message, in_place=in_place)
-        memory = (self._common,) if in_place and self._common is not None else ()
-        connection.send({"kind": "welcome", "in_place": in_place, "sync": self.terms.policy.spelling}, memory=memory)
 
     def _welcome_ranks(self) -> None:
         """Let those go on who have said hello, once nobody is expected who has not: what ranks have in common goes by where they are."""
         assert self._coordinator is not None
-        if self._ranks is None:
+        if self._side is None:
             if any(worker not in self._greeting for worker in self._coordinator.membership.in_state(WorkerState.EXPECTED)):
                 return
             together = all(self._roster[worker].connection.shares_memory for worker in self._greeting)
             parts = (self._coordinator, self._roster, self._announcer, self._feed, self._perform, self._now)
             try:
-                self._ranks = host_of(self.terms.policy, self._vector, self.settings, *parts, self._hub, together)
+                self._side = host_of(self.terms.policy, self._vector, self.settings, *parts, self._hub, together)
             except ConfigurationError as error:
                 for worker in self._greeting:
                     self._roster[worker].connection.send({"kind": "refused", "reason": str(error)})
                 raise JobError(str(error)) from None
         for worker in self._greeting:
-            welcome = {"kind": "welcome", "in_place": False, "sync": self.terms.policy.spelling, **self._ranks.welcome}
-            self._roster[worker].connection.send(welcome, memory=self._ranks.memory)
+            welcome = {"kind": "welcome", "in_place": False, "sync": self.terms.policy.spelling, **self.ranks.welcome}
+            self._roster[worker].connection.send(welcome, memory=self.ranks.memory)
         self._greeting.clear()
 
-    def _agree(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> Coordinator:
+    def _agree(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> None:
         """The first worker's terms are the job's; the others must have the same."""
         if not 0 <= worker < self.settings.workers:
             raise ConfigurationError(f"worker {worker} is not one of this job's {self.settings.workers} workers")
@@ -294,8 +274,6 @@ class CoordinatorHost:
             self._begin(terms, header)
             self._terms = terms
             self._head(terms.policy.spelling, now)
-        assert self._coordinator is not None
-        return self._coordinator
 
     def _begin(self, terms: Terms, header: Mapping[str, Any]) -> None:
         """Set up what the rule needs, and only then what the job goes by: who comes after a refused worker may bring other terms."""
@@ -308,85 +286,17 @@ class CoordinatorHost:
                 )
             checked_vector(header)
         else:
-            self._host = self._set_up(terms)
-            performer = Performer if policy.scope == "job" else ShardPerformer
-            self._performer = performer(policy, coordinator, self._host, self._shards, self._roster, self._announcer, self._schedules)
+            parts = (self._roster, self._announcer, self._allocate, self._feed, self._perform, self._now)
+            self._side = ServedHost(terms, settings, coordinator, self._shards, *parts)
         self._coordinator = coordinator
-
-    def _set_up(self, terms: Terms) -> ShardHost:
-        """Begin server 0's own part, and tell the other servers what they are to hold."""
-        layout, lockstep, servers = terms.layout, terms.policy.lockstep, self.settings.servers
-        if lockstep and all(shard.shares_memory for shard in self._shards.values()):
-            self._common = self._allocate(layout.nbytes, "parameters")
-        host = shard_of(0, layout, terms.spec, terms.policy, self.settings, self._now, self._common)
-        header = {"layout": layout.to_wire(), "optimizer": terms.spec.to_wire(), "sync": terms.policy.spelling, "servers": servers}
-        for shard in self._shards.values():
-            shard.send({"kind": "setup", **header}, memory=(self._common,) if self._common is not None else ())
-        return host
 
     def _ready(self, peer: Peer, message: Message, now: Seconds) -> None:
         self._announcer.send_buffers(peer.worker)  # before the parameters, with which the worker goes on
-        assert self._coordinator is not None
-        if self._ranks is None:
-            self.performer.enter(peer.worker)
-        else:
-            self._ranks.ready(peer.worker, message.header)
-            if self._coordinator.begun:
-                return
-        self._feed(Joined(peer.worker), now)
-
-    # Contributions.
-
-    def _push(self, peer: Peer, message: Message, now: Seconds) -> None:
-        header = message.header
-        if self._ranks is not None:
-            self._ranks.said(_pushed(peer.worker, header["push"]), now)
-            return
-        if self.terms.policy.scope == "shard":
-            self.host.take(peer.worker, header["number"], message.payload)
-            self._arrived({**header, "worker": peer.worker}, 0, now)
-            return
-        self._schedules.note(peer.worker, header)
-        self._complete(peer.worker, header["number"], 0, now, _pushed(peer.worker, header["push"]))
-
-    def _arrived(self, header: Mapping[str, Any], shard: int, now: Seconds) -> None:
-        """One shard has a worker's gradient: an event of its own, in rules of shard scope."""
-        assert self._coordinator is not None
-        event = _pushed(header["worker"], header["push"], shard)
-        self._schedules.note(event.worker, header)
-        self._journal.log(event, now)
-        effects = self._coordinator.on(event, now)
-        assert isinstance(self.performer, ShardPerformer)
-        self.performer.arrived(event, header["number"], effects)
-        self._perform(effects, now)
+        self.side.ready(peer.worker, message.header, now)
 
     def _abandoned(self, peer: Peer, message: Message, now: Seconds) -> None:
         fields = {**message.header["work"], "leases": tuple(message.header["work"]["leases"])}
         self._feed(Abandoned(peer.worker, **fields), now)
-
-    def _initial(self, peer: Peer, message: Message, now: Seconds) -> None:
-        assert self._coordinator is not None
-        if self._ranks is not None:
-            if not self._coordinator.begun:
-                self._ranks.newcomers.begin_with(peer.worker, message)
-            self._feed(Initialised(peer.worker), now)
-            return
-        if not message.header["provided"] and self._coordinator.version == 0:
-            self.host.initialise(peer.worker)
-        self._complete(peer.worker, message.header["number"], 0, now, Initialised(peer.worker))
-
-    def _complete(self, worker: WorkerId, number: int, shard: int, now: Seconds, event: Event | None = None) -> None:
-        """One shard has a worker's push, or its initial parameters."""
-        arrived = self._arrivals.at(shard, worker, number, event)
-        if arrived is not None:
-            self._accept_initial(arrived)
-            self._feed(arrived, now)
-
-    def _accept_initial(self, event: Event) -> None:
-        """Only an order makes what a worker provides the parameters: one that froze over it may answer when others have trained on."""
-        assert self._coordinator is not None
-        if isinstance(event, Initialised) and not self._coordinator.begun:
-            self.performer.order([{"do": "initialise", "worker": event.worker}])
 
     # What is to be done.
 
@@ -398,39 +308,30 @@ class CoordinatorHost:
     def _perform(self, effects: list[Effect], now: Seconds) -> None:
         for effect in effects:
             self._journal.log(effect, now)
-        if self._ranks is not None:
-            self._ranks.perform(effects)
+        if self._side is not None:  # else ranks are still expected, and nobody has been told anything
+            self._side.perform(effects)
             self._rehearse(now)
-        elif self._performer is None:  # ranks are still expected, and nobody has been told anything
-            return
-        else:
-            self._performer.perform(effects)
-            self._rehearse(now)
-            self._pass_on_measurements(now)
+            self._side.pass_on(now)
 
     def _follow(self, now: Seconds) -> None:
-        """Where ranks decide among themselves: hear what they have decided, and then answer who has asked meanwhile."""
-        if self._ranks is None:
+        """Deal with what has happened elsewhere, as where ranks decide among themselves, and then answer who has asked meanwhile."""
+        if self._side is None:
             return
-        self._ranks.follow(now)
-        while self._deferred and not self._ranks.behind:
+        self._side.follow(now)
+        while self._deferred and not self._side.behind:
             connection, message = self._deferred.popleft()
             if (peer := self._roster.at(connection)) is not None:
                 self._handlers[message.header["kind"]](peer, message, now)
-                self._ranks.follow(now)
+                self._side.follow(now)
 
     def _gone(self, event: Lost | Left, now: Seconds) -> None:
-        if self._ranks is not None:
-            self._ranks.gone(event, now)
+        if self._side is not None:
+            self._side.gone(event, now)
         else:
             self._feed(event, now)
             self._greeting.pop(event.worker, None)
             if self._greeting:
                 self._welcome_ranks()
-
-    def _pass_on_measurements(self, now: Seconds) -> None:
-        for event in self.performer.complete():
-            self._feed(event, now)
 
     def _rehearse(self, now: Seconds) -> None:
         """Ask for the deaths that the user has ordered."""
@@ -457,9 +358,3 @@ class CoordinatorHost:
         self._journal.write(job_record(sync=sync, started=self._started, script=settings.script, **job))
         for entry in announced(settings, now):
             self._journal.write(entry)
-
-
-def _pushed(worker: WorkerId, fields: Mapping[str, Any], shard: int | None = None) -> Pushed:
-    """The event, from what the worker says of it."""
-    lists = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
-    return Pushed(worker, **{**fields, **lists}, shard=shard)

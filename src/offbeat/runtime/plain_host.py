@@ -13,10 +13,10 @@ from typing import Any
 from offbeat.collective import Entry, Kind
 from offbeat.errors import ConfigurationError, JobError
 from offbeat.protocol.effects import Effect
-from offbeat.protocol.events import Left, Lost, Pushed
+from offbeat.protocol.events import Left, Lost
 from offbeat.runtime.plain_allreduce import MeetingPoint
 from offbeat.runtime.rank_host import RankHost
-from offbeat.transport.base import Connection, SharedMemory
+from offbeat.transport.base import Connection, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
 
@@ -133,10 +133,10 @@ class PlainHost(RankHost):
         if self._coordinator.begun:
             raise ConfigurationError("a plain allreduce is under way, which nobody can come to; under sync=full a worker could")
 
-    def said(self, event: Pushed, now: Seconds) -> None:
+    def push(self, worker: WorkerId, message: Message, now: Seconds) -> None:
         """A rank is about to arrive."""
-        super().said(event, now)
-        self._table.arrive(event.worker)
+        super().push(worker, message, now)
+        self._table.arrive(worker)
 
     def gone(self, event: Lost | Left, now: Seconds) -> None:
         """A rank's process has ended, which the others cannot do without."""

@@ -6,8 +6,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from offbeat.protocol.events import Event
+from offbeat.protocol.events import Event, Pushed
 from offbeat.types import WorkerId
+
+
+def pushed(worker: WorkerId, fields: Mapping[str, Any], shard: int | None = None) -> Pushed:
+    """The event, from what the worker says of it."""
+    lists = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
+    return Pushed(worker, **{**fields, **lists}, shard=shard)
 
 
 @dataclass(slots=True)

@@ -17,12 +17,13 @@ from offbeat.collective import Entry, Kind
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.effects import Effect, EpochEnded, Grant, Paused, Release, Settle, StateChanged
-from offbeat.protocol.events import Event, Folded, Joined, Left, Lost, Pushed, Withdrawn
+from offbeat.protocol.events import Event, Folded, Initialised, Joined, Left, Lost, Pushed, Withdrawn
 from offbeat.runtime.announcer import Announcer
 from offbeat.runtime.newcomers import Newcomers
+from offbeat.runtime.pushes import pushed
 from offbeat.runtime.roster import Roster
 from offbeat.runtime.table import Table
-from offbeat.transport.base import Connection, SharedMemory
+from offbeat.transport.base import Connection, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, WorkerId, WorkerState
 
 LOOK_S: Seconds = 0.005
@@ -98,10 +99,12 @@ class RankHost:
         """What a rank that begins is told of the others."""
         return {"members": self._coordinator.membership.in_state(WorkerState.ALIVE)}
 
-    def ready(self, worker: WorkerId, header: Mapping[str, Any]) -> None:
+    def ready(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> None:
         """A rank's process asks to be counted. In a running job it is counted once somebody gives it a replica."""
         if self._coordinator.begun:
             self.newcomers.want(worker)
+        else:
+            self._feed(Joined(worker), now)
 
     def met(self, worker: WorkerId) -> None:
         """A newcomer has been told of the others, and is connected with them."""
@@ -181,13 +184,20 @@ class RankHost:
 
     # What comes in.
 
-    def said(self, event: Pushed, now: Seconds) -> None:
+    def initial(self, worker: WorkerId, message: Message, now: Seconds) -> None:
+        """A rank has the initial parameters; the first to say so begins the job with them."""
+        if not self._coordinator.begun:
+            self.newcomers.begin_with(worker, message)
+        self._feed(Initialised(worker), now)
+
+    def push(self, worker: WorkerId, message: Message, now: Seconds) -> None:
         """A rank is about to arrive, or has arrived. One that was declared dead before it could has not, and will not."""
-        current = self._current.get(event.worker, 0)
-        if event.incarnation < current or (event.incarnation == current and not self._is_alive(event.worker)):
+        event = pushed(worker, message.header["push"])
+        current = self._current.get(worker, 0)
+        if event.incarnation < current or (event.incarnation == current and not self._is_alive(worker)):
             self._feed(event, now)
         else:
-            self._said.setdefault((event.worker, event.incarnation), deque()).append(event)
+            self._said.setdefault((worker, event.incarnation), deque()).append(event)
 
     def _is_alive(self, worker: WorkerId) -> bool:
         return self._coordinator.membership[worker].state is WorkerState.ALIVE
@@ -214,7 +224,7 @@ class RankHost:
         if incarnation == self._current.get(worker) and self._is_alive(worker):
             self.gone(Lost(worker, reason, incarnation), now)
 
-    def look_for_silent(self, now: Seconds) -> None:
+    def wake(self, now: Seconds) -> None:
         """Declare those dead who have not been heard of for too long."""
         membership = self._coordinator.membership
         for worker in membership.silent(now):
@@ -253,6 +263,9 @@ class RankHost:
                     self._announcer.tell(effect)
                 case _:
                     self._announcer.tell(effect)
+
+    def pass_on(self, now: Seconds) -> None:
+        """Nothing is measured: the rounds are the ranks' own."""
 
     def _changed(self, effect: StateChanged) -> None:
         if effect.state is WorkerState.ALIVE:

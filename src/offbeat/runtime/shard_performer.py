@@ -34,17 +34,17 @@ class ShardPerformer(Performer):
         self._named: dict[tuple[WorkerId, int], Gradient] = {}
         self._arrived = 0
         """The number of the push that has arrived last."""
+        self._arriving: Pushed | None = None
+        """Its event, until the coordinator has answered."""
 
-    def arrived(self, event: Pushed, number: int, effects: Sequence[Effect]) -> None:
-        """A gradient has arrived at one shard, and this is what the coordinator says to it; to be told before that is performed."""
-        self._arrived = number
-        fenced = any(isinstance(effect, Settle) and effect.clock == 0 for effect in effects)
-        if not fenced and (event.worker, number) not in self._named:
-            gradient = event.worker, event.incarnation, self._coordinator.clock(event.worker)
-            self._named[event.worker, number] = gradient
-            self._pushes[gradient] = _Push(number, 1 + len(self._shards))
+    def arriving(self, event: Pushed, number: int) -> None:
+        """A gradient has arrived at one shard, of which the coordinator hears next: what it says to that is then performed."""
+        self._arriving, self._arrived = event, number
 
     def perform(self, effects: Sequence[Effect]) -> None:
+        if self._arriving is not None:
+            self._name(self._arriving, effects)
+            self._arriving = None
         orders: list[list[Order]] = [[] for _ in range(1 + len(self._shards))]
         for effect in effects:
             match effect:
@@ -68,6 +68,14 @@ class ShardPerformer(Performer):
                         self._schedules.forget(effect.worker)
         self._send(orders)
         self._forget_the_gone()
+
+    def _name(self, event: Pushed, effects: Sequence[Effect]) -> None:
+        """Remember what the pure core calls this gradient, if it has taken it."""
+        fenced = any(isinstance(effect, Settle) and effect.clock == 0 for effect in effects)
+        if not fenced and (event.worker, self._arrived) not in self._named:
+            gradient = event.worker, event.incarnation, self._coordinator.clock(event.worker)
+            self._named[event.worker, self._arrived] = gradient
+            self._pushes[gradient] = _Push(self._arrived, 1 + len(self._shards))
 
     def _chief(self) -> WorkerId | None:
         """Who evaluates and saves, if anybody is left."""
