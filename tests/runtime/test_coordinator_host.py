@@ -57,10 +57,11 @@ def test_ranks_do_not_wait_for_one_that_will_not_come() -> None:
     host.let_go()
 
 
-def test_who_is_welcomed_late_has_nothing_to_say_before() -> None:
+@pytest.mark.parametrize("kind", ["ready", "met", "got"])
+def test_who_is_welcomed_late_has_nothing_to_say_before(kind: str) -> None:
     host = coordinator(JobSettings(workers=2))
     first = Worker(host, 0, sync="solo")
     first.greet(0.0)
     with pytest.raises(ProtocolError, match="not been welcomed"):
-        first.say("ready", 0.1)
+        first.say(kind, 0.1)
     host.close(True, "enough", 0.2)

@@ -109,16 +109,18 @@ class CoordinatorHost:
     @property
     def served(self) -> ServedHost:
         """The side of a job with servers."""
-        if not isinstance(self._side, ServedHost):
+        side = self.side
+        if not isinstance(side, ServedHost):
             raise ProtocolError("a message that only workers of servers send, in a job without")
-        return self._side
+        return side
 
     @property
     def ranks(self) -> RankHost:
         """The side of a job without servers."""
-        if not isinstance(self._side, RankHost):
+        side = self.side
+        if not isinstance(side, RankHost):
             raise ProtocolError("a message that only ranks send, in a job with servers")
-        return self._side
+        return side
 
     @property
     def terms(self) -> Terms:
