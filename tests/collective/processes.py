@@ -200,8 +200,8 @@ def replayed(entries: list[Entry], host: HostRounds, word: str, seed: int = 0) -
             closed = rounds.arrive(entry.rank, entry.buffer).closed
         elif entry.kind is Kind.FOLD_DONE:
             closed = rounds.fold_done()
-        elif entry.kind is Kind.RELEASE:
-            assert rounds.release(entry.rank).stop == entry.version
+        elif entry.kind is Kind.CATCH_UP:
+            assert rounds.catch_up(entry.rank).stop == entry.version
         else:
             closed = rounds.read(entry.rank)
         assert closed == entry.closed, entry

@@ -32,10 +32,10 @@ def entered(spelling: str, ranks: int, seed: int = 0, slots: int | None = None) 
 
 
 def folded(rounds: Rounds, *ranks: int) -> None:
-    """The round is folded, and these take and read its result."""
+    """The round is folded, and these read its result."""
     rounds.fold_done()
     for rank in ranks:
-        rounds.release(rank)
+        assert rounds.version(rank) == rounds.done
         rounds.read(rank)
 
 
@@ -47,7 +47,7 @@ def test_what_comes_late_is_carried_into_the_next_round() -> None:
     assert rounds.arrive(0, 0).closed
     folded(rounds, 0)
     assert rounds.arrive(1, 0) == Arrival(1, late=True, closed=False, through=1)
-    assert rounds.release(1) == range(0, 1) and not rounds.read(1)
+    assert rounds.version(1) == 1 and not rounds.read(1)
     assert rounds.free_buffer(1) == 1, "the first holds what is carried"
     assert rounds.arrive(0, 0).closed
     assert rounds.closed() == Round(1, (Part(0, 0), Part(1, 0)), 2, 0)
@@ -59,8 +59,7 @@ def test_a_rank_may_have_two_gradients_in_one_round() -> None:
     assert rounds.arrive(1, 0).closed
     folded(rounds, 0, 1)
     assert rounds.arrive(2, 0).late
-    folded_by = rounds.release(2), rounds.read(2)
-    assert folded_by == (range(0, 1), False)
+    assert rounds.version(2) == 1 and not rounds.read(2)
     rounds.arrive(2, 1)
     assert rounds.free_buffer(2) is None and rounds.arrive(1, 0).closed
     closed = rounds.closed()
@@ -73,8 +72,8 @@ def test_who_misses_a_round_by_a_little_has_not_arrived_in_the_next() -> None:
     rounds.arrive(1, 0)
     folded(rounds, 0, 1)
     assert rounds.arrive(2, 0).late, "nobody waits for round 1 yet"
-    folded_by = rounds.release(2), rounds.read(2)
-    assert folded_by[0] == range(0, 1) and not rounds.arrive(0, 0).closed
+    rounds.read(2)
+    assert not rounds.arrive(0, 0).closed
     assert rounds.arrive(2, 1).closed
 
 
@@ -115,7 +114,7 @@ def test_a_round_waits_for_room_for_its_result() -> None:
         folded(rounds, 0)
     assert not rounds.arrive(0, 0).closed and rounds.free_from() == 0
     assert not rounds.arrive(1, 0).closed
-    assert rounds.release(1) == range(0, 2)
+    assert rounds.version(1) == 2
     assert rounds.read(1), "now there is room"
 
 
@@ -174,11 +173,31 @@ def test_who_comes_in_the_middle_of_a_fold_waits_for_that_and_has_a_buffer_then(
     rounds = entered("solo", 2)
     assert rounds.arrive(0, 0).closed
     assert rounds.arrive(1, 0) == Arrival(1, late=True, closed=False, through=1)
-    assert not rounds.can_go_on(1)
-    with pytest.raises(AssertionError, match=r"before `Arrival\.through` rounds are done"):
-        rounds.release(1)
+    assert rounds.version(1) == 0
+    with pytest.raises(AssertionError, match="rank 1 catches up while it waits until 1 rounds are done"):
+        rounds.catch_up(1)
     rounds.fold_done()
-    assert rounds.release(1) == range(0, 1) and rounds.free_buffer(1) == 1
+    assert rounds.version(1) == 1 and rounds.free_buffer(1) == 1
+
+
+def test_who_is_idle_catches_up() -> None:
+    rounds = entered("solo", 2)
+    rounds.pause(1)
+    for _ in range(2):
+        assert rounds.arrive(0, 0).closed
+        folded(rounds, 0)
+    assert rounds.version(1) == 0 and rounds.catch_up(1) == range(2) and rounds.catch_up(1) == range(2, 2)
+    assert rounds.free_from() == 0, "it has not read them"
+    rounds.read(1)
+    assert rounds.free_from() == 2
+
+
+def test_who_dies_while_it_waits_is_awaited_no_more() -> None:
+    rounds = entered("full", 2)
+    rounds.arrive(0, 0)
+    assert rounds.awaited
+    rounds.leave(0)
+    assert not rounds.awaited
 
 
 def test_the_state_is_all_in_the_table() -> None:
@@ -268,12 +287,12 @@ def arrivals(spelling: str, ranks: int, number: int, seed: int) -> list[int]:
         for place, rank in enumerate(order):
             buffer = rounds.free_buffer(rank)
             assert buffer is not None
-            if rounds.arrive(rank, buffer).closed:
+            arrival = rounds.arrive(rank, buffer)
+            if arrival.closed:
                 counts.append(place + 1)
                 folded(rounds, *order[: place + 1])
-            elif rounds.version(rank) < rounds.done:
-                folded_late = rounds.release(rank), rounds.read(rank)
-                assert len(folded_late[0]) == 1
+            elif arrival.late:
+                rounds.read(rank)
     return counts
 
 

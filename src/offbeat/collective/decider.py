@@ -97,7 +97,6 @@ class Decider:
         self._followed = followed
         self._log: deque[Entry] = deque(maxlen=None if followed else LOG_ENTRIES)
         self._seq = 0
-        self._waiting: list[WorkerId] = []
         self._pending: dict[Part, _Sent] = {}
         self._going: dict[Version, _Going] = {}
         self._change: ViewChange | None = None
@@ -151,16 +150,12 @@ class Decider:
         if buffer is not None:
             self._pending[Part(rank, buffer)] = _Sent(rank, buffer, factor if arrival.late else 1.0, writes)
         self._wrote(Kind.ARRIVE, rank, version, arrival.closed, buffer)
-        if arrival.through > arrival.number:
-            self._waiting.append(rank)
-        else:
-            self._release(rank)
         return [*self._settled(), Answer(rank, *arrival)]
 
     def catch_up(self, rank: WorkerId) -> list[Order]:
         """A rank wants what there is, and has no gradient."""
         self._check(rank)
-        self._release(rank)
+        self._wrote(Kind.CATCH_UP, rank, self._rounds.catch_up(rank).stop)
         return [Answer(rank, self.number, True, False, self.number)]
 
     def read(self, rank: WorkerId, version: Version = 0) -> list[Order]:
@@ -239,7 +234,6 @@ class Decider:
             parting.missing.discard(rank)
         self._present.remove(rank)
         self._entering = [other for other in self._entering if other != rank]
-        self._waiting = [other for other in self._waiting if other != rank]
         version = self._rounds.version(rank)
         self._wrote(Kind.LEAVE, rank, version, self._rounds.leave(rank))
         host = self._hosts[rank]
@@ -278,9 +272,6 @@ class Decider:
         self._log.append(Entry(self._seq, kind, rank, version, buffer, self.number - closed, closed, self._clock_ns()))
         self._seq += 1
 
-    def _release(self, rank: WorkerId) -> None:
-        self._wrote(Kind.RELEASE, rank, self._rounds.release(rank).stop)
-
     def _check(self, rank: WorkerId) -> None:
         if self._rounds.state(rank) == ABSENT:
             raise Fenced(f"rank {rank} does not take part: it was declared dead, or has left; let it enter again with a newer version")
@@ -292,9 +283,6 @@ class Decider:
             parts = [self._pending.pop(part) for part in round_.parts if part in self._pending]
             self._going[round_.number] = _Going(parts, round_.divisor, round_.initiator)
             self._wrote(Kind.FOLD_DONE, -1, round_.number + 1, self._rounds.fold_done())
-            waiting, self._waiting = self._waiting, []
-            for rank in waiting:
-                self._release(rank)
             if self._change is None:
                 orders.append(self._go(round_.number))
         return orders

@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from offbeat.errors import ConfigurationError
@@ -104,7 +105,9 @@ class RobustLock:
         self._memory = memory
         self._word = memory.cast("I")
         self._address = ctypes.c_void_p(address_of(memory))
-        self._try, self._unlock = _quick.pthread_mutex_trylock, _quick.pthread_mutex_unlock
+        self._try = _quick.pthread_mutex_trylock
+        self.release = partial(_quick.pthread_mutex_unlock, self._address)
+        """Give it back. Not a method: that would be one more call while others wait."""
         self._stopped: tuple[int, float, float] | None = None
         if fresh:
             attributes = ctypes.create_string_buffer(64)
@@ -143,9 +146,6 @@ class RobustLock:
             if self._got(_slow.pthread_mutex_timedlock(self._address, limit)):
                 return True
             self.look_at_holder()
-
-    def release(self) -> None:
-        self._unlock(self._address)
 
     def look_at_holder(self) -> None:
         """Kill the holder, if it was stopped whenever it was looked at for `PATIENCE_S`; to be called at least every `LOOK_S`.

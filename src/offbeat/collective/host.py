@@ -136,14 +136,14 @@ class HostRounds(Seats):
             while process_state(pid) not in (None, "Z", "X") and started_at(pid) == started:
                 time.sleep(0.0005)
         owner[:] = os.getpid(), started_at(os.getpid())
-        self._token = self._shared.change(lambda state: state.issue(rank))
+        self._token = self._shared.change(State.issue, rank)
 
     # What a rank does.
 
     def send(self) -> torch.Tensor:
         """Where this rank's next gradient goes, shape (numel,): a view of shared memory, the same until `arrive`."""
-        rank = self._mine()
         if self._buffer is None:
+            rank = self._mine()
             self._buffer = self._shared.look(lambda state: self._checked(state).rounds.free_buffer(rank))
             assert self._buffer is not None, "both buffers are in use; call wait() first, until it returns True"
         return self._send[self._buffer]
@@ -173,8 +173,7 @@ class HostRounds(Seats):
         if clips and clip is not None and self._late():
             _clip(self.send(), clip)
             clips = False
-        token = self._token
-        made = self._shared.change(lambda state: state.arrive(rank, token, buffer, clips))
+        made = self._shared.change(State.arrive, rank, self._token, buffer, clips)
         if made is None:
             # A round was closed between the look and the lock, so it is late after all; and that lasts.
             return self.arrive(gradient, clip)
@@ -246,7 +245,7 @@ class HostRounds(Seats):
             if done > version:
                 self._shared.make_room()
                 self._version = version
-                self._take(self._shared.change(lambda state: self._checked(state).slots_of(state.release(rank))))
+                self._take(self._shared.change(lambda state: self._checked(state).catch_up(rank)))
                 break
             if number > done and self.help():
                 continue
@@ -274,7 +273,7 @@ class HostRounds(Seats):
     def enter(self, rank: WorkerId, version: Version) -> tuple[Part, ...]:
         if rank == self.rank:
             self._shared.make_room()
-            self._token = self._shared.change(lambda state: state.issue(rank))
+            self._token = self._shared.change(State.issue, rank)
             self._version, self._buffer, self._awaited, self._given = version, None, None, []
         return super().enter(rank, version)
 

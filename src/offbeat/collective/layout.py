@@ -24,7 +24,7 @@ from offbeat.transport.shm import available_nbytes
 
 Words: TypeAlias = NDArray[np.int64]
 
-MAGIC, FORMAT = 0x6F66666265617452, 1
+MAGIC, FORMAT = 0x6F66666265617452, 2
 PAGE_NBYTES = 4096
 SLICE_NBYTES, MOST_SLICES = 1 << 18, 512
 """What one process sums at a time; longer slices where there would be too many of them."""
@@ -67,8 +67,8 @@ class Layout:
 
     @property
     def state_words(self) -> int:
-        """See `offbeat.collective.state`: the table, five single words, two words for each rank, one for each slot; whole cache lines."""
-        return -(-((1 + self.ranks) * WIDTH + 8 + 2 * self.ranks + self.slots) // 8) * 8
+        """See `offbeat.collective.state`: the table, eight single words, one for each rank, one for each slot; whole cache lines."""
+        return -(-((1 + self.ranks) * WIDTH + 8 + self.ranks + self.slots) // 8) * 8
 
     def offsets(self) -> dict[str, int]:
         """Where each part begins, and under ``end`` how long the block is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from offbeat.collective.shared import Shared
+from offbeat.collective.shared import Shared, Ts
 from offbeat.collective.state import Entry, State
 from offbeat.protocol.partial import Part
 from offbeat.protocol.round_rule import ABSENT
@@ -52,7 +52,7 @@ class Seats:
         Raises:
             TooOld: results that it would need are gone.
         """
-        return self._unless_summed(lambda state: _enter(state, rank, version))
+        return self._unless_summed(_enter, rank, version)
 
     def ticket(self, rank: WorkerId) -> int:
         """What another rank needs to let in the process that is this one now."""
@@ -60,7 +60,7 @@ class Seats:
 
     def forget(self, rank: WorkerId) -> None:
         """The process of a rank is gone, and nobody lets it in any more."""
-        self._shared.change(lambda state: state.forget(rank))
+        self._shared.change(State.forget, rank)
 
     def let_in(self, rank: WorkerId, version: Version, ticket: int, *, pause: bool = True) -> None:
         """Another rank takes part, with the parameters of this version, which this one has itself: it goes on only after this.
@@ -69,21 +69,21 @@ class Seats:
             ticket: see `ticket`. If that process is gone by now, or takes part already, nothing happens.
             pause: nobody waits for it before it says `resume`.
         """
-        self._unless_summed(lambda state: _let_in(state, rank, version, ticket, pause))
+        self._unless_summed(_let_in, rank, version, ticket, pause)
 
     def leave(self, rank: WorkerId) -> None:
         """A rank is gone. What it has handed in stays in its round. Rounds that waited for it go on."""
-        self._shared.change(lambda state: state.leave(rank))
+        self._shared.change(State.leave, rank)
         self._look_after()
 
     def pause(self, rank: WorkerId) -> None:
         """A rank has nothing to compute until the epoch ends. If that is so for all, what is pending is folded."""
-        self._shared.change(lambda state: state.pause(rank))
+        self._shared.change(State.pause, rank)
         self._look_after()
 
     def resume(self, rank: WorkerId) -> None:
         """A rank computes again."""
-        self._shared.change(lambda state: state.resume(rank))
+        self._shared.change(State.resume, rank)
 
     def follow(self, start: int) -> list[Entry]:
         """What has happened: the log from this entry on. Those before it have been dealt with, and may be overwritten."""
@@ -93,9 +93,9 @@ class Seats:
         """Take part in a fold that is under way. Returns whether there was anything to do."""
         return self._shared.help()
 
-    def _unless_summed(self, enter: Callable[[State], tuple[Part, ...] | None]) -> tuple[Part, ...]:
+    def _unless_summed(self, enter: Callable[[State, *Ts], tuple[Part, ...] | None], *args: *Ts) -> tuple[Part, ...]:
         """Make this change, once it does not say that it cannot be made now."""
-        while (dropped := self._shared.change(enter)) is None:
+        while (dropped := self._shared.change(enter, *args)) is None:
             events = self._shared.events.value
             if not self.help() and self._shared.look(lambda state: state.closing()) is not None:
                 self._sleep(events, None)
@@ -103,7 +103,7 @@ class Seats:
 
     def _look_after(self) -> None:
         """Something may have closed a round that nobody waits for: then it is folded here."""
-        while self._shared.look(lambda state: state.closing() is not None and not state.waiting):
+        while self._shared.look(lambda state: state.closing() is not None and not state.rounds.awaited):
             if not self.help():
                 break
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
 import numpy as np
 
@@ -21,8 +21,10 @@ from offbeat.collective.state import Entry, State
 from offbeat.errors import JobError
 from offbeat.protocol.round_rule import CLOSED, DONE, RoundRule
 from offbeat.transport.base import SharedMemory
+from offbeat.types import Version
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 FOLLOWER_TIMEOUT_S = 60.0
 """How long the ranks wait for a follower that does not keep up with the log."""
@@ -58,7 +60,7 @@ class Shared:
         if fresh:
             layout.write(block.view, rule)
 
-    def change(self, what: Callable[[State], T]) -> T:
+    def change(self, what: Callable[[State, *Ts], T], *args: *Ts) -> T:
         """Make a change; if what it does raises, nothing has changed. A small round that is closed with it is folded at once."""
         self.lock.acquire()
         try:
@@ -67,7 +69,7 @@ class Shared:
             cells = new.cells
             cells[:] = old.cells
             number, done = cells[CLOSED], cells[DONE]
-            result = what(new)
+            result = what(new, *args)
             while cells[DONE] < cells[CLOSED] and self.folder.inline:
                 closing = new.closing()
                 assert closing is not None
@@ -106,13 +108,8 @@ class Shared:
             return False
         count, complete = self.folder.help(closing)
         if complete:
-            self.change(lambda state: self._finish(state, closing.round.number))
+            self.change(_finish, closing.round.number)
         return bool(count) or complete
-
-    def _finish(self, state: State, number: int) -> None:
-        # Everybody who was there for the last slice comes here; the first has done it.
-        if state.rounds.done == number < state.rounds.number:
-            state.fold_done()
 
     def follow(self, start: int) -> list[Entry]:
         """The entries of the log from there on; those before are no more needed."""
@@ -144,3 +141,9 @@ class Shared:
     def _unread(self) -> int:
         # Of a state that is being overwritten too: a number that only grows is right, or soon will be.
         return self._states[self._commits[0] & 1].seq - self._followed[0]
+
+
+def _finish(state: State, number: Version) -> None:
+    """This round is folded. Everybody who was there for its last slice says so."""
+    if state.rounds.done == number < state.rounds.number:
+        state.fold_done()

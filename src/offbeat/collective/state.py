@@ -14,7 +14,7 @@ from typing import NamedTuple
 from offbeat.collective.layout import LOG_WIDTH, Layout, Words
 from offbeat.errors import OffbeatError
 from offbeat.protocol.partial import Arrival, Part, Round, Rounds
-from offbeat.protocol.round_rule import ABSENT, CLOSED, DONE, STATE, VERSION, WIDTH, RoundRule
+from offbeat.protocol.round_rule import ABSENT, CLOSED, STATE, VERSION, WIDTH, RoundRule
 from offbeat.types import Version, WorkerId
 
 _RECORD = Struct(f"{LOG_WIDTH}q")
@@ -39,13 +39,13 @@ class Kind(IntEnum):
     RESUME = 3
     ARRIVE = 4
     FOLD_DONE = 5
-    RELEASE = 6
+    CATCH_UP = 6
     READ = 7
     LOST = 8
     """Across hosts: a gradient of this rank has gone with its host before it was in any result."""
 
 
-_ARRIVE, _RELEASE = int(Kind.ARRIVE), int(Kind.RELEASE)
+_ARRIVE = int(Kind.ARRIVE)
 """What every step writes. To look up an enumeration's member is a call, in Python 3.11."""
 
 
@@ -58,8 +58,8 @@ class Entry(NamedTuple):
     rank: WorkerId
     """-1 for `Kind.FOLD_DONE`."""
     version: Version
-    """ENTER: the version it came with; RELEASE: the one it has now; LOST: the round that it was for; else the rank's version at the time,
-    or the newest one."""
+    """ENTER, ARRIVE: the version it came with; CATCH_UP: the one it has now; LOST: the round that it was for; else the rank's version at
+    the time, or the newest one."""
     buffer: int | None
     """ARRIVE, LOST: where its gradient is, or was; None: it has none."""
     number: Version
@@ -95,9 +95,7 @@ class State:
         self._single = self.cells[table : table + 8]
         self.tokens = self.cells[table + 8 : table + 8 + ranks]
         """Of each rank, a number that only its present process knows; 0: nobody."""
-        self._waits = self.cells[table + 8 + ranks : table + 8 + 2 * ranks]
-        """Of each rank, how many rounds must be done before it goes on; 0: it does not wait."""
-        self._holds = self.cells[table + 8 + 2 * ranks : table + 8 + 2 * ranks + layout.slots]
+        self._holds = self.cells[table + 8 + ranks : table + 8 + ranks + layout.slots]
         """Of each slot, one more than the round whose result it holds; 0: none yet."""
         self._log = log.data.cast("B")
         self._log_entries = layout.log_entries
@@ -106,11 +104,6 @@ class State:
     def seq(self) -> int:
         """How many entries the log has had."""
         return self._single[0]
-
-    @property
-    def waiting(self) -> bool:
-        """Whether any rank waits for a round."""
-        return any(self._waits)
 
     def issue(self, rank: WorkerId) -> int:
         """A token for the process that is this rank from now on."""
@@ -127,8 +120,10 @@ class State:
 
     def slots_of(self, numbers: range) -> list[tuple[Version, int]]:
         """These rounds, each with where its result is."""
-        holds = self._holds.tolist()
-        return [(number, holds.index(number + 1)) for number in numbers]
+        holds, found = self._holds.tolist(), []
+        for number in numbers:  # a comprehension is a call, in Python 3.11
+            found.append((number, holds.index(number + 1)))
+        return found
 
     def closing(self) -> Closing | None:
         """The round that is to be folded, if one is."""
@@ -146,14 +141,13 @@ class State:
                 "rounds are done. Let it copy the parameters of a rank that takes part, and enter before that one goes on"
             )
         dropped = self.rounds.enter(rank, version)
-        self._waits[rank] = 0
         self._wrote(Kind.ENTER, rank, version, False)
         return dropped
 
     def leave(self, rank: WorkerId) -> None:
         if self.rounds.state(rank) == ABSENT:
             return
-        self.tokens[rank] = self._waits[rank] = 0
+        self.tokens[rank] = 0
         self._closed(Kind.LEAVE, rank, self.rounds.leave(rank))
 
     def forget(self, rank: WorkerId) -> None:
@@ -170,7 +164,7 @@ class State:
     def arrive(
         self, rank: WorkerId, token: int, buffer: int | None, unless_late: bool
     ) -> tuple[Arrival, Version, list[tuple[Version, int]]] | None:
-        """The rank waits from now on, or has its results at once if it is late and nothing is being folded.
+        """The rank waits from now on, or has its results at once.
 
         Returns:
             Besides the arrival, the version that the rank came with and, as `slots_of` has them, the results that it has been given.
@@ -185,26 +179,21 @@ class State:
         self._wrote(_ARRIVE, rank, version, arrival.closed, buffer)
         if arrival.closed:
             self._place()
-        if arrival.through <= cells[DONE]:
-            return arrival, version, self.slots_of(self.release(rank))
-        self._waits[rank] = arrival.through
-        return arrival, version, []
+        given = cells[(1 + rank) * WIDTH + VERSION]
+        return arrival, version, self.slots_of(range(version, given)) if given > version else []
 
-    def release(self, rank: WorkerId) -> range:
-        given = self.rounds.release(rank)
-        self._wrote(_RELEASE, rank, given.stop, False)
-        return given
+    def catch_up(self, rank: WorkerId) -> list[tuple[Version, int]]:
+        """As `slots_of` has them, the results that the rank is given."""
+        given = self.rounds.catch_up(rank)
+        self._wrote(Kind.CATCH_UP, rank, given.stop, False)
+        return self.slots_of(given)
 
     def read(self, rank: WorkerId) -> None:
         self._closed(Kind.READ, rank, self.rounds.read(rank))
 
     def fold_done(self) -> None:
-        """The closed round is folded: whoever waited for it has its results."""
+        """The closed round is folded."""
         self._closed(Kind.FOLD_DONE, -1, self.rounds.fold_done())
-        for rank, through in enumerate(self._waits.tolist()):
-            if through == self.rounds.done:
-                self._waits[rank] = 0
-                self.release(rank)
 
     def _closed(self, kind: Kind, rank: WorkerId, closed: bool) -> None:
         """Something has happened that may close a round."""

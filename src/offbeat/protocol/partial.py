@@ -37,6 +37,7 @@ from offbeat.protocol.round_rule import (
     ON_TIME,
     PENDING,
     STATE,
+    THROUGH,
     VERSION,
     WAITING,
     WIDTH,
@@ -82,8 +83,9 @@ class Arrival(NamedTuple):
     closed: bool
     """The round is closed with it."""
     through: Version
-    """The rank goes on when so many rounds are done. Late: at once, or after the fold that is under way. On time: after that of its
-    round. Late with both buffers full, as one may be who was idle: like one on time."""
+    """The rank goes on when so many rounds are done, with the results of all of them. Late: at once, or after the fold that is under way:
+    else it would be late again with its next gradient, and have no buffer for the one after. On time: after that of its round. Late with
+    both buffers full, as one may be who was idle: like one on time."""
 
 
 class Rounds:
@@ -108,10 +110,12 @@ class Rounds:
     Round(number=0, parts=(Part(rank=1, buffer=0),), divisor=3, initiator=1)
     >>> rounds.fold_done()  # nobody else has arrived
     False
-    >>> rounds.release(1)
-    range(0, 1)
+    >>> rounds.version(1)
+    1
     >>> rounds.arrive(2, 0).late  # it has computed from version 0, and there is version 1
     True
+    >>> rounds.version(2)
+    1
     """
 
     def __init__(
@@ -150,12 +154,17 @@ class Rounds:
         """How many rounds are folded: the newest version that can be had."""
         return self._cells[DONE]
 
+    @property
+    def awaited(self) -> bool:
+        """Whether any rank waits until a round is done."""
+        return any(self._column(THROUGH))
+
     def state(self, rank: WorkerId) -> int:
         """`ABSENT`, `ACTIVE` or `IDLE`."""
         return self._cells[(1 + rank) * WIDTH + STATE]
 
     def version(self, rank: WorkerId) -> Version:
-        """How many results a rank has taken."""
+        """How many results a rank has been given. They are kept until it says `read` or arrives."""
         return self._cells[(1 + rank) * WIDTH + VERSION]
 
     def waits(self, rank: WorkerId) -> bool:
@@ -203,7 +212,7 @@ class Rounds:
         """A rank is gone. What it has pending stays in the round."""
         row = (1 + rank) * WIDTH
         self._count(row, -1)
-        self._cells[row + STATE] = ABSENT
+        self._cells[row + STATE], self._cells[row + THROUGH] = ABSENT, 0
         return self._close(None)
 
     def pause(self, rank: WorkerId) -> bool:
@@ -222,12 +231,13 @@ class Rounds:
             self._count(row, 1)
 
     def arrive(self, rank: WorkerId, buffer: int | None, version: Version | None = None) -> Arrival:
-        """A rank has a gradient in this buffer; it has done with the results that it was given last.
+        """A rank has a gradient in this buffer; it has done with the results that it was given last, and gets what it has missed: now, if
+        it does not wait, or with the fold that it waits for.
 
         Args:
             rank: active or idle, and not waiting.
             buffer: one of `BUFFERS` that is free; None: its gradient cannot be used, and it comes without.
-            version: that it has computed from, if another than it has taken results for: where `release` is not told in time.
+            version: that it has computed from, if another than it has been given results for: where `catch_up` is not told in time.
         """
         row, cells = (1 + rank) * WIDTH, self._cells
         state = cells[row + STATE]
@@ -252,35 +262,32 @@ class Rounds:
             cells[ARRIVALS] += before == 0
             cells[WAITING] += waits
         closed = cells[WAITING] > 0 and self._close(rank)
-        return Arrival(number, late, closed, number + (waits or closed))
+        through = number + (waits or closed)
+        done = cells[DONE]
+        if through > done:
+            cells[row + THROUGH] = through
+        else:
+            cells[row + VERSION] = done
+        return Arrival(number, late, closed, through)
 
     def fold_done(self) -> bool:
-        """The closed round is folded. Returns whether the next is closed with that: if all have paused meanwhile, it is."""
+        """The closed round is folded: whoever has waited for that has its result. Returns whether the next is closed with that: if all
+        have paused meanwhile, it is."""
         assert self.done < self.number, "nothing is being folded"
         cells = self._cells
-        cells[DONE] += 1
+        done = cells[DONE] = cells[DONE] + 1
         for row in self._rows:
             cells[row + FROZEN] = 0
+            if cells[row + THROUGH] == done:
+                cells[row + VERSION], cells[row + THROUGH] = done, 0
         return self._close(None)
 
-    def can_go_on(self, rank: WorkerId) -> bool:
-        """Whether a rank may be released: not while it waits, nor while a round is being folded for which its gradient came too late.
-
-        For if it went on then it would be late again with its next gradient, and have no buffer for the one after. It is so once
-        `Arrival.through` rounds are done. For an idle rank it is so always.
-        """
+    def catch_up(self, rank: WorkerId) -> range:
+        """A rank that does not wait is given the results that it has not had: of these rounds."""
         row, cells = (1 + rank) * WIDTH, self._cells
-        if cells[row + STATE] == IDLE:
-            return True
-        folding = cells[DONE] < cells[CLOSED]
-        return cells[row + ARRIVED] != ON_TIME and not (folding and cells[row + PENDING])
-
-    def release(self, rank: WorkerId) -> range:
-        """A rank that `can_go_on` takes the results that it has not had: of these rounds. They are kept until it says `read` or arrives."""
-        assert self.can_go_on(rank), f"rank {rank} is released while its round is open, or before `Arrival.through` rounds are done"
-        row = (1 + rank) * WIDTH
-        before, done = self._cells[row + VERSION], self._cells[DONE]
-        self._cells[row + VERSION] = done
+        through, before, done = cells[row + THROUGH], cells[row + VERSION], cells[DONE]
+        assert not through, f"rank {rank} catches up while it waits until {through} rounds are done"
+        cells[row + VERSION] = done
         return range(before, done)
 
     def read(self, rank: WorkerId, version: Version = 0) -> bool:
@@ -293,6 +300,8 @@ class Rounds:
         """The open round has been closed elsewhere, by this rank, with what is pending here."""
         assert self._follows and self.done == self.number, f"round {self.number} is closed by its rule"
         self._freeze(initiator)
+        if initiator is not None:
+            self._cells[(1 + initiator) * WIDTH + THROUGH] = self.number  # if late, it was not known to wait
 
     def _column(self, column: int) -> list[int]:
         """Of each rank."""

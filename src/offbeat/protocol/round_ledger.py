@@ -223,6 +223,7 @@ class RoundLedger:
     def refresh(self, worker: WorkerId, now: Seconds, reason: str) -> list[Effect]:
         """A rank that does not wait for a round takes the results that it has missed."""
         self.now, self._last = now, None
+        self.rounds.catch_up(worker)
         self._go_on(worker, reason)
         return self._flush()
 
@@ -275,8 +276,7 @@ class RoundLedger:
             self._go_on(worker, reason)
 
     def _go_on(self, worker: WorkerId, reason: str) -> None:
-        """A rank takes what results there are; if a round has been held up until it has, that closes."""
-        self.rounds.release(worker)
+        """A rank reads the results that it has been given; if a round has been held up until it has, that closes."""
         self._release(worker, reason)
         if self.rounds.read(worker):
             self._fold(f"as rank {worker} has caught up")

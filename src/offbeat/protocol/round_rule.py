@@ -38,6 +38,8 @@ PENDING: Final = 4
 """Which of its buffers hold a gradient for the open round: bits."""
 FROZEN: Final = 5
 """Which of them are in the round that is being folded: bits."""
+THROUGH: Final = 6
+"""It waits until so many rounds are done; 0: it does not wait."""
 
 # Columns of the first row, which is the job's.
 CLOSED: Final = 0
