@@ -37,7 +37,8 @@ class Rank:
         return not self.asked and self.through is None
 
     def look(self) -> None:
-        """Take the answer, and the results, if they are there."""
+        """Take the answer, and the results, if they are there. Who is about to leave takes also those before, for others may wait for
+        their room."""
         if self.asked and self.node.answers:
             self.through = self.node.answers.pop(0).through
             self.asked = self.entering = False
@@ -45,7 +46,7 @@ class Rank:
         if self.through is not None and self.node.executor.upto >= self.through:
             self.take(self.through)
             self.through = None
-        if self.parting and not self.may_leave and self.version < self.node.executor.upto:
+        if self.parting and not (self.may_leave and self.free) and self.version < self.node.executor.upto:
             self.take(self.node.executor.upto)
             self.node.tell({"k": "read", "n": self.version})
 
@@ -144,6 +145,7 @@ class Network:
             return
         rank.node.tell({"k": "part"})
         rank.asked = rank.idle = rank.parting = True
+        rank.look()
 
     def may_leave(self, number: WorkerId) -> bool:
         """Whether it has heard that the others can do without it."""
