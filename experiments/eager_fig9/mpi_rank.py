@@ -21,12 +21,12 @@ def main() -> None:
         world.Barrier()
         # Whoever waits in MPI polls, so the rank that says when to start may be the last to get a core.
         start = world.bcast(time.monotonic() + 0.05, root=0)
-        skews_s = skew_s if iteration >= warm_up else 0.0
-        time.sleep(max(0.0, start + (rank + 1) * skews_s - time.monotonic()))
+        apart_s = skew_s if iteration >= warm_up else 0.0
+        time.sleep(max(0.0, start + (rank + 1) * apart_s - time.monotonic()))
         began = time.perf_counter()
         world.Allreduce(MPI.IN_PLACE, vector)
         latency_s = time.perf_counter() - began
-        time.sleep(max(0.0, start + world.Get_size() * skews_s + settle_s - time.monotonic()))
+        time.sleep(max(0.0, start + world.Get_size() * apart_s + settle_s - time.monotonic()))
         world.Barrier()
         found.append((latency_s, True, int(vector.min() != vector.max())))
     gathered = world.gather(found[warm_up:], root=0)
