@@ -23,8 +23,8 @@ OTHERS: Final = ("gloo", "MPI")
 SPEEDUP: Final = {"solo": 53.32, "majority": 2.46}
 """The paper's, over MPI_Allreduce, with 32 processes."""
 MANY: Final = 1024
-"""Iterations where the mean of 64, as many as the paper's, is a matter of luck: under majority it varies by 10 % with the ranks that are drawn,
-and solo's by a third with the few in which the machine was slow."""
+"""Iterations where the mean of 64, as many as the paper's, is a matter of luck: under majority it varies by a tenth with the ranks that are
+drawn, and under solo by a third with the few iterations in which the machine was slow."""
 
 
 def cases(quick: bool) -> Iterator[Case]:
