@@ -54,12 +54,18 @@ def blocks() -> Iterator[Block]:
 
 
 def lines() -> Iterator[tuple[str, list[str]]]:
-    """Each command line in a fenced block: where it stands, and its words. Synopses, with brackets or an ellipsis, are none."""
+    """Each command line in a fenced block or between backquotes: where it stands, and its words; no synopses (brackets, an ellipsis)."""
     for block in blocks():
         if block.language in ("", "sh", "bash", "console"):
             for line in block.text.replace("\\\n", " ").splitlines():
-                if re.match(r"(offbeat|python|make) ", line) and not re.search(r"\[-|\[[A-Z]|\.\.\.| [A-Z]{3,}( |$)", line):
-                    yield f"{block.document.relative_to(ROOT)}: {line}", shlex.split(line, comments=True)
+                command = re.sub(r"^(\$ )?([A-Z_]+=\S+ )*", "", line)  # a prompt, variables
+                if re.match(r"(offbeat|python|make) ", command) and not re.search(r"\[-|\[[A-Z]|\.\.\.| [A-Z]{3,}( |$)", command):
+                    yield f"{block.document.relative_to(ROOT)}: {line}", shlex.split(command, comments=True)
+    for document in DOCUMENTS:
+        for command in re.findall(r"`(offbeat (?:run|simulate) [^`\n]+)`", document.read_text(encoding="utf-8")):
+            whole = ".py" in command if command.startswith("offbeat run") else "=" in command  # else a command's name with an option
+            if whole and not re.search(r"\[|\.\.\.|…| [A-Z]{3,}( |$)", command):
+                yield f"{document.relative_to(ROOT)}: `{command}`", shlex.split(command)
 
 
 LINES = dict(lines())
