@@ -1,8 +1,9 @@
 """Runs the complete scripts of README.md and docs/*.md, so that an example on a page does what the page says.
 
 A python block is a script when its first line is its file's name, ``# train.py``. A second line ``# offbeat run ...`` or
-``# python train.py ...`` is the command that runs it; without one it is run by plain Python. Other python blocks are fragments, which are
-only parsed (`test_docs.py`). The scripts of a page run in the page's order in one folder, so a later one may read what an earlier one wrote.
+``# python train.py ...`` is the command that runs it; without one it is run by plain Python. Other python blocks are fragments,
+which are only parsed (`test_docs.py`). The scripts of a page run in its order in one folder, so a later one may read what an
+earlier one wrote.
 """
 
 from __future__ import annotations
