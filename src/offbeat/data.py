@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sized
 from functools import reduce
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.protocol.policy import whole_number
 from offbeat.protocol.splits import Parts, Splits, size_of
 from offbeat.session import Grant, Progress, Session
+from offbeat.types import Epoch
 
 
 class ElasticBatchSampler(Sampler[list[int]]):
@@ -26,6 +28,9 @@ class ElasticBatchSampler(Sampler[list[int]]):
     The epoch ends for all workers together: one that finds no samples left waits until every index is settled (taking over those of
     workers that die meanwhile), and then has the newest parameters. With ``num_workers > 0`` a loader takes batches ahead of their use;
     then the wait is at the start of the next epoch.
+
+    A look at the data costs nothing: after a pass of which no batch was stepped on, such as ``next(iter(loader))``, the next pass is of the
+    same epoch and begins with the batches that this worker has already been dealt.
 
     A rule may ask for another batch size (``Plan.batch``): then batches have that, from the next one taken on.
 
@@ -46,6 +51,13 @@ class ElasticBatchSampler(Sampler[list[int]]):
         self._seed = seed
         self._pool = session.new_pool()
         self._epoch = 0
+        self._chosen = False
+        """`set_epoch` has named the epoch of the next pass."""
+        self._begun: Epoch | None = None
+        """The epoch of the last pass."""
+        self._dealt: list[Grant] = []
+        """The grants of the last pass, in their order."""
+        self._progress = Progress()
         self._parts: Parts | None = None
         """This worker's split in the epoch that it has taken samples of last; empty: it has none of its own."""
 
@@ -54,17 +66,39 @@ class ElasticBatchSampler(Sampler[list[int]]):
         return self._session.batch or self._batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch, self._epoch = self._epoch, self._epoch + 1
-        session, progress, order = self._session, Progress(), None
-        while (grant := session.take(self._pool, epoch, self._size, self._batch_size)) is not None:
-            self._check(grant)
+        epoch = self._next
+        kept = list(self._dealt) if self._peeked and epoch == self._begun else []
+        if not kept:
+            self._progress = Progress()
+        self._begun, self._dealt = epoch, kept
+        self._epoch, self._chosen = epoch + 1, False
+        order = None
+        for grant in chain(list(kept), self._grants(epoch, self._dealt, self._progress)):
             if order is None or grant.parts != self._parts:
                 order = self._order(epoch, grant.parts)
                 self._parts = grant.parts
+            yield order[grant.start : grant.stop].tolist()
+
+    def _grants(self, epoch: Epoch, dealt: list[Grant], progress: Progress) -> Iterator[Grant]:
+        """Take new grants of an epoch until it has no more for this worker, noting each in ``dealt`` and ``progress``."""
+        session = self._session
+        while (grant := session.take(self._pool, epoch, self._size, self._batch_size)) is not None:
+            self._check(grant)
+            dealt.append(grant)
             if self._pool == 0:
                 session.progress = progress
                 progress.deal(grant.parts, grant.stop - grant.start, self._batch)
-            yield order[grant.start : grant.stop].tolist()
+            yield grant
+
+    @property
+    def _peeked(self) -> bool:
+        """Whether the last pass was only a look at the data: it took batches, and no step has used any of them."""
+        return bool(self._dealt) and self._session.held(self._pool) == self._dealt
+
+    @property
+    def _next(self) -> Epoch:
+        """The epoch of the next pass."""
+        return self._begun if self._begun is not None and not self._chosen and self._peeked else self._epoch
 
     def __len__(self) -> int:
         """This worker's number of batches in an epoch: of its own split, or of an equal part, the slow taking fewer and the fast more."""
@@ -77,15 +111,15 @@ class ElasticBatchSampler(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next pass over the loader is this epoch, for resuming; otherwise epochs count by themselves."""
-        self._epoch = epoch
+        self._epoch, self._chosen = epoch, True
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch that comes next."""
-        return {"epoch": self._epoch}
+        return {"epoch": self._next}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the epoch of a `state_dict`."""
-        self._epoch = state["epoch"]
+        self.set_epoch(state["epoch"])
 
     def _check(self, grant: Grant) -> None:
         reach = max((stop for _, stop in grant.parts), default=grant.stop)

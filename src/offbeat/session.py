@@ -102,6 +102,10 @@ class Session(ABC):
         self.progress.done += sum(grant.pool == 0 for grant in taken)
         return tuple(grant.lease for grant in taken), sum(grant.stop - grant.start for grant in taken)
 
+    def held(self, pool: int) -> list[Grant]:
+        """One sampler's grants that no step has used yet, oldest first."""
+        return [grant for grant in self._outstanding if grant.pool == pool]
+
     def drop(self, pool: int) -> None:
         """Forget what is left of one sampler's grants: they go back to the job."""
         self._outstanding = [grant for grant in self._outstanding if grant.pool != pool]
@@ -212,5 +216,10 @@ def log(**metrics: float) -> None:
 
 
 def chief() -> bool:
-    """Whether this is the worker that evaluates, prints and saves: the lowest-numbered living one; True without a launcher."""
+    """Whether this is the worker that evaluates, prints and saves; True without a launcher.
+
+    It is the lowest-numbered worker that is there when the job begins. If it dies, or is told to leave (SIGTERM), the lowest-numbered
+    living worker takes its place and keeps it, also when the first one comes back. The end of its script passes the role to nobody: what it
+    has saved is not saved again by workers that end later.
+    """
     return current is None or current.chief

@@ -110,6 +110,24 @@ def test_each_epoch_covers_the_data(workers: int) -> None:
     assert [(r["epoch"], r["folded"], r["unused"]) for r in optimizer.reports] == [(0, 23, 0), (1, 23, 0), (2, 23, 0)]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_peek_costs_nothing(workers: int) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-6), model)
+    dataset = TensorDataset(torch.arange(23))
+    loader = DataLoader(dataset, batch_sampler=optimizer.batch_sampler(dataset, batch_size=4), num_workers=workers)
+    for epoch in range(2):
+        used = []
+        assert len(next(iter(loader))[0]) == 4
+        loader.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
+        for (batch,) in loader:
+            model(batch.float().unsqueeze(1)).sum().backward()
+            optimizer.step()
+            used += batch.tolist()
+        assert sorted(used) == list(range(23))
+    assert [(r["epoch"], r["folded"], r["unused"]) for r in optimizer.reports] == [(0, 23, 0), (1, 23, 0)]
+
+
 def test_two_samplers_and_a_loop_left_early() -> None:
     model = nn.Linear(1, 1)
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)

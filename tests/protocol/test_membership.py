@@ -60,3 +60,28 @@ def test_at_the_announced_time_somebody_is_silent(heard: float, timeout_s: float
     members.join(0, heard)
     wake = members.wake_at()
     assert wake is not None and members.silent(wake) == [0]
+
+
+def test_the_chief_stays_until_it_dies_or_is_told_to_leave() -> None:
+    members = Membership(4, None)
+    for worker in range(4):
+        members.join(worker, 0.0)
+    assert members.chief == 0
+    members[0].state = WorkerState.FINISHED
+    assert members.chief == 0, "what it has saved is not saved again"
+    members[0].noticed = True
+    assert members.chief == 1, "it was told to leave in the middle of its work"
+    members[1].state = WorkerState.DEAD
+    assert members.chief == 2
+    members.join(1, 1.0)
+    assert members.chief == 2, "the role does not wander back"
+    members[2].state = WorkerState.DEAD
+    members.join(2, 2.0)
+    assert members.chief == 2, "nobody has missed it"
+
+
+def test_nobody_is_chief_of_an_empty_job() -> None:
+    members = Membership(2, None)
+    assert members.chief is None
+    members.join(1, 0.0)
+    assert members.chief == 1

@@ -223,7 +223,9 @@ class Coordinator:
 
     def _left(self, event: Left, now: Seconds) -> None:
         if self._speaks(event.worker, event.incarnation, now):
-            self._take_out(event.worker, WorkerState.FINISHED, "its script has ended", now)
+            self.membership[event.worker].noticed = event.noticed
+            reason = "it was told to leave" if event.noticed else "its script has ended"
+            self._take_out(event.worker, WorkerState.FINISHED, reason, now)
 
     def _take_out(self, worker: WorkerId, state: WorkerState, reason: str, now: Seconds) -> None:
         member = self.membership[worker]

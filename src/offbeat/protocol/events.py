@@ -129,6 +129,8 @@ class Left(NamedTuple):
 
     worker: WorkerId
     incarnation: Incarnation
+    noticed: bool = False
+    """It was told to leave (SIGTERM), and its script has not come to its end."""
 
 
 Event: TypeAlias = (

@@ -31,6 +31,8 @@ class Member:
     state: WorkerState = WorkerState.EXPECTED
     incarnation: Incarnation = 0
     heard_at: Seconds = 0.0
+    noticed: bool = False
+    """It has left because it was told to, before the end of its script."""
 
 
 class Membership:
@@ -50,6 +52,7 @@ class Membership:
         """A heap with one entry for each worker that can fall silent; the time may be older than the last sign of life."""
         self._timed: set[WorkerId] = set()
         """Who is in that heap."""
+        self._chief: WorkerId | None = None
 
     def __contains__(self, worker: WorkerId) -> bool:
         return worker in self._members
@@ -75,6 +78,20 @@ class Membership:
             expected.pop()
         return bool(expected)
 
+    @property
+    def chief(self) -> WorkerId | None:
+        """The worker that evaluates and saves: first the lowest-numbered living one, which stays until it dies or is told to leave.
+
+        A chief whose script has come to its end keeps the role, since it has saved what there was to save. None: nobody is left to take it.
+        """
+        if self._chief is None or not self._serves(self._members[self._chief]):
+            self._chief = next(iter(self.in_state(WorkerState.ALIVE)), None)
+        return self._chief
+
+    @staticmethod
+    def _serves(member: Member) -> bool:
+        return member.state is WorkerState.ALIVE or (member.state is WorkerState.FINISHED and not member.noticed)
+
     def speaks(self, worker: WorkerId, incarnation: Incarnation, now: Seconds) -> bool:
         """Note a sign of life; True if it comes from an alive worker's newest incarnation, False if it is to be fenced."""
         member = self._members.get(worker)
@@ -88,6 +105,7 @@ class Membership:
         member = self[worker]
         member.state = WorkerState.ALIVE
         member.incarnation += 1
+        member.noticed = False
         self._note(worker, member, now)
         return member.incarnation
 

@@ -94,7 +94,7 @@ class CoordinatorHost:
             "pull": lambda peer, message, now: self._feed(PullWanted(peer.worker, message.header["incarnation"]), now),
             "samples": lambda peer, message, now: self._feed(LeaseWanted(peer.worker, **message.header["want"]), now),
             "epoch": lambda peer, message, now: self._feed(EpochWanted(peer.worker, **message.header["want"]), now),
-            "left": lambda peer, message, now: self._gone(Left(peer.worker, message.header["incarnation"]), now),
+            "left": lambda peer, message, now: self._gone(Left(peer.worker, message.header["incarnation"], message.header["noticed"]), now),
             "abort": self._abort,
             "state": lambda peer, message, now: self.served.shard.answer_state(peer.connection, message),
         }

@@ -88,7 +88,7 @@ class JobSession(Session):
         if not self._link.closed.is_set():
             if self._loss is not None:  # no push has taken it along
                 self._coordinator.send({"kind": "metrics", "values": {"loss": self._loss}})
-            self._coordinator.send({"kind": "left", "incarnation": self._link.incarnation})
+            self._coordinator.send({"kind": "left", "incarnation": self._link.incarnation, "noticed": self._link.told_to_leave})
             self.vanish()
 
     def vanish(self) -> None:

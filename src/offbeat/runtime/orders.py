@@ -28,7 +28,7 @@ def gather_order(effect: Gather) -> Order:
     return {"do": "gather", "worker": effect.worker, "weight": effect.weight}
 
 
-def release_order(effect: Release, serial: int, chief: WorkerId) -> Order:
+def release_order(effect: Release, serial: int, chief: WorkerId | None) -> Order:
     """``serial`` counts this worker's releases, ``chief`` is the worker that evaluates and saves."""
     return {
         "do": "release",

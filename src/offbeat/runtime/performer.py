@@ -109,7 +109,7 @@ class Performer:
         peer = self._roster[effect.worker]
         peer.serial += 1
         self._announcer.send_average(effect.worker)  # before the parameters, with which the worker goes on
-        return release_order(effect, peer.serial, self._coordinator.membership.in_state(WorkerState.ALIVE)[0])
+        return release_order(effect, peer.serial, self._coordinator.membership.chief)
 
     def _forget_the_gone(self) -> None:
         """Free a dead worker's memory, once the gradients of it have a fate."""

@@ -40,11 +40,6 @@ class RankGossip(RankPart):
         self._gossip.begin(self._moved)
         self.version = self._gossip.steps
 
-    @property
-    def is_first(self) -> bool:
-        """Whether there is no rank with a lower number."""
-        return not any(self._gossip.present(rank) for rank in range(self._rank))
-
     def resume(self) -> None:
         """This rank computes: others may wait for it."""
         self._gossip.resume()

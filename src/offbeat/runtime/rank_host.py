@@ -70,6 +70,8 @@ class RankHost:
         """Whose next release is the answer to an arrival: they know without being told."""
         self._ending: dict[WorkerId, Lost | Left] = {}
         """Taken out of the table, with what there is to say of it once that is read in the log."""
+        self._chief: WorkerId | None = None
+        """Who evaluates and saves, as all ranks have been told; None: nobody has been told yet."""
         self.newcomers = Newcomers(table, coordinator, roster, self._computed_s)
 
     @property
@@ -272,6 +274,10 @@ class RankHost:
             self._current[effect.worker] = effect.incarnation
         elif effect.state in (WorkerState.DEAD, WorkerState.FINISHED):
             self._released.discard(effect.worker)
+        if self._coordinator.begun and (chief := self._coordinator.membership.chief) != self._chief:
+            self._chief = chief
+            for peer in self._roster:
+                peer.connection.send({"kind": "chief", "chief": chief})
 
     def _release(self, effect: Release) -> None:
         """A rank is told only what it cannot know by itself: that it takes part, or that an epoch is over."""
@@ -282,13 +288,12 @@ class RankHost:
             return  # it is gone, of which the coordinator is still to hear
         peer = self._roster[effect.worker]
         peer.serial += 1
-        alive = self._coordinator.membership.in_state(WorkerState.ALIVE)
         header = {
             "kind": "parameters",
             "serial": peer.serial,
             "incarnation": effect.incarnation,
             "version": effect.version,
-            "chief": alive[0],
+            "chief": self._coordinator.membership.chief,
             "plan": list(effect.plan),
         }
         if self.newcomers.outside(effect.worker):

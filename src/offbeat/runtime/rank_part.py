@@ -74,11 +74,6 @@ class RankPart(ABC):
     def _enter(self, goal: Version) -> None:
         """Begin with what the replica has now."""
 
-    @property
-    @abstractmethod
-    def is_first(self) -> bool:
-        """Whether there is no rank with a lower number."""
-
     @abstractmethod
     def resume(self) -> None:
         """This rank computes: others may wait for it."""

@@ -43,11 +43,6 @@ class RankPlain(RankPart):
         self._replica.aim(self._gradient[:-1])
         self._group = PlainAllreduce(self._members.index(self._rank), len(self._members), self._meeting, host=self._interface)
 
-    @property
-    def is_first(self) -> bool:
-        """Whether there is no rank with a lower number."""
-        return self._rank == self._members[0]
-
     def resume(self) -> None:
         """Whether this rank computes is the coordinator's to say."""
 

@@ -38,11 +38,6 @@ class RankRounds(RankPart):
         self._replica.aim(self._rounds.send())
         self.catch_up(goal)
 
-    @property
-    def is_first(self) -> bool:
-        """Whether there is no rank with a lower number."""
-        return not any(self._rounds.present(rank) for rank in range(self._rank))
-
     def resume(self) -> None:
         """This rank computes: rounds may wait for it."""
         self._rounds.resume(self._rank)

@@ -71,6 +71,7 @@ class RankSession(JobSession):
                 "donate": self._on_donate,
                 "meet": self._on_meet,
                 "absent": self._on_absent,
+                "chief": self._on_chief,
                 "buffers": lambda message: self._buffers.write(message.header["layout"], message.payload),
             },
         )
@@ -228,6 +229,9 @@ class RankSession(JobSession):
         self._mine.sit_out()
         self.version = self._mine.version
 
+    def _on_chief(self, message: Message) -> None:
+        self.chief = message.header["chief"] == self.worker
+
     def _hear(self) -> None:
         self._link.glance()
         self._link.heed_notice()
@@ -249,7 +253,6 @@ class RankSession(JobSession):
         except Fenced as error:
             self._fall_out(error)
             self._admitted()
-        self.chief = self._mine.is_first
         self._since = time.monotonic()
         self._link.heed_notice()
 

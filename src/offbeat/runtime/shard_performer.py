@@ -56,7 +56,7 @@ class ShardPerformer(Performer):
                         orders[shard].append({"do": "discard", "worker": effect.worker, "number": number})
                 case Publish():
                     workers = [worker for worker, _ in effect.workers]
-                    orders[effect.shard].append({"do": "publish", "workers": workers, "chief": self._chief()})
+                    orders[effect.shard].append({"do": "publish", "workers": workers, "chief": self._coordinator.membership.chief})
                 case Release():
                     order = self._release_order(effect)
                     for of_shard in orders:
@@ -76,10 +76,6 @@ class ShardPerformer(Performer):
             gradient = event.worker, event.incarnation, self._coordinator.clock(event.worker)
             self._named[event.worker, self._arrived] = gradient
             self._pushes[gradient] = _Push(self._arrived, 1 + len(self._shards))
-
-    def _chief(self) -> WorkerId | None:
-        """Who evaluates and saves, if anybody is left."""
-        return next(iter(self._coordinator.membership.in_state(WorkerState.ALIVE)), None)
 
     def _send(self, orders: list[list[Order]]) -> None:
         """Each shard its own; the others first, so that they work while we do."""

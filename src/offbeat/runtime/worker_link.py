@@ -19,7 +19,7 @@ from offbeat.transport.base import Address, Closed, Connection, Hub, Message, Sh
 from offbeat.types import Incarnation, Seconds, WorkerId
 
 AtOnce: TypeAlias = Mapping[
-    Literal["parameters", "block", "provide", "buffers", "interrupt", "donate", "absent", "meet"], Callable[[Message], None]
+    Literal["parameters", "block", "provide", "buffers", "interrupt", "donate", "absent", "meet", "chief"], Callable[[Message], None]
 ]
 """What the session does with a message as soon as it is read, by kind."""
 
@@ -64,6 +64,8 @@ class WorkerLink:
         self._mail: dict[str, Message] = {}
         self._states: dict[Connection, Message] = {}
         self._cut_off = self._noticed = self._waiting = False
+        self.told_to_leave = False
+        """A notice has come, heeded or not."""
         self.meanwhile: tuple[Seconds, Callable[[], None]] | None = None
         """What is to be done while this worker waits, and how often."""
 
@@ -119,7 +121,7 @@ class WorkerLink:
 
     def notice(self) -> None:
         """Tell this worker to leave: a wait ends at once, a computation after its step. Made for a signal handler of the waiting thread."""
-        self._noticed = True
+        self._noticed = self.told_to_leave = True
         if self._waiting:
             self.heed_notice()
 
@@ -242,7 +244,7 @@ class WorkerLink:
             case "block":
                 connection.send({"kind": "got"})
                 self._at_once["block"](message)
-            case "provide" | "buffers" | "interrupt" | "donate" | "absent" | "meet" as kind:
+            case "provide" | "buffers" | "interrupt" | "donate" | "absent" | "meet" | "chief" as kind:
                 self._at_once[kind](message)
             case "joined":
                 self.incarnation = header["incarnation"]
