@@ -1,4 +1,4 @@
-"""``python -m experiments --list`` and ``python -m experiments NAME [NAME...] [--quick] [--out DIR]``: finds experiments and runs them.
+"""``python -m experiments --list`` and ``python -m experiments NAME [NAME...] [--quick] [--check] [--out DIR]``: runs experiments.
 
 An experiment is a package beside this file that says in ``PAPER`` what it reproduces. Looking for them reads source and imports nothing,
 so that the list costs no torch; only what is run is imported. Packages whose names begin with an underscore are shared code.
@@ -19,13 +19,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from experiments.claims import Verdict, judge, table
 from experiments.data import MissingDataError
 from experiments.result import new_figure, report
 from offbeat.errors import ConfigurationError, OffbeatError
 
 HERE: Final = Path(__file__).parent
 FAILED, MISTAKEN, NO_DATA = 1, 2, 3
-"""Exit statuses, beside 0: an experiment failed; the command line is wrong; nothing failed but a data set is not here."""
+"""Exit statuses, beside 0: an experiment failed or broke a claim; the command line is wrong; nothing failed but a data set is not here."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -51,14 +52,20 @@ def paper_of(path: Path) -> str:
     raise ConfigurationError(f'{path}: write PAPER = "..." on a line of its own: which table or figure of which paper it reproduces')
 
 
-def run(name: str, *, quick: bool, out: Path, screen: Console) -> None:
+def run(name: str, *, quick: bool, out: Path, screen: Console, check: bool = False) -> list[Verdict]:
     """Run one experiment: its picture and ``result.json`` into ``out``, its table on the screen.
+
+    Returns:
+        With ``check`` what became of each of its claims, else nothing.
 
     Raises:
         OffbeatError: it cannot run here; what else it raises is its own failure.
     """
     new_figure()  # a missing matplotlib is better known before an hour of work than after it
     module = importlib.import_module(f"experiments.{name}")
+    claims = getattr(module, "CLAIMS", ())
+    if check and not any(claim.mode in ("both", _mode(quick)) for claim in claims):
+        raise ConfigurationError(f"{name} claims nothing in {_mode(quick)} mode: list its claims in CLAIMS, or leave out --check")
     _one_thread()
     paper, seed = paper_of(HERE / name / "__init__.py"), int(getattr(module, "SEED", 0))
     out.mkdir(parents=True, exist_ok=True)
@@ -72,6 +79,15 @@ def run(name: str, *, quick: bool, out: Path, screen: Console) -> None:
         raise ConfigurationError(f"{name}: run() drew no {picture}; it must write NAME.png into the folder that it is given")
     result = report(name, paper, rows, out, quick=quick, wall_s=wall_s, seed=seed, screen=screen)
     screen.print(f"{wall_s:.1f} s; wrote {result} and {picture}", soft_wrap=True, markup=False, highlight=False)
+    if not check:
+        return []
+    verdicts = judge(claims, rows, quick=quick)
+    screen.print(table(verdicts))
+    return verdicts
+
+
+def _mode(quick: bool) -> str:
+    return "quick" if quick else "full"
 
 
 def _one_thread() -> None:
@@ -111,6 +127,7 @@ def main(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="What to run, one after another.")] = None,
     every: Annotated[bool, typer.Option("--list", help="Say what there is and which table or figure it reproduces.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller: under a minute on two cores where it can be.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Compare with what the experiment claims; status 1 if a claim is broken.")] = False,
     out: Annotated[
         Path | None, typer.Option(file_okay=False, help="Where to write; for several names a folder in it each. [default: out/NAME]")
     ] = None,
@@ -129,14 +146,14 @@ def main(
     statuses = set()
     for name in dict.fromkeys(names):
         folder = Path("out", name) if out is None else out if len(set(names)) == 1 else out / name
-        statuses.add(attempt(name, quick=quick, out=folder, screen=screen))
+        statuses.add(attempt(name, quick=quick, out=folder, screen=screen, check=check))
     raise typer.Exit(FAILED if FAILED in statuses else NO_DATA if NO_DATA in statuses else 0)
 
 
-def attempt(name: str, *, quick: bool, out: Path, screen: Console) -> int:
+def attempt(name: str, *, quick: bool, out: Path, screen: Console, check: bool) -> int:
     """Run one experiment and say what became of it, as an exit status; the ones after it get their turn either way."""
     try:
-        run(name, quick=quick, out=out, screen=screen)
+        verdicts = run(name, quick=quick, out=out, screen=screen, check=check)
     except MissingDataError as error:
         typer.echo(f"{name}: {error}", err=True)
         return NO_DATA
@@ -147,7 +164,10 @@ def attempt(name: str, *, quick: bool, out: Path, screen: Console) -> int:
         traceback.print_exc()
         typer.echo(f"{name} failed: {type(error).__name__}: {error}", err=True)
         return FAILED
-    return 0
+    broken = [verdict for verdict in verdicts if not verdict.holds]
+    for verdict in broken:
+        typer.echo(f"{name}: broken claim: {verdict}", err=True)
+    return FAILED if broken else 0
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from experiments._dbw import LR, WORKERS, Race, run_race, static, time_to_target
+from experiments._dbw import LR, QUICK_TARGET, TARGET, WORKERS, Race, run_race, static, time_to_target
 from experiments._training.runs import series, side_by_side
+from experiments.claims import Claim
 from experiments.result import COLOURS, Row, label, new_figure, save
 from offbeat.runtime.journal import read
 
@@ -16,6 +17,20 @@ PAPER = "DBW, figure 2: training loss and k against time, round trips of 0.3 + 0
 SEED: Final = 0
 ALPHA: Final = 0.7
 RULES: Final = {"dbw": "DBW", "b_dbw": "B-DBW", static(10): "static k=10", static(16): "static k=16"}
+
+
+WHY: Final = "paper: DBW is the fastest, with the paper's learning rates"
+CLAIMS: Final = (
+    Claim(row=f"DBW: time to loss {QUICK_TARGET}", over=f"static k=10: time to loss {QUICK_TARGET}", at_most=0.9, mode="quick", why=WHY),
+    Claim(row=f"DBW: time to loss {TARGET}", over=f"static k=10: time to loss {TARGET}", at_most=0.9, mode="full", why=WHY),
+    Claim(
+        row=f"DBW: time to loss {TARGET}", over=f"B-DBW: time to loss {TARGET}", at_most=0.98, mode="full", why="paper: the fastest; 0.85"
+    ),
+    Claim(
+        row="DBW: mean k, last third", over="DBW: mean k, first third after the warm-up", at_least=1.0, why="paper: k grows; 1.2 and 2.6"
+    ),
+    Claim(row="B-DBW: commonest k", at_least=7, at_most=10, why="paper: 9; k / E[T] is flat from 8 to 10"),
+)
 
 
 def run(quick: bool, out: Path) -> list[Row]:

@@ -9,6 +9,7 @@ from typing import Final
 
 from experiments._dbw import WORKERS, Race, run_race, static, time_to_target
 from experiments._training.runs import side_by_side
+from experiments.claims import Claim
 from experiments.result import COLOURS, Row, label, new_figure, save
 
 PAPER = "DBW, figure 3: time until the training loss is below 0.2, round trips of 1 - a + a Exp(1) s"
@@ -21,6 +22,18 @@ SPEEDUP: Final = {0.0: None, 0.2: 1.2, 1.0: 3.0}
 KS: Final = {0.0: (14, 16), 0.2: (12, 14, 16), 1.0: (6, 8, 10)}
 """The static k of a full run: around the paper's best, which is the best here too."""
 QUICK_KS: Final = (8, 12, 16)
+
+
+CLAIMS: Final = (
+    Claim(row="a=0: DBW over the best static k", at_least=0.99, at_most=1.01, why="without spread waiting for all costs nothing"),
+    Claim(
+        row="a=0.2: DBW over the best static k",
+        at_least=1.05,
+        at_most=1.5,
+        why="paper: 1.2; 1.27 and 1.26, with the paper's learning rates",
+    ),
+    Claim(row="a=1: DBW over the best static k", at_least=1.5, at_most=3.5, why="paper: 3; 1.88 and 2.25, with the paper's learning rates"),
+)
 
 
 def run(quick: bool, out: Path) -> list[Row]:

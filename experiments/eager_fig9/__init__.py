@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from experiments.claims import Claim
 from experiments.eager_fig9.ranks import Case, Measured, measure
 from experiments.result import COLOURS, Row, label, new_figure, save
 
@@ -58,6 +59,22 @@ def ideal_s(system: str, ranks: int) -> float:
     if system == "solo":
         return 0.0
     return SKEW_S * ((ranks**2 - 1) / (6 * ranks) if system == "majority" else (ranks - 1) / 2)
+
+
+CLAIMS: Final = (
+    Claim(row="torn vectors", at_most=0, why="a result is one round's"),
+    Claim(
+        row="N=32 64 B skewed: solo active", at_least=1.0, at_most=4.0, why="paper: about 1; more where the machine wakes ranks together"
+    ),
+    Claim(
+        row="N=32 64 B skewed: majority active",
+        at_least=8.0,
+        at_most=25.0,
+        why="paper: about 16; few draws in a quick run, and a loaded machine",
+    ),
+    Claim(row="N=8 64 B: solo over gloo", at_least=2.0, why="gloo waits for the last of 8 ms, solo for nobody"),
+    Claim(row="N=32 64 B: solo over the synchronous bound", at_least=2.0, why="paper: 53; 2 on two cores that others use as well"),
+)
 
 
 def run(quick: bool, out: Path) -> list[Row]:

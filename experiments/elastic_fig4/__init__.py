@@ -15,6 +15,7 @@ from torch import nn
 from experiments import data
 from experiments._training.models import digits_cnn, small_cnn
 from experiments._training.runs import Recipe, series, side_by_side, train
+from experiments.claims import Claim
 from experiments.result import COLOURS, Row, label, new_figure, save
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import Result
@@ -79,6 +80,21 @@ def run_one(job: Job) -> Result:
     )
     cluster = Cluster(workers=WORKERS, compute=COMPUTE, update_s=job.panel.update_s, seed=SEED)
     return train(job.sync, recipe, images, cluster, Work(epochs=epochs, samples=samples, batch=batch))
+
+
+CLAIMS: Final = (
+    Claim(
+        row="cheap updates: elastic(R=15) time", over="cheap updates: asp time", at_least=1.02, why="paper's order; 1.12, of seeds alone"
+    ),
+    Claim(row="cheap updates: bsp time", over="cheap updates: elastic(R=15) time", at_least=1.02, why="paper's order; 1.07"),
+    Claim(row="dear updates: bsp time", over="dear updates: elastic(R=15, mode=local) time", at_least=1.1, why="paper's order; 1.27"),
+    Claim(row="dear updates: ssp(staleness=3) time", over="dear updates: bsp time", at_least=1.3, why="paper's order; 1.54"),
+    Claim(row="cheap updates: waiting under bsp / under elastic(R=15)", at_least=1.5, why="paper: more than 1; 1.79"),
+    Claim(row="dear updates: waiting under bsp / under elastic(R=15, mode=local)", at_least=1.0, why="paper: more than 1; 1.06"),
+    Claim(
+        row="cheap updates: elastic(R=15) accuracy", at_least=80.0, mode="quick", why="it learns; seeds are not separated from the others"
+    ),
+)
 
 
 def run(quick: bool, out: Path) -> list[Row]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from experiments._ensemble import ENSEMBLE, ENSEMBLE_EPOCH_S, EPOCHS, STEP_S, SYNC_EPOCH_S, TIMEOUT_S, epoch_ends, timed
+from experiments.claims import Claim, near
 from experiments.result import COLOURS, Row, label, new_figure, save
 from offbeat.sim.run import Result
 
@@ -36,6 +37,17 @@ def faulty(sync: str, epochs: int, *, slow: bool, down: bool) -> Result:
         compute = f"windows(law='{compute}', worker=1, begin={begin}, end={end}, factor={(STEP_S + SLOW_S) / STEP_S})"
     dies = f"vanish worker=0 at={at}; restart worker=0 at={at + DOWN_S}" if sync == ENSEMBLE else f"freeze worker=0 at={at} for={DOWN_S}"
     return timed(sync, epochs=epochs, compute=compute, faults=dies if down else "", timeout_s=TIMEOUT_S if sync == ENSEMBLE else NEVER_S)
+
+
+CLAIMS: Final = (
+    near("Sync SGD: longest stall over a death of 240 s", 240.0, 0.02, "it waits until the worker is back"),
+    Claim(
+        row="EnsembleSync: longest stall over a death of 240 s",
+        at_least=20.0,
+        at_most=30.0,
+        why="paper: the timeout; less what is computed in it",
+    ),
+)
 
 
 def run(quick: bool, out: Path) -> list[Row]:

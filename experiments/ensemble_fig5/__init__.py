@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from experiments._ensemble import BATCH, ENSEMBLE, ENSEMBLE_EPOCH_S, WORKERS, epoch_ends, timed
+from experiments.claims import Claim, near
 from experiments.result import COLOURS, Row, label, new_figure, save
 from offbeat.sim.run import Result
 
@@ -51,6 +52,22 @@ def allocated(reallocate: str) -> Result:
 def batches(result: Result) -> list[dict[int, int]]:
     """Of each epoch, the batch size of each worker that had one."""
     return [{int(worker): int(batch) for worker, batch in epoch["batches"].items()} for epoch in result.summary["epochs"]]
+
+
+CLAIMS: Final = (
+    *(near(f"{name}: greatest batch of the slow worker", 234.7, 0.01, "derived; whole images") for name in ("inverse", "affine")),
+    *(near(f"{name}: least batch of the other", 21.3, 0.05, "derived; whole images") for name in ("inverse", "affine")),
+    *(near(f"{name}: batch of the survivor of a death", 256, 0.0, "the budget") for name in ("inverse", "affine")),
+    Claim(
+        row="inverse: epochs until both have the same again",
+        over="affine: epochs until both have the same again",
+        at_least=1.5,
+        why="paper: slowly; 6 epochs and 3",
+    ),
+    Claim(
+        row="40 epochs with six deaths", over="40 epochs without a failure", at_least=1.05, at_most=1.25, why="six timeouts of 30 s: 1.15"
+    ),
+)
 
 
 def run(quick: bool, out: Path) -> list[Row]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from experiments.claims import Claim
 from experiments.result import Row, new_figure, number, report, save
 from rich.console import Console
 from typer.testing import CliRunner
@@ -62,10 +63,10 @@ def invoke(*arguments: str) -> Any:
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 60)
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_experiment_runs_quickly(name: str, tmp_path: Path) -> None:
+def test_every_experiment_runs_quickly_and_bears_out_its_claims(name: str, tmp_path: Path) -> None:
     if name in LONG and os.environ.get("CI"):
         pytest.skip(f"CI has {LONG[name]} instead")
-    done = experiments(name, "--quick", "--out", str(tmp_path))
+    done = experiments(name, "--quick", "--check", "--out", str(tmp_path))
     if done.returncode == runner.NO_DATA:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stdout + done.stderr
@@ -90,7 +91,7 @@ def test_the_list_names_all_and_imports_none() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     *lines, loaded = done.stdout.splitlines()
-    assert loaded.split() == ["experiments.__main__", "experiments.data", "experiments.result"]
+    assert loaded.split() == ["experiments.__main__", "experiments.claims", "experiments.data", "experiments.result"]
     assert "zipline_table2" in EXPERIMENTS
     assert {line.split()[0] for line in lines if line.strip() and not line.startswith(" ")} == set(EXPERIMENTS)
 
@@ -177,6 +178,51 @@ def test_several_names_get_a_folder_each(make: Make, tmp_path: Path) -> None:
     assert {path.parent.name for path in tmp_path.glob("there/*/result.json")} == {"runner_one", "runner_two"}
     assert invoke("runner_one", "--out", "here").exit_code == 0
     assert (tmp_path / "here" / "result.json").is_file()
+
+
+CLAIMING = (
+    GOOD
+    + """
+from experiments.claims import Claim
+CLAIMS = (Claim(row="speed", at_least=3.0, at_most=4.0, why="a better engine than the paper's"), *[MORE])
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ("Claim(row='speed', at_most=3.4, why='the speed of sound')", "speed is 3.5, claimed is at most 3.4 (the speed of sound)"),
+        ("Claim(row='ratio', over='speed', at_most=9.0, why='x')", "ratio / speed is inf, claimed is at most 9 (x)"),
+        ("Claim(row='speed', at_least=3.0, at_most=3.0, why='x')", "speed is 3.5, claimed is exactly 3 (x)"),
+        ("Claim(row='name', at_least=1.0, why='x')", "name is quick, claimed is at least 1 (x)"),
+        ("Claim(row='name', says='full', why='x')", "name is quick, claimed is 'full' (x)"),
+        ("Claim(row='sped', at_least=1.0, why='x')", "sped is unknown: there is no row 'sped', claimed is at least 1 (x)"),
+        ("", ""),
+        ("Claim(row='name', says='full', why='x', mode='full')", ""),
+        ("Claim(row='ratio', over='speed', at_least=9.0, why='x'), Claim(row='name', says='quick', why='x', mode='quick')", ""),
+    ],
+)
+def test_a_broken_claim_is_named_and_the_status_is_1(make: Make, tmp_path: Path, broken: str, said: str) -> None:
+    make("runner_claims", CLAIMING.replace("MORE", broken))
+    done = invoke("runner_claims", "--quick", "--check")
+    assert done.exit_code == (1 if said else 0), done.output
+    assert "3 to 4" in done.stdout and ("BROKEN" in done.stdout) is bool(said)
+    assert done.stderr == (f"runner_claims: broken claim: {said}\n" if said else "")
+    assert (tmp_path / "out" / "runner_claims" / "result.json").is_file(), "a broken claim's figures are kept"
+    assert invoke("runner_claims", "--quick").exit_code == 0, "claims are looked at with --check only"
+
+
+def test_what_claims_nothing_cannot_be_checked(make: Make) -> None:
+    make("runner_modest", GOOD)
+    done = invoke("runner_modest", "--quick", "--check")
+    assert done.exit_code == 1 and "runner_modest claims nothing in quick mode" in done.stderr
+
+
+@pytest.mark.parametrize("bad", [{}, {"at_least": 1.0, "says": "one"}, {"at_least": 2.0, "at_most": 1.0}])
+def test_a_claim_without_a_bound_is_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="needs either words or bounds"):
+        Claim(row="a", why="x", **bad)
 
 
 @pytest.mark.parametrize(
