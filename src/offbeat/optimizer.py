@@ -148,30 +148,43 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         return elastic_batch_sampler(self._session, dataset, batch_size, shuffle=shuffle, seed=seed)
 
-    def step(self, closure: Callable[[], float] | None = None, *, samples: int | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None, *, samples: int | None = None) -> Any:
         """Push this worker's gradient, wait to be admitted, and pull the newest parameters.
 
         Args:
-            closure: must be None.
+            closure: clears the gradients, computes the loss, calls ``backward`` and returns the loss. It is evaluated once, with gradients
+                enabled, before the push. None: the gradients are there.
             samples: how many samples the gradient is the mean of, its weight in the fold. Known by itself when the batches come from
                 `batch_sampler`; without either, contributions weigh the same.
 
+        Returns:
+            What the closure returned; None without one.
+
         Raises:
-            ConfigurationError: a closure was given.
             JobError: the servers are gone.
+
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> def closure():
+        ...     optimizer.zero_grad()
+        ...     loss = model(torch.zeros(2, 3)).square().mean() + 1.0 - model.bias.square().mean()
+        ...     loss.backward()
+        ...     return loss.item()
+        >>> optimizer.step(closure)
+        1.0
         """
+        loss = None
         if closure is not None:
-            raise ConfigurationError(
-                "step(closure) is not possible: parameters are updated on the servers, which cannot evaluate the model again; "
-                "use an optimizer that takes one gradient a step"
-            )
+            with torch.enable_grad():
+                loss = closure()
         if isinstance(self._session, LocalSession) and (name := self._first_nonfinite()) is not None:
             if self._nonfinite == "stop":
                 raise FloatingPointError(f"the gradient of {name} is not finite")
             warnings.warn(f"the gradient of {name} is not finite: this step is left out", stacklevel=2)
             self._session.reject(f"gradient not finite in {name}")
-            return
-        self._session.step(samples)
+        else:
+            self._session.step(samples)
+        return loss
 
     def interruptible(self) -> AbstractContextManager[None]:
         """Leave the body early when the gradient that is being computed in it has become useless; for rules that interrupt.

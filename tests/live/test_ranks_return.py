@@ -137,10 +137,10 @@ def test_who_waits_to_be_let_in_takes_no_results(monkeypatch: pytest.MonkeyPatch
     def spied(owner: type, name: str) -> None:
         original = getattr(owner, name)
 
-        def call(self: Any, *arguments: Any) -> Any:
+        def call(self: Any, *arguments: Any, **named: Any) -> Any:
             if threading.current_thread() in threads[1:]:
                 calls.append(name)
-            return original(self, *arguments)
+            return original(self, *arguments, **named)
 
         monkeypatch.setattr(owner, name, call)
 

@@ -172,12 +172,31 @@ def test_a_gradient_that_is_not_finite_is_left_out_or_stops() -> None:
 def test_what_a_server_could_not_do_is_refused_here_too() -> None:
     model = model_of()
     optimizer = wrap(model)
-    with pytest.raises(ConfigurationError, match="closure"):
-        optimizer.step(lambda: 0.0)
     with pytest.raises(ConfigurationError, match="before wrapping"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
     with pytest.raises(ConfigurationError, match="already"):
         DistributedOptimizer(optimizer, model)
+
+
+def test_a_closure_is_evaluated_once_with_gradients_enabled_and_before_the_push() -> None:
+    model, calls = nn.Linear(2, 1, bias=False), []
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    optimizer = wrap(model)
+
+    def closure() -> torch.Tensor:
+        calls.append(torch.is_grad_enabled())
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(torch.ones(1, 2)).sum()
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        loss = optimizer.step(closure)
+    assert calls == [True]
+    assert loss.item() == 2.0
+    torch.testing.assert_close(model.weight, torch.full((1, 2), 1.0 - optimizer.param_groups[0]["lr"]))
+    assert optimizer.step() is None
 
 
 class OwnSGD(torch.optim.SGD):

@@ -99,7 +99,7 @@ class Job:
     def load(self, state_dict: dict[str, Any]) -> None:
         parts = split_state_dict(self.layout, self.spec, state_dict, self.optimizer, self.spans)
         for shard, (headers, data) in zip(self.shards, parts, strict=True):
-            shard.load_state(headers, memoryview(b"".join(data)))
+            shard.load_state(shard.read_state(headers, memoryview(b"".join(data))))
 
     def check(self, model: nn.Module, **tolerance: Any) -> None:
         for spec, parameter in self.tensors(model):
@@ -334,7 +334,7 @@ class TestRefusals:
         model = make_model("Adam")
         job = Job(model, make_optimizer("Adam", {}, model), 1)
         with pytest.raises(ProtocolError):
-            job.shards[0].load_state(headers, bytes(8))
+            job.shards[0].read_state(headers, bytes(8))
 
     def test_a_checkpoint_of_another_model(self) -> None:
         model = make_model("Adam")

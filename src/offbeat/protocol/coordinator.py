@@ -76,6 +76,7 @@ class Coordinator:
         """Alive, and not let in before the next epoch."""
         self._initialiser: WorkerId | None = None
         self._begun = False
+        self._beginners: frozenset[tuple[WorkerId, Incarnation]] = frozenset()
         self._effects: list[Effect] = []
         self._handlers: dict[type, Callable[[Any, Seconds], None]] = {
             Joined: self._joined,
@@ -104,6 +105,10 @@ class Coordinator:
     def begun(self) -> bool:
         """Whether version 0 exists."""
         return self._begun
+
+    def began_with(self, worker: WorkerId, incarnation: Incarnation) -> bool:
+        """Whether this incarnation was there when the job began; the others have come to a running job."""
+        return (worker, incarnation) in self._beginners
 
     @property
     def unsettled(self) -> Collection[WorkerId]:
@@ -189,6 +194,7 @@ class Coordinator:
         if self._begun or event.worker != self._initialiser:
             return
         self._begun = True
+        self._beginners = frozenset((worker, self.membership[worker].incarnation) for worker in self._alive())
         self._enter(self._alive(), now)
 
     def _heard(self, event: Heard, now: Seconds) -> None:

@@ -17,6 +17,7 @@ from offbeat.protocol.events import Abandoned, EpochWanted, Event, Heard, LeaseW
 from offbeat.report.tally import Tally
 from offbeat.runtime.announcer import Announcer
 from offbeat.runtime.journal import Journal, end_record, fault_record, job_record, metrics_record, process_record
+from offbeat.runtime.loading import Loaded
 from offbeat.runtime.rank_host import RankHost
 from offbeat.runtime.rank_hosts import checked_vector, host_of
 from offbeat.runtime.rehearsal import Kills, announced
@@ -76,9 +77,10 @@ class CoordinatorHost:
         self._roster = Roster()
         self._announcer = Announcer(self._roster)
         self._kills = Kills(settings.kill)
+        self._loaded = Loaded()
         self._handlers: dict[str, Callable[[Peer, Message, Seconds], None]] = {
             "ready": self._ready,
-            "push": lambda peer, message, now: self.side.push(peer.worker, message, now),
+            "push": self._push,
             "got": lambda peer, message, now: self.served.shard.got(peer.connection),
             "abandoned": self._abandoned,
             "initial": lambda peer, message, now: self.side.initial(peer.worker, message, now),
@@ -295,6 +297,12 @@ class CoordinatorHost:
     def _ready(self, peer: Peer, message: Message, now: Seconds) -> None:
         self._announcer.send_buffers(peer.worker)  # before the parameters, with which the worker goes on
         self.side.ready(peer.worker, message.header, now)
+
+    def _push(self, peer: Peer, message: Message, now: Seconds) -> None:
+        loaded = message.header.get("loaded")
+        if loaded is not None:
+            self._loaded.note(peer.worker, loaded)
+        self.side.push(peer.worker, message, now)
 
     def _abandoned(self, peer: Peer, message: Message, now: Seconds) -> None:
         fields = {**message.header["work"], "leases": tuple(message.header["work"]["leases"])}

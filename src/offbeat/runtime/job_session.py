@@ -34,6 +34,10 @@ class JobSession(Session):
         self._settings, self._link, self._coordinator = settings, link, link.coordinator
         self._stop_on_nonfinite, self._local_only = stop_on_nonfinite, local_only
         self._steps = 0
+        self._begins = False
+        """The job has begun with this process, which did not come to it later."""
+        self._loaded: int | None = 0
+        """A checksum of the state that the script has loaded since it joined, 0: none; None: the coordinator has been told."""
         self._work = LocalWork()
         self._since = time.monotonic()
         self._samples = WorkerSamples(link, admitted=self._admitted, drop=self.drop, reports=self.reports)
@@ -61,6 +65,11 @@ class JobSession(Session):
 
     def _hello(self, sync: str) -> dict[str, Any]:
         return {"kind": "hello", "worker": self.worker, "pid": os.getpid(), "sync": sync, "local_only": self._local_only}
+
+    def _loaded_news(self) -> dict[str, Any]:
+        """What goes with the first push of a worker that the job has begun with: the workers must have loaded the same."""
+        loaded, self._loaded = self._loaded, None
+        return {"loaded": loaded} if self._begins and loaded is not None else {}
 
     # The end.
 

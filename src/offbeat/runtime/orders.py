@@ -28,8 +28,9 @@ def gather_order(effect: Gather) -> Order:
     return {"do": "gather", "worker": effect.worker, "weight": effect.weight}
 
 
-def release_order(effect: Release, serial: int, chief: WorkerId | None) -> Order:
-    """``serial`` counts this worker's releases, ``chief`` is the worker that evaluates and saves."""
+def release_order(effect: Release, serial: int, chief: WorkerId | None, *, begins: bool) -> Order:
+    """``serial`` counts this worker's releases, ``chief`` is the worker that evaluates and saves. ``begins``: the job began with this
+    worker's process, which did not come to it later."""
     return {
         "do": "release",
         "worker": effect.worker,
@@ -37,6 +38,7 @@ def release_order(effect: Release, serial: int, chief: WorkerId | None) -> Order
         "version": effect.version,
         "incarnation": effect.incarnation,
         "chief": chief,
+        "begins": begins,
         "plan": list(effect.plan),
     }
 

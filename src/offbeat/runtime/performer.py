@@ -109,7 +109,8 @@ class Performer:
         peer = self._roster[effect.worker]
         peer.serial += 1
         self._announcer.send_average(effect.worker)  # before the parameters, with which the worker goes on
-        return release_order(effect, peer.serial, self._coordinator.membership.chief)
+        begins = self._coordinator.began_with(effect.worker, effect.incarnation)
+        return release_order(effect, peer.serial, self._coordinator.membership.chief, begins=begins)
 
     def _forget_the_gone(self) -> None:
         """Free a dead worker's memory, once the gradients of it have a fate."""

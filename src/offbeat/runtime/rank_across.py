@@ -13,7 +13,7 @@ from offbeat.runtime.rank_part import LOOK_S
 from offbeat.runtime.rank_rounds import RankRounds
 from offbeat.runtime.replica import Replica
 from offbeat.transport.base import Address, Hub
-from offbeat.types import Version, WorkerId
+from offbeat.types import WorkerId
 
 
 class RankAcross(RankRounds):
@@ -101,8 +101,8 @@ class RankAcross(RankRounds):
                 elif table.results():
                     table.read()  # a mean in which it has no part
 
-    def _enter(self, goal: Version) -> None:
+    def _enter(self) -> None:
         if self._later:
             for table in self._tables:
                 table.entered()
-        super()._enter(goal)
+        super()._enter()

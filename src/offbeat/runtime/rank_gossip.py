@@ -32,17 +32,26 @@ class RankGossip(RankPart):
     def attach(self) -> None:
         """Be this rank, whoever was it before."""
         self._gossip = HostGossip.attach(self._memory[0], self._rank)
+        self._started = False
         self._gossip.meanwhile = self._hear
 
-    def _enter(self, goal: Version) -> None:
+    def _enter(self) -> None:
         self._replica.aim(self._gradient)
-        self._replica.read_share(0, self._moved)
-        self._gossip.begin(self._moved)
-        self.version = self._gossip.steps
+        self._started = False
+
+    def start(self) -> None:
+        """Let others mix with the replica's parameters, from the first step on: until then a script may load others."""
+        if not self._started:
+            self._started = True
+            self._replica.read_share(0, self._moved)
+            self._gossip.begin(self._moved)
+            self._gossip.resume()
+            self.version = self._gossip.steps
 
     def resume(self) -> None:
         """This rank computes: others may wait for it."""
-        self._gossip.resume()
+        if self._started:
+            self._gossip.resume()
 
     def contribute(self, usable: bool) -> None:
         """Let the optimizer make its step, if the gradient can be used, and exchange parameters as the rule says.

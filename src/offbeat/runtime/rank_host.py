@@ -294,6 +294,7 @@ class RankHost:
             "incarnation": effect.incarnation,
             "version": effect.version,
             "chief": self._coordinator.membership.chief,
+            "begins": self._coordinator.began_with(effect.worker, effect.incarnation),
             "plan": list(effect.plan),
         }
         if self.newcomers.outside(effect.worker):

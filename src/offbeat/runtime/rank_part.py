@@ -60,19 +60,32 @@ class RankPart(ABC):
         """Take part in a round with nothing. Only a plain allreduce needs that."""
         raise ProtocolError("this job has no rounds that need all ranks")
 
-    def begin(self, given: tuple[Any, memoryview, Version] | None, goal: Version) -> None:
-        """Take part, with another's replica and its version if there is one, and take the results up to this version at least."""
+    def begin(self, given: tuple[Any, memoryview, Version] | None, goal: Version, *, first: bool) -> None:
+        """Take part, with another's replica and its version if there is one.
+
+        Args:
+            given: the replica and its version; None: this rank has them.
+            goal: the results up to this version are to be taken at least.
+            first: the job begins with this rank. Its script may load a state, so no result changes the replica before `start`.
+        """
         if given is not None:
             plain, payload, self.version = given
             self._replica.take(plain, payload)
-        self._enter(goal)
-        if given is not None and self.version:
+        self._enter()
+        if first:
+            return
+        self.start()
+        self.catch_up(goal)
+        if given is not None:
             plain, mine = self._replica.give()
             self._kept, self._written = (plain, b"".join(mine)), self._replica.writes()
 
     @abstractmethod
-    def _enter(self, goal: Version) -> None:
-        """Begin with what the replica has now."""
+    def _enter(self) -> None:
+        """Write gradients where they are sent from."""
+
+    def start(self) -> None:  # noqa: B027 gradients are of no use to others before the first step
+        """Let others see what the replica has; called before the first step, and again."""
 
     @abstractmethod
     def resume(self) -> None:
@@ -93,16 +106,17 @@ class RankPart(ABC):
     def part(self) -> None:  # noqa: B027 what ranks have put into memory that they share stays there
         """Wait until the others can do without this rank, which is about to leave."""
 
-    def restore(self) -> bool:
+    def restore(self, *, again: bool = False) -> None:
         """A script that comes to a running job may have loaded an old checkpoint: the job's replica goes before.
 
-        Returns:
-            Whether this rank has come to a running job, and has made no step yet.
+        ``again``: it may load more after that.
         """
-        kept, self._kept = self._kept, None
+        kept = self._kept
+        if not again:
+            self._kept = None
         if kept is not None and self._replica.writes() != self._written:
             self._replica.take(kept[0], memoryview(kept[1]))
-        return kept is not None
+            self._written = self._replica.writes()
 
     def give_to(self, rank: WorkerId | None, ticket: Sequence[int]) -> tuple[Any, list[Buffer]]:
         """The replica, for another rank, which takes part from now on if its process is still the one with this ticket; or for whoever

@@ -39,7 +39,7 @@ class RankPlain(RankPart):
         """The ``members``, in this order, are all that ever take part."""
         self._members = header["members"]
 
-    def _enter(self, goal: Version) -> None:
+    def _enter(self) -> None:
         self._replica.aim(self._gradient[:-1])
         self._group = PlainAllreduce(self._members.index(self._rank), len(self._members), self._meeting, host=self._interface)
 

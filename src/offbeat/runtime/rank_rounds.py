@@ -34,9 +34,8 @@ class RankRounds(RankPart):
         self._policy, self._hear = policy, hear
         super().__init__(rank, replica)
 
-    def _enter(self, goal: Version) -> None:
+    def _enter(self) -> None:
         self._replica.aim(self._rounds.send())
-        self.catch_up(goal)
 
     def resume(self) -> None:
         """This rank computes: rounds may wait for it."""

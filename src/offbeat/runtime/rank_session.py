@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import time
-import warnings
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +20,7 @@ from offbeat.policies import rule
 from offbeat.protocol.policy import Plan
 from offbeat.runtime.buffers import ModelBuffers
 from offbeat.runtime.job_session import JobSession
+from offbeat.runtime.loading import too_late
 from offbeat.runtime.local_work import LocalWork
 from offbeat.runtime.rank_part import RankPart
 from offbeat.runtime.rank_parts import part_of
@@ -28,11 +28,12 @@ from offbeat.runtime.rehearsal import lateness
 from offbeat.runtime.replica import Replica
 from offbeat.runtime.settings import WorkerSettings
 from offbeat.runtime.worker_link import WorkerLink
+from offbeat.session import Grant
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Hub, Message
 from offbeat.transport.hub import SocketHub
-from offbeat.types import LeaseId, Seconds, Version
+from offbeat.types import Epoch, LeaseId, Seconds, Version
 
 IDLE_S: Seconds = 0.02
 """How often one that waits for the coordinator looks for results."""
@@ -86,6 +87,8 @@ class RankSession(JobSession):
         """Another rank's replica, and its version, to begin with."""
         self._enters = True
         """This rank does not take part yet: the first time, or again."""
+        self._may_load = True
+        """No result of a round can have changed the replica yet."""
         self._goal: Version = 0
         """A version that there is, by the coordinator's word."""
         self._fenced = False
@@ -184,7 +187,7 @@ class RankSession(JobSession):
         if self._enters:
             given, self._given = self._given, None
             self._enters = self._fenced = False
-            self._mine.begin(given, self._goal)
+            self._mine.begin(given, self._goal, first=self._begins)
         else:
             self._mine.catch_up(self._goal)
         self.version = self._mine.version
@@ -195,6 +198,7 @@ class RankSession(JobSession):
     def _on_parameters(self, message: Message) -> None:
         header = message.header
         self._goal, self.chief = header["version"], header["chief"] == self.worker
+        self._begins = header["begins"]
         self.batch = Plan(*header["plan"]).batch
         if header["enters"]:
             self._enters = True
@@ -238,6 +242,20 @@ class RankSession(JobSession):
 
     # Rounds.
 
+    def _start(self) -> None:
+        """The script has loaded what it wants to load: from now on results of rounds change the replica."""
+        self._may_load = False
+        self._mine.start()
+
+    def take(self, pool: int, epoch: Epoch, size: int, batch: int) -> Grant | None:
+        self._mine.restore(again=True)
+        try:
+            self._start()
+        except Fenced as error:
+            self._fall_out(error)
+            self._admitted()
+        return super().take(pool, epoch, size, batch)
+
     def step(self, samples: int | None) -> None:
         nonfinite = self._finite(self._replica.collect())
         self._link.linger(lateness(self._settings, self._steps, self.version), unless=lambda: False)
@@ -249,6 +267,7 @@ class RankSession(JobSession):
         self._steps += 1
         self._mine.restore()
         try:
+            self._start()
             self._push()
         except Fenced as error:
             self._fall_out(error)
@@ -274,7 +293,7 @@ class RankSession(JobSession):
             self._replica.sign(self._steps)
             if layout := self._buffers.layout:
                 self._coordinator.send({"kind": "buffers", "layout": layout}, payload=self._buffers.read())
-        self._coordinator.send({"kind": "push", "number": next(self._numbers), "steps": self._steps, "push": push})
+        self._coordinator.send({"kind": "push", "number": next(self._numbers), "steps": self._steps, **self._loaded_news(), "push": push})
         self._mine.contribute(usable)
         self.version = self._mine.version
 
@@ -290,10 +309,12 @@ class RankSession(JobSession):
     def pull(self) -> None:
         """Take the results that there are; if this rank has left an epoch before its end, wait for that."""
         self._mine.restore()
+        self._may_load = False
         began = time.monotonic()
         if not self._samples.finish():
             self._hear()
             try:
+                self._start()
                 self._mine.pull()
                 self.version = self._mine.version
             except Fenced as error:
@@ -307,8 +328,11 @@ class RankSession(JobSession):
         return self._optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self.version == 0:
+        if self._steps or not self._may_load:
+            what = f"this worker's first step (it has made {self._steps})" if self._steps else "this worker's first batch or pull()"
+            raise too_late(what)
+        if self._begins:
             self._optimizer.load_state_dict(state)
-            return
-        if not self._mine.restore():
-            warnings.warn(f"a state is loaded only before the first round, and this is version {self.version}: it goes on", stacklevel=3)
+            self._loaded = self._replica.checksum()
+        else:
+            self._mine.restore(again=True)

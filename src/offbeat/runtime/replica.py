@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from offbeat.errors import ConfigurationError
+from offbeat.runtime.loading import checksum
 from offbeat.runtime.packing import Packer, unpack
 from offbeat.runtime.riders import SCHEDULED, Riders
 from offbeat.tensors.flat import FlatModel
@@ -141,6 +142,10 @@ class Replica:
     def writes(self) -> tuple[int, ...]:
         """Another answer than before if anybody has written into the parameters since."""
         return tuple(parameter._version for parameter in self._parameters)
+
+    def checksum(self) -> int:
+        """A checksum of parameters and optimizer state."""
+        return checksum(self._parameters, self._optimizer.state_dict())
 
     @property
     def shares(self) -> int:

@@ -11,6 +11,7 @@ import torch
 from offbeat.errors import ProtocolError
 from offbeat.protocol.policy import Policy
 from offbeat.tensors.averaging import AveragingShard
+from offbeat.tensors.blocks import OwnState
 from offbeat.tensors.layout import Layout, Memory, Span
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.tensors.shard import Shard, SquaredNorms
@@ -27,6 +28,8 @@ class _Slot:
     push: memoryview
     pull: memoryview | None
     """Where its parameters go; None: it reads the shard's own."""
+    state: OwnState | None = None
+    """The optimizer's state that goes with the parameters that it provides or has loaded; None: there is none to go with them."""
 
 
 class Measured(NamedTuple):
@@ -84,10 +87,14 @@ class ShardHost:
         self._next[worker] = _Slot(connection, push, pull)
 
     def initialise(self, worker: WorkerId) -> None:
-        """The initial parameters are what this worker has just pushed, unless the job has gone on from others."""
+        """Begin with the parameters that this worker has just pushed, and the optimizer's state that it has offered with them, unless the
+        job has gone on from others."""
         slot = self._slots.get(worker) or self._next[worker]
+        state, slot.state = slot.state, None
         if not self.folded:
             self._memory[:] = slot.push
+            if state is not None and self._shard is not None:
+                self._shard.load_state(state)
 
     def take(self, worker: WorkerId, number: int, gradient: memoryview) -> None:
         """A worker's push has arrived. Here it is in the worker's slot already, where it stays until the worker is admitted."""
@@ -153,13 +160,12 @@ class ShardHost:
         slot.connection.send({"kind": "parameters", **header}, carry="pull")
 
     def answer_state(self, connection: Connection, message: Message) -> None:
-        """Give a worker this shard's optimizer state, or load the state that it brings, unless the shard has folded already."""
+        """Give a worker this shard's optimizer state, or keep the state that it offers until `initialise` puts it into effect."""
         if self._shard is None:
             raise ProtocolError("where parameters are exchanged, the optimizers' state is the workers' own")
-        if message.header["do"] == "load":
-            if not self.folded:
-                self._shard.load_state(message.header["pieces"], message.payload)
-            connection.send({"kind": "state", "loaded": not self.folded})
+        if message.header["do"] == "offer":
+            slot = next(slot for slot in [*self._next.values(), *self._slots.values()] if slot.connection is connection)
+            slot.state = self._shard.read_state(message.header["pieces"], message.payload)
             return
         pieces, payload = self._shard.state()
         connection.send({"kind": "state", "pieces": pieces}, payload=payload)

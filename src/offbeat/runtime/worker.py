@@ -17,6 +17,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.protocol.policy import Plan
 from offbeat.runtime.interrupts import Interrupts
 from offbeat.runtime.job_session import JobSession
+from offbeat.runtime.loading import too_late
 from offbeat.runtime.local_work import LocalWork
 from offbeat.runtime.rehearsal import lateness
 from offbeat.runtime.settings import WorkerSettings
@@ -59,7 +60,7 @@ class WorkerSession(JobSession):
             {
                 "parameters": self._on_parameters,
                 "block": self._on_block,
-                "provide": lambda _: self._exchange.initialise(provided=True),
+                "provide": lambda _: self._exchange.provide(),
                 "buffers": lambda message: self._exchange.buffers.write(message.header["layout"], message.payload),
                 "interrupt": self._on_interrupt,
             },
@@ -79,6 +80,7 @@ class WorkerSession(JobSession):
         self._link.ready()
         self._link.keep_beating(self._settings.timeout_s / 10)
         self._admitted()
+        self._exchange.begin()
         if common is not None:
             self._exchange.share(common)
         self._since = time.monotonic()
@@ -165,7 +167,7 @@ class WorkerSession(JobSession):
             "loss": work.loss,
             "steps": work.steps if averaging is not None else 1,
         }
-        self._exchange.push(self._steps, push)
+        self._exchange.push(self._steps, push, self._loaded_news())
         self._go_on()
         if averaging is not None and averaging.momentum == "reset":
             self._optimizer.state.clear()
@@ -197,6 +199,7 @@ class WorkerSession(JobSession):
     def _on_parameters(self, message: Message) -> None:
         self.version = message.header["version"]
         self.chief = message.header["chief"] == self.worker
+        self._begins = message.header["begins"]
         self._plan = Plan(*message.header["plan"])
         self.batch = self._plan.batch
         self._interrupts.released(self.version)
@@ -232,5 +235,8 @@ class WorkerSession(JobSession):
         return self._exchange.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._exchange.load_state_dict(state, self.version)
+        if self._steps:
+            raise too_late(f"this worker's first step (it has made {self._steps})")
+        loaded = self._exchange.load_state_dict(state, begins=self._begins)
+        self._loaded = loaded
         self.pull()

@@ -17,6 +17,7 @@ from offbeat.policies import rule
 from offbeat.protocol.policy import Averaging, Policy
 from offbeat.runtime.block_pulls import BlockPulls
 from offbeat.runtime.buffers import ModelBuffers
+from offbeat.runtime.loading import checksum
 from offbeat.runtime.worker_link import WorkerLink
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
@@ -24,7 +25,6 @@ from offbeat.tensors.optimizers import OptimizerSpec, hyperparameters
 from offbeat.tensors.state import assemble_state_dict, split_state_dict
 from offbeat.transport.base import SharedMemory
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
-from offbeat.types import Version
 
 
 class Exchange:
@@ -95,8 +95,11 @@ class Exchange:
 
     # Push and pull.
 
-    def push(self, steps: int, push: dict[str, Any]) -> None:
-        """Send the gradient, or the parameters that local steps have come to. ``steps``: of the script so far."""
+    def push(self, steps: int, push: dict[str, Any], news: dict[str, Any]) -> None:
+        """Send the gradient, or the parameters that local steps have come to.
+
+        ``steps``: of the script so far; ``news``: what else the coordinator is told.
+        """
         # What made a gradient infinite may be in BatchNorm's statistics too; and an optimizer that has not stepped yet has no state.
         if push["nonfinite"] is None and (layout := self.buffers.layout):
             self._link.coordinator.send({"kind": "buffers", "layout": layout}, payload=self.buffers.read())
@@ -105,7 +108,7 @@ class Exchange:
         hyper = hyperparameters(self._optimizer)
         changed = {"hyper": hyper} if hyper != self._sent_hyper else {}
         self._sent_hyper = hyper
-        header = {"kind": "push", "number": next(self._numbers), "steps": steps, **changed, "push": push}
+        header = {"kind": "push", "number": next(self._numbers), "steps": steps, **changed, **news, "push": push}
         if self.blocks is not None:
             push |= {"version": self.blocks.t, "held": self.blocks.used}
             self.blocks.push(self._link.servers, {**header, "worker": self._link.worker}, self._push_block.view)
@@ -138,10 +141,21 @@ class Exchange:
                 return
         self.admitted()
 
-    def initialise(self, *, provided: bool) -> None:
-        """Hand every shard the parameters that this worker's model has: ``provided`` when asked for, or loaded."""
+    def initialise(self, state: dict[str, Any] | None = None, *, provided: bool) -> None:
+        """Hand every shard this model's parameters with the optimizer's state: the servers begin with both, or neither.
+
+        Args:
+            state: a ``state_dict`` of the optimizer; None: servers begin without.
+            provided: the job has asked for it, before it begins; otherwise the script has loaded it.
+
+        Raises:
+            ConfigurationError: the state is that of another optimizer or model, or cannot be sent.
+        """
+        parts = split_state_dict(self._layout, self._spec, state, self._optimizer, self._spans) if state is not None else []
         number = next(self._numbers)
         self.flat.offer()
+        for server, (pieces, payload) in zip(self._link.servers, parts, strict=False):
+            server.send({"kind": "state", "do": "offer", "pieces": pieces}, payload=payload)
         for server in self._link.servers:
             server.send({"kind": "initial", "worker": self._link.worker, "number": number, "provided": provided}, carry="push")
 
@@ -155,16 +169,31 @@ class Exchange:
         pieces = [(answer.header["pieces"], answer.payload) for answer in answers]
         return assemble_state_dict(self._layout, self._spec, pieces, self._optimizer)
 
-    def load_state_dict(self, state: dict[str, Any], version: Version) -> None:
-        """The servers take the state and this model's parameters only before their first fold; then the job's go before."""
+    def provide(self) -> None:
+        """Hand every shard what the job is to begin with: this worker's parameters and, where the servers step, its optimizer's state."""
+        state = self._optimizer.state_dict() if self.averaging is None and self._optimizer.state else None
+        self.initialise(state, provided=True)
+
+    def begin(self) -> None:
+        """The job has begun. Where the servers step they have the optimizer's state: a copy here would only get old."""
+        if self.averaging is None:
+            self._optimizer.state.clear()
+
+    def load_state_dict(self, state: dict[str, Any], *, begins: bool) -> int:
+        """Load a state, and the parameters that the model has now, into a job that ``begins``; the state of a running job goes before.
+
+        Returns:
+            A checksum of what was loaded.
+
+        Raises:
+            ConfigurationError: the state is that of another optimizer or model, or cannot be sent.
+        """
         if self.averaging is not None:
             self._optimizer.load_state_dict(state)
-            if version == 0:
-                self.initialise(provided=False)
-            return
-        parts = split_state_dict(self._layout, self._spec, state, self._optimizer, self._spans)
-        for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=True):
-            group.update({key: copy.deepcopy(value) for key, value in saved.items() if key != "params"})
-        if version == 0:
-            self.initialise(provided=False)
-        self._link.exchange_states([({"kind": "state", "do": "load", "pieces": pieces}, payload) for pieces, payload in parts])
+        else:
+            split_state_dict(self._layout, self._spec, state, self._optimizer, [])  # it is checked before anything has changed
+            for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=True):
+                group.update({key: copy.deepcopy(value) for key, value in saved.items() if key != "params"})
+        if begins:
+            self.initialise(state if self.averaging is None else None, provided=False)
+        return checksum(self.flat.parameters, state)

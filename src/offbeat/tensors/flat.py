@@ -56,6 +56,11 @@ class FlatModel:
         self._warned: set[int] = set()
 
     @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The model's trainable parameters, in the layout's order."""
+        return self._parameters
+
+    @property
     def _grads(self) -> list[torch.Tensor]:
         return self._to.grads
 

@@ -146,17 +146,20 @@ class Shard:
                         pieces.append(piece_of(part.own.tensor, key, part.start, values, None))
         return pack(pieces)
 
-    def load_state(self, headers: Any, payload: bytes | memoryview) -> None:
-        """Replace the optimizer's state by what these pieces say of this span; what they do not mention starts afresh.
+    def read_state(self, headers: Any, payload: bytes | memoryview) -> OwnState:
+        """Return what these pieces say of this span, for `load_state`.
 
         Args:
             headers: as `state` or `state.split_state_dict` gave them; pieces of other spans are passed over.
             payload: their bytes, joined.
 
         Raises:
-            ProtocolError: it does not fit the layout, or a state tensor is only partly there. Nothing has changed then.
+            ProtocolError: it does not fit the layout, or a state tensor is only partly there.
         """
-        state = owned_state(self._own, unpack(self.layout, headers, payload), elementwise=self.spec.elementwise)
+        return owned_state(self._own, unpack(self.layout, headers, payload), elementwise=self.spec.elementwise)
+
+    def load_state(self, state: OwnState) -> None:
+        """Replace the optimizer's state by what `read_state` has returned; what is not mentioned there starts afresh."""
         self._blocks = self._cut(state)
         self._state.clear()
         for block in self._blocks:

@@ -1,0 +1,76 @@
+"""State that scripts load after wrapping their optimizer: whether they may still, and whether all workers of a starting job load the same.
+
+With its first push each worker of a starting job sends a checksum of what it has loaded, 0 for nothing; the coordinator compares them. A
+worker that comes to a running job sends none: it gets the job's state.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from offbeat.errors import ConfigurationError, JobError
+from offbeat.types import WorkerId
+
+
+def checksum(parameters: Iterable[torch.Tensor], state: Mapping[str, Any]) -> int:
+    """Return a number above 0 that differs, but for one case in 4 billion, where a bit of the parameters or the state differs.
+
+    Args:
+        parameters: the model's, in an order that all workers share.
+        state: an optimizer's ``state_dict``; its ``param_groups`` do not count, since schedulers may differ between workers.
+
+    >>> state = {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": []}
+    >>> checksum([torch.ones(2)], state) == checksum([torch.ones(2)], state)
+    True
+    >>> checksum([torch.ones(2)], state) == checksum([torch.zeros(2)], state)
+    False
+    """
+    crc = 0
+    for parameter in parameters:
+        crc = zlib.crc32(_bytes(parameter), crc)
+    for slot in sorted(state["state"]):
+        for key, value in sorted(state["state"][slot].items()):
+            crc = zlib.crc32(f"{slot} {key}".encode(), crc)
+            crc = zlib.crc32(_bytes(value) if isinstance(value, torch.Tensor) else repr(value).encode(), crc)
+    return crc | 1 << 32
+
+
+def _bytes(value: torch.Tensor) -> memoryview:
+    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def too_late(what: str) -> ConfigurationError:
+    """Return the error of a load that comes after ``what``, in words."""
+    return ConfigurationError(
+        f"load_state_dict() was called after {what}, and the job trains on from what it has: load right after wrapping the optimizer, "
+        "before the first batch, pull() and step()"
+    )
+
+
+class Loaded:
+    """Compares what the workers that began the job have loaded."""
+
+    def __init__(self) -> None:
+        self._first: tuple[WorkerId, int] | None = None
+
+    def note(self, worker: WorkerId, loaded: int) -> None:
+        """Take a worker's checksum.
+
+        Raises:
+            JobError: another worker has loaded something else.
+        """
+        if self._first is None:
+            self._first = worker, loaded
+        other, before = self._first
+        if loaded == before:
+            return
+        if loaded and before:
+            seen = f"workers {other} and {worker} have loaded different states (checksums {before:#x} and {loaded:#x})"
+        else:
+            having, without = (worker, other) if loaded else (other, worker)
+            seen = f"worker {having} has loaded a state after wrapping its optimizer, and worker {without} has loaded none"
+        raise JobError(f"{seen}: every worker must load the same file, or each must load it before wrapping; the job cannot begin so")
