@@ -83,6 +83,11 @@ class Session(ABC):
         self._pools += 1
         return self._pools - 1
 
+    @property
+    def has_sampler(self) -> bool:
+        """Whether the script has made a sampler: then it knows what it does about samples, also where a step uses none of them."""
+        return self._pools > 0
+
     def log(self, values: dict[str, float]) -> None:
         """Note metrics; ``loss`` goes with the next push."""
         self._loss = values.get("loss", self._loss)

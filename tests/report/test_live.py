@@ -41,6 +41,14 @@ def test_deaths_returns_and_ends_are_told_once_however_rarely_one_looks(run_job:
         assert sorted(text for text in told if "finished" in text) == [f"worker {number} finished" for number in range(3)]
 
 
+def test_a_warning_is_told_when_it_comes() -> None:
+    tally = Tally()
+    before = tally.summary()
+    tally.add({"kind": "warning", "t": 1.0, "about": "equal_gradients", "workers": [0, 1], "step": 1, "detail": "they are equal"})
+    after = tally.summary()
+    assert changes(before, after) == ["warning: they are equal"] == changes(None, after) and changes(after, after) == []
+
+
 def test_plain_output_is_a_line_now_and_then(run_job: RunJob) -> None:
     records = run_job(SSP(staleness=2), [0.1, 0.1, 0.1], kill={1: 0.5})
     console, file = screen(terminal=False)

@@ -181,3 +181,13 @@ def test_a_long_spelling_is_shown_without_what_is_at_its_default() -> None:
     assert short(ElasticBSP(R=20, mode="bulk").spelling) == "elastic(R=20, mode=bulk)"
     assert short(ElasticBSP().spelling) == "elastic(R=15)"
     assert short("nosuchrule(with=settings, that=go_on, and_on=1.0)") == "nosuchrule(with=settings, that=go_on, and_on=1.0)"
+
+
+def test_samples_that_nobody_knows_are_not_called_none_and_warnings_are_read_below() -> None:
+    pushed = [{**entry, "samples": 0} if "samples" in entry else entry for entry in round_of_two()]
+    detail = "nobody knows how many samples a step is of"
+    warning = {"kind": "warning", "t": 9.0, "about": "samples_unknown", "workers": [1], "step": 5, "detail": detail}
+    summary = Tally.of([*pushed, warning]).summary()
+    assert summary["warnings"] == [{key: value for key, value in warning.items() if key != "kind"}]
+    text = shown(job_table(summary))
+    assert "samples not known" in text and "samples/s" not in text and f"Warning: {detail}." in text

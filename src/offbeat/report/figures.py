@@ -56,6 +56,17 @@ def versions_per_s(summary: Summary) -> float:
     return summary["version"] / summary["wall_s"] if summary["wall_s"] > 0 else 0.0
 
 
+def rate_words(summary: Summary, rate: float, digits: str = ",.0f") -> str:
+    """Samples per second; ``rate`` is meaningless where steps do not say how many samples they are of.
+
+    >>> rate_words({"samples": 0, "version": 3, "fates": {"folded": 6}}, 0.0)
+    'samples not known'
+    """
+    if not summary["samples"] and summary["fates"]["folded"]:
+        return "samples not known"
+    return f"{rate:{digits}} samples/s"
+
+
 def accuracy(summary: Summary) -> tuple[str, float] | None:
     """The metric that tells how good the model is: a test accuracy before a validation accuracy before any other."""
     names = [name for name in summary["metrics"] if "acc" in name.lower()]

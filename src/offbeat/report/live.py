@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from offbeat.report.figures import Summary, local, per_step, seconds, share, short, state_words, version_words, waiting_share
+from offbeat.report.figures import Summary, local, per_step, rate_words, seconds, share, short, state_words, version_words, waiting_share
 from offbeat.report.remarks import slow_workers
 from offbeat.types import Seconds
 
@@ -105,7 +105,9 @@ def headline(snapshot: Summary, rate: float) -> str:
     alive = sum(worker["state"] == "alive" for worker in workers)
     loss = "" if snapshot["loss"] is None else f"  loss {float(snapshot['loss']):.4f}"
     epochs = f"  epoch {len(snapshot['epochs'])}" if snapshot["epochs"] else ""
-    return f"{short(snapshot['sync'])}{epochs}  {version_words(snapshot)}  {rate:,.0f} samples/s{loss}  {alive} of {len(workers)} alive"
+    return (
+        f"{short(snapshot['sync'])}{epochs}  {version_words(snapshot)}  {rate_words(snapshot, rate)}{loss}  {alive} of {len(workers)} alive"
+    )
 
 
 def worker_table(snapshot: Summary, rows: int) -> Table:
@@ -148,9 +150,11 @@ def worker_cells(worker: dict[str, Any], *, steps: bool = False, abandoned: bool
 
 
 def changes(before: Summary | None, after: Summary) -> list[str]:
-    """A line for each worker that died, came back or finished between two snapshots."""
+    """A line for each worker that died, came back or finished between two snapshots, and for each warning."""
     old = {} if before is None else {worker["worker"]: worker for worker in before["per_worker"]}
-    return [text for worker in after["per_worker"] for text in _changes(old.get(worker["worker"]), worker)]
+    warned = after["warnings"][0 if before is None else len(before["warnings"]) :]
+    said = [f"warning: {warning['detail']}" for warning in warned]
+    return said + [text for worker in after["per_worker"] for text in _changes(old.get(worker["worker"]), worker)]
 
 
 def _changes(old: dict[str, Any] | None, new: dict[str, Any]) -> list[str]:

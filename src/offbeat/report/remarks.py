@@ -21,6 +21,7 @@ def remarks(summary: Summary) -> str:
             after = f", the last reason is: {worker['reason']}" if worker["state"] == "dead" else " and came back"
             after = " and came back" if worker["state"] in ("alive", "finished") else after
             said.append(f"Worker {worker['worker']} died{times}{after}.")
+    said += [f"Warning: {warning['detail']}." for warning in summary.get("warnings", ())]
     if summary["ok"] is False:
         said.append(f"The job failed: {summary['reason']}.")
     return "\n".join(said)

@@ -20,6 +20,7 @@ from offbeat.report.figures import (
     local,
     per_fold,
     per_step,
+    rate_words,
     seconds,
     share,
     short,
@@ -55,13 +56,14 @@ def job_table(summary: Summary) -> Table:
     for name in names:
         table.add_column(name, justify="right")
     slow = slow_workers(summary)
+    known = summary["samples"] or not summary["fates"]["folded"]
     for worker in summary["per_worker"]:
         cells = [
             str(worker["worker"]),
             state_words(worker),
             f"{worker['pushes']:,}",
             *([f"{worker['steps']:,}"] if steps else []),
-            f"{worker['samples']:,}",
+            f"{worker['samples']:,}" if known else "-",
             seconds(per_step(worker)),
             share(waiting_share([worker])),
             *(f"{worker['fates'][fate]:,}" for fate in fates),
@@ -103,7 +105,7 @@ def _live(jobs: Sequence[Summary]) -> dict[str, list[str]]:
     return {
         "wall s": [f"{job['wall_s']:.1f}" for job in jobs],
         "versions": [f"{job['version']:,}" for job in jobs],
-        "samples/s": [f"{job['samples_per_s']:,.0f}" for job in jobs],
+        "samples/s": [f"{job['samples_per_s']:,.0f}" if job["samples"] else "-" for job in jobs],
         result: [_result(job, found, named=result != "result") for job, found in zip(jobs, accuracies, strict=True)],
         "waiting": [share(waiting_share(job["per_worker"])) for job in jobs],
         **{fate: [f"{job['fates'][fate]:,}" for job in jobs] for fate in ("folded", "dropped", "rejected")},
@@ -150,5 +152,5 @@ def _title(summary: Summary) -> str:
     steps = f" of {summary['steps']:,} steps" if local(summary) else ""
     return (
         f"{short(summary['sync'])}: {version_words(summary)} in {summary['wall_s']:.1f}{simulated} s, "
-        f"{summary['samples_per_s']:,.0f} samples/s, {summary['pushes']:,} pushes{steps}{loss}"
+        f"{rate_words(summary, summary['samples_per_s'])}, {summary['pushes']:,} pushes{steps}{loss}"
     )

@@ -55,6 +55,7 @@ class Tally:
         self._metrics: dict[str, tuple[tuple[int, int], Any]] = {}
         self._epochs: list[Record] = []
         self._faults: list[Record] = []
+        self._warnings: list[Record] = []
         self._handlers: dict[str, Callable[[Record], None]] = {
             "job": self._on_job,
             "pushed": self._on_pushed,
@@ -69,6 +70,7 @@ class Tally:
             "state_changed": lambda record: self._worker(record["worker"]).changed(record),
             "metrics": self._on_metrics,
             "fault": self._on_fault,
+            "warning": self._on_warning,
             "end": self._on_end,
         }
 
@@ -124,6 +126,7 @@ class Tally:
             "metrics": {name: value for name, (_, value) in self._metrics.items()},
             "epochs": list(self._epochs),
             "faults": list(self._faults),
+            "warnings": list(self._warnings),
             "loss": plain(sum(losses) / len(losses)) if losses else None,
             "ok": self._end.get("ok"),
             "reason": self._end.get("reason"),
@@ -218,6 +221,9 @@ class Tally:
 
     def _on_fault(self, record: Record) -> None:
         self._faults.append({key: record.get(key) for key in ("t", "worker", "what", "detail")})
+
+    def _on_warning(self, record: Record) -> None:
+        self._warnings.append({key: record.get(key) for key in ("t", "about", "workers", "step", "detail")})
 
     def _on_end(self, record: Record) -> None:
         self._end = record

@@ -16,7 +16,8 @@ from offbeat.protocol.effects import Effect
 from offbeat.protocol.events import Abandoned, EpochWanted, Event, Heard, LeaseWanted, Left, Lost, PullWanted
 from offbeat.report.tally import Tally
 from offbeat.runtime.announcer import Announcer
-from offbeat.runtime.journal import Journal, end_record, fault_record, job_record, metrics_record, process_record
+from offbeat.runtime.first_steps import FirstStepsWatch
+from offbeat.runtime.journal import Journal, end_record, fault_record, job_record, metrics_record, process_record, warning_record
 from offbeat.runtime.loading import Loaded
 from offbeat.runtime.rank_host import RankHost
 from offbeat.runtime.rank_hosts import checked_vector, host_of
@@ -78,6 +79,7 @@ class CoordinatorHost:
         self._announcer = Announcer(self._roster)
         self._kills = Kills(settings.kill)
         self._loaded = Loaded()
+        self._first_steps = FirstStepsWatch(settings.workers)
         self._handlers: dict[str, Callable[[Peer, Message, Seconds], None]] = {
             "ready": self._ready,
             "push": self._push,
@@ -302,6 +304,8 @@ class CoordinatorHost:
         loaded = message.header.get("loaded")
         if loaded is not None:
             self._loaded.note(peer.worker, loaded)
+        for warned in self._first_steps.note(peer.worker, message.header.get("first", ())):
+            self._journal.write(warning_record(now, warned.about, warned.workers, warned.step, warned.detail))
         self.side.push(peer.worker, message, now)
 
     def _abandoned(self, peer: Peer, message: Message, now: Seconds) -> None:

@@ -11,12 +11,14 @@ from abc import abstractmethod
 from typing import Any
 
 from offbeat.runtime import last_words, process_end
+from offbeat.runtime.first_steps import FirstSteps
 from offbeat.runtime.local_work import LocalWork
 from offbeat.runtime.settings import WorkerSettings
 from offbeat.runtime.worker_link import WorkerLink
 from offbeat.runtime.worker_samples import WorkerSamples
 from offbeat.session import Grant, Session
-from offbeat.types import Epoch
+from offbeat.tensors.flat import FlatModel
+from offbeat.types import Epoch, LeaseId
 
 
 class JobSession(Session):
@@ -39,6 +41,7 @@ class JobSession(Session):
         self._loaded: int | None = 0
         """A checksum of the state that the script has loaded since it joined, 0: none; None: the coordinator has been told."""
         self._work = LocalWork()
+        self._first = FirstSteps()
         self._since = time.monotonic()
         self._samples = WorkerSamples(link, admitted=self._admitted, drop=self.drop, reports=self.reports)
 
@@ -105,6 +108,12 @@ class JobSession(Session):
         self._link.close()
 
     # What it tells.
+
+    def _stepped(self, flat: FlatModel, leases: tuple[LeaseId, ...], samples: int, nonfinite: str | None) -> None:
+        """Count a step whose gradient is in ``flat``, computed over this many samples (0: nobody knows)."""
+        self._steps += 1
+        if not leases and self.workers > 1:
+            self._first.note(self._steps, lambda: None if nonfinite else flat.digest(), known=samples > 0 or self.has_sampler)
 
     def _finite(self, nonfinite: str | None) -> str | None:
         """The tensor in which this step's gradient is not finite, if there is one, and the job goes on nevertheless."""

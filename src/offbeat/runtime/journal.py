@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from importlib import metadata
@@ -110,6 +110,11 @@ def metrics_record(t: Seconds, worker: WorkerId, version: Version, values: Mappi
 def fault_record(t: Seconds, worker: WorkerId, what: str, detail: str = "") -> Record:
     """A fault made on purpose: ``kill``, ``slow`` or ``late`` (a server's blocks). Worker -1: drawn anew each time."""
     return {"kind": "fault", "t": round(t, 6), "worker": worker, "what": what, "detail": detail}
+
+
+def warning_record(t: Seconds, about: str, workers: Sequence[WorkerId], step: int, detail: str) -> Record:
+    """Something that the user should know, and that ends nothing; ``about`` names its kind, ``detail`` is the sentence."""
+    return {"kind": "warning", "t": round(t, 6), "about": about, "workers": list(workers), "step": step, "detail": detail}
 
 
 def end_record(t: Seconds, ok: bool, reason: str) -> Record:

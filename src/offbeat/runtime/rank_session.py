@@ -262,9 +262,10 @@ class RankSession(JobSession):
         self._link.glance()
         leases, counted = self.consume(self._replica.flat.made())
         self._work.nonfinite = nonfinite
-        self._work.add(leases, samples if samples is not None else counted, self._loss)
+        counted = samples if samples is not None else counted
+        self._work.add(leases, counted, self._loss)
         self._loss = None
-        self._steps += 1
+        self._stepped(self._replica.flat, leases, counted, nonfinite)
         self._mine.restore()
         try:
             self._start()
@@ -293,7 +294,8 @@ class RankSession(JobSession):
             self._replica.sign(self._steps)
             if layout := self._buffers.layout:
                 self._coordinator.send({"kind": "buffers", "layout": layout}, payload=self._buffers.read())
-        self._coordinator.send({"kind": "push", "number": next(self._numbers), "steps": self._steps, **self._loaded_news(), "push": push})
+        news = {**self._first.header(), **self._loaded_news()}
+        self._coordinator.send({"kind": "push", "number": next(self._numbers), "steps": self._steps, **news, "push": push})
         self._mine.contribute(usable)
         self.version = self._mine.version
 

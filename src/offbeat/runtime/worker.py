@@ -103,9 +103,10 @@ class WorkerSession(JobSession):
             self._link.linger(lateness(self._settings, self._steps, self.version), unless=self._interrupts.now)
         done = self.progress.done
         leases, counted = self.consume(max(self._exchange.flat.made(), self._interrupts.watched()))
-        self._work.add(leases, samples if samples is not None else counted, self._loss)
+        counted = samples if samples is not None else counted
+        self._work.add(leases, counted, self._loss)
         self._loss = None
-        self._steps += 1
+        self._stepped(self._exchange.flat, leases, counted, self._work.nonfinite)
         if self._exchange.averaging is None:
             self._abandon() if self._overtaken() else self._push()
         else:
@@ -167,7 +168,7 @@ class WorkerSession(JobSession):
             "loss": work.loss,
             "steps": work.steps if averaging is not None else 1,
         }
-        self._exchange.push(self._steps, push, self._loaded_news())
+        self._exchange.push(self._steps, push, {**self._first.header(), **self._loaded_news()})
         self._go_on()
         if averaging is not None and averaging.momentum == "reset":
             self._optimizer.state.clear()

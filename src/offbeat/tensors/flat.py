@@ -8,6 +8,7 @@ their own memory there, and `FlatModel.collect` and `FlatModel.pulled` copy.
 from __future__ import annotations
 
 import warnings
+import zlib
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,12 +20,18 @@ from offbeat.errors import ConfigurationError
 from offbeat.tensors.layout import Layout, Memory, elements, view
 from offbeat.tensors.threads import single_threaded
 
+DIGEST_NBYTES = 1 << 18
+"""How much of a gradient is read for its checksum."""
+PIECE_NBYTES = 1 << 12
+
 
 @dataclass(slots=True)
 class _Push:
     """One memory for gradients, and what is known of what lies in it."""
 
     grads: list[torch.Tensor]
+    flat: torch.Tensor
+    """All of it, as bytes."""
     zeroed: set[int] = field(default_factory=set)
     finite: dict[int, int] = field(default_factory=dict)
     """Tensors whose gradient was found finite, and its version counter then: a change in place since shows in the counter."""
@@ -98,6 +105,25 @@ class FlatModel:
         self._warn(missing)
         return self._nonfinite()
 
+    def digest(self) -> int | None:
+        """A checksum of the gradient that `collect` has just put together; None for one of zeros, which says nothing.
+
+        Of a large gradient it reads `DIGEST_NBYTES` in pieces that are spread over all of it.
+        """
+        flat = self._to.flat.numpy()
+        pieces = DIGEST_NBYTES // PIECE_NBYTES
+        if flat.nbytes > DIGEST_NBYTES:
+            starts = [number * (flat.nbytes - PIECE_NBYTES) // (pieces - 1) for number in range(pieces)]
+            read = [flat[start : start + PIECE_NBYTES] for start in starts]
+        else:
+            read = [flat]
+        if not any(piece.any() for piece in read):
+            return None
+        digest = 0
+        for piece in read:
+            digest = zlib.crc32(piece.data, digest)
+        return digest
+
     def made(self) -> int:
         """How many backward passes there were since this was last asked: those of the tensor that took part most often."""
         made, self._counts = max(self._counts), [0] * len(self._parameters)
@@ -158,13 +184,13 @@ class FlatModel:
                     parameter.data = data.clone()
                 if parameter.grad is not None and parameter.grad.data_ptr() == grad.data_ptr():
                     parameter.grad = grad.clone()
-        self._to, self._datas = _Push([]), []
+        self._to, self._datas = _Push([], torch.empty(0, dtype=torch.uint8)), []
         self._pushes.clear()
 
     def _place(self, push: Memory) -> _Push:
         """Gradients of zero in this memory."""
-        place = _Push(self._views(push), set(range(len(self._parameters))))
-        flat = elements(push, 0, self._layout.nbytes, torch.uint8)
+        grads, flat = self._views(push), elements(push, 0, self._layout.nbytes, torch.uint8)
+        place = _Push(grads, flat, set(range(len(self._parameters))))
         flat.zero_()
         self._pushes[flat.data_ptr()] = place
         return place
