@@ -172,8 +172,8 @@ def test_jobs_could_start(where: str, tmp_path: Path, monkeypatch: pytest.Monkey
     given = dict(COMMANDS["run"].make_context("run", LINES[where][2:]).params)
     assert Path(given["script"]).suffix == ".py"
     several = {name: list(given[name] or ()) for name in ("slow", "kill", "late")}
-    timeout_s = given.pop("timeout")
-    check(**{**given, **several, "script": str(SCRIPT), "timeout_s": timeout_s})
+    seconds = {f"{name}_s": given.pop(name) for name in ("timeout", "progress_timeout")}
+    check(**{**given, **several, "script": str(SCRIPT), **seconds})
 
 
 @beginning("offbeat", "report")

@@ -5,6 +5,7 @@ The public names. Each is loaded when it is first used, so that importing the pu
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +113,10 @@ __all__ = [
     "log",
     "rule",
 ]
+
+
+if "OFFBEAT_WORKER" in os.environ:  # a launcher has started this process: it may want to know one day where it hangs
+    import_module("offbeat.runtime.stacks").register()
 
 
 def __getattr__(name: str) -> Any:

@@ -65,6 +65,9 @@ def run(
     summary: Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")] = None,
     seed: Annotated[int, typer.Option(help="Of sample orders and of rehearsed slowness.")] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds of silence after which a worker counts as dead.")] = 10.0,
+    progress_timeout: Annotated[
+        float, typer.Option(help="Seconds after which a worker is killed whose script neither calls offbeat nor waits in it; 0: never.")
+    ] = 1800.0,
     port: Annotated[int, typer.Option(help="Where server 0 listens; 0: any free port.")] = 0,
 ) -> None:
     """Train SCRIPT on this machine, in one process per worker."""
@@ -82,6 +85,7 @@ def run(
         summary=summary,
         seed=seed,
         timeout_s=timeout,
+        progress_timeout_s=progress_timeout,
         port=port,
     )
     screen = console()
@@ -184,6 +188,7 @@ def check(
     seed: int,
     timeout_s: float,
     port: int,
+    progress_timeout_s: float = 1800.0,
     late: Sequence[str] = (),
     preload: Sequence[str] = (),
 ) -> JobSettings:
@@ -199,6 +204,8 @@ def check(
         raise ConfigurationError(f"--port {port}: ports end at 65535; 0 chooses a free one")
     if not 0.1 <= timeout_s < float("inf"):
         raise ConfigurationError(f"--timeout {timeout_s:g}: seconds, at least 0.1")
+    if not (progress_timeout_s == 0.0 or 0.1 <= progress_timeout_s < float("inf")):
+        raise ConfigurationError(f"--progress-timeout {progress_timeout_s:g}: seconds, at least 0.1; 0 lets a worker hang for ever")
     if not Path(script).is_file():
         raise ConfigurationError(f"there is no script {script!r} here ({Path.cwd()})")
     check_preload(preload, script)
@@ -219,6 +226,7 @@ def check(
         sync=spelling,
         seed=seed,
         timeout_s=timeout_s,
+        progress_timeout_s=progress_timeout_s,
         script=" ".join([script]),
         journal=None if journal is None else str(journal.absolute()),
         slow=slow_faults,

@@ -15,10 +15,12 @@ from types import FrameType
 from typing import Any
 
 from offbeat.launch.environment import common_environment, server_environment, worker_environment
+from offbeat.launch.hangs import STACKS_S, LivedClock, ServerWatch, Standing
 from offbeat.launch.outcome import Display, End, Outcome, verdict
 from offbeat.launch.processes import Child, describe, start
 from offbeat.launch.restarts import LastWords, WorkerProcess, why_not_restarted
 from offbeat.launch.zygote import POSSIBLE, Zygote
+from offbeat.runtime import stacks
 from offbeat.runtime.settings import JobSettings
 from offbeat.transport.base import Address, Connection, Message
 from offbeat.transport.hub import SocketHub
@@ -69,6 +71,8 @@ class Supervisor:
         self._summary: dict[str, Any] | None = None
         self._failure: tuple[str, bool] | None = None
         self._signals: list[int] = []
+        self._clock = LivedClock()
+        self._server_watch = ServerWatch(settings.timeout_s)
 
     def run(self) -> Outcome:
         """Run the job to its end; every process is gone afterwards, however it ended."""
@@ -106,6 +110,7 @@ class Supervisor:
         for number in range(self._settings.servers):
             environment = server_environment(number, self._settings, token=self._token, supervisor=address, port=self._port)
             self._servers[number] = start([sys.executable, "-m", "offbeat.runtime.server"], environment)
+            self._server_watch.heard(number, self._clock.now(), loading=True)
         if not self._begun(lambda: len(self._addresses) == self._settings.servers):
             return
         for number, link in sorted(self._links.items()):
@@ -115,7 +120,7 @@ class Supervisor:
         if not self._begun(self._zygote_settled):  # the servers load, too, meanwhile
             return
         for worker in range(self._settings.workers):
-            self._workers[worker] = WorkerProcess(self._spawn(worker))
+            self._workers[worker] = WorkerProcess(self._spawn(worker), standing=Standing(self._clock.now()))
             self._record("worker", worker, "started", f"pid {self._workers[worker].child.pid}")
 
     def _begun(self, ready: Callable[[], bool]) -> bool:
@@ -157,6 +162,7 @@ class Supervisor:
             if self._signals:
                 return self._stop(self._signals[0])
             self._check_workers()
+            self._check_hangs()
             if all(worker.status is not None for worker in self._workers.values()):
                 return self._conclude()
 
@@ -164,6 +170,8 @@ class Supervisor:
         for connection, item in self._hub.poll(timeout_s):
             if isinstance(item, Message):
                 self._on_message(connection, item.header)
+                for number in [number for number, link in self._links.items() if link is connection]:
+                    self._server_watch.heard(number, self._clock.now(), loading=item.header["kind"] == "loading")
             else:
                 self._links = {number: link for number, link in self._links.items() if link is not connection}
         for worker, state in self._workers.items():
@@ -187,6 +195,10 @@ class Supervisor:
             case "status":
                 self._snapshot = header["snapshot"]
                 self._display.update(header["snapshot"], time.monotonic())
+            case "standing":
+                told = self._workers.get(header["worker"])
+                if told is not None and told.child.pid == header["pid"]:
+                    told.standing.heard(header, self._clock.now())
             case "summary":
                 self._summary = header["summary"]
             case "failed":
@@ -207,6 +219,9 @@ class Supervisor:
                 reason = f"server {number} {describe(status)}, and its part of the parameters is gone with it"
                 if self._failure is None:
                     self._failure = (reason, False)
+        frozen = self._server_watch.frozen(self._clock.now())
+        if frozen is not None and self._failure is None:
+            self._failure = (frozen, False)
 
     def _check_workers(self) -> None:
         for worker, state in self._workers.items():
@@ -221,7 +236,7 @@ class Supervisor:
                 state.status = 0
                 self._tell("ended", worker=worker)
                 continue
-            self._tell("lost", worker=worker, reason=f"its process {describe(status)}")
+            self._tell("lost", worker=worker, reason=f"its process {how}")
             pushed = state.has_pushed(worker, self._snapshot)
             why_not = why_not_restarted(status, pushed=pushed, restarts=state.restarts, max_restarts=self._max_restarts)
             self._pass_on(worker, state.child)
@@ -229,12 +244,38 @@ class Supervisor:
                 state.restarts += 1
                 state.failure = None
                 state.child = self._spawn(worker)
+                state.standing = Standing(self._clock.now())
                 count = f"{state.restarts} of {self._max_restarts}"
                 self._record("worker", worker, "restarted", f"{count}, pid {state.child.pid}")
                 self._display.note(f"worker {worker} {how}: restarted ({count})")
             else:
                 state.status = status
                 self._display.note(f"worker {worker} {how}: not restarted, {why_not}")
+
+    def _check_hangs(self) -> None:
+        """Kill the worker processes that hang, once they have had time to print their stacks."""
+        now, settings = self._clock.now(), self._settings
+        loading = self._server_watch.loading(0)
+        for worker, state in self._workers.items():
+            standing = state.standing
+            if loading:  # server 0 cannot say yet who has said hello
+                standing.started = now
+            if state.status is not None or state.child.ended() is not None:
+                continue
+            if standing.doomed is None:
+                standing.doomed = standing.hung(now, settings.timeout_s, settings.progress_timeout_s)
+                if standing.doomed is None:
+                    continue
+                self._record("worker", worker, "hung", standing.doomed)
+                why_silent = stacks.why_silent(state.child.pid)
+                said = "its stacks follow on its stderr" if why_silent is None else f"no stacks: {why_silent}"
+                self._display.note(f"worker {worker} {standing.doomed}: it is killed; {said}")
+                standing.kill_at = now
+                if why_silent is None and stacks.NUMBER is not None:
+                    state.child.signal(stacks.NUMBER)
+                    standing.kill_at += STACKS_S
+            if now >= standing.kill_at:
+                state.child.strike()
 
     # Ending.
 

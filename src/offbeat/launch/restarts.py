@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from offbeat.launch.hangs import Standing
 from offbeat.launch.processes import Child, describe
 from offbeat.types import WorkerId
 
@@ -30,9 +31,13 @@ class WorkerProcess:
     """Once it has ended for good: its exit status, negative for a signal."""
     failure: LastWords | None = None
     """Why its newest process fails, if it has said so."""
+    standing: Standing = field(default_factory=lambda: Standing(0.0))
+    """Of the newest process."""
 
     def describe(self, status: int) -> str:
         """How its newest process ended, in words."""
+        if self.standing.doomed is not None:
+            return f"{self.standing.doomed}, and was killed"
         return f"failed: {self.failure.reason}" if status > 0 and self.failure is not None else describe(status)
 
     def has_pushed(self, worker: WorkerId, snapshot: Mapping[str, Any] | None) -> bool:

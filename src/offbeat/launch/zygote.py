@@ -32,6 +32,7 @@ from typing import IO
 
 from offbeat.errors import ConfigurationError
 from offbeat.launch.processes import Child, die_with_parent, start
+from offbeat.runtime import stacks
 from offbeat.types import Seconds
 
 MESSAGE_BYTES = 1 << 16
@@ -254,6 +255,7 @@ def _fork(environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
 
 
 def _become(command: Sequence[str]) -> None:
+    stacks.register()
     sys.argv = list(command)
     sys.excepthook = _show
     runpy.run_path(command[0], run_name="__main__")

@@ -4,7 +4,8 @@ A job's processes talk in these messages (``kind`` of the header; *carry* names 
 
 | from | to | kind | |
 |---|---|---|---|
-| server | supervisor | listening, failed, failing, status, summary, kill | addresses first, then what the coordinator sees |
+| server | supervisor | listening, alive, loading, failed, failing, status, summary, kill | addresses first, then what it sees |
+| server 0 | supervisor | standing | how a worker's process stands (``runtime/standings.py``) |
 | supervisor | server | job, process, lost, ended, noted, finish | settings first, then what becomes of the processes |
 | server s | server 0 | shard | here I am |
 | server 0 | server s | setup, orders | the layout and the rule's kind, then folds and releases in order |

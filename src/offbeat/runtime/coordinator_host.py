@@ -12,7 +12,7 @@ from typing import Any
 
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.effects import Effect
+from offbeat.protocol.effects import Effect, StateChanged
 from offbeat.protocol.events import Abandoned, EpochWanted, Event, Heard, LeaseWanted, Left, Lost, PullWanted
 from offbeat.report.tally import Tally
 from offbeat.runtime.announcer import Announcer
@@ -26,6 +26,7 @@ from offbeat.runtime.roster import Peer, Roster
 from offbeat.runtime.served_host import ServedHost
 from offbeat.runtime.settings import JobSettings
 from offbeat.runtime.side import Side
+from offbeat.runtime.standings import Standings
 from offbeat.runtime.terms import Terms
 from offbeat.transport.base import Connection, Hub, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, WorkerId, WorkerState
@@ -69,6 +70,7 @@ class CoordinatorHost:
         self._terms: Terms | None = None
         self._side: Side | None = None
         """With servers it exists once the first worker has said hello; without, once it is known where all ranks are."""
+        self._ticked_at: Seconds = now()
         self._greeting: dict[WorkerId, None] = {}
         """Ranks that have said hello before that."""
         self._vector: Mapping[str, Any] = {}
@@ -77,6 +79,7 @@ class CoordinatorHost:
         """Questions of ranks about samples, which wait until all that has happened before is known."""
         self._roster = Roster()
         self._announcer = Announcer(self._roster)
+        self._standings = Standings(settings, self._roster, supervisor)
         self._kills = Kills(settings.kill)
         self._loaded = Loaded()
         self._first_steps = FirstStepsWatch(settings.workers)
@@ -88,7 +91,7 @@ class CoordinatorHost:
             "initial": lambda peer, message, now: self.side.initial(peer.worker, message, now),
             "buffers": self._take_buffers,
             "metrics": self._metrics,
-            "heard": lambda peer, message, now: self._feed(Heard(peer.worker, message.header["incarnation"]), now),
+            "heard": self._heard,
             "met": lambda peer, message, now: self.ranks.met(peer.worker),
             "outside": lambda peer, message, now: self.ranks.outside(
                 peer.worker, message.header["incarnation"], message.header["reason"], now
@@ -186,9 +189,14 @@ class CoordinatorHost:
     def tick(self, now: Seconds) -> None:
         """Time has passed. Bytes of an unfinished message are a sign of life too."""
         self._follow(now)
+        # Whoever has not listened, because this process was stopped or busy, cannot say that others were silent.
+        deaf = now - self._ticked_at > self.settings.timeout_s / 2
+        self._ticked_at = now
         for peer in self._roster:
-            if peer.stirred():
+            if peer.stirred() or (deaf and peer.incarnation > 0):
                 self._feed(Heard(peer.worker, peer.incarnation), now)
+        for worker, reason in self._standings.silent(now):
+            self.on_lost(worker, reason, now)
         due = self._coordinator.wake_at() if self._coordinator is not None else None
         if self._coordinator is not None and due is not None and now >= due:
             if self._side is not None:
@@ -243,7 +251,8 @@ class CoordinatorHost:
         missing, self._roster.missing = self._roster.missing, {}
         for other, reason in missing.items():
             self._feed(Lost(other, reason), now)
-        self._roster.enter(worker, connection)
+        self._roster.enter(worker, connection, message.header["pid"])
+        self._standings.came(worker)
         if isinstance(self._side, ServedHost):
             self._side.welcome(worker, connection, message)
         else:
@@ -273,6 +282,8 @@ class CoordinatorHost:
         """The first worker's terms are the job's; the others must have the same."""
         if not 0 <= worker < self.settings.workers:
             raise ConfigurationError(f"worker {worker} is not one of this job's {self.settings.workers} workers")
+        if self._terms is None:
+            self._supervisor.send({"kind": "loading"})  # what the job's optimizer needs is imported now
         terms = Terms.of(header, self.settings.sync)
         if self._terms is not None:
             self._terms.check(worker, terms)
@@ -308,6 +319,12 @@ class CoordinatorHost:
             self._journal.write(warning_record(now, warned.about, warned.workers, warned.step, warned.detail))
         self.side.push(peer.worker, message, now)
 
+    def _heard(self, peer: Peer, message: Message, now: Seconds) -> None:
+        """A heartbeat; of a process that does not take part yet, its bytes are all that counts."""
+        if message.header["incarnation"]:
+            self._feed(Heard(peer.worker, message.header["incarnation"]), now)
+        self._standings.progress(peer, message.header["stuck_s"])
+
     def _abandoned(self, peer: Peer, message: Message, now: Seconds) -> None:
         fields = {**message.header["work"], "leases": tuple(message.header["work"]["leases"])}
         self._feed(Abandoned(peer.worker, **fields), now)
@@ -322,6 +339,8 @@ class CoordinatorHost:
     def _perform(self, effects: list[Effect], now: Seconds) -> None:
         for effect in effects:
             self._journal.log(effect, now)
+            if isinstance(effect, StateChanged):
+                self._standings.changed(effect)
         if self._side is not None:  # else ranks are still expected, and nobody has been told anything
             self._side.perform(effects)
             self._rehearse(now)

@@ -12,6 +12,7 @@ from typing import Any
 
 from offbeat.runtime import last_words, process_end
 from offbeat.runtime.first_steps import FirstSteps
+from offbeat.runtime.library_calls import library_call
 from offbeat.runtime.local_work import LocalWork
 from offbeat.runtime.settings import WorkerSettings
 from offbeat.runtime.worker_link import WorkerLink
@@ -33,7 +34,7 @@ class JobSession(Session):
     def __init__(self, settings: WorkerSettings, link: WorkerLink, *, stop_on_nonfinite: bool, local_only: str | None) -> None:
         super().__init__()
         self.worker, self.workers, self.seed = settings.worker, settings.workers, settings.seed
-        self._settings, self._link, self._coordinator = settings, link, link.coordinator
+        self._settings, self._link, self._coordinator, self._calls = settings, link, link.coordinator, link.calls
         self._stop_on_nonfinite, self._local_only = stop_on_nonfinite, local_only
         self._steps = 0
         self._begins = False
@@ -83,12 +84,14 @@ class JobSession(Session):
     def _tell_why(self, error: BaseException) -> None:
         self._link.fail(last_words.failing(self.worker, error, pushed=self._steps > 0))
 
+    @library_call
     def _at_exit(self) -> None:
         if not self._link.failed:
             self._link.leaving()
             self._hand_in()
             self._leave()
 
+    @library_call
     def close(self) -> None:
         """Leave the job with private parameters."""
         if not self._link.closed.is_set():
@@ -123,6 +126,7 @@ class JobSession(Session):
             raise FloatingPointError(reason)
         return nonfinite
 
+    @library_call
     def log(self, values: dict[str, float]) -> None:
         super().log(values)
         rest = {name: value for name, value in values.items() if name != "loss"}
@@ -131,6 +135,7 @@ class JobSession(Session):
 
     # Samples.
 
+    @library_call
     def take(self, pool: int, epoch: Epoch, size: int, batch: int) -> Grant | None:
         if self._samples.leaves(pool, epoch):
             self._hand_in()

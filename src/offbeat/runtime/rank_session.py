@@ -20,6 +20,7 @@ from offbeat.policies import rule
 from offbeat.protocol.policy import Plan
 from offbeat.runtime.buffers import ModelBuffers
 from offbeat.runtime.job_session import JobSession
+from offbeat.runtime.library_calls import library_call
 from offbeat.runtime.loading import too_late
 from offbeat.runtime.local_work import LocalWork
 from offbeat.runtime.rank_part import RankPart
@@ -75,6 +76,7 @@ class RankSession(JobSession):
                 "chief": self._on_chief,
                 "buffers": lambda message: self._buffers.write(message.header["layout"], message.payload),
             },
+            settings.timeout_s / 10,
         )
         super().__init__(settings, link, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only)
         self._terms = {"layout": layout.to_wire(), "optimizer": spec.to_wire()}
@@ -108,13 +110,13 @@ class RankSession(JobSession):
 
     # Joining and leaving.
 
+    @library_call
     def join(self, sync: str) -> None:
         replica = self._replica
         vector = {"numel": replica.numel, "dtype": str(replica.dtype).removeprefix("torch."), "size": replica.size}
         welcome = self._link.greet({**self._hello(sync), **self._terms, "vector": vector})
         self._part = part_of(rule(self._link.sync), welcome, self.worker, replica, self._hear, self._link)
         self._link.ready(self._mine.contact)
-        self._link.keep_beating(self._settings.timeout_s / 10)
         self._admitted()
         self._link.meanwhile = IDLE_S, self._idle
         self._since = time.monotonic()
@@ -125,6 +127,7 @@ class RankSession(JobSession):
         if part is not None:
             part.close()
 
+    @library_call
     def close(self) -> None:
         self._leave()
         self._detach()
@@ -247,6 +250,7 @@ class RankSession(JobSession):
         self._may_load = False
         self._mine.start()
 
+    @library_call
     def take(self, pool: int, epoch: Epoch, size: int, batch: int) -> Grant | None:
         self._mine.restore(again=True)
         try:
@@ -256,6 +260,7 @@ class RankSession(JobSession):
             self._admitted()
         return super().take(pool, epoch, size, batch)
 
+    @library_call
     def step(self, samples: int | None) -> None:
         nonfinite = self._finite(self._replica.collect())
         self._link.linger(lateness(self._settings, self._steps, self.version), unless=lambda: False)
@@ -308,6 +313,7 @@ class RankSession(JobSession):
                 self._fall_out(error)
             self.version = self._mine.version
 
+    @library_call
     def pull(self) -> None:
         """Take the results that there are; if this rank has left an epoch before its end, wait for that."""
         self._mine.restore()
@@ -326,9 +332,11 @@ class RankSession(JobSession):
 
     # State.
 
+    @library_call
     def state_dict(self) -> dict[str, Any]:
         return self._optimizer.state_dict()
 
+    @library_call
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._steps or not self._may_load:
             what = f"this worker's first step (it has made {self._steps})" if self._steps else "this worker's first batch or pull()"

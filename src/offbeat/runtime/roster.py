@@ -15,6 +15,8 @@ class Peer:
 
     worker: WorkerId
     connection: Connection
+    pid: int = 0
+    """By its hello."""
     incarnation: Incarnation = 0
     serial: int = 0
     """Counts its releases; every shard's parameters message carries it."""
@@ -50,9 +52,13 @@ class Roster:
         """Who speaks on this connection."""
         return self._speaking.get(connection)
 
-    def enter(self, worker: WorkerId, connection: Connection) -> None:
+    def knows(self, worker: WorkerId) -> bool:
+        """Whether a process has ever said hello as this worker."""
+        return worker in self._current
+
+    def enter(self, worker: WorkerId, connection: Connection, pid: int = 0) -> None:
         """A worker's new process."""
-        self._speaking[connection] = self._current[worker] = Peer(worker, connection)
+        self._speaking[connection] = self._current[worker] = Peer(worker, connection, pid)
         self.gone.discard(worker)
 
     def predecessor(self, worker: WorkerId) -> Connection | None:

@@ -57,6 +57,7 @@ class Server:
         self._early_orders: list[Message] = []
         """Of the supervisor, before every other server has called."""
         self._status_at: Seconds = 0.0
+        """When the supervisor was last told how it goes, or that this server is there."""
 
     def now(self) -> Seconds:
         """Seconds since this server began."""
@@ -90,9 +91,9 @@ class Server:
         """Do what is due."""
         if self._coordinator is not None:
             self._coordinator.tick(self.now())
-            self._report()
         elif self._host is not None:
             self._host.tick(self.now())
+        self._report()
 
     def wake_at(self) -> Seconds | None:
         """When to call `tick` at the latest, by `now`; None: only messages matter, and how often the supervisor is told the status."""
@@ -145,6 +146,7 @@ class Server:
 
     def _open(self) -> None:
         """Server 0, once every other server has called: workers may come."""
+        self._supervisor.send({"kind": "loading"})
         from offbeat.runtime.coordinator_host import CoordinatorHost  # torch loads while workers start
         from offbeat.transport.shm import MemoryBlock
 
@@ -188,6 +190,7 @@ class Server:
         connection.send({"kind": "noted"})
 
     def _set_up(self, message: Message) -> None:
+        self._supervisor.send({"kind": "loading"})
         from offbeat.policies import rule
         from offbeat.runtime.block_shard import shard_of
         from offbeat.tensors.layout import Layout
@@ -238,10 +241,12 @@ class Server:
             self._coordinator.on_closed(connection, reason, self.now())
 
     def _report(self) -> None:
-        assert self._coordinator is not None
         if self.now() - self._status_at >= STATUS_PERIOD_S:
             self._status_at = self.now()
-            self._supervisor.send({"kind": "status", "snapshot": self._coordinator.tally.summary()})
+            if self._coordinator is None:
+                self._supervisor.send({"kind": "alive"})
+            else:
+                self._supervisor.send({"kind": "status", "snapshot": self._coordinator.tally.summary()})
 
     def _finish(self, ok: bool, reason: str) -> None:
         if self._coordinator is not None:

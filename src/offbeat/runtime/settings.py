@@ -57,6 +57,8 @@ class JobSettings:
     seed: int = 0
     timeout_s: Seconds = 10.0
     """Silence after which a worker is dead. Workers send a heartbeat ten times as often."""
+    progress_timeout_s: Seconds = 1800.0
+    """How long a worker's script may neither call the library nor wait in it before its process is killed; 0: for ever."""
     script: str = ""
     journal: str | None = None
     slow: tuple[Slow, ...] = ()

@@ -17,6 +17,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.protocol.policy import Plan
 from offbeat.runtime.interrupts import Interrupts
 from offbeat.runtime.job_session import JobSession
+from offbeat.runtime.library_calls import library_call
 from offbeat.runtime.loading import too_late
 from offbeat.runtime.local_work import LocalWork
 from offbeat.runtime.rehearsal import lateness
@@ -64,6 +65,7 @@ class WorkerSession(JobSession):
                 "buffers": lambda message: self._exchange.buffers.write(message.header["layout"], message.payload),
                 "interrupt": self._on_interrupt,
             },
+            settings.timeout_s / 10,
         )
         super().__init__(settings, link, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only)
         self._optimizer = optimizer
@@ -73,12 +75,12 @@ class WorkerSession(JobSession):
 
     # Joining and leaving.
 
+    @library_call
     def join(self, sync: str) -> None:
         common = self._exchange.introduce(self._hello(sync))
         assert self._exchange.policy is not None
         self.overlap = self._exchange.policy.split_overlap
         self._link.ready()
-        self._link.keep_beating(self._settings.timeout_s / 10)
         self._admitted()
         self._exchange.begin()
         if common is not None:
@@ -97,6 +99,7 @@ class WorkerSession(JobSession):
             return nullcontext()  # to look for word between any two modules has its price
         return self._interrupts.watch()
 
+    @library_call
     def step(self, samples: int | None) -> None:
         if not self._interrupts.now():
             self._work.nonfinite = self._finite(self._exchange.flat.collect()) or self._work.nonfinite
@@ -220,6 +223,7 @@ class WorkerSession(JobSession):
     def _on_interrupt(self, message: Message) -> None:
         self._interrupts.heard(message)
 
+    @library_call
     def pull(self) -> None:
         """Take the newest parameters; if this worker has left an epoch before its end, wait for that."""
         self._hand_in()
@@ -232,9 +236,11 @@ class WorkerSession(JobSession):
 
     # State.
 
+    @library_call
     def state_dict(self) -> dict[str, Any]:
         return self._exchange.state_dict()
 
+    @library_call
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._steps:
             raise too_late(f"this worker's first step (it has made {self._steps})")

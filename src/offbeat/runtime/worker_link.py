@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn, TypeAlias
 
 from offbeat.errors import JobError, ProtocolError, RefusedError
 from offbeat.runtime import last_words
+from offbeat.runtime.library_calls import Calls
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, WorkerId
 
@@ -36,12 +37,21 @@ class WorkerLink:
         addresses: of the servers, by number.
         spans: where each server's shard lies, in bytes of the layout.
         at_once: a handler for each kind that is not kept.
+        beat_s: how often to send a sign of life, from the hello on.
 
     Raises:
         JobError: a server cannot be reached.
     """
 
-    def __init__(self, hub: Hub, worker: WorkerId, addresses: Sequence[Address], spans: Sequence[tuple[int, int]], at_once: AtOnce) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        worker: WorkerId,
+        addresses: Sequence[Address],
+        spans: Sequence[tuple[int, int]],
+        at_once: AtOnce,
+        beat_s: Seconds,
+    ) -> None:
         self.worker = worker
         self.servers = [hub.connect(address) for address in addresses]
         self.coordinator = self.servers[0]
@@ -66,6 +76,8 @@ class WorkerLink:
         self._cut_off = self._noticed = self._waiting = False
         self.told_to_leave = False
         """A notice has come, heeded or not."""
+        self.calls = Calls()
+        self._beat_s = beat_s
         self.meanwhile: tuple[Seconds, Callable[[], None]] | None = None
         """What is to be done while this worker waits, and how often."""
 
@@ -94,6 +106,7 @@ class WorkerLink:
     def greet(self, hello: Mapping[str, Any], memory: Sequence[SharedMemory] = ()) -> Message:
         """Say hello to server 0 alone, and wait to be welcomed. Raises what `introduce` raises."""
         self.coordinator.send(hello, memory=memory)
+        self._keep_beating()
         welcome = self.receive("welcome")
         self.sync = welcome.header["sync"]
         return welcome
@@ -108,14 +121,13 @@ class WorkerLink:
         """Ask to be counted among the workers, the first time or again; ``contact`` is what others need to know of this one."""
         self.coordinator.send({"kind": "ready", **contact})
 
-    def keep_beating(self, interval_s: Seconds) -> None:
-        """Slow is not dead: a sign of life while the main thread computes."""
+    def _keep_beating(self) -> None:
+        """Send a sign of life while the main thread computes, and for how long that thread has made no progress: slow is not dead."""
 
         def beat() -> None:
             while not self.closed.is_set():
-                if self.incarnation:
-                    self.coordinator.send({"kind": "heard", "incarnation": self.incarnation})
-                self.closed.wait(interval_s)
+                self.coordinator.send({"kind": "heard", "incarnation": self.incarnation, "stuck_s": self.calls.stuck(2 * self._beat_s)})
+                self.closed.wait(self._beat_s)
 
         threading.Thread(target=beat, name="offbeat-heartbeat", daemon=True).start()
 
@@ -213,6 +225,7 @@ class WorkerLink:
 
     def glance(self) -> None:
         """Read what has come, without waiting."""
+        self.calls.count += 1
         self._read(0.0)
 
     def linger(self, seconds: Seconds, unless: Callable[[], bool]) -> None:

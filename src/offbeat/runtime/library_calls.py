@@ -1,0 +1,76 @@
+"""Whether a worker's script is inside a call of the library, and how often it has called: what progress is judged by.
+
+A script that waits for others does so inside a call. One that is outside, and calls no more, computes, or hangs; only time tells which.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from offbeat.types import Seconds
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Calls:
+    """The calls that a script's main thread makes. That thread writes, the heartbeat's reads.
+
+    >>> calls = Calls(iter([0.0, 5.0, 7.0, 8.0]).__next__)
+    >>> calls.stuck(most_s=3.0), calls.stuck(most_s=3.0)
+    (3.0, 5.0)
+    >>> calls.count += 1
+    >>> calls.stuck(most_s=3.0)
+    0.0
+    """
+
+    def __init__(self, clock: Callable[[], Seconds] = time.monotonic) -> None:
+        self._clock = clock
+        self.count = 0
+        """How many there were."""
+        self.depth = 0
+        """How many it is inside of: a call may make others."""
+        self._seen = 0
+        self._stuck_s: Seconds = 0.0
+        self._looked_at = clock()
+
+    def stuck(self, most_s: Seconds) -> Seconds:
+        """For how long there has been no progress; to be called at regular intervals.
+
+        Args:
+            most_s: what the time since the last look counts for at most: a process that was stopped has not been stuck meanwhile.
+        """
+        before, self._looked_at = self._looked_at, self._clock()
+        if self.depth > 0 or self.count != self._seen:
+            self._stuck_s = 0.0
+        else:
+            self._stuck_s += min(most_s, self._looked_at - before)
+        self._seen = self.count
+        return self._stuck_s
+
+
+class _Linked(Protocol):
+    @property
+    def _calls(self) -> Calls: ...
+
+
+S = TypeVar("S", bound=_Linked)
+
+
+def library_call(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Count a method of a session as a call of the library."""
+
+    @functools.wraps(method)
+    def called(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        calls = self._calls
+        calls.count += 1
+        calls.depth += 1
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            calls.depth -= 1
+
+    return called

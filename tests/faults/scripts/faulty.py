@@ -1,0 +1,108 @@
+"""A worker's script that has a mishap when it is told to: the file ``FOLDER/WORKER`` names it, and goes when it happens."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import offbeat
+
+
+def hold_the_gil() -> None:
+    sum(range(10**15))
+
+
+def loop() -> None:
+    while True:
+        pass
+
+
+def block() -> None:
+    reading, _ = os.pipe()
+    os.read(reading, 1)
+
+
+def raise_error() -> None:
+    raise RuntimeError("the disk is on fire")
+
+
+def use_up_memory() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
+    bytearray(1 << 30)
+
+
+def close_sockets() -> None:
+    """Close every socket of this process, behind the library's back."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                os.close(int(name))
+        except OSError:
+            continue
+
+
+MISHAPS: dict[str, Callable[[], object]] = {
+    "gil": hold_the_gil,
+    "loop": loop,
+    "block": block,
+    "raise": raise_error,
+    "exit": lambda: sys.exit(3),
+    "end": lambda: os._exit(7),
+    "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "memory": use_up_memory,
+    "sockets": close_sockets,
+    "nothing": lambda: None,
+}
+
+
+def mishap(order: Path) -> None:
+    """Do what this file says, if it is there."""
+    try:
+        name = order.read_text().strip()
+    except FileNotFoundError:
+        return
+    if name in MISHAPS:
+        order.unlink()
+        MISHAPS[name]()
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--until", type=Path, required=True, help="go on for whole epochs until this file is there")
+    parser.add_argument("--orders", type=Path, required=True, help="folder of WORKER, and of start-WORKER: before its start")
+    parser.add_argument("--save", type=Path, help="where to save on Ctrl-C")
+    parser.add_argument("--then", choices=("end", "go-on", "linger"), default="end", help="what to do after Ctrl-C")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = options()
+    mishap(args.orders / f"start-{os.environ.get('OFFBEAT_WORKER')}")
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    model = torch.nn.Linear(4, 1)
+    optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), model)
+    loader = DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=4))
+    order = args.orders / str(optimizer.worker)
+    for _ in count():
+        if args.until.exists():
+            break
+        for x, y in loader:
+            mishap(order)
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+
+
+if __name__ == "__main__":
+    main()

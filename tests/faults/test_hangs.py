@@ -1,0 +1,144 @@
+"""Processes that hang for good: they are named, killed and restarted, the others go on, and the job ends."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.job import SCRIPTS, Ended, Job, signalled
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+
+FAULTY = str(SCRIPTS / "faulty.py")
+CALM = ("--slow", "any=0.01")
+QUICK = ("--timeout", "1", "--progress-timeout", "4")
+
+
+class Faulty:
+    """A job whose workers have mishaps.
+
+    Args:
+        start: starts a job.
+        folder: for what the job is told.
+    """
+
+    def __init__(self, start: Callable[..., Job], folder: Path) -> None:
+        self._start, self._folder = start, folder
+
+    def start(self, *options: str, more: tuple[str, ...] = (), **how: Any) -> Job:
+        """``options`` of ``offbeat run``, ``more`` of the script, ``how`` of `Job`."""
+        own = ("--until", str(self._folder / "enough"), "--orders", str(self._folder), *more)
+        return self._start(*options, *CALM, FAULTY, *own, **how)
+
+    def order(self, worker: int | str, mishap: str) -> None:
+        """Let a worker have a mishap before its next step."""
+        hidden = self._folder / f".{worker}"
+        hidden.write_text(mishap)
+        hidden.rename(self._folder / str(worker))
+
+    def enough(self) -> None:
+        (self._folder / "enough").touch()
+
+
+@pytest.fixture
+def faulty(start: Callable[..., Job], tmp_path: Path) -> Faulty:
+    return Faulty(start, tmp_path)
+
+
+def began(job: Job, workers: int) -> None:
+    for worker in range(workers):
+        job.contribution(worker, 1)
+
+
+def accounted(ended: Ended) -> None:
+    """Every push has one fate, and every index of every epoch was used once."""
+    assert ended.status == 0, ended.err
+    assert ended.tally().problems() == []
+    reports = [record["report"] for record in ended.records if record["kind"] == "epoch_ended"]
+    assert reports and all(report["folded"] == 64 for report in reports), reports
+
+
+def test_scripts_that_hang_are_shown_killed_and_restarted(faulty: Faulty) -> None:
+    """One holds the GIL, so that its heartbeat stops; the heartbeat of the other goes on."""
+    job = faulty.start("--workers", "3", "--sync", "asp", *QUICK)
+    began(job, 3)
+    faulty.order(1, "loop")
+    faulty.order(2, "gil")
+    hung = {worker: job.record("process", number=worker, what="hung")["detail"] for worker in (1, 2)}
+    assert "made no progress" in hung[1] and "was declared dead (not heard of for" in hung[2]
+    for worker in (1, 2):
+        job.contribution(worker, 2)
+    faulty.enough()
+    ended = job.ended()
+    accounted(ended)
+    for worker, where in ((1, "in loop"), (2, "in hold_the_gil")):
+        assert where in ended.err and "most recent call first" in ended.err
+        assert f"worker {worker} {hung[worker]}: it is killed; its stacks follow on its stderr" in ended.out
+        assert f"worker {worker} {hung[worker]}, and was killed: restarted (1 of 3)" in ended.out
+
+
+def test_who_hangs_for_good_is_not_waited_for_at_the_end(faulty: Faulty) -> None:
+    job = faulty.start("--workers", "3", "--sync", "majority", "--max-restarts", "0", *QUICK)
+    began(job, 3)
+    faulty.order(1, "block")
+    signalled(job.workers()[2], signal.SIGSTOP)
+    died = job.record("state_changed", worker=2, state="dead", incarnation=1)
+    faulty.enough()
+    hung = job.record("process", number=2, what="hung")
+    assert hung["t"] - died["t"] >= 0.9, "it had one more timeout to come back"
+    ended = job.ended()
+    accounted(ended)
+    assert "in block" in ended.err
+    assert "it is killed; no stacks: the process is stopped (SIGSTOP)" in ended.out
+    assert ended.out.count("not restarted, --max-restarts is 0") == 2
+
+
+def test_a_process_that_hangs_while_it_starts(faulty: Faulty) -> None:
+    """The others, who wait for it inside the library, are not taken for hung."""
+    faulty.order("start-0", "block")
+    job = faulty.start("--workers", "2", "--sync", "full", *QUICK)
+    hung = job.record("process", number=0, what="hung")
+    assert "has made no offbeat.DistributedOptimizer within 4 s of its start" in hung["detail"]
+    job.record("settle", worker=0, fate="folded")
+    assert job.record("settle", worker=1, fate="folded")["incarnation"] == 1
+    faulty.enough()
+    ended = job.ended()
+    accounted(ended)
+    assert "in block" in ended.err
+    assert [r["number"] for r in ended.records if r["kind"] == "process" and r["what"] == "hung"] == [0]
+
+
+def test_a_server_that_is_stopped_for_good_ends_the_job(faulty: Faulty) -> None:
+    job = faulty.start("--workers", "2", "--servers", "2", "--sync", "bsp", "--timeout", "0.5")
+    began(job, 2)
+    signalled(job.servers()[1], signal.SIGSTOP)
+    ended = job.ended()
+    assert ended.status == 1
+    assert ended.last_line.startswith("offbeat: server 1 has not reported for ")
+    assert "its process is stopped or hangs" in ended.last_line
+
+
+def test_supervisor_and_server_are_stopped_for_a_while_and_nothing_happens(faulty: Faulty) -> None:
+    job = faulty.start("--workers", "2", "--sync", "majority", *QUICK)
+    began(job, 2)
+    before = {worker: process.pid for worker, process in job.workers().items()}
+    server, (supervisor,) = job.servers()[0], [p for p, _ in job.processes() if p.pid == job.process.pid]
+    for process, stopped_s in ((supervisor, 3.0), (server, 2.5)):
+        signalled(process, signal.SIGSTOP)
+        idle(stopped_s)
+        signalled(process, signal.SIGCONT)
+        job.record("fold", after=job.records()[-1]["t"])
+    assert {worker: process.pid for worker, process in job.workers().items()} == before
+    faulty.enough()
+    ended = job.ended()
+    accounted(ended)
+    assert [record for record in ended.records if record["kind"] == "state_changed" and record["state"] == "dead"] == []
+
+
+def idle(seconds: float) -> None:
+    """Let time pass that processes spend stopped: there is no event to wait for."""
+    threading.Event().wait(seconds)
