@@ -9,10 +9,14 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
+import inspect
 import time
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from types import ModuleType
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -21,7 +25,7 @@ from rich.table import Table
 
 from experiments.claims import Verdict, judge, table
 from experiments.data import MissingDataError
-from experiments.result import new_figure, report
+from experiments.result import Row, new_figure, report
 from offbeat.errors import ConfigurationError, OffbeatError
 
 HERE: Final = Path(__file__).parent
@@ -52,7 +56,48 @@ def paper_of(path: Path) -> str:
     raise ConfigurationError(f'{path}: write PAPER = "..." on a line of its own: which table or figure of which paper it reproduces')
 
 
-def run(name: str, *, quick: bool, out: Path, screen: Console, check: bool = False) -> list[Verdict]:
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How experiments are run."""
+
+    quick: bool = False
+    check: bool = False
+    """Whether their claims are compared with what came out."""
+    seeds: int | None = None
+    """Over how many seeds; None: as many as the experiment has by itself."""
+    variant: str = ""
+    """One of the experiment's ``VARIANTS``; empty: the experiment itself."""
+
+    @property
+    def mode(self) -> str:
+        return "quick" if self.quick else "full"
+
+    def title(self, name: str) -> str:
+        """The experiment's name with what is not as usual, as it would be typed.
+
+        >>> Options(seeds=3).title("psp_fig4")
+        'psp_fig4 --seeds 3'
+        """
+        return name + (f" --variant {self.variant}" if self.variant else "") + (f" --seeds {self.seeds}" if self.seeds else "")
+
+
+def runnable(name: str, module: ModuleType, options: Options) -> Callable[..., list[Row]]:
+    """The function that runs the experiment, or the variant, as the options want it.
+
+    Raises:
+        ConfigurationError: the experiment has no such variant, or takes no number of seeds.
+    """
+    variants = getattr(module, "VARIANTS", {})
+    if options.variant and options.variant not in variants:
+        known = f"the known ones are {', '.join(variants)}" if variants else "it has none"
+        raise ConfigurationError(f"{name} has no variant {options.variant!r}; {known}")
+    function: Callable[..., list[Row]] = variants[options.variant] if options.variant else module.run
+    if options.seeds is not None and "seeds" not in inspect.signature(function).parameters:
+        raise ConfigurationError(f"{options.title(name)}: it takes no number of seeds; leave out --seeds")
+    return function
+
+
+def run(name: str, *, out: Path, screen: Console, options: Options) -> list[Verdict]:
     """Run one experiment: its picture and ``result.json`` into ``out``, its table on the screen.
 
     Returns:
@@ -63,9 +108,10 @@ def run(name: str, *, quick: bool, out: Path, screen: Console, check: bool = Fal
     """
     new_figure()  # a missing matplotlib is better known before an hour of work than after it
     module = importlib.import_module(f"experiments.{name}")
-    claims = getattr(module, "CLAIMS", ())
-    if check and not any(claim.mode in ("both", _mode(quick)) for claim in claims):
-        raise ConfigurationError(f"{name} claims nothing in {_mode(quick)} mode: list its claims in CLAIMS, or leave out --check")
+    function, title = runnable(name, module, options), options.title(name)
+    claims = [claim for claim in getattr(module, "CLAIMS", ()) if claim.variant == options.variant and claim.mode in ("both", options.mode)]
+    if options.check and not claims:
+        raise ConfigurationError(f"{title} claims nothing in {options.mode} mode: list its claims in CLAIMS, or leave out --check")
     _one_thread()
     paper, seed = paper_of(HERE / name / "__init__.py"), int(getattr(module, "SEED", 0))
     out.mkdir(parents=True, exist_ok=True)
@@ -73,21 +119,18 @@ def run(name: str, *, quick: bool, out: Path, screen: Console, check: bool = Fal
     for stale in (picture, out / "result.json"):
         stale.unlink(missing_ok=True)
     began = time.perf_counter()
-    rows = module.run(quick=quick, out=out)
+    settings: dict[str, Any] = {} if options.seeds is None else {"seeds": options.seeds}
+    rows = function(quick=options.quick, out=out, **settings)
     wall_s = time.perf_counter() - began
     if not picture.is_file():
         raise ConfigurationError(f"{name}: run() drew no {picture}; it must write NAME.png into the folder that it is given")
-    result = report(name, paper, rows, out, quick=quick, wall_s=wall_s, seed=seed, screen=screen)
+    result = report(title, paper, rows, out, quick=options.quick, wall_s=wall_s, seed=seed, screen=screen)
     screen.print(f"{wall_s:.1f} s; wrote {result} and {picture}", soft_wrap=True, markup=False, highlight=False)
-    if not check:
+    if not options.check:
         return []
-    verdicts = judge(claims, rows, quick=quick)
+    verdicts = judge(claims, rows)
     screen.print(table(verdicts))
     return verdicts
-
-
-def _mode(quick: bool) -> str:
-    return "quick" if quick else "full"
 
 
 def _one_thread() -> None:
@@ -128,6 +171,8 @@ def main(
     every: Annotated[bool, typer.Option("--list", help="Say what there is and which table or figure it reproduces.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller: under a minute on two cores where it can be.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Compare with what the experiment claims; status 1 if a claim is broken.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Over so many seeds, with the ranges; where an experiment has seeds.")] = None,
+    variant: Annotated[str, typer.Option(metavar="NAME", help="Another comparison that an experiment's README describes.")] = "",
     out: Annotated[
         Path | None, typer.Option(file_okay=False, help="Where to write; for several names a folder in it each. [default: out/NAME]")
     ] = None,
@@ -143,17 +188,18 @@ def main(
     if every or not names:
         show(found, screen)
         return
+    options = Options(quick=quick, check=check, seeds=seeds, variant=variant)
     statuses = set()
     for name in dict.fromkeys(names):
         folder = Path("out", name) if out is None else out if len(set(names)) == 1 else out / name
-        statuses.add(attempt(name, quick=quick, out=folder, screen=screen, check=check))
+        statuses.add(attempt(name, out=folder, screen=screen, options=options))
     raise typer.Exit(FAILED if FAILED in statuses else NO_DATA if NO_DATA in statuses else 0)
 
 
-def attempt(name: str, *, quick: bool, out: Path, screen: Console, check: bool) -> int:
+def attempt(name: str, *, out: Path, screen: Console, options: Options) -> int:
     """Run one experiment and say what became of it, as an exit status; the ones after it get their turn either way."""
     try:
-        verdicts = run(name, quick=quick, out=out, screen=screen, check=check)
+        verdicts = run(name, out=out, screen=screen, options=options)
     except MissingDataError as error:
         typer.echo(f"{name}: {error}", err=True)
         return NO_DATA

@@ -40,6 +40,8 @@ class Claim:
     """For a row in words: exactly these."""
     mode: Literal["quick", "full", "both"] = "both"
     """In which mode of the experiment the claim is made."""
+    variant: str = ""
+    """Of which variant of the experiment; empty: of the experiment itself."""
 
     def __post_init__(self) -> None:
         bounded = self.at_least > -inf or self.at_most < inf
@@ -89,13 +91,13 @@ class Verdict(NamedTuple):
         return f"{self.claim.name} is {number(self.measured)}, claimed is {self.claim.bound} ({self.claim.why})"
 
 
-def judge(claims: Sequence[Claim], rows: Sequence[Row], *, quick: bool) -> list[Verdict]:
-    """Compare the claims of this mode with the rows of a run.
+def judge(claims: Sequence[Claim], rows: Sequence[Row]) -> list[Verdict]:
+    """Compare claims with the rows of a run.
 
     A row that is missing, or in words where a number is claimed, does not bear out its claim.
     """
     found = {row.name: row.measured for row in rows}
-    return [_verdict(claim, found) for claim in claims if claim.mode in ("both", "quick" if quick else "full")]
+    return [_verdict(claim, found) for claim in claims]
 
 
 def _verdict(claim: Claim, found: dict[str, float | str]) -> Verdict:

@@ -57,6 +57,15 @@ def number(value: float | str | None) -> str:
     return f"{value:.{max(0, 3 - math.floor(math.log10(abs(value))))}f}".rstrip("0").rstrip(".")
 
 
+def spread(values: Sequence[float]) -> str:
+    """The range over seeds, for a row's note; empty for one seed.
+
+    >>> spread([0.051, 0.065, 0.06]), spread([1.0])
+    ('0.051 to 0.065 over 3 seeds', '')
+    """
+    return f"{number(min(values))} to {number(max(values))} over {len(values)} seeds" if len(values) > 1 else ""
+
+
 def table(title: str, rows: Sequence[Row]) -> Table:
     """The rows as a table; the column of notes only where there are notes."""
     made = Table(title=escape(title), title_justify="left")

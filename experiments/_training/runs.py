@@ -64,9 +64,11 @@ def train(sync: str, recipe: Recipe, images: Images, cluster: Cluster, work: Wor
 
 
 def side_by_side(function: Callable[[T], R], jobs: Sequence[T]) -> list[R]:
-    """``function`` of each job, in order; a process for each core, one thread in each. Both must be importable by name."""
-    cores = os.cpu_count() or 1
-    with ProcessPoolExecutor(min(cores, len(jobs)), get_context("spawn"), initializer=_alone) as pool:
+    """``function`` of each job, in order; a process for each core that this one may use, one thread in each.
+
+    Both must be importable by name.
+    """
+    with ProcessPoolExecutor(min(len(os.sched_getaffinity(0)), len(jobs)), get_context("spawn"), initializer=_alone) as pool:
         return list(pool.map(function, jobs))
 
 

@@ -17,6 +17,7 @@ from torch.func import functional_call, grad, vmap
 from experiments import data
 from experiments._dbw import BATCH, WORKERS, law, network
 from experiments.claims import Claim
+from experiments.dbw_fig1 import steps
 from experiments.result import COLOURS, Row, label, new_figure, save
 from offbeat.policies import DBW
 from offbeat.policies.dbw_gain import GainEstimator
@@ -155,6 +156,9 @@ CLAIMS: Final = (
     Claim(row="decrease / gain: median", at_least=1.5, at_most=4.0, why="2 where the learning rate is far below 1/L, as 0.01 is here"),
     Claim(row="correlation of gain and decrease", at_least=0.7, why="paper: almost proportional; 0.97 in a quick run, 0.84 in a full one"),
 )
+
+
+VARIANTS: Final = {"steps": steps.run}
 
 
 def run(quick: bool, out: Path) -> list[Row]:

@@ -10,6 +10,7 @@ from typing import Final
 from experiments._dbw import WORKERS, Race, run_race, static, time_to_target
 from experiments._training.runs import side_by_side
 from experiments.claims import Claim
+from experiments.dbw_fig3.rates import equal_rates, stability
 from experiments.result import COLOURS, Row, label, new_figure, save
 
 PAPER = "DBW, figure 3: time until the training loss is below 0.2, round trips of 1 - a + a Exp(1) s"
@@ -33,7 +34,18 @@ CLAIMS: Final = (
         why="paper: 1.2; 1.27 and 1.26, with the paper's learning rates",
     ),
     Claim(row="a=1: DBW over the best static k", at_least=1.5, at_most=3.5, why="paper: 3; 1.88 and 2.25, with the paper's learning rates"),
+    Claim(
+        row="lr 0.08: DBW over the best static k",
+        at_least=0.25,
+        at_most=0.7,
+        mode="quick",
+        variant="equal_rates",
+        why="no advantage at a = 1 at equal learning rates: 0.40",
+    ),
 )
+
+
+VARIANTS: Final = {"equal_rates": equal_rates, "stability": stability}
 
 
 def run(quick: bool, out: Path) -> list[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Final, NamedTuple
@@ -15,7 +16,7 @@ from experiments._eager.models import Listener
 from experiments._training.runs import side_by_side
 from experiments.claims import Claim, near
 from experiments.eager_fig13.speech import AsLong, load, speech_times, video_times
-from experiments.result import COLOURS, Row, label, new_figure, save
+from experiments.result import COLOURS, Row, label, new_figure, save, spread
 from offbeat.sim.cluster import Cluster
 
 PAPER = "Eager-SGD (Li et al. 2020), figure 13: LSTM on UCF101's videos, which differ in length, 8 processes"
@@ -25,6 +26,17 @@ SPEEDUP: Final = {"majority": 1.27, "solo": 1.64}
 ACCURACY: Final = {"full": 69.6, "majority": 69.7, "solo": 60.6}
 """On the paper's test videos, top 1."""
 HIDDEN: Final = 64
+DELIVERIES: Final = {
+    "full": "synchronous",
+    "majority": "majority, replay",
+    "majority(delivery=latest)": "majority, latest",
+    "majority(delivery=latest, model_sync_every=20)": "majority, latest, mean every 20",
+    "solo": "solo, replay",
+    "solo(delivery=latest)": "solo, latest",
+    "solo(delivery=latest, model_sync_every=100)": "solo, latest, mean every 100",
+    "solo(delivery=latest, model_sync_every=20)": "solo, latest, mean every 20",
+}
+"""What `deliveries` compares, and what the figure calls it."""
 
 
 class Job(NamedTuple):
@@ -74,31 +86,43 @@ CLAIMS: Final = (
 )
 
 
-def run(quick: bool, out: Path) -> list[Row]:
+def run(quick: bool, out: Path, *, seeds: int | None = None) -> list[Row]:
     """Train under every rule; write the figure."""
-    seeds, epochs = (2, 16) if quick else (4, 50)
-    lengths = ("speech",) if quick else ("speech", "video")
-    jobs = [Job(sync, whose, SEED + seed, epochs) for whose in lengths for sync in NAMES for seed in range(seeds)]
+    return compare(NAMES, quick, out, seeds or (2 if quick else 4))
+
+
+def deliveries(quick: bool, out: Path, *, seeds: int = 3) -> list[Row]:
+    """The same with what the paper's ranks do: take the newest result only, and the mean of all replicas now and then, or never."""
+    return compare(DELIVERIES, quick, out, seeds)
+
+
+VARIANTS: Final = {"deliveries": deliveries}
+
+
+def compare(rules: Mapping[str, str], quick: bool, out: Path, seeds: int) -> list[Row]:
+    """Train under these rules, by what they are called in the figure; speeds are the first seed's, accuracies means with ranges."""
+    epochs, lengths = (16, ("speech",)) if quick else (50, ("speech", "video"))
+    jobs = [Job(sync, whose, SEED + seed, epochs) for whose in lengths for sync in rules for seed in range(seeds)]
     results = dict(zip(jobs, side_by_side(run_one, jobs), strict=True))
     note = f"mean of {seeds} seeds, {epochs} epochs"
     rows = []
     for whose in lengths:
         first = {job.sync: result for job, result in results.items() if (job.lengths, job.seed) == (whose, SEED)}
         rows += speed_rows(first, SPEEDUP, f"lengths as of {whose}", f"{whose}: ")
-        for sync in NAMES:
+        for sync in rules:
             last = [result.values[-1] for job, result in results.items() if (job.sync, job.lengths) == (sync, whose)]
-            spread = f"{note}; standard deviation {stdev(last):.2f}"
-            rows.append(Row(f"{whose}: {sync}, accuracy", ACCURACY[sync], fmean(last), "%", spread))
-    picture(results, lengths, out)
+            deviation = f"; standard deviation {stdev(last):.2f}, {spread(last)}" if seeds > 1 else ""
+            rows.append(Row(f"{whose}: {sync}, accuracy", ACCURACY.get(sync), fmean(last), "%", note + deviation))
+    picture(results, rules, lengths, out)
     return rows
 
 
-def picture(results: dict[Job, Learned], lengths: tuple[str, ...], out: Path) -> None:
+def picture(results: dict[Job, Learned], rules: Mapping[str, str], lengths: tuple[str, ...], out: Path) -> None:
     """Test accuracy against time, a panel for each kind of lengths."""
     figure = new_figure(4.5 * (1 + len(lengths)), 4.0)
     for number, whose in enumerate(lengths, start=1):
         axes = figure.add_subplot(1, len(lengths), number)
-        for colour, (sync, name) in zip(COLOURS, NAMES.items(), strict=False):
+        for colour, (sync, name) in zip(COLOURS, rules.items(), strict=False):
             runs = [result for job, result in results.items() if (job.sync, job.lengths) == (sync, whose)]
             for run_number, result in enumerate(runs):
                 axes.plot(result.times, result.values, color=colour, linewidth=1, label=None if run_number else name)

@@ -7,6 +7,7 @@ such a cluster. What the two networks differ in, for the order of the rules, is 
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 from typing import Final, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from experiments import data
 from experiments._training.models import digits_cnn, small_cnn
 from experiments._training.runs import Recipe, series, side_by_side, train
 from experiments.claims import Claim
-from experiments.result import COLOURS, Row, label, new_figure, save
+from experiments.result import COLOURS, Row, label, new_figure, save, spread
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import Result
 
@@ -60,6 +61,7 @@ class Job(NamedTuple):
     panel: Panel
     sync: str
     quick: bool
+    seed: int
 
 
 def model(quick: bool) -> nn.Module:
@@ -78,7 +80,7 @@ def run_one(job: Job) -> Result:
         optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=0.05),
         every=max(1, folds // 15) if "mode" not in job.sync else 2,
     )
-    cluster = Cluster(workers=WORKERS, compute=COMPUTE, update_s=job.panel.update_s, seed=SEED)
+    cluster = Cluster(workers=WORKERS, compute=COMPUTE, update_s=job.panel.update_s, seed=job.seed)
     return train(job.sync, recipe, images, cluster, Work(epochs=epochs, samples=samples, batch=batch))
 
 
@@ -97,30 +99,34 @@ CLAIMS: Final = (
 )
 
 
-def run(quick: bool, out: Path) -> list[Row]:
-    """Train every rule of both panels, write the figure, and return the rows."""
-    jobs = [Job(panel, sync, quick) for panel in PANELS for sync in panel.rules]
-    found = dict(zip(((job.panel.name, job.sync) for job in jobs), side_by_side(run_one, jobs), strict=True))
-    picture(found, out)
-    return [row for panel in PANELS for row in rows_of(panel, {sync: found[panel.name, sync] for sync in panel.rules}, quick)]
+def run(quick: bool, out: Path, *, seeds: int = 1) -> list[Row]:
+    """Train every rule of both panels, write the first seed's figure, and return the rows: means over seeds."""
+    jobs = [Job(panel, sync, quick, SEED + seed) for panel in PANELS for sync in panel.rules for seed in range(seeds)]
+    done = dict(zip(jobs, side_by_side(run_one, jobs), strict=True))
+    picture({(job.panel.name, job.sync): result for job, result in done.items() if job.seed == SEED}, out)
+    rows = []
+    for panel in PANELS:
+        found = {sync: [result for job, result in done.items() if (job.panel, job.sync) == (panel, sync)] for sync in panel.rules}
+        rows += rows_of(panel, found, quick)
+    return rows
 
 
-def rows_of(panel: Panel, results: dict[str, Result], quick: bool) -> list[Row]:
+def rows_of(panel: Panel, found: dict[str, list[Result]], quick: bool) -> list[Row]:
     """The time to the end beside the paper's order, the accuracy, and the share of its time that a worker waits."""
     note = "3 epochs of 4,096 MNIST images" if quick else "12 epochs of CIFAR-10, a small network"
-    ranked = sorted(panel.order, key=lambda sync: results[sync].seconds)
+    seconds = {sync: fmean(result.seconds for result in results) for sync, results in found.items()}
+    ranked = sorted(panel.order, key=lambda sync: seconds[sync])
     rows = []
-    for sync, result in results.items():
+    for sync, results in found.items():
         place = f"done {panel.order.index(sync) + 1}. of {len(panel.order)}" if sync in panel.order else None
         here = f"done {ranked.index(sync) + 1}." if sync in ranked else "not ranked in the paper"
-        rows.append(Row(f"{panel.name}: {sync} time", place, result.seconds, "s", f"{here}; {note}"))
-        accuracy = series(result, "accuracy")[1]
-        rows.append(Row(f"{panel.name}: {sync} accuracy", None, 100 * accuracy[-1], "%", note))
-        rows.append(
-            Row(f"{panel.name}: {sync} waiting", None, 100 * waiting(result), "%", "of the workers' time, for the rule or the server")
-        )
-    elastic = next(sync for sync in results if sync.startswith("elastic"))
-    saved = waited(results["bsp"]) / waited(results[elastic])
+        rows.append(Row(f"{panel.name}: {sync} time", place, seconds[sync], "s", f"{here}; {note}"))
+        accuracies = [100 * series(result, "accuracy")[1][-1] for result in results]
+        rows.append(Row(f"{panel.name}: {sync} accuracy", None, fmean(accuracies), "%", " ".join((note, spread(accuracies)))))
+        share = 100 * fmean(waiting(result) for result in results)
+        rows.append(Row(f"{panel.name}: {sync} waiting", None, share, "%", "of the workers' time, for the rule or the server"))
+    elastic = next(sync for sync in found if sync.startswith("elastic"))
+    saved = sum(map(waited, found["bsp"])) / sum(map(waited, found[elastic]))
     rows.append(Row(f"{panel.name}: waiting under bsp / under {elastic}", "more than 1", saved, "x", "total seconds of all workers"))
     return rows
 

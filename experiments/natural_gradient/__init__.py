@@ -92,10 +92,9 @@ CLAIMS: Final = (
         row="training with natural gradient: accuracy after averaging",
         over="training with SGD: accuracy after averaging",
         at_least=1.0,
-        mode="full",
-        why="97.8 % for 97.1",
+        why="97.8 % for 97.1 in a full run, 96.5 for 94.1 in a quick one",
     ),
-    Claim(row="training with natural gradient: divergence", over="training with SGD: divergence", at_most=0.8, mode="full", why="half"),
+    Claim(row="training with natural gradient: divergence", over="training with SGD: divergence", at_most=0.8, why="half"),
 )
 
 

@@ -5,9 +5,9 @@ Eight workers and eight servers instead of 32 and 32; so that as many iterations
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import Final
+from statistics import fmean
+from typing import Final, NamedTuple
 
 import torch
 
@@ -15,7 +15,7 @@ from experiments import data
 from experiments._training.models import digits_cnn, small_cnn
 from experiments._training.runs import Recipe, first_time, series, side_by_side, train
 from experiments.claims import Claim
-from experiments.result import COLOURS, Row, label, new_figure, save
+from experiments.result import COLOURS, Row, label, new_figure, save, spread
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import Result
 
@@ -34,8 +34,17 @@ SETTINGS: Final = {
 """Each with the paper's setting that it stands for, and its error."""
 
 
-def trained(sync: str, quick: bool) -> Result:
+class Job(NamedTuple):
     """One run."""
+
+    sync: str
+    seed: int
+    quick: bool
+
+
+def trained(job: Job) -> Result:
+    """Run it."""
+    sync, seed, quick = job
     images = data.mnist(8000, 1000) if quick else data.cifar10(50_000, 5000)
     versions = 120 if quick else 1500
     recipe = Recipe(
@@ -45,7 +54,7 @@ def trained(sync: str, quick: bool) -> Result:
         schedule=lambda version, _: 0.1 if version > versions * 2 / 3 else 1.0,
         every=versions // 15,
     )
-    cluster = Cluster(workers=WORKERS, servers=WORKERS, compute=COMPUTE, delay=LATE, seed=SEED)
+    cluster = Cluster(workers=WORKERS, servers=WORKERS, compute=COMPUTE, delay=LATE, seed=seed)
     return train(sync, recipe, images, cluster, Work(versions=versions, batch=32 if quick else 64))
 
 
@@ -57,9 +66,11 @@ CLAIMS: Final = (
 )
 
 
-def run(quick: bool, out: Path) -> list[Row]:
-    """Train under all four settings."""
-    results = dict(zip(SETTINGS, side_by_side(partial(trained, quick=quick), list(SETTINGS)), strict=True))
+def run(quick: bool, out: Path, *, seeds: int = 1) -> list[Row]:
+    """Train under all four settings; the figure is the first seed's."""
+    jobs = [Job(sync, SEED + seed, quick) for sync in SETTINGS for seed in range(seeds)]
+    done = dict(zip(jobs, side_by_side(trained, jobs), strict=True))
+    results = {sync: done[Job(sync, SEED, quick)] for sync in SETTINGS}
     figure = new_figure()
     axes = figure.subplots()
     for colour, (sync, result) in zip(COLOURS, results.items(), strict=False):
@@ -67,21 +78,24 @@ def run(quick: bool, out: Path) -> list[Row]:
         axes.plot([at / 60 for at in t], [1 - value for value in accuracy], color=colour, label=sync)
     label(axes, x="simulated minutes", y="test error")
     save(figure, out / "psp_fig4.png")
-    rows, synchronous = [], results["psp(c=8, b=1.0)"]
+    rows: list[Row] = []
+    synchronous = results["psp(c=8, b=1.0)"]
     goal = 2 * (1 - series(synchronous, "accuracy")[1][-1])
     note = "120 iterations on MNIST" if quick else "1,500 iterations on CIFAR-10, a small network"
     for sync, result in results.items():
         paper, error = SETTINGS[sync]
+        errors = [1 - series(one, "accuracy")[1][-1] for job, one in done.items() if job.sync == sync]
+        minutes = [one.seconds / 60 for job, one in done.items() if job.sync == sync]
         reached = first_time(result, lambda values: 1 - values["accuracy"] <= goal)
         rows += [
-            Row(f"{sync}: error", error, 1 - series(result, "accuracy")[1][-1], "", f"for the paper's {paper}; {note}"),
-            Row(f"{sync}: time", None, result.seconds / 60, "min", note),
+            Row(f"{sync}: error", error, fmean(errors), "", " ".join((f"for the paper's {paper}; {note}", spread(errors)))),
+            Row(f"{sync}: time", None, fmean(minutes), "min", " ".join((note, spread(minutes)))),
             Row(
                 f"{sync}: time to an error of {goal:.3f}",
                 None,
                 "not reached" if reached is None else reached / 60,
                 "min",
-                "twice the synchronous one's last",
+                "twice the synchronous one's last; the first seed's",
             ),
         ]
     return rows

@@ -213,6 +213,41 @@ def test_a_broken_claim_is_named_and_the_status_is_1(make: Make, tmp_path: Path,
     assert invoke("runner_claims", "--quick").exit_code == 0, "claims are looked at with --check only"
 
 
+SEEDED = (
+    GOOD.replace("def run(quick, out):", "def run(quick, out, *, seeds=1, speed=3.5):").replace('3.5, "m/s"', 'speed * seeds, "m/s"')
+    + """
+def faster(quick, out):
+    return run(quick, out, speed=7.0)
+VARIANTS = {"faster": faster}
+from experiments.claims import Claim
+CLAIMS = (Claim(row="speed", at_most=4.0, why="x"), Claim(row="speed", at_least=7.0, why="x", variant="faster"))
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        ((), 0, ""),
+        (("--seeds", "2"), 1, "broken claim: speed is 7, claimed is at most 4 (x)"),
+        (("--variant", "faster"), 0, ""),
+        (("--variant", "fast"), 1, "runner_seeds has no variant 'fast'; the known ones are faster"),
+        (
+            ("--variant", "faster", "--seeds", "2"),
+            1,
+            "runner_seeds --variant faster --seeds 2: it takes no number of seeds; leave out --seeds",
+        ),
+    ],
+)
+def test_seeds_and_variants_are_the_experiments_own(make: Make, tmp_path: Path, options: tuple[str, ...], status: int, said: str) -> None:
+    make("runner_seeds", SEEDED)
+    done = invoke("runner_seeds", "--quick", "--check", *options)
+    assert (done.exit_code, said in done.stderr) == (status, True), done.output
+    if "claimed" in said or not said:
+        result = json.loads((tmp_path / "out" / "runner_seeds" / "result.json").read_text())
+        assert result["experiment"] == " ".join(("runner_seeds", *options)), "what was run can be typed again"
+
+
 def test_what_claims_nothing_cannot_be_checked(make: Make) -> None:
     make("runner_modest", GOOD)
     done = invoke("runner_modest", "--quick", "--check")
