@@ -39,7 +39,10 @@ if TYPE_CHECKING:
     from offbeat.policies import rule as rule
     from offbeat.protocol.policy import Policy as Policy
     from offbeat.session import chief as chief
+    from offbeat.session import is_main_process as is_main_process
     from offbeat.session import log as log
+    from offbeat.session import rank as rank
+    from offbeat.session import world_size as world_size
     from offbeat.tensors.natural_gradient import NaturalGradient as NaturalGradient
 
 __version__ = "0.1.0"
@@ -62,6 +65,7 @@ _HOME = {
     "EnsembleSync": "offbeat.policies",
     "FirstOf": "offbeat.policies",
     "Full": "offbeat.policies",
+    "is_main_process": "offbeat.session",
     "JobError": "offbeat.errors",
     "log": "offbeat.session",
     "Majority": "offbeat.policies",
@@ -71,11 +75,13 @@ _HOME = {
     "ProtocolError": "offbeat.errors",
     "PSP": "offbeat.policies",
     "Quorum": "offbeat.policies",
+    "rank": "offbeat.session",
     "RefusedError": "offbeat.errors",
     "rule": "offbeat.policies",
     "SGP": "offbeat.policies",
     "Solo": "offbeat.policies",
     "SSP": "offbeat.policies",
+    "world_size": "offbeat.session",
 }
 """Where each public name lives."""
 
@@ -110,8 +116,11 @@ __all__ = [
     "Solo",
     "__version__",
     "chief",
+    "is_main_process",
     "log",
+    "rank",
     "rule",
+    "world_size",
 ]
 
 

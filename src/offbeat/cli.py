@@ -69,6 +69,9 @@ def run(
         float, typer.Option(help="Seconds after which a worker is killed whose script neither calls offbeat nor waits in it; 0: never.")
     ] = 1800.0,
     port: Annotated[int, typer.Option(help="Where server 0 listens; 0: any free port.")] = 0,
+    no_torchrun_env: Annotated[
+        bool, typer.Option("--no-torchrun-env", help="Do not set RANK, WORLD_SIZE and so on in the workers.")
+    ] = False,
 ) -> None:
     """Train SCRIPT on this machine, in one process per worker."""
     settings = check(
@@ -87,6 +90,7 @@ def run(
         timeout_s=timeout,
         progress_timeout_s=progress_timeout,
         port=port,
+        no_torchrun_env=no_torchrun_env,
     )
     screen = console()
     progress = Progress(screen)
@@ -191,6 +195,7 @@ def check(
     progress_timeout_s: float = 1800.0,
     late: Sequence[str] = (),
     preload: Sequence[str] = (),
+    no_torchrun_env: bool = False,
 ) -> JobSettings:
     """The job's settings, if they make sense.
 
@@ -227,6 +232,7 @@ def check(
         seed=seed,
         timeout_s=timeout_s,
         progress_timeout_s=progress_timeout_s,
+        torchrun_env=not no_torchrun_env,
         script=" ".join([script]),
         journal=None if journal is None else str(journal.absolute()),
         slow=slow_faults,

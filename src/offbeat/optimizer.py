@@ -14,6 +14,7 @@ from offbeat.data import ElasticBatchSampler, elastic_batch_sampler
 from offbeat.errors import ConfigurationError
 from offbeat.policies import rule
 from offbeat.protocol.policy import Policy
+from offbeat.runtime import other_launchers
 from offbeat.runtime.settings import WorkerSettings
 from offbeat.session import LocalSession, Session
 from offbeat.tensors.layout import Layout
@@ -56,7 +57,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         nonfinite: what to do with a gradient that has infinity or NaN in it: ``"reject"`` it, the fold goes without, or ``"stop"`` the job.
 
     Raises:
-        ConfigurationError: the optimizer cannot run on a server, or is not the model's, or nothing is trainable, or no such rule.
+        ConfigurationError: the optimizer cannot run on a server, or is not the model's, or nothing is trainable, or no such rule; or
+            another launcher, such as torchrun, has started several processes of the script.
         RefusedError: the job's other workers have a different model, optimizer or rule.
 
     >>> model = torch.nn.Linear(3, 1)
@@ -98,6 +100,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """This process's part in its job, as the environment tells."""
         settings = WorkerSettings.from_environment()
         if settings is None:
+            other_launchers.refuse()
             sessions.current = LocalSession(self.wrapped)
             return sessions.current
         if sessions.current is not None:

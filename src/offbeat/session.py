@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -220,11 +221,45 @@ def log(**metrics: float) -> None:
         current.log({name: float(value) for name, value in metrics.items()})
 
 
-def chief() -> bool:
-    """Whether this is the worker that evaluates, prints and saves; True without a launcher.
+def rank() -> int:
+    """Return this worker's number in the job, from 0; 0 without a launcher.
 
-    It is the lowest-numbered worker that is there when the job begins. If it dies, or is told to leave (SIGTERM), the lowest-numbered
-    living worker takes its place and keeps it, also when the first one comes back. The end of its script passes the role to nobody: what it
-    has saved is not saved again by workers that end later.
+    Usable before the optimizer exists, for a seed or a share of the data that differs from worker to worker. A restarted worker has the
+    number of the process before it.
+
+    >>> rank()
+    0
     """
-    return current is None or current.chief
+    return current.worker if current is not None else int(os.environ.get("OFFBEAT_WORKER", "0"))
+
+
+def world_size() -> int:
+    """Return how many workers the job was started with, whether they live or not; 1 without a launcher. Usable before the optimizer exists.
+
+    >>> world_size()
+    1
+    """
+    return current.workers if current is not None else int(os.environ.get("OFFBEAT_WORKERS", "1"))
+
+
+def chief() -> bool:
+    """Return whether this is the worker that evaluates, prints and saves; True without a launcher.
+
+    The chief is the lowest-numbered worker that is there when the job begins. If it dies, or is told to leave (SIGTERM), the
+    lowest-numbered living worker takes its place and keeps it, also when the first one comes back. The end of its script passes the role to
+    nobody: what it has saved is not saved again by workers that end later. Before the optimizer exists the answer is that of worker 0.
+
+    >>> chief()
+    True
+    """
+    return current.chief if current is not None else rank() == 0
+
+
+def is_main_process() -> bool:
+    """Return what `chief` returns, under the name that users of other libraries look for.
+
+    >>> if is_main_process():
+    ...     print("one worker says this")
+    one worker says this
+    """
+    return chief()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.faults.job import DEADLINE_S, MISTAKEN, TRAIN, Job
+from tests.faults.job import DEADLINE_S, MISTAKEN, SCRIPTS, TRAIN, Job
 
 from offbeat.runtime.settings import WorkerSettings
 
@@ -137,3 +137,9 @@ def test_a_full_dev_shm_does_not_matter(start_new: Start) -> None:
     ended = start_new("--workers", "2", TRAIN, before=(*private, f'{fill} 2>/dev/null; exec "$@"', "sh")).ended()
     assert ended.status == 0, ended.err
     assert ended.tally().problems() == []
+
+
+def test_a_process_group_of_the_scripts_own_works_beside_the_job(start: Start) -> None:
+    ended = start("--workers", "2", str(SCRIPTS / "group.py")).ended()
+    assert ended.status == 0, ended.err
+    assert ended.tally().summary()["metrics"]["seen"] == sum(range(32))

@@ -50,6 +50,16 @@ def test_a_workers() -> None:
     assert "OMP_WAIT_POLICY" not in environment
 
 
+def test_a_worker_has_torchruns_variables_if_wanted() -> None:
+    user = {**USER, "RANK": "7", "WORLD_SIZE": "9", "MASTER_ADDR": "elsewhere"}
+    plain = worker_environment(1, JOB, token="t", servers=(HERE, THERE), user=user)
+    placed = worker_environment(1, JOB, token="t", servers=(HERE, THERE), group_port=4321, user=user)
+    assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "LOCAL_RANK", "MASTER_PORT"} & plain.keys(), "another launcher's are not passed on"
+    assert [placed[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")] == ["1", "1", "2", "2"]
+    assert (placed["MASTER_ADDR"], placed["MASTER_PORT"]) == ("127.0.0.1", "4321")
+    assert "TORCHELASTIC_RUN_ID" not in placed
+
+
 def test_a_servers() -> None:
     environment = of_server(OMP_WAIT_POLICY="ACTIVE")
     assert (environment["PATH"], environment["OMP_WAIT_POLICY"]) == ("/bin", "PASSIVE")

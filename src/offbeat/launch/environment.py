@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import socket
 from collections.abc import Mapping
 
 from offbeat.runtime.settings import JobSettings, WorkerSettings
@@ -47,13 +48,49 @@ def common_environment(job: JobSettings, user: Mapping[str, str] = os.environ) -
 
     Args:
         job: their job.
-        user: the variables that the job was started with.
+        user: the variables that the job was started with. Those that place a process among others started by torchrun are left out.
     """
-    return _defaults({"OMP_NUM_THREADS": str(_share(job.workers)), **_keep_memory(*platform.libc_ver())}, user)
+    rest = {name: value for name, value in user.items() if name not in torchrun_variables(0, 1, 0)}
+    return _defaults({"OMP_NUM_THREADS": str(_share(job.workers)), **_keep_memory(*platform.libc_ver())}, rest)
+
+
+def torchrun_variables(worker: WorkerId, workers: int, port: int) -> dict[str, str]:
+    """Return what torchrun would set: by these a script makes a process group of its own, beside the job, and splits data.
+
+    TORCHELASTIC_RUN_ID is not among them: by it libraries, such as Lightning, take themselves to be under torchrun, and start a group.
+
+    Args:
+        worker: which worker.
+        workers: how many there are.
+        port: free on this machine; worker 0's process group listens there.
+    """
+    here, all_of_them = str(worker), str(workers)
+    return {
+        "RANK": here,
+        "LOCAL_RANK": here,
+        "WORLD_SIZE": all_of_them,
+        "LOCAL_WORLD_SIZE": all_of_them,
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface at which nobody listens now. Somebody may take it before it is used."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def worker_environment(
-    worker: WorkerId, job: JobSettings, *, token: str, servers: tuple[Address, ...], user: Mapping[str, str] = os.environ
+    worker: WorkerId,
+    job: JobSettings,
+    *,
+    token: str,
+    servers: tuple[Address, ...],
+    group_port: int | None = None,
+    user: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
     """All variables of a worker's process.
 
@@ -62,6 +99,7 @@ def worker_environment(
         job: its job.
         token: what the job's processes show each other.
         servers: where they listen, server 0 first.
+        group_port: where a process group of the script's own meets; None: no variables of torchrun's are set.
         user: the variables that the job was started with.
     """
     settings = WorkerSettings(
@@ -74,7 +112,8 @@ def worker_environment(
         slow=job.slow,
         sync=job.sync,
     )
-    return {**common_environment(job, user), **settings.to_environment()}
+    group = {} if group_port is None else torchrun_variables(worker, job.workers, group_port)
+    return {**common_environment(job, user), **group, **settings.to_environment()}
 
 
 def _defaults(ours: Mapping[str, str], user: Mapping[str, str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from offbeat.launch.environment import common_environment, server_environment, worker_environment
+from offbeat.launch.environment import common_environment, free_port, server_environment, worker_environment
 from offbeat.launch.hangs import STACKS_S, LivedClock, ServerWatch, Standing
 from offbeat.launch.outcome import Display, End, Outcome, verdict
 from offbeat.launch.processes import Child, describe, start
@@ -61,6 +61,7 @@ class Supervisor:
         self._max_restarts = max_restarts
         self._port = port
         self._display = display
+        self._group_port = free_port() if settings.torchrun_env else None
         self._token = secrets.token_hex(16)
         self._hub = SocketHub(self._token)
         self._servers: dict[int, Child] = {}
@@ -146,7 +147,7 @@ class Supervisor:
 
     def _spawn(self, worker: WorkerId) -> Child:
         servers = tuple(self._addresses[n] for n in range(self._settings.servers))
-        environment = worker_environment(worker, self._settings, token=self._token, servers=servers)
+        environment = worker_environment(worker, self._settings, token=self._token, servers=servers, group_port=self._group_port)
         forked = self._zygote.fork(environment, self._command) if self._zygote is not None else None
         return forked or start([sys.executable, *self._command], environment, capture=self._display.redraws)
 

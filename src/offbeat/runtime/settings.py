@@ -59,6 +59,8 @@ class JobSettings:
     """Silence after which a worker is dead. Workers send a heartbeat ten times as often."""
     progress_timeout_s: Seconds = 1800.0
     """How long a worker's script may neither call the library nor wait in it before its process is killed; 0: for ever."""
+    torchrun_env: bool = True
+    """Whether workers have torchrun's variables, for a process group of the script's own."""
     script: str = ""
     journal: str | None = None
     slow: tuple[Slow, ...] = ()
