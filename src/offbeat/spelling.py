@@ -32,7 +32,7 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
     """
     try:
         tree = _parsed(_ASYNC.sub(r"\1Async", text.strip()))
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deep for Python's parser
         position = getattr(error, "offset", None) or 1
         raise ConfigurationError(f"{text!r}: cannot read it at character {position}; write name or name(key=value, ...)") from None
     if isinstance(tree, ast.Name):
@@ -65,7 +65,7 @@ def _literal(text: str, node: ast.expr) -> Any:
         return {"inf": float("inf"), "Async": "async"}.get(node.id, node.id)
     try:
         return ast.literal_eval(node)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError, MemoryError):
         raise ConfigurationError(
             f"{text!r}: the value at character {node.col_offset + 1} is neither a number, a word, nor a quoted string"
         ) from None

@@ -16,10 +16,9 @@ from offbeat.runtime.settings import JobSettings
     [
         ("asp", "met", {}),
         ("asp", "leaving", {}),
-        ("asp", "outside", {"incarnation": 1, "reason": "left out"}),
+        ("asp", "outside", {"incarnation": 0, "reason": "left out"}),
         ("solo", "got", {}),
-        ("solo", "state", {"do": "save"}),
-        ("solo", "measured", {"version": 1, "norms": ((), 0.0, 0.0)}),
+        ("solo", "state", {"do": "get"}),
     ],
 )
 def test_a_message_of_the_other_kind_of_job_breaks_the_protocol(sync: str, kind: str, fields: dict[str, Any]) -> None:
@@ -62,6 +61,6 @@ def test_who_is_welcomed_late_has_nothing_to_say_before(kind: str) -> None:
     host = coordinator(JobSettings(workers=2))
     first = Worker(host, 0, sync="solo")
     first.greet(0.0)
-    with pytest.raises(ProtocolError, match="not been welcomed"):
+    with pytest.raises(ProtocolError, match="before the job accepted it"):
         first.say(kind, 0.1)
     host.close(True, "enough", 0.2)

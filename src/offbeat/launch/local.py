@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+from offbeat.errors import ProtocolError
 from offbeat.launch.environment import common_environment, free_port, server_environment, worker_environment
 from offbeat.launch.hangs import STACKS_S, LivedClock, ServerWatch, Standing
 from offbeat.launch.outcome import Display, End, Outcome, verdict
 from offbeat.launch.processes import Child, describe, start
 from offbeat.launch.restarts import LastWords, WorkerProcess, why_not_restarted
 from offbeat.launch.zygote import POSSIBLE, Zygote
-from offbeat.runtime import stacks
+from offbeat.runtime import messages, stacks
 from offbeat.runtime.settings import JobSettings
 from offbeat.transport.base import Address, Connection, Message
 from offbeat.transport.hub import SocketHub
@@ -172,7 +173,7 @@ class Supervisor:
             if isinstance(item, Message):
                 self._on_message(connection, item.header)
                 for number in [number for number, link in self._links.items() if link is connection]:
-                    self._server_watch.heard(number, self._clock.now(), loading=item.header["kind"] == "loading")
+                    self._server_watch.heard(number, self._clock.now(), loading=item.header.get("kind") == "loading")
             else:
                 self._links = {number: link for number, link in self._links.items() if link is not connection}
         for worker, state in self._workers.items():
@@ -188,7 +189,16 @@ class Supervisor:
             self._serve(POLL_S)
 
     def _on_message(self, connection: Connection, header: dict[str, Any]) -> None:
-        match header["kind"]:
+        try:
+            kind = messages.TO_SUPERVISOR.check(header, connection.peer)
+            fresh = kind == "listening" and header["number"] in self._servers and header["number"] not in self._links
+            if not fresh and connection not in self._links.values():
+                raise ProtocolError(f"{connection.peer} sent {kind!r} and is no server of this job")
+        except ProtocolError as error:
+            self._display.note(f"{error}: not heard")
+            connection.close()
+            return
+        match kind:
             case "listening":
                 host, tcp, local = header["address"]
                 self._links[header["number"]] = connection
@@ -209,8 +219,9 @@ class Supervisor:
                 if header["worker"] in self._workers:
                     self._workers[header["worker"]].failure = LastWords(header["reason"], header["pushed"])
             case "kill":
-                self._display.note(f"killing worker {header['worker']}, as ordered by --kill")
-                self._workers[header["worker"]].child.signal(signal.SIGKILL)
+                if header["worker"] in self._workers:
+                    self._display.note(f"killing worker {header['worker']}, as ordered by --kill")
+                    self._workers[header["worker"]].child.signal(signal.SIGKILL)
 
     def _check_servers(self) -> None:
         for number, child in self._servers.items():

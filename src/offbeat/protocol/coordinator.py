@@ -101,6 +101,16 @@ class Coordinator:
         """How many iterations a worker has completed, of those that take part."""
         return self._ledger.clock(worker)
 
+    def arriving(self, event: Pushed) -> Clock | None:
+        """In rules of shard scope: the clock of the push of which this is one more arrival; None: this is the first arrival of its push."""
+        assert isinstance(self._ledger, ShardedLedger), "elsewhere a push arrives once"
+        return self._ledger.arriving(event)
+
+    @property
+    def initialiser(self) -> WorkerId | None:
+        """The worker that has been asked for the initial parameters; None: nobody has."""
+        return self._initialiser
+
     @property
     def begun(self) -> bool:
         """Whether version 0 exists."""
@@ -216,7 +226,8 @@ class Coordinator:
             ]
         return False
 
-    def _is_present(self, worker: WorkerId, incarnation: Incarnation) -> bool:
+    def present(self, worker: WorkerId, incarnation: Incarnation) -> bool:
+        """Whether this is the newest incarnation of a worker that is alive."""
         if worker not in self.membership:
             return False
         member = self.membership[worker]
@@ -264,10 +275,10 @@ class Coordinator:
         worker, incarnation = event.worker, event.incarnation
         fenced = None
         # What another server reports is no sign of life: the push may be older than the worker's end, which server 0 has seen already.
-        if not (self._is_present(worker, incarnation) if event.shard else self._speaks(worker, incarnation, now)):
+        if not (self.present(worker, incarnation) if event.shard else self._speaks(worker, incarnation, now)):
             left = worker in self.membership and self.membership[worker].state is WorkerState.FINISHED
             fenced = f"sent by incarnation {incarnation}, which {'has left' if left else 'was declared dead'}"
-        elif not self._admitted(worker):
+        elif not self.admitted(worker):
             fenced = "pushed without having been admitted"
         if fenced is not None:
             self._effects.append(Settle(worker, incarnation, 0, Fate.REJECTED, fenced, self.version, event.samples, event.shard))
@@ -283,7 +294,7 @@ class Coordinator:
 
     def _abandoned(self, event: Abandoned, now: Seconds) -> None:
         worker = event.worker
-        if not self._speaks(worker, event.incarnation, now) or not self._admitted(worker):
+        if not self._speaks(worker, event.incarnation, now) or not self.admitted(worker):
             return
         self._effects += self._epochs.resume(worker, now)
         self._epochs.abandon(event)
@@ -301,13 +312,13 @@ class Coordinator:
         self._do(self._ledger.withdrawn(event, now))
         self._deal(now)
 
-    def _admitted(self, worker: WorkerId) -> bool:
+    def admitted(self, worker: WorkerId) -> bool:
         """Whether a living worker has been told to go on: what the others send is a mistake of theirs, and does no harm."""
         return self._begun and worker not in self._ledger.waiting and worker not in self._outside
 
     def _pull_wanted(self, event: PullWanted, now: Seconds) -> None:
         # A worker that waits to be admitted gets the newest parameters with that, and not before its contribution has a fate.
-        if self._speaks(event.worker, event.incarnation, now) and self._admitted(event.worker):
+        if self._speaks(event.worker, event.incarnation, now) and self.admitted(event.worker):
             self._do(self._ledger.refresh(event.worker, now, "asked for"))
 
     def _do(self, effects: list[Effect]) -> None:

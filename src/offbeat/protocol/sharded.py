@@ -73,6 +73,11 @@ class ShardedLedger:
         """Whether this is the first arrival of its push at any shard."""
         return self._pushes.known(event) is None
 
+    def arriving(self, event: Pushed) -> Clock | None:
+        """The clock of the push of which this is one more arrival; None: this is the first arrival of its push."""
+        push = self._pushes.known(event)
+        return None if push is None else push.clock
+
     def recalled(self, worker: WorkerId) -> tuple[LeaseId, ...]:
         """The samples of what this worker has pushed and no shard has folded: if it enters anew, that is dropped."""
         return self._pushes.recalled(worker)

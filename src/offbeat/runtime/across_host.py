@@ -15,6 +15,7 @@ import torch
 from offbeat.collective import Entry
 from offbeat.collective.across import AcrossRounds
 from offbeat.collective.mesh import SEAT
+from offbeat.errors import ProtocolError
 from offbeat.policies.eager import Full, Partial
 from offbeat.protocol.effects import Effect
 from offbeat.runtime.rank_host import RankHost
@@ -140,6 +141,11 @@ class AcrossHost(RankHost):
 
     _table: AcrossTable
 
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._meeting: set[WorkerId] = set()
+        """Newcomers that have been told of the others, and have not said that they are connected."""
+
     def check(self, worker: WorkerId, connection: Connection) -> None:
         """Every process can come, wherever it is."""
 
@@ -155,12 +161,20 @@ class AcrossHost(RankHost):
 
     def ready(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> None:
         """A rank asks to be counted, and says where it listens."""
-        others = self._table.introduce(worker, header["addresses"])
+        self._check_outside(worker, "ready")
+        addresses, tables = header.get("addresses", ()), len(self._table.slots)
+        if len(addresses) != tables:
+            raise ProtocolError(f"worker {worker} sent 'ready' with {len(addresses)} addresses (expected {tables})")
+        others = self._table.introduce(worker, addresses)
         if self._coordinator.begun:
+            self._meeting.add(worker)
             self._roster[worker].connection.send({"kind": "meet", "addresses": others})
         else:
             super().ready(worker, header, now)
 
     def met(self, worker: WorkerId) -> None:
         """A newcomer is connected with the others."""
+        if worker not in self._meeting:
+            super().met(worker)
+        self._meeting.discard(worker)
         self.newcomers.want(worker)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.protocol.policy import Policy
+from offbeat.runtime.pushes import OPEN_MAX
 from offbeat.runtime.settings import ANY, JobSettings, Late
 from offbeat.runtime.shard_host import Measured, ShardHost
 from offbeat.tensors.layout import Layout, Span
@@ -107,20 +108,30 @@ class BlockShard(ShardHost):
         """A worker's gradient has arrived.
 
         Raises:
-            ProtocolError: it has another size than the shard.
+            ProtocolError: it has another size than the shard, its number has been used, or too many gradients wait here already.
         """
         if len(gradient) != len(self._memory):
             raise ProtocolError(f"worker {worker} sent a gradient of {len(gradient)} bytes to a shard of {len(self._memory)}")
+        if (worker, number) in self._gradients:
+            raise ProtocolError(f"worker {worker} sent push number {number} twice (expected another number for each push)")
+        if len(self._gradients) >= OPEN_MAX and sum(other == worker for other, _ in self._gradients) >= OPEN_MAX:
+            raise ProtocolError(f"worker {worker} has {OPEN_MAX} gradients without a fate here (expected it to wait for new blocks)")
         self._gradients[worker, number] = gradient
 
     def got(self, connection: Connection) -> None:
-        """A worker has read a block."""
+        """A worker has read a block.
+
+        Raises:
+            ProtocolError: none is under way to it.
+        """
         flow = self._flows.get(connection)
         if flow is not None:
+            if flow.blocks == 0:
+                raise ProtocolError(f"{connection.peer} sent 'got' and no block was under way to it (expected once for each block)")
             flow.blocks -= 1
-            if flow.behind:
+            worker = self.worker_at(connection)
+            if flow.behind and worker in self._slots and self._slots[worker].connection is connection:
                 flow.behind = False
-                worker = next(worker for worker, slot in self._slots.items() if slot.connection is connection)
                 self._send_block(worker, self._header(chief=None), bytes(self._memory))
 
     def apply(self, orders: Sequence[Mapping[str, Any]]) -> list[Measured]:
@@ -159,7 +170,8 @@ class BlockShard(ShardHost):
     def _release(self, order: Mapping[str, Any]) -> None:
         fields = {key: value for key, value in order.items() if key not in ("do", "worker")}
         header = {"kind": "parameters", "shard": self._number, "block": self._version, **fields}
-        self._slots[order["worker"]].connection.send(header, payload=(bytes(self._memory),))
+        if order["worker"] in self._slots:  # else it has said that it is ready to server 0, and has never attached here
+            self._slots[order["worker"]].connection.send(header, payload=(bytes(self._memory),))
 
     def _publish(self, order: Mapping[str, Any]) -> None:
         # One copy for all: what the system does not take at once waits in it, while the memory goes on to the next version.

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from offbeat.errors import ProtocolError
 from offbeat.transport.base import Buffer
+from offbeat.transport.schema import Unfit, many, one_of, row, whole
 from offbeat.types import WorkerId
 
 _NUMPY = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "int64": np.int64, "int32": np.int32}
@@ -67,11 +68,12 @@ class BufferBook:
         Raises:
             ProtocolError: the layout differs from that of the workers before it, or from the payload's size.
         """
-        if self.layout is None:
-            self.layout = layout
-        if layout != self.layout:
+        if self.layout is not None and layout != self.layout:
             raise ProtocolError(f"worker {worker} has other buffers than the workers before it")
+        if self.layout is None:
+            _check_layout(layout)
         self._last[worker] = [array.copy() for array in _arrays(layout, payload)]
+        self.layout = layout
 
     def forget(self, worker: WorkerId) -> None:
         """A worker is gone."""
@@ -87,6 +89,16 @@ class BufferBook:
         return b"".join(_combine(column).tobytes() for column in columns)
 
 
+_LAYOUT: Final = many(row(one_of(*_NUMPY), many(whole(0, 1 << 40), 64)), 1 << 17)
+
+
+def _check_layout(layout: Any) -> None:
+    try:
+        _LAYOUT(layout)
+    except Unfit as unfit:
+        raise ProtocolError(f"a layout of buffers has {'.'.join(unfit.path)} = {unfit.seen} (expected {unfit.expected})") from None
+
+
 def _kind(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
@@ -99,8 +111,6 @@ def _combine(column: tuple[np.ndarray[Any, Any], ...]) -> np.ndarray[Any, Any]:
 
 
 def _arrays(layout: list[Any], payload: Buffer) -> list[np.ndarray[Any, Any]]:
-    if any(kind not in _NUMPY for kind, _ in layout):
-        raise ProtocolError(f"buffers of kinds {sorted({kind for kind, _ in layout})}: known are {sorted(_NUMPY)}")
     sizes = [prod(shape) * np.dtype(_NUMPY[kind]).itemsize for kind, shape in layout]
     if sum(sizes) != len(payload):
         raise ProtocolError(f"{len(payload)} bytes of buffers where the layout says {sum(sizes)}")

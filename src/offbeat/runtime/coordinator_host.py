@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.effects import Effect, StateChanged
 from offbeat.protocol.events import Abandoned, EpochWanted, Event, Heard, LeaseWanted, Left, Lost, PullWanted
 from offbeat.report.tally import Tally
+from offbeat.runtime import messages
 from offbeat.runtime.announcer import Announcer
 from offbeat.runtime.first_steps import FirstStepsWatch
 from offbeat.runtime.journal import Journal, end_record, fault_record, job_record, metrics_record, process_record, warning_record
@@ -22,7 +23,7 @@ from offbeat.runtime.loading import Loaded
 from offbeat.runtime.rank_host import RankHost
 from offbeat.runtime.rank_hosts import checked_vector, host_of
 from offbeat.runtime.rehearsal import Kills, announced
-from offbeat.runtime.roster import Peer, Roster
+from offbeat.runtime.roster import Peer, Roster, refuse
 from offbeat.runtime.served_host import ServedHost
 from offbeat.runtime.settings import JobSettings
 from offbeat.runtime.side import Side
@@ -30,6 +31,18 @@ from offbeat.runtime.standings import Standings
 from offbeat.runtime.terms import Terms
 from offbeat.transport.base import Connection, Hub, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, WorkerId, WorkerState
+
+SPEAKING: Final = {
+    "push": "push",
+    "abandoned": "work",
+    "samples": "want",
+    "epoch": "want",
+    "heard": "",
+    "outside": "",
+    "pull": "",
+    "left": "",
+}
+"""Kinds of messages that name the worker's incarnation, and in which of their fields; empty: in none, beside the kind."""
 
 
 class CoordinatorHost:
@@ -97,10 +110,10 @@ class CoordinatorHost:
                 peer.worker, message.header["incarnation"], message.header["reason"], now
             ),
             "leaving": lambda peer, message, now: self.ranks.newcomers.farewell(peer.worker),
-            "donation": lambda peer, message, now: self.ranks.newcomers.donated(message),
-            "pull": lambda peer, message, now: self._feed(PullWanted(peer.worker, message.header["incarnation"]), now),
-            "samples": lambda peer, message, now: self._feed(LeaseWanted(peer.worker, **message.header["want"]), now),
-            "epoch": lambda peer, message, now: self._feed(EpochWanted(peer.worker, **message.header["want"]), now),
+            "donation": lambda peer, message, now: self.ranks.newcomers.donated(peer.worker, message),
+            "pull": self._pull,
+            "samples": self._wants,
+            "epoch": self._wants,
             "left": lambda peer, message, now: self._gone(Left(peer.worker, message.header["incarnation"], message.header["noticed"]), now),
             "abort": self._abort,
             "state": lambda peer, message, now: self.served.shard.answer_state(peer.connection, message),
@@ -109,8 +122,7 @@ class CoordinatorHost:
     @property
     def side(self) -> Side:
         """What carries out effects; exists once workers have been welcomed."""
-        if self._side is None:
-            raise ProtocolError("a message of who has not been welcomed yet")
+        assert self._side is not None, "nobody has been welcomed"
         return self._side
 
     @property
@@ -118,7 +130,7 @@ class CoordinatorHost:
         """The side of a job with servers."""
         side = self.side
         if not isinstance(side, ServedHost):
-            raise ProtocolError("a message that only workers of servers send, in a job without")
+            raise ProtocolError("the peer sent a message that only workers of servers send, and this job has none")
         return side
 
     @property
@@ -126,7 +138,7 @@ class CoordinatorHost:
         """The side of a job without servers."""
         side = self.side
         if not isinstance(side, RankHost):
-            raise ProtocolError("a message that only ranks send, in a job with servers")
+            raise ProtocolError("the peer sent a message that only ranks send, and this job has servers")
         return side
 
     @property
@@ -138,35 +150,85 @@ class CoordinatorHost:
     # What comes in.
 
     def on_message(self, connection: Connection, message: Message, now: Seconds) -> None:
-        """Handle a message of a worker or of another server."""
-        kind = message.header.get("kind")
+        """Handle a message of a worker or of another server.
+
+        Raises:
+            ProtocolError: it breaks the protocol; it costs the peer its connection.
+            JobError: the job cannot go on.
+        """
         self._follow(now)
-        if kind == "hello":
-            self._hello(connection, message, now)
-        elif kind in ("arrived", "initialised", "measured"):
-            self.served.from_shard(message.header, now)
-        elif (peer := self._roster.at(connection)) is None or kind not in self._handlers:
-            raise ProtocolError(f"{connection.peer} sent {kind!r} before it said hello")
-        elif kind in ("samples", "epoch") and self._side is not None and self._side.behind:
-            self._deferred.append((connection, message))
+        if (shard := self._shard_at(connection)) is not None:
+            self._from_shard(shard, message, now)
         else:
-            self._handlers[kind](peer, message, now)
+            self._from_worker(connection, message, now)
         self._follow(now)
+
+    def _from_worker(self, connection: Connection, message: Message, now: Seconds) -> None:
+        peer = self._roster.at(connection)
+        name = connection.peer if peer is None else f"worker {peer.worker}"
+        kind = messages.FROM_WORKER.check(message.header, name, len(message.payload), len(message.memory))
+        if kind == "hello":
+            if peer is not None:
+                raise ProtocolError(f"{name} sent 'hello' a second time (expected once for each connection)")
+            self._hello(connection, message, now)
+        elif peer is None:
+            raise ProtocolError(f"{name} sent {kind!r} before it said hello (expected 'hello')")
+        elif not peer.welcomed and kind not in ("heard", "left", "abort", "metrics"):
+            raise ProtocolError(f"{name} sent {kind!r} before the job accepted it (expected to wait for 'welcome')")
+        else:
+            self._check_incarnation(peer, kind, message.header)
+            if kind in ("samples", "epoch") and self._side is not None and self._side.behind:
+                self._deferred.append((connection, message))
+            else:
+                self._handlers[kind](peer, message, now)
+
+    def _check_incarnation(self, peer: Peer, kind: str, header: Mapping[str, Any]) -> None:
+        """A worker speaks as the incarnation that it was told, or as an earlier one that it does not know to be dead."""
+        if (part := SPEAKING.get(kind)) is None:
+            return
+        seen = header[part]["incarnation"] if part else header["incarnation"]
+        if seen > peer.incarnation:
+            raise ProtocolError(f"worker {peer.worker} sent {kind!r} with incarnation = {seen} (expected at most {peer.incarnation})")
+
+    def _shard_at(self, connection: Connection) -> int | None:
+        return next((number for number, shard in self._shards.items() if shard is connection), None)
+
+    def _from_shard(self, shard: int, message: Message, now: Seconds) -> None:
+        messages.FROM_SHARD.check(message.header, f"server {shard}", len(message.payload), len(message.memory))
+        try:
+            if "push" in message.header:
+                self._check_push(message.header["worker"], message.header)
+            self.served.from_shard(message.header, shard, now)
+        except ProtocolError as error:
+            # What another server passes on is what a worker has sent it.
+            worker = message.header.get("worker")
+            connection = self._roster.predecessor(worker) if isinstance(worker, int) else None
+            if connection is None:
+                raise JobError(f"server {shard} broke the protocol: {error}") from error
+            self.served.discard(shard, message.header)
+            refuse(connection, error)
+            self.on_closed(connection, f"it broke the protocol: {error}", now)
 
     def on_closed(self, connection: Connection, reason: str, now: Seconds) -> None:
         """A connection of a worker or of another server is gone."""
-        for number, shard in self._shards.items():
-            if shard is connection:
-                raise JobError(f"server {number} is gone ({reason}), and its part of the parameters with it")
+        if (number := self._shard_at(connection)) is not None:
+            raise JobError(f"server {number} is gone ({reason}), and its part of the parameters with it")
         peer = self._roster.close(connection)
         if peer is not None:
             why = f"connection closed: {reason}" if peer.last_words is None else f"its script failed: {peer.last_words}"
             self.on_lost(peer.worker, why, now, peer.incarnation)
 
-    def on_last_words(self, connection: Connection, reason: str) -> None:
-        """A worker's script has failed. The worker is dead when its connection closes, not before: its heart still beats."""
-        if (peer := self._roster.at(connection)) is not None:
+    def on_last_words(self, connection: Connection, worker: WorkerId, reason: str) -> None:
+        """A worker's script has failed. The worker is dead when its connection closes, not before: its heart still beats.
+
+        Raises:
+            ProtocolError: another process speaks for this worker.
+        """
+        peer = self._roster.at(connection)
+        if peer is not None and peer.worker == worker:
             peer.last_words = reason
+        elif peer is not None or self._roster.predecessor(worker) is not None:
+            raise ProtocolError(f"{connection.peer} sent 'failing' with worker = {worker} (expected the number of its own worker)")
 
     def on_lost(self, worker: WorkerId, reason: str, now: Seconds, incarnation: Incarnation | None = None) -> None:
         """A worker's process has ended, or can no longer be reached."""
@@ -231,6 +293,8 @@ class CoordinatorHost:
 
     def _hello(self, connection: Connection, message: Message, now: Seconds) -> None:
         worker = message.header["worker"]
+        if worker >= self.settings.workers:
+            raise ProtocolError(f"worker {worker} is not one of this job's {self.settings.workers} workers")
         self._roster.missing.pop(worker, None)
         try:
             self._agree(worker, message.header, now)
@@ -239,11 +303,13 @@ class CoordinatorHost:
                 self._vector = self._vector or vector
             if isinstance(self._side, RankHost):
                 self._side.check(worker, connection)
-        except (ConfigurationError, ProtocolError) as error:
+        except ConfigurationError as error:
             connection.send({"kind": "refused", "reason": str(error)})
             if self._coordinator is None or not self._coordinator.begun:
                 raise JobError(str(error)) from None
             return
+        if isinstance(self._side, ServedHost):
+            self._side.shard.check_memory(worker, connection, message)
         predecessor = self._roster.predecessor(worker)
         if predecessor is not None:
             self.on_closed(predecessor, "a new process has taken its place", now)
@@ -255,6 +321,7 @@ class CoordinatorHost:
         self._standings.came(worker)
         if isinstance(self._side, ServedHost):
             self._side.welcome(worker, connection, message)
+            self._roster[worker].welcomed = True
         else:
             self._greeting[worker] = None
             self._welcome_ranks()
@@ -276,12 +343,11 @@ class CoordinatorHost:
         for worker in self._greeting:
             welcome = {"kind": "welcome", "in_place": False, "sync": self.terms.policy.spelling, **self.ranks.welcome}
             self._roster[worker].connection.send(welcome, memory=self.ranks.memory)
+            self._roster[worker].welcomed = True
         self._greeting.clear()
 
     def _agree(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> None:
         """The first worker's terms are the job's; the others must have the same."""
-        if not 0 <= worker < self.settings.workers:
-            raise ConfigurationError(f"worker {worker} is not one of this job's {self.settings.workers} workers")
         if self._terms is None:
             self._supervisor.send({"kind": "loading"})  # what the job's optimizer needs is imported now
         terms = Terms.of(header, self.settings.sync)
@@ -312,6 +378,7 @@ class CoordinatorHost:
         self.side.ready(peer.worker, message.header, now)
 
     def _push(self, peer: Peer, message: Message, now: Seconds) -> None:
+        self._check_push(peer.worker, message.header)
         loaded = message.header.get("loaded")
         if loaded is not None:
             self._loaded.note(peer.worker, loaded)
@@ -319,15 +386,42 @@ class CoordinatorHost:
             self._journal.write(warning_record(now, warned.about, warned.workers, warned.step, warned.detail))
         self.side.push(peer.worker, message, now)
 
+    def _check_push(self, worker: WorkerId, header: Mapping[str, Any]) -> None:
+        """What the fields of a push must be like in this job, at this time."""
+        leases = header["push"].get("leases", ())
+        if len(set(leases)) < len(leases):
+            raise ProtocolError(f"worker {worker} sent 'push' with a lease named twice in push.leases (expected each lease once)")
+        if isinstance(self._side, ServedHost):
+            self._side.check_push(worker, header)
+
     def _heard(self, peer: Peer, message: Message, now: Seconds) -> None:
         """A heartbeat; of a process that does not take part yet, its bytes are all that counts."""
         if message.header["incarnation"]:
             self._feed(Heard(peer.worker, message.header["incarnation"]), now)
         self._standings.progress(peer, message.header["stuck_s"])
 
+
     def _abandoned(self, peer: Peer, message: Message, now: Seconds) -> None:
-        fields = {**message.header["work"], "leases": tuple(message.header["work"]["leases"])}
-        self._feed(Abandoned(peer.worker, **fields), now)
+        work = message.header["work"]
+        leases = tuple(work.get("leases", ()))
+        assert self.served is self._side
+        self._feed(Abandoned(peer.worker, work["incarnation"], work["version"], work["compute_s"], leases), now)
+
+    def _pull(self, peer: Peer, message: Message, now: Seconds) -> None:
+        assert self.served is self._side
+        self._feed(PullWanted(peer.worker, message.header["incarnation"]), now)
+
+    def _wants(self, peer: Peer, message: Message, now: Seconds) -> None:
+        """A worker asks for samples, or for an epoch's end: it has been told to go on, and does not wait for word about a push."""
+        want, kind = message.header["want"], message.header["kind"]
+        assert self._coordinator is not None
+        member = self._coordinator.membership[peer.worker]
+        current = member.state is WorkerState.ALIVE and want["incarnation"] == member.incarnation
+        if current and not (self._coordinator.admitted(peer.worker) if isinstance(self._side, ServedHost) else self._coordinator.begun):
+            raise ProtocolError(f"worker {peer.worker} sent {kind!r} before the job let it go on (expected to wait for 'parameters')")
+        fields = want["incarnation"], want["pool"], want["epoch"], want["size"]
+        wanted = LeaseWanted(peer.worker, *fields, want["batch"]) if kind == "samples" else EpochWanted(peer.worker, *fields)
+        self._feed(wanted, now)
 
     # What is to be done.
 

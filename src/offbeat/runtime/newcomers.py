@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from offbeat.collective import TooOld
-from offbeat.errors import JobError
+from offbeat.errors import JobError, ProtocolError
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.runtime.roster import Roster
 from offbeat.runtime.table import Table
@@ -60,6 +60,8 @@ class Newcomers:
         self._inside: set[WorkerId] = set()
         self._numbers = itertools.count(1)
         self._initial: tuple[WorkerId, Message] | None = None
+        self._last: set[WorkerId] = set()
+        """Ranks that have been asked for their replica because nobody else will have one."""
         self._kept: Message | None = None
         """The replica of the last rank that has left."""
 
@@ -115,15 +117,24 @@ class Newcomers:
 
     # Giving.
 
-    def donated(self, message: Message) -> None:
-        """A rank has answered."""
+    def donated(self, donor: WorkerId, message: Message) -> None:
+        """A rank has answered.
+
+        Raises:
+            ProtocolError: nobody has asked it for its last replica, or it gives nothing and does not say why.
+        """
         header = message.header
+        if header["failed"] is None and not ("replica" in header and "from" in header):
+            raise ProtocolError(f"worker {donor} sent 'donation' without replica and from (expected both where failed is null)")
         if header["to"] is None:
+            if donor not in self._last:
+                raise ProtocolError(f"worker {donor} sent 'donation' to nobody (expected after it was asked for its last replica)")
+            self._last.discard(donor)
             self._kept = message if header["failed"] is None else None
             return
         rank = header["to"]
         newcomer = self._newcomers.get(rank)
-        if newcomer is None or newcomer.number != header["number"]:
+        if newcomer is None or newcomer.number != header["number"] or newcomer.donor != donor or newcomer.replica is not None:
             return  # it was for a process that is gone
         if header["failed"] is not None:
             assert newcomer.donor is not None
@@ -178,6 +189,7 @@ class Newcomers:
         """A rank's process is gone: others must be asked in its place."""
         self._newcomers.pop(rank, None)
         self._inside.discard(rank)
+        self._last.discard(rank)
         for newcomer in self._newcomers.values():
             if newcomer.donor == rank and newcomer.replica is None:
                 newcomer.donor = None
@@ -187,5 +199,6 @@ class Newcomers:
         connection = self._roster[rank].connection
         absent = self._coordinator.membership.in_state(WorkerState.DEAD, WorkerState.RECOVERED, WorkerState.EXPECTED)
         if absent and self._donors() == [rank]:
+            self._last.add(rank)
             connection.send({"kind": "donate", "to": None, "number": 0, "ticket": []})
         connection.send({"kind": "farewell"})

@@ -136,7 +136,8 @@ class PlainHost(RankHost):
     def push(self, worker: WorkerId, message: Message, now: Seconds) -> None:
         """A rank is about to arrive."""
         super().push(worker, message, now)
-        self._table.arrive(worker)
+        if self._table.present(worker):
+            self._table.arrive(worker)
 
     def gone(self, event: Lost | Left, now: Seconds) -> None:
         """A rank's process has ended, which the others cannot do without."""

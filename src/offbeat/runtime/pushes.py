@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+from offbeat.errors import ProtocolError
 from offbeat.protocol.events import Event, Pushed
 from offbeat.types import WorkerId
 
+_SAID: Final = tuple(name for name in Pushed._fields if name not in ("worker", "shard"))
+OPEN_MAX: Final = 256
+"""Pushes of one worker that have not arrived at every shard: a worker waits for its push before it makes another."""
+
 
 def pushed(worker: WorkerId, fields: Mapping[str, Any], shard: int | None = None) -> Pushed:
-    """The event, from what the worker says of it."""
-    lists = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
-    return Pushed(worker, **{**fields, **lists}, shard=shard)
+    """The event, from what the worker says of it; fields that are not known here are left out."""
+    known = {name: fields[name] for name in _SAID if name in fields}
+    lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+    return Pushed(worker, **{**known, **lists}, shard=shard)
 
 
 @dataclass(slots=True)
@@ -38,7 +44,12 @@ class Arrivals:
         """One shard has it; shard 0 also knows what it is. Returns the event once all have it.
 
         Numbers of different processes of one worker differ, so that none completes another's.
+
+        Raises:
+            ProtocolError: the worker sends one push after the other without waiting for any.
         """
+        if len(self._open) >= OPEN_MAX and sum(other == worker for other, _ in self._open) >= OPEN_MAX:
+            raise ProtocolError(f"worker {worker} has {OPEN_MAX} pushes under way (expected it to wait until one has arrived)")
         arrival = self._open.setdefault((worker, number), _Arrival())
         arrival.shards.add(shard)
         arrival.event = arrival.event or event

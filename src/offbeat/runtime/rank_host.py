@@ -20,7 +20,7 @@ from offbeat.protocol.effects import Effect, EpochEnded, Grant, Paused, Release,
 from offbeat.protocol.events import Event, Folded, Initialised, Joined, Left, Lost, Pushed, Withdrawn
 from offbeat.runtime.announcer import Announcer
 from offbeat.runtime.newcomers import Newcomers
-from offbeat.runtime.pushes import pushed
+from offbeat.runtime.pushes import OPEN_MAX, pushed
 from offbeat.runtime.roster import Roster
 from offbeat.runtime.table import Table
 from offbeat.transport.base import Connection, Message, SharedMemory
@@ -103,14 +103,19 @@ class RankHost:
 
     def ready(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> None:
         """A rank's process asks to be counted. In a running job it is counted once somebody gives it a replica."""
+        self._check_outside(worker, "ready")
         if self._coordinator.begun:
             self.newcomers.want(worker)
         else:
             self._feed(Joined(worker), now)
 
+    def _check_outside(self, worker: WorkerId, kind: str) -> None:
+        if not self.newcomers.outside(worker):
+            raise ProtocolError(f"worker {worker} sent {kind!r} and takes part already (expected once, or after 'fence')")
+
     def met(self, worker: WorkerId) -> None:
         """A newcomer has been told of the others, and is connected with them."""
-        raise ProtocolError(f"rank {worker} says that it has met the others, of whom it has not been told")
+        raise ProtocolError(f"rank {worker} sent 'met' and has not been told of the others (expected after 'meet')")
 
     # Following.
 
@@ -147,7 +152,7 @@ class RankHost:
         match entry.kind:
             case Kind.ARRIVE:
                 pushed = self._pushed(entry)
-                return None if pushed is None else (pushed,)
+                return None if pushed is None else (self._placed(pushed),)
             case Kind.LEAVE:
                 event = self._ending.pop(rank, None)
                 if event is None and self._is_alive(rank):
@@ -172,6 +177,10 @@ class RankHost:
             return Pushed(entry.rank, incarnation, entry.version, 0, 0.0, nonfinite=nonfinite)
         return None
 
+    def _placed(self, event: Pushed) -> Pushed:
+        """A gradient that has arrived was computed from a version that exists, whatever its rank says."""
+        return event if event.version <= self._coordinator.version else event._replace(version=self._coordinator.version)
+
     def _deal_with(self, entry: Entry, events: tuple[Event, ...]) -> None:
         for event in events:
             if isinstance(event, Pushed):
@@ -188,7 +197,9 @@ class RankHost:
 
     def initial(self, worker: WorkerId, message: Message, now: Seconds) -> None:
         """A rank has the initial parameters; the first to say so begins the job with them."""
-        if not self._coordinator.begun:
+        if not ("replica" in message.header and "from" in message.header):
+            raise ProtocolError(f"worker {worker} sent 'initial' without replica and from (expected both in a job without servers)")
+        if not self._coordinator.begun and worker == self._coordinator.initialiser:
             self.newcomers.begin_with(worker, message)
         self._feed(Initialised(worker), now)
 
@@ -199,7 +210,10 @@ class RankHost:
         if event.incarnation < current or (event.incarnation == current and not self._is_alive(worker)):
             self._feed(event, now)
         else:
-            self._said.setdefault((worker, event.incarnation), deque()).append(event)
+            said = self._said.setdefault((worker, event.incarnation), deque())
+            if len(said) >= OPEN_MAX:
+                raise ProtocolError(f"worker {worker} sent {OPEN_MAX} pushes that have not arrived (expected one before each arrival)")
+            said.append(event)
 
     def _is_alive(self, worker: WorkerId) -> bool:
         return self._coordinator.membership[worker].state is WorkerState.ALIVE

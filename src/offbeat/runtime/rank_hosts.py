@@ -145,10 +145,6 @@ class GossipHost(RankHost):
         self._unused: list[int] = []
         """Which of them were of no use, ascending."""
 
-    def _event(self, entry: Entry) -> tuple[Event, ...] | None:
-        events = super()._event(entry)
-        return None if events is None else tuple(self._placed(e) if isinstance(e, Pushed) else e for e in events)
-
     def _placed(self, event: Pushed) -> Pushed:
         """What a rank calls a version is the number of steps when it went on."""
         steps = min(event.version, self._steps)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
+from offbeat.errors import OffbeatError
 from offbeat.transport.base import Connection
 from offbeat.types import Incarnation, WorkerId
 
@@ -21,6 +23,8 @@ class Peer:
     serial: int = 0
     """Counts its releases; every shard's parameters message carries it."""
     bytes_received: int = 0
+    welcomed: bool = False
+    """Whether the job has accepted it; ranks without servers are accepted together."""
     last_words: str | None = None
     """Why its script has failed; its process is about to end."""
 
@@ -28,6 +32,22 @@ class Peer:
         """Whether bytes have come since the last time, were it of an unfinished message."""
         before, self.bytes_received = self.bytes_received, self.connection.bytes_received
         return self.incarnation > 0 and self.bytes_received != before
+
+
+REASON_MAX: Final = 500
+"""Characters of a reason: it may have names in it that a peer has chosen."""
+
+
+def refuse(connection: Connection, error: Exception) -> str:
+    """End the connection of a peer that has broken the protocol. Returns the reason, which the peer is told before.
+
+    Of an error that is not ours the type alone is told: its text may repeat what the peer has sent.
+    """
+    text = str(error) if isinstance(error, OffbeatError) else f"{connection.peer} sent a message that caused {type(error).__name__}"
+    reason = text if len(text) <= REASON_MAX else f"{text[:REASON_MAX]} ..."
+    connection.send({"kind": "refused", "reason": reason})
+    connection.close()
+    return reason
 
 
 class Roster:

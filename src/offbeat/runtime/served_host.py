@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from offbeat.errors import ProtocolError
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.effects import Effect
 from offbeat.protocol.events import Event, Initialised, Joined, Left, Lost
@@ -20,6 +21,7 @@ from offbeat.runtime.roster import Roster
 from offbeat.runtime.settings import JobSettings
 from offbeat.runtime.shard_performer import ShardPerformer
 from offbeat.runtime.terms import Terms
+from offbeat.tensors.optimizers import check_changed
 from offbeat.tensors.shard import SquaredNorms
 from offbeat.transport.base import Connection, Message, SharedMemory
 from offbeat.types import Seconds, WorkerId
@@ -59,7 +61,8 @@ class ServedHost:
         now: Callable[[], Seconds],
     ) -> None:
         layout, policy = terms.layout, terms.policy
-        self._policy, self._coordinator = policy, coordinator
+        self._policy, self._spec, self._coordinator = policy, terms.spec, coordinator
+        self._shards = shards
         self._feed, self._perform = feed, perform
         self._common: SharedMemory | None = None
         """Where everybody on this host reads the parameters in place."""
@@ -108,6 +111,34 @@ class ServedHost:
             self.shard.initialise(worker)
         self._complete(worker, message.header["number"], 0, now, Initialised(worker))
 
+    def check_push(self, worker: WorkerId, header: Mapping[str, Any]) -> None:
+        """Whether this can be said of a push now.
+
+        Raises:
+            ProtocolError: it names a version that does not exist, or settings that the optimizer does not have.
+        """
+        push, servers = header["push"], 1 + len(self._shards)
+        if self._policy.scope == "shard":
+            if len(push.get("held", ())) != servers:
+                held = len(push.get("held", ()))
+                raise ProtocolError(
+                    f"worker {worker} sent 'push' with {held} versions in push.held (expected {servers}, one for each server)"
+                )
+        elif push["version"] > self._coordinator.version:
+            newest = self._coordinator.version
+            raise ProtocolError(f"worker {worker} sent 'push' with push.version = {push['version']} (expected at most {newest})")
+        if "hyper" in header:
+            try:
+                check_changed(self._spec, header["hyper"])
+            except ProtocolError as error:
+                raise ProtocolError(f"worker {worker} sent 'push' with settings that do not fit: {error}") from None
+
+    def discard(self, shard: int, header: Mapping[str, Any]) -> None:
+        """A gradient that another server has kept is not used: what its worker says of it breaks the protocol."""
+        if "push" in header:
+            discarded = {"do": "discard", "worker": header["worker"], "number": header["number"]}
+            self._shards[shard].send({"kind": "orders", "orders": [discarded]})
+
     def push(self, worker: WorkerId, message: Message, now: Seconds) -> None:
         """A worker has pushed a gradient, and says what it is of."""
         header = message.header
@@ -118,16 +149,16 @@ class ServedHost:
         self._schedules.note(worker, header)
         self._complete(worker, header["number"], 0, now, pushed(worker, header["push"]))
 
-    def from_shard(self, header: Mapping[str, Any], now: Seconds) -> None:
+    def from_shard(self, header: Mapping[str, Any], shard: int, now: Seconds) -> None:
         """Another server has something of a worker's, or has measured a fold."""
         if header["kind"] == "measured":
             parts, total, difference = header["norms"]
             self._performer.measured(header["version"], SquaredNorms(tuple(parts), total, difference))
             self.pass_on(now)
         elif "push" in header:
-            self._arrived(header, header["shard"], now)
+            self._arrived(header, shard, now)
         else:
-            self._complete(header["worker"], header["number"], header["shard"], now)
+            self._complete(header["worker"], header["number"], shard, now)
 
     def gone(self, event: Lost | Left, now: Seconds) -> None:
         """A worker's process has ended, or is about to."""
@@ -138,9 +169,9 @@ class ServedHost:
     def _arrived(self, header: Mapping[str, Any], shard: int, now: Seconds) -> None:
         """One shard has a worker's gradient: an event of its own, in rules of shard scope."""
         event = pushed(header["worker"], header["push"], shard)
-        self._schedules.note(event.worker, header)
         assert isinstance(self._performer, ShardPerformer)
         self._performer.arriving(event, header["number"])
+        self._schedules.note(event.worker, header)
         self._feed(event, now)
 
     def _complete(self, worker: WorkerId, number: int, shard: int, now: Seconds, event: Event | None = None) -> None:

@@ -6,15 +6,17 @@ It listens and reports its address before it imports torch, so that workers can 
 from __future__ import annotations
 
 import datetime
+import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from offbeat.errors import ConfigurationError, JobError, OffbeatError, ProtocolError
-from offbeat.runtime import last_words
+from offbeat.runtime import last_words, messages
+from offbeat.runtime.roster import refuse
 from offbeat.runtime.settings import JobSettings, read_addresses
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message
 from offbeat.transport.hub import SocketHub
@@ -24,7 +26,13 @@ if TYPE_CHECKING:
     from offbeat.runtime.coordinator_host import CoordinatorHost
     from offbeat.runtime.shard_host import ShardHost
 
+log = logging.getLogger(__name__)
+
 STATUS_PERIOD_S = 0.2
+PASSED_ON: Sequence[str] = ("worker", "number", "steps", "push", "hyper")
+"""Of what a worker says of its push to another server, what server 0 is told."""
+EARLY_MAX = 16
+"""How many messages of one peer are kept until this server can begin."""
 
 
 class Finished(Exception):
@@ -114,14 +122,18 @@ class Server:
         else:
             try:
                 self._on_message(connection, item)
-            except (ProtocolError, KeyError, TypeError, ValueError) as error:
-                connection.send({"kind": "refused", "reason": f"server {self._number} does not understand this peer: {error!r}"})
-                connection.close()
-                self._on_closed(connection, f"it broke the protocol: {error!r}")
+            except (JobError, Finished):
+                raise
+            except Exception as error:
+                # A peer's message must not end the job, whatever is wrong with it. The checks of its fields say so in words; what they
+                # let pass and should not have is a mistake of ours, which is shown.
+                if not isinstance(error, OffbeatError):
+                    log.exception("server %d could not handle a message of %s, and closes its connection", self._number, connection.peer)
+                self._on_closed(connection, f"it broke the protocol: {refuse(connection, error)}")
 
     def _on_supervisor(self, message: Message) -> None:
         header, coordinator = message.header, self._coordinator
-        match header["kind"]:
+        match messages.FROM_SUPERVISOR.check(header, "the supervisor"):
             case "job":
                 self._begin(JobSettings.from_wire(header["settings"]), header["servers"])
             case "finish":
@@ -159,34 +171,58 @@ class Server:
         for message in orders:
             self._on_supervisor(message)
         for connection, message in early:
-            self._on_message(connection, message)
+            self._handle(connection, message)
 
     def _on_message(self, connection: Connection, message: Message) -> None:
         kind = message.header.get("kind")
-        if self._number == 0:
-            if kind == "shard":
-                assert self._settings is not None
-                self._shards[message.header["number"]] = connection
-                if len(self._shards) == self._settings.servers - 1:
-                    self._open()
-            elif kind == "failing":
-                self._take_last_words(connection, message)
-            elif self._coordinator is None:
-                self._early.append((connection, message))
-            else:
-                self._coordinator.on_message(connection, message, self.now())
-        elif kind == "setup" and connection is self._to_coordinator:
-            self._set_up(message)
-        elif self._host is None:
+        if self._number > 0 and connection is self._to_coordinator:
+            self._obey(connection, message)
+        elif self._number == 0 and kind == "shard" and self._settings is not None:
+            self._take_call(self._settings, connection, message)
+        elif self._number == 0 and kind == "failing":
+            self._take_last_words(connection, message)
+        elif self._number == 0 and self._coordinator is not None:
+            self._coordinator.on_message(connection, message, self.now())
+        elif self._host is not None:
+            self._serve(self._host, connection, message)
+        elif sum(waiting is connection for waiting, _ in self._early) < EARLY_MAX:
             self._early.append((connection, message))
         else:
-            self._serve(self._host, connection, message)
+            raise ProtocolError(f"{connection.peer} sent {EARLY_MAX} messages before server {self._number} began (expected it to wait)")
+
+    def _take_call(self, settings: JobSettings, connection: Connection, message: Message) -> None:
+        """Another server calls server 0."""
+        messages.CALL.check(message.header, connection.peer, len(message.payload), len(message.memory))
+        number = message.header["number"]
+        if not 0 < number < settings.servers or number in self._shards or connection in self._shards.values():
+            raise ProtocolError(
+                f"{connection.peer} sent 'shard' with number = {number} (expected that of a server that has not called yet)"
+            )
+        self._shards[number] = connection
+        if len(self._shards) == settings.servers - 1:
+            try:
+                self._open()
+            except ConfigurationError as error:  # the user's mistake, not this peer's
+                raise JobError(str(error)) from error
+
+    def _obey(self, connection: Connection, message: Message) -> None:
+        """Server 0 has sent this to another server."""
+        kind = messages.FROM_SERVER_0.check(message.header, "server 0", len(message.payload), len(message.memory))
+        if kind == "setup":
+            self._set_up(message)
+            return
+        if self._host is None:
+            raise ProtocolError("server 0 sent 'orders' before 'setup'")
+        for version, norms in self._host.apply(message.header["orders"]):
+            self._tell_coordinator({"kind": "measured", "version": version, "norms": norms})
 
     def _take_last_words(self, connection: Connection, message: Message) -> None:
         """The supervisor hears of them before the worker's process can end: it shall not have to ask why."""
+        messages.FAILING.check(message.header, connection.peer, len(message.payload), len(message.memory))
+        fields = {name: message.header[name] for name in ("worker", "reason", "pushed")}
         if self._coordinator is not None:
-            self._coordinator.on_last_words(connection, message.header["reason"])
-        self._supervisor.send(message.header)
+            self._coordinator.on_last_words(connection, fields["worker"], fields["reason"])
+        self._supervisor.send({"kind": "failing", **fields})
         connection.send({"kind": "noted"})
 
     def _set_up(self, message: Message) -> None:
@@ -203,21 +239,29 @@ class Server:
         self._host = shard_of(self._number, layout, spec, rule(header["sync"]), self._settings, self.now, memory)
         early, self._early = self._early, []
         for connection, waiting in early:
-            self._serve(self._host, connection, waiting)
+            self._handle(connection, waiting)
 
     def _serve(self, host: ShardHost, connection: Connection, message: Message) -> None:
-        """A server other than 0: everything it does is ordered by the coordinator, or copying."""
-        header = message.header
-        match header["kind"]:
-            case "orders":
-                for version, norms in host.apply(header["orders"]):
-                    self._tell_coordinator({"kind": "measured", "version": version, "norms": norms})
+        """A worker, at a server other than 0: everything it does is ordered by the coordinator, or copying."""
+        header, worker = message.header, host.worker_at(connection)
+        name = connection.peer if worker is None else f"worker {worker}"
+        kind = messages.TO_SHARD.check(header, name, len(message.payload), len(message.memory))
+        assert self._settings is not None
+        if kind == "attach":
+            if header["worker"] >= self._settings.workers:
+                raise ProtocolError(f"worker {header['worker']} is not one of this job's {self._settings.workers} workers")
+        elif worker is None:
+            raise ProtocolError(f"{name} sent {kind!r} before it attached (expected 'attach')")
+        elif header.get("worker", worker) != worker:
+            raise ProtocolError(f"{name} sent {kind!r} with worker = {header['worker']} (expected {worker})")
+        match kind:
             case "attach":
                 host.attach(header["worker"], connection, message, in_place=header["in_place"])
                 connection.send({"kind": "attached"})
             case "push":
                 host.take(header["worker"], header["number"], message.payload)
-                self._tell_coordinator({**header, "kind": "arrived"})
+                said = {field: header[field] for field in PASSED_ON if field in header}
+                self._tell_coordinator({**said, "kind": "arrived"})
             case "got":
                 host.got(connection)
             case "initial":
@@ -226,8 +270,6 @@ class Server:
                 self._tell_coordinator({"kind": "initialised", "worker": header["worker"], "number": header["number"]})
             case "state":
                 host.answer_state(connection, message)
-            case kind:
-                raise ProtocolError(f"unknown message {kind!r}")
 
     def _tell_coordinator(self, header: dict[str, Any]) -> None:
         assert self._to_coordinator is not None
@@ -237,6 +279,8 @@ class Server:
         if connection is self._to_coordinator:
             raise JobError(f"server 0 is gone ({reason}), and its part of the parameters with it")
         self._early = [(c, m) for c, m in self._early if c is not connection]
+        if self._host is not None:
+            self._host.closed(connection)
         if self._coordinator is not None:
             self._coordinator.on_closed(connection, reason, self.now())
 
@@ -277,7 +321,9 @@ def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0) -> int:
     except Finished:
         return 0
     except OffbeatError as error:
-        last_words.say(hub, supervisor, {"kind": "failed", "reason": str(error), "mistake": isinstance(error, ConfigurationError)})
+        last_words.say(
+            hub, supervisor, {"kind": "failed", "reason": str(error), "mistake": isinstance(error.__cause__ or error, ConfigurationError)}
+        )
         return 1
     finally:
         hub.close()

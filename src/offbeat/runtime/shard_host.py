@@ -53,6 +53,7 @@ class ShardHost:
         self, number: int, layout: Layout, span: Span, spec: OptimizerSpec, policy: Policy, *, memory: SharedMemory | None = None
     ) -> None:
         self._span = span
+        self._nbytes = layout.nbytes
         self._policy = policy
         block = memory if memory is not None else PrivateBlock.allocate(span.stop - span.start, f"parameters of server {number}")
         self._memory = block.view[span.start : span.stop] if memory is not None else block.view
@@ -63,10 +64,24 @@ class ShardHost:
         self.folded = False
         """Whether a fold has been made here: from then on nobody may set parameters or state. Every worker that loads a checkpoint
         loads the same one, before its first push, so the shards come to the same end without asking one another."""
+        self._workers: dict[Connection, WorkerId] = {}
+        """Who has attached over which connection."""
         self._slots: dict[WorkerId, _Slot] = {}
         self._next: dict[WorkerId, _Slot] = {}
         self._sums: dict[WorkerId, memoryview] = {}
         """Of each worker's gathered contributions."""
+
+    def check_memory(self, worker: WorkerId, connection: Connection, message: Message) -> None:
+        """Whether a worker's process brings the memory that it must: two blocks, each as large as the model, or none over TCP.
+
+        Raises:
+            ProtocolError: it does not.
+        """
+        expected = [self._nbytes] * 2 if connection.shares_memory else []
+        seen = [block.nbytes for block in message.memory]
+        if seen != expected:
+            kind = message.header["kind"]
+            raise ProtocolError(f"worker {worker} sent {kind!r} with blocks of memory of {seen} bytes (expected {expected})")
 
     def attach(self, worker: WorkerId, connection: Connection, message: Message, *, in_place: bool) -> None:
         """A worker's process brings its memory: a block for gradients and one for parameters, or none over TCP.
@@ -74,7 +89,13 @@ class ShardHost:
         ``in_place``: it reads the parameters in the job's common block, and not in its own.
 
         The slot takes effect when the worker enters, see `apply`: until then its predecessor's gradient may still be folded.
+
+        Raises:
+            ProtocolError: it brings other memory, or has attached before over this connection.
         """
+        self.check_memory(worker, connection, message)
+        if connection in self._workers:
+            raise ProtocolError(f"worker {worker} attached a second time (expected once for each connection)")
         start, stop = self._span
         if connection.shares_memory:
             push = message.memory[0].view[start:stop]
@@ -83,8 +104,18 @@ class ShardHost:
             push = PrivateBlock.allocate(stop - start, f"gradients of worker {worker}").view
             pull = None if self._policy.lockstep else PrivateBlock.allocate(stop - start, f"parameters for worker {worker}").view
         connection.bind("push", push)
-        connection.bind("pull", pull if pull is not None else self._memory)
+        # Parameters go to the worker and never come from it.
+        connection.bind("pull", (pull if pull is not None else self._memory).toreadonly())
         self._next[worker] = _Slot(connection, push, pull)
+        self._workers[connection] = worker
+
+    def worker_at(self, connection: Connection) -> WorkerId | None:
+        """Which worker has attached over this connection; None: none has."""
+        return self._workers.get(connection)
+
+    def closed(self, connection: Connection) -> None:
+        """A connection has ended."""
+        self._workers.pop(connection, None)
 
     def initialise(self, worker: WorkerId) -> None:
         """Begin with the parameters that this worker has just pushed, and the optimizer's state that it has offered with them, unless the
@@ -153,7 +184,9 @@ class ShardHost:
         return norms
 
     def _release(self, order: Mapping[str, Any]) -> None:
-        slot = self._slots[order["worker"]]
+        slot = self._slots.get(order["worker"])
+        if slot is None:
+            return  # it has said that it is ready to server 0, and has never attached here
         if slot.pull is not None:
             slot.pull[:] = self._memory
         header = {key: value for key, value in order.items() if key not in ("do", "worker")}
@@ -164,8 +197,9 @@ class ShardHost:
         if self._shard is None:
             raise ProtocolError("where parameters are exchanged, the optimizers' state is the workers' own")
         if message.header["do"] == "offer":
-            slot = next(slot for slot in [*self._next.values(), *self._slots.values()] if slot.connection is connection)
-            slot.state = self._shard.read_state(message.header["pieces"], message.payload)
+            slots = [slot for slot in [*self._next.values(), *self._slots.values()] if slot.connection is connection]
+            for slot in slots[:1]:  # none of a worker that is dead by now
+                slot.state = self._shard.read_state(message.header.get("pieces"), message.payload)
             return
         pieces, payload = self._shard.state()
         connection.send({"kind": "state", "pieces": pieces}, payload=payload)

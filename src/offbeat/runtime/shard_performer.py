@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from offbeat.errors import ProtocolError
 from offbeat.protocol.effects import Effect, Fold, Publish, Release, Settle, StateChanged
 from offbeat.protocol.events import Pushed
 from offbeat.runtime.orders import Order
@@ -38,7 +39,17 @@ class ShardPerformer(Performer):
         """Its event, until the coordinator has answered."""
 
     def arriving(self, event: Pushed, number: int) -> None:
-        """A gradient has arrived at one shard, of which the coordinator hears next: what it says to that is then performed."""
+        """A gradient has arrived at one shard, of which the coordinator hears next: what it says to that is then performed.
+
+        Raises:
+            ProtocolError: its worker has given the number to another push, or another number to this push.
+        """
+        worker = event.worker
+        if self._coordinator.present(worker, event.incarnation):
+            clock = self._coordinator.arriving(event)
+            push = self._pushes.get((worker, event.incarnation, clock)) if clock is not None else None
+            if (worker, number) in self._named if clock is None else (push is None or push.number != number):
+                raise ProtocolError(f"worker {worker} sent push number {number} of version {event.version} out of order")
         self._arriving, self._arrived = event, number
 
     def perform(self, effects: Sequence[Effect]) -> None:

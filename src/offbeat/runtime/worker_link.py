@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, TypeAlias
 
-from offbeat.errors import JobError, ProtocolError, RefusedError
-from offbeat.runtime import last_words
+from offbeat.errors import JobError, RefusedError
+from offbeat.runtime import last_words, messages
 from offbeat.runtime.library_calls import Calls
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, WorkerId
@@ -249,7 +249,8 @@ class WorkerLink:
 
     def _sort(self, connection: Connection, message: Message) -> None:
         header = message.header
-        match header["kind"]:
+        name = f"server {self.servers.index(connection)}"
+        match messages.TO_WORKER.check(header, name, len(message.payload), len(message.memory)):
             case "parameters":
                 self._serials[connection] = header["serial"]
                 self.incarnation = header["incarnation"]
@@ -273,5 +274,3 @@ class WorkerLink:
                 pass
             case "welcome" | "attached" | "grant" | "no_more" | "epoch_ended" | "farewell" as kind:
                 self._mail[kind] = message
-            case kind:
-                raise ProtocolError(f"server {self.servers.index(connection)} sent an unknown message {kind!r}")

@@ -7,6 +7,7 @@ why subclasses and foreign classes are refused: the server would run something e
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -126,19 +127,41 @@ def checked(name: str, groups: Any) -> list[Hyperparameters]:
         ProtocolError: they are not a list of maps from its settings to numbers, words, None, or lists of numbers; or torch refuses them.
     """
     if not isinstance(groups, list | tuple) or not groups:
-        raise ProtocolError(f"the settings of {name} must be a list of at least one group, not {groups!r}")
+        raise ProtocolError(f"the settings of {name} must be a list of at least one group, not {type(groups).__name__}")
     known = _settings(name)
     for group in groups:
         if not isinstance(group, Mapping):
-            raise ProtocolError(f"a group of {name}'s settings must be a map, not {group!r}")
+            raise ProtocolError(f"a group of {name}'s settings must be a map, not {type(group).__name__}")
         for key, value in group.items():
             if key not in known or not _is_plain(value):
-                raise ProtocolError(f"{name} has no setting {key!r} that can be {value!r}; its settings are {', '.join(sorted(known))}")
+                raise ProtocolError(
+                    f"{name} has no setting {key!r} that can be a {type(value).__name__}; its settings are {', '.join(sorted(known))}"
+                )
         try:
             build(name, group, [torch.zeros(1, 1)])
         except (TypeError, ValueError, IndexError) as error:
-            raise ProtocolError(f"{name} refuses the settings {group!r}: {error}") from None
+            raise ProtocolError(f"{name} refuses the settings: {error}") from None
     return [dict(group) for group in groups]
+
+
+def check_changed(spec: OptimizerSpec, groups: Any) -> None:
+    """Check settings that a peer has changed since it sent ``spec``: those that a scheduler writes, so mostly another learning rate.
+
+    Raises:
+        ProtocolError: other groups or settings than those of ``spec``, a value of another type that torch refuses, or no finite number.
+    """
+    if not isinstance(groups, list | tuple) or len(groups) != len(spec.groups):
+        raise ProtocolError(f"settings of parameter groups must be a list of {len(spec.groups)} maps, one for each group of the optimizer")
+    alike = True
+    for index, (group, first) in enumerate(zip(groups, spec.groups, strict=True)):
+        if not isinstance(group, Mapping) or group.keys() != first.keys():
+            raise ProtocolError(f"settings of parameter group {index} must be a map of {', '.join(sorted(first))}")
+        for key, value in group.items():
+            alike = alike and _is_like(value, first[key])
+            if not _is_finite(value):
+                raise ProtocolError(f"{key} of parameter group {index} must be made of finite numbers")
+    if not alike:
+        checked(spec.name, groups)
 
 
 def build(name: str, settings: Mapping[str, Any], params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
@@ -179,3 +202,18 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(item is None or isinstance(item, int | float) for item in value)
     return value is None or isinstance(value, bool | int | float | str)
+
+
+def _is_like(value: Any, first: Any) -> bool:
+    """Whether a setting is of the same type as before; integers and floats are alike."""
+    if type(value) is float or type(value) is int:
+        return type(first) is float or type(first) is int
+    if isinstance(value, list | tuple):
+        return isinstance(first, list | tuple) and len(value) == len(first) and all(map(_is_like, value, first))
+    return type(value) is type(first)
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)

@@ -84,7 +84,7 @@ def unpack(layout: Layout, headers: Any, payload: bytes | memoryview) -> list[St
 
 def _read(layout: Layout, header: Any) -> StatePiece:
     if not isinstance(header, list | tuple) or len(header) != 6:
-        raise ProtocolError(f"a piece of optimizer state has the header {header!r}; it must be a list of 6")
+        raise ProtocolError(f"a piece of optimizer state has a header that is no list of 6 ({type(header).__name__})")
     tensor, key, start, stop, shape, dtype = header
     known = isinstance(key, str) and isinstance(dtype, str) and dtype in STATE_DTYPES
     if not known or not _whole(tensor) or tensor >= len(layout.tensors):

@@ -1,0 +1,191 @@
+"""Valid examples of every message of a job, and mutations of them: what a peer with the right token may send and must not."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+from offbeat.tensors.layout import Layout
+from offbeat.tensors.optimizers import hyperparameters, spec_of
+
+_model = torch.nn.Linear(4, 1)
+_optimizer = torch.optim.SGD(_model.parameters(), lr=0.01)
+LAYOUT, OPTIMIZER = Layout.of(_model, _optimizer).to_wire(), spec_of(_optimizer).to_wire()
+HYPER = hyperparameters(_optimizer)
+
+PUSH = {
+    "incarnation": 0,
+    "version": 0,
+    "samples": 2,
+    "compute_s": 0.1,
+    "leases": [],
+    "nonfinite": None,
+    "loss": 0.5,
+    "steps": 1,
+    "held": [],
+}
+WANT = {"incarnation": 0, "pool": 0, "epoch": 0, "size": 100, "batch": 4}
+HELLO = {"worker": 2, "pid": 1, "sync": "asp", "local_only": None, "layout": LAYOUT, "optimizer": OPTIMIZER}
+REPLICA = {"map": [["parameters", {"tensor": ["uint8", [4], 0]}]]}
+FROM_WORKER: dict[str, dict[str, Any]] = {
+    "hello": HELLO,
+    "ready": {},
+    "heard": {"incarnation": 0, "stuck_s": 0.0},
+    "initial": {"number": 7, "provided": True, "replica": REPLICA, "from": 0},
+    "push": {"number": 8, "steps": 3, "push": PUSH, "hyper": HYPER, "first": [[1, 77, True]]},
+    "got": {},
+    "abandoned": {"work": {"incarnation": 0, "version": 0, "compute_s": 0.1, "leases": []}},
+    "buffers": {"layout": [["float32", [3]], ["int64", []]]},
+    "metrics": {"values": {"accuracy": 0.5}},
+    "met": {},
+    "outside": {"incarnation": 0, "reason": "left out"},
+    "leaving": {},
+    "donation": {"to": 1, "number": 3, "failed": None, "replica": REPLICA, "from": 0},
+    "pull": {"incarnation": 0},
+    "samples": {"want": WANT},
+    "epoch": {"want": {name: value for name, value in WANT.items() if name != "batch"}},
+    "left": {"incarnation": 0, "noticed": False},
+    "abort": {"reason": "enough"},
+    "state": {"do": "offer", "pieces": [[0, "momentum_buffer", 0, 4, None, "float32"]]},
+}
+FAILING = {"failing": {"worker": 2, "reason": "ValueError", "pushed": True}}
+TO_SHARD: dict[str, dict[str, Any]] = {
+    "attach": {"worker": 2, "in_place": False},
+    "push": {"worker": 2, "number": 8, "steps": 3, "push": PUSH, "hyper": HYPER},
+    "got": {},
+    "initial": {"worker": 2, "number": 7, "provided": True},
+    "state": FROM_WORKER["state"],
+}
+CALL = {"shard": {"number": 1}}
+FROM_SHARD: dict[str, dict[str, Any]] = {
+    "arrived": {"worker": 2, "number": 8, "shard": 1, "steps": 3, "push": PUSH, "hyper": HYPER},
+    "initialised": {"worker": 2, "number": 7, "shard": 1},
+    "measured": {"version": 1, "norms": [[1.0], 1.0, None], "shard": 1},
+}
+FROM_SERVER_0: dict[str, dict[str, Any]] = {
+    "setup": {"layout": LAYOUT, "optimizer": OPTIMIZER, "sync": "asp", "servers": 2},
+    "orders": {"orders": [{"do": "release", "worker": 0}]},
+}
+FROM_SUPERVISOR: dict[str, dict[str, Any]] = {
+    "job": {"settings": {"workers": 3, "servers": 1, "slow": [], "kill": [], "late": []}, "servers": "[]"},
+    "finish": {"ok": True, "reason": "enough"},
+    "process": {"fields": {"role": "worker", "number": 1, "what": "exited", "detail": ""}},
+    "lost": {"worker": 0, "reason": "gone"},
+    "ended": {"worker": 0},
+}
+TO_SUPERVISOR: dict[str, dict[str, Any]] = {
+    "listening": {"number": 0, "address": ["host", ["127.0.0.1", 80], "local"]},
+    "loading": {},
+    "alive": {},
+    "standing": {"worker": 1, "pid": 77, "standing": "stuck", "seconds": 1.0},
+    "status": {"snapshot": {"version": 1}},
+    "summary": {"summary": {"version": 1}},
+    "failed": {"reason": "enough", "mistake": False},
+    **FAILING,
+    "kill": {"worker": 0},
+}
+RELEASE = {"serial": 1, "incarnation": 1, "version": 3, "chief": 0, "plan": [None, None, None]}
+TO_WORKER: dict[str, dict[str, Any]] = {
+    "welcome": {"in_place": False, "sync": "asp"},
+    "attached": {},
+    "joined": {"incarnation": 1},
+    "provide": {},
+    "parameters": RELEASE,
+    "block": {"shard": 0, "block": 2, "chief": None},
+    "buffers": FROM_WORKER["buffers"],
+    "interrupt": {"version": 3, "at_once": False},
+    "donate": {"to": 1, "number": 2, "ticket": [4]},
+    "absent": {},
+    "meet": {"addresses": [[[0, ["host", ["127.0.0.1", 80], "local"]]]]},
+    "fence": {"incarnation": 1},
+    "grant": {"lease": 0, "epoch": 0, "start": 0, "stop": 4, "parts": []},
+    "no_more": {"epoch": 0, "refreshed": False, "report": None},
+    "epoch_ended": {"epoch": 0, "report": {"indices": 4}},
+    "farewell": {},
+    "chief": {"chief": 1},
+    "noted": {},
+    "refused": {"reason": "no"},
+    "state": {"pieces": []},
+}
+
+
+def nested(depth: int) -> Any:
+    """A list in a list in a list."""
+    value: Any = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+NASTY: list[Any] = [
+    None,
+    True,
+    -1,
+    -(1 << 63),
+    3,
+    1 << 31,
+    1 << 40,
+    1 << 62,
+    (1 << 64) - 1,
+    float("nan"),
+    float("inf"),
+    -1e308,
+    0.5,
+    "",
+    "x" * 70_000,
+    "\0\n\x1b[2J",
+    b"bytes",
+    [],
+    [[]],
+    [1, 1],
+    {},
+    {"a": {}},
+    {1: 2},
+    nested(30),
+    nested(400),
+    list(range(5000)),
+    {"tensor": ["float32", [1 << 40], -1]},
+]
+"""Values that some field is not made for."""
+
+
+def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where in a message something stands."""
+    found = [at]
+    if isinstance(value, dict | list) and len(at) < 12 and len(value) < 100:
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            found += paths(item, (*at, key))
+    return found
+
+
+def _copied(value: Any, depth: int = 12) -> Any:
+    """A copy of what `paths` can reach; what is deeper, or long, is nobody's to change."""
+    if depth and isinstance(value, dict):
+        return {key: _copied(item, depth - 1) for key, item in value.items()}
+    if depth and isinstance(value, list) and len(value) < 100:
+        return [_copied(item, depth - 1) for item in value]
+    return value
+
+
+def mutated(header: dict[str, Any], draw: random.Random, *, times: int = 1) -> dict[str, Any]:
+    """A header in which something has been replaced, removed, doubled or added."""
+    for _ in range(times):
+        header = _copied(header)
+        *above, last = draw.choice(paths(header)[1:])
+        holder: Any = header
+        for key in above:
+            holder = holder[key]
+        what = draw.random()
+        if what < 0.15 and isinstance(holder, dict):
+            del holder[last]
+        elif what < 0.25 and isinstance(holder, list):
+            holder.append(_copied(holder[last]))
+        elif what < 0.3 and isinstance(holder, dict):
+            holder[draw.choice(["extra", "worker", "shard", "_region", "_x", ""])] = draw.choice(NASTY)
+        else:
+            holder[last] = draw.choice(NASTY)
+        if len(header) == 0:
+            break
+    return header
