@@ -400,7 +400,6 @@ class CoordinatorHost:
             self._feed(Heard(peer.worker, message.header["incarnation"]), now)
         self._standings.progress(peer, message.header["stuck_s"])
 
-
     def _abandoned(self, peer: Peer, message: Message, now: Seconds) -> None:
         work = message.header["work"]
         leases = tuple(work.get("leases", ()))
