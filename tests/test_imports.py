@@ -27,7 +27,7 @@ DATA_PLANE = {*CORE, "tensors", "transport"}
 # only: the tally, its audit and their parts (`BOOKS`) are arithmetic over records, and know neither who writes them nor who looks. A test
 # below holds them to it.
 SHELLS = {*RULES, *DATA_PLANE, "collective", "session", "runtime", "report.tally"}
-FACE = {*SHELLS, "optimizer", "data"}
+FACE = {*SHELLS, "optimizer", "data", "orders", "loaders"}
 TOOLS = {*FACE, "launch", "sim", "report"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
@@ -41,7 +41,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "session": RULES,
     "runtime": SHELLS,
     "optimizer": FACE,
-    "data": {*RULES, "session"},
+    "data": {*RULES, "session", "orders"},
+    "loaders": FACE,
+    "orders": RULES,
     "launch": TOOLS,
     "sim": {*RULES, "tensors", "session", "runtime", "report"},
     "report": {*RULES, "runtime"},

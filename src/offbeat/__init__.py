@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from offbeat.errors import OffbeatError as OffbeatError
     from offbeat.errors import ProtocolError as ProtocolError
     from offbeat.errors import RefusedError as RefusedError
+    from offbeat.loaders import elastic as elastic
     from offbeat.optimizer import DistributedOptimizer as DistributedOptimizer
     from offbeat.policies import ADPSGD as ADPSGD
     from offbeat.policies import ASP as ASP
@@ -61,6 +62,7 @@ _HOME = {
     "DistributedOptimizer": "offbeat.optimizer",
     "DPSGD": "offbeat.policies",
     "DSSP": "offbeat.policies",
+    "elastic": "offbeat.loaders",
     "ElasticBSP": "offbeat.policies",
     "EnsembleSync": "offbeat.policies",
     "FirstOf": "offbeat.policies",
@@ -116,6 +118,7 @@ __all__ = [
     "Solo",
     "__version__",
     "chief",
+    "elastic",
     "is_main_process",
     "log",
     "rank",

@@ -3,6 +3,8 @@
 A standard ``DataLoader`` takes it as ``batch_sampler``. Workers lease positions of the epoch's order from the coordinator, so the fast take
 more than the slow, and what a dead worker held is dealt out again: each index of an epoch is used once, and its report lists exceptions.
 Where the rule gives each worker a split of its own, a worker goes through that, in an order of its own, and leases positions in it.
+
+`Passes` is what any elastic source of batches has in common, also one of a stream (``loaders.py``): epochs, grants, and looks at the data.
 """
 
 from __future__ import annotations
@@ -15,41 +17,30 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
+from offbeat import session as sessions
 from offbeat.errors import ConfigurationError
+from offbeat.orders import Order
 from offbeat.protocol.policy import whole_number
 from offbeat.protocol.splits import Parts, Splits, size_of
 from offbeat.session import Grant, Progress, Session
 from offbeat.types import Epoch
 
 
-class ElasticBatchSampler(Sampler[list[int]]):
-    """Batches of indices for a ``DataLoader``; made by `DistributedOptimizer.batch_sampler`.
-
-    The epoch ends for all workers together: one that finds no samples left waits until every index is settled (taking over those of
-    workers that die meanwhile), and then has the newest parameters. With ``num_workers > 0`` a loader takes batches ahead of their use;
-    then the wait is at the start of the next epoch.
-
-    A look at the data costs nothing: after a pass of which no batch was stepped on, such as ``next(iter(loader))``, the next pass is of the
-    same epoch and begins with the batches that this worker has already been dealt.
-
-    A rule may ask for another batch size (``Plan.batch``): then batches have that, from the next one taken on.
+class Passes:
+    """Passes over the data, an epoch each, in which this worker is granted positions.
 
     Args:
-        session: this worker's part in the job.
-        size: the number of samples in the data set.
-        batch_size: samples in a batch; the last of an epoch may be smaller.
-        shuffle: a new order each epoch, the same on all workers, or of each worker's split; otherwise 0, 1, 2, ... Splits are cut from
-            an order that is the same in every epoch, drawn from the seed if ``shuffle``.
-        seed: of the orders.
+        session: this worker's part in the job; None: that of the `DistributedOptimizer` made last, or of the first that will be made.
+        batch_size: positions in a grant.
     """
 
-    def __init__(self, session: Session, size: int, batch_size: int, *, shuffle: bool, seed: int) -> None:
-        self._session = session
-        self._size = size
+    _size: int | None
+    """How many positions an epoch has; None: nobody knows before its end."""
+
+    def __init__(self, session: Session | None, batch_size: int) -> None:
         self._batch_size = batch_size
-        self._shuffle = shuffle
-        self._seed = seed
-        self._pool = session.new_pool()
+        self._joined: tuple[Session, int] | None = None
+        """The session, and the number of this source's pool in it."""
         self._epoch = 0
         self._chosen = False
         """`set_epoch` has named the epoch of the next pass."""
@@ -58,56 +49,30 @@ class ElasticBatchSampler(Sampler[list[int]]):
         self._dealt: list[Grant] = []
         """The grants of the last pass, in their order."""
         self._progress = Progress()
-        self._parts: Parts | None = None
-        """This worker's split in the epoch that it has taken samples of last; empty: it has none of its own."""
+        if session is not None:
+            self._join(session)
+        else:
+            sessions.when_made(self._join)
+
+    def _join(self, session: Session) -> None:
+        self._joined = session, session.new_pool()
 
     @property
-    def _batch(self) -> int:
-        return self._session.batch or self._batch_size
-
-    def __iter__(self) -> Iterator[list[int]]:
-        epoch = self._next
-        kept = list(self._dealt) if self._peeked and epoch == self._begun else []
-        if not kept:
-            self._progress = Progress()
-        self._begun, self._dealt = epoch, kept
-        self._epoch, self._chosen = epoch + 1, False
-        order = None
-        for grant in chain(list(kept), self._grants(epoch, self._dealt, self._progress)):
-            if order is None or grant.parts != self._parts:
-                order = self._order(epoch, grant.parts)
-                self._parts = grant.parts
-            yield order[grant.start : grant.stop].tolist()
-
-    def _grants(self, epoch: Epoch, dealt: list[Grant], progress: Progress) -> Iterator[Grant]:
-        """Take new grants of an epoch until it has no more for this worker, noting each in ``dealt`` and ``progress``."""
-        session = self._session
-        while (grant := session.take(self._pool, epoch, self._size, self._batch_size)) is not None:
-            self._check(grant)
-            dealt.append(grant)
-            if self._pool == 0:
-                session.progress = progress
-                progress.deal(grant.parts, grant.stop - grant.start, self._batch)
-            yield grant
+    def _session(self) -> Session:
+        return self._membership[0]
 
     @property
-    def _peeked(self) -> bool:
-        """Whether the last pass was only a look at the data: it took batches, and no step has used any of them."""
-        return bool(self._dealt) and self._session.held(self._pool) == self._dealt
+    def _pool(self) -> int:
+        return self._membership[1]
 
     @property
-    def _next(self) -> Epoch:
-        """The epoch of the next pass."""
-        return self._begun if self._begun is not None and not self._chosen and self._peeked else self._epoch
-
-    def __len__(self) -> int:
-        """This worker's number of batches in an epoch: of its own split, or of an equal part, the slow taking fewer and the fast more."""
-        parts, session = self._parts, self._session
-        if parts is None and session.overlap is not None:
-            parts = Splits(self._size, session.workers, session.overlap).among(range(session.workers))[session.worker]
-        if parts:
-            return _ceil(size_of(parts), self._batch)
-        return _ceil(_ceil(self._size, self._batch), session.workers)
+    def _membership(self) -> tuple[Session, int]:
+        if self._joined is None:
+            raise ConfigurationError(
+                "elastic data are dealt out by the job, and this process has none yet: make the offbeat.DistributedOptimizer first, and "
+                "look at the data set itself if the model's size depends on it (dataset[0])"
+            )
+        return self._joined
 
     def set_epoch(self, epoch: int) -> None:
         """The next pass over the loader is this epoch, for resuming; otherwise epochs count by themselves."""
@@ -121,6 +86,97 @@ class ElasticBatchSampler(Sampler[list[int]]):
         """Continue with the epoch of a `state_dict`."""
         self.set_epoch(state["epoch"])
 
+    def _pass(self) -> tuple[Epoch, Iterator[Grant]]:
+        """Begin the next pass: its epoch, and its grants as they come."""
+        session, epoch = self._session, self._next
+        kept = list(self._dealt) if self._peeked and epoch == self._begun else []
+        if not kept:
+            self._progress = Progress()
+        self._begun, self._dealt = epoch, kept
+        self._epoch, self._chosen = epoch + 1, False
+        return epoch, chain(list(kept), self._grants(session, epoch))
+
+    def _grants(self, session: Session, epoch: Epoch) -> Iterator[Grant]:
+        """Take new grants of an epoch until it has no more for this worker."""
+        dealt, progress = self._dealt, self._progress  # of this pass, whatever the next one has
+        while (grant := session.take(self._pool, epoch, self._size, self._batch_size)) is not None:
+            self._check(grant)
+            dealt.append(grant)
+            if self._pool == 0:
+                session.progress = progress
+                progress.deal(grant.parts, grant.stop - grant.start, session.batch or self._batch_size)
+            yield grant
+
+    def _check(self, grant: Grant) -> None:
+        """Raise `ConfigurationError` if a grant cannot be of this worker's data."""
+
+    @property
+    def _peeked(self) -> bool:
+        """Whether the last pass was only a look at the data: it took batches, and no step has used any of them."""
+        return bool(self._dealt) and self._session.held(self._pool) == self._dealt
+
+    @property
+    def _next(self) -> Epoch:
+        """The epoch of the next pass."""
+        return self._begun if self._begun is not None and not self._chosen and self._peeked else self._epoch
+
+
+class ElasticBatchSampler(Passes, Sampler[list[int]]):
+    """Batches of indices for a ``DataLoader``; made by `DistributedOptimizer.batch_sampler` and `offbeat.elastic`.
+
+    The epoch ends for all workers together: one that finds no samples left waits until every index is settled (taking over those of
+    workers that die meanwhile), and then has the newest parameters. With ``num_workers > 0`` a loader takes batches ahead of their use;
+    then the wait is at the start of the next epoch.
+
+    A look at the data costs nothing: after a pass of which no batch was stepped on, such as ``next(iter(loader))``, the next pass is of the
+    same epoch and begins with the batches that this worker has already been dealt.
+
+    A rule may ask for another batch size (``Plan.batch``): then batches have that, from the next one taken on.
+
+    Args:
+        session: this worker's part in the job; None: see `Passes`.
+        order: of the indices in an epoch. Splits of workers are cut from an order that is the same in every epoch, drawn from the seed.
+        batch_size: samples in a batch; the last of an epoch may be smaller.
+        seed: of the orders; None: the job's.
+    """
+
+    _size: int
+
+    def __init__(self, session: Session | None, order: Order, batch_size: int, *, seed: int | None) -> None:
+        self._order, self._size, self._seed = order, order.size, seed
+        self._parts: Parts | None = None
+        """This worker's split in the epoch that it has taken samples of last; empty: it has none of its own."""
+        super().__init__(session, batch_size)
+
+    def _join(self, session: Session) -> None:
+        if self._size < session.workers:
+            raise ConfigurationError(
+                f"the data set has {self._size} samples for {session.workers} workers: each needs at least one, use fewer workers"
+            )
+        super()._join(session)
+
+    @property
+    def _batch(self) -> int:
+        return self._session.batch or self._batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, grants = self._pass()
+        indices = None
+        for grant in grants:
+            if indices is None or grant.parts != self._parts:
+                indices = self._indices(epoch, grant.parts)
+                self._parts = grant.parts
+            yield indices[grant.start : grant.stop].tolist()
+
+    def __len__(self) -> int:
+        """This worker's number of batches in an epoch: of its own split, or of an equal part, the slow taking fewer and the fast more."""
+        parts, session = self._parts, self._session
+        if parts is None and session.overlap is not None:
+            parts = Splits(self._size, session.workers, session.overlap).among(range(session.workers))[session.worker]
+        if parts:
+            return _ceil(size_of(parts), self._batch)
+        return _ceil(_ceil(self._size, self._batch), session.workers)
+
     def _check(self, grant: Grant) -> None:
         reach = max((stop for _, stop in grant.parts), default=grant.stop)
         if reach > self._size:
@@ -129,19 +185,22 @@ class ElasticBatchSampler(Sampler[list[int]]):
                 "every worker needs the same data set"
             )
 
-    def _order(self, epoch: int, parts: Parts) -> torch.Tensor:
+    def _indices(self, epoch: Epoch, parts: Parts) -> torch.Tensor:
         """The indices that positions count along: of all data, or of a split."""
         if not parts:
-            return self._permuted(self._size, self._seed, epoch)
-        fixed = self._permuted(self._size, self._seed, -1)  # no epoch's number: the same in all
+            return self._order.indices(self._generator(epoch), epoch)
+        if not self._order.splits:
+            raise ConfigurationError("this rule gives each worker a split of the data set: it needs all of that, in order or shuffled")
+        fixed = self._order.indices(self._generator(-1), -1)  # no epoch's number: the same in all
         split = torch.cat([fixed[start:stop] for start, stop in parts])
-        return split[self._permuted(len(split), self._seed, epoch, 1 + self._session.worker)]
+        if not self._order.shuffles:
+            return split
+        return split[torch.randperm(len(split), generator=self._generator(epoch, 1 + self._session.worker))]
 
-    def _permuted(self, size: int, *seeds: int) -> torch.Tensor:
-        if not self._shuffle:
-            return torch.arange(size)
-        seed = reduce(lambda value, number: value * 1_000_003 + number, seeds)
-        return torch.randperm(size, generator=torch.Generator().manual_seed(seed % 2**63))
+    def _generator(self, *numbers: int) -> torch.Generator:
+        seed = self._session.seed if self._seed is None else self._seed
+        mixed = reduce(lambda value, number: value * 1_000_003 + number, (seed, *numbers))
+        return torch.Generator().manual_seed(mixed % 2**63)
 
 
 def _ceil(number: int, divisor: int) -> int:
@@ -160,10 +219,6 @@ def elastic_batch_sampler(session: Session, dataset: Sized, batch_size: int, *, 
     except TypeError:
         raise ConfigurationError(
             f"batch_sampler needs a data set with a length, not a {type(dataset).__name__}: "
-            "leave it out for an iterable data set, and give each worker its own part"
+            "use offbeat.elastic(dataset, batch_size=...) for an iterable data set"
         ) from None
-    if size < session.workers:
-        raise ConfigurationError(
-            f"the data set has {size} samples for {session.workers} workers: each needs at least one, use fewer workers"
-        )
-    return ElasticBatchSampler(session, size, batch_size, shuffle=shuffle, seed=session.seed if seed is None else seed)
+    return ElasticBatchSampler(session, Order.plain(size, shuffle=shuffle), batch_size, seed=seed)

@@ -101,8 +101,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         settings = WorkerSettings.from_environment()
         if settings is None:
             other_launchers.refuse()
-            sessions.current = LocalSession(self.wrapped)
-            return sessions.current
+            local = LocalSession(self.wrapped)
+            sessions.made(local)
+            return local
         if sessions.current is not None:
             raise ConfigurationError(
                 "this process has a DistributedOptimizer already: put all parameters into one optimizer, in parameter groups if they differ"
@@ -114,7 +115,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             session = session_of(settings, policy, layout, spec, model, self.wrapped, stop_on_nonfinite=stop, local_only=self._local_only)
         session.follow_process()
         session.join(policy.spelling)
-        sessions.current = session
+        sessions.made(session)
         return session
 
     @property

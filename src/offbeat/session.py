@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +29,12 @@ class Grant(NamedTuple):
     stop: int
     parts: Parts = ()
     """This worker's split in this epoch, ranges of the data's fixed order, along which the positions count. Empty: all have one order."""
+    rows: int | None = None
+    """How many samples these are; None: one at each position. 0: nobody knows."""
+
+    @property
+    def samples(self) -> int:
+        return self.stop - self.start if self.rows is None else self.rows
 
 
 @dataclass(slots=True)
@@ -106,11 +113,17 @@ class Session(ABC):
                 self._outstanding.remove(grant)
                 taken.append(grant)
         self.progress.done += sum(grant.pool == 0 for grant in taken)
-        return tuple(grant.lease for grant in taken), sum(grant.stop - grant.start for grant in taken)
+        counts = [grant.samples for grant in taken]
+        return tuple(grant.lease for grant in taken), sum(counts) if all(counts) else 0
 
     def held(self, pool: int) -> list[Grant]:
         """One sampler's grants that no step has used yet, oldest first."""
         return [grant for grant in self._outstanding if grant.pool == pool]
+
+    def amend(self, grant: Grant, by: Grant | None) -> None:
+        """More is known of a grant than when it came; None: there is nothing at its positions."""
+        at = self._outstanding.index(grant)
+        self._outstanding[at : at + 1] = [] if by is None else [by]
 
     def drop(self, pool: int) -> None:
         """Forget what is left of one sampler's grants: they go back to the job."""
@@ -125,7 +138,7 @@ class Session(ABC):
         """Push what the gradients hold, wait to be admitted, pull."""
 
     @abstractmethod
-    def take(self, pool: int, epoch: Epoch, size: int, batch: int) -> Grant | None:
+    def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> Grant | None:
         """The next samples of an epoch, ``self.batch`` of them or, if that is None, ``batch``; None once it is over for this worker."""
 
     @abstractmethod
@@ -152,6 +165,8 @@ class LocalSession(Session):
         super().__init__()
         self._optimizer = optimizer
         self._leases = Leases()
+        self._ending: set[int] = set()
+        """Pools of which an epoch has been dealt out while batches of it are still to be stepped on."""
 
     def step(self, samples: int | None) -> None:
         self._optimizer.step()
@@ -166,21 +181,27 @@ class LocalSession(Session):
         ids, _ = self.consume(len(self._outstanding))
         self._leases.submit(ids)
         self._leases.settle(ids, fate, reason)
+        for pool in [pool for pool in self._ending if not self.held(pool)]:
+            self._end(pool)
 
-    def take(self, pool: int, epoch: Epoch, size: int, batch: int) -> Grant | None:
+    def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> Grant | None:
         self._leases.open(pool, epoch, size)
         if epoch > self._leases.epoch(pool):  # the loop over the epoch before was left early
             self._end(pool)
             self._leases.open(pool, epoch, size)
+        if epoch < self._leases.epoch(pool):
+            return None
+        self._leases.bound(pool, size)
         lease = self._leases.take(self.worker, pool, batch)
         if lease is None:
-            self._end(pool)
+            self._ending.add(pool) if self.held(pool) else self._end(pool)
             return None
         grant = Grant(pool, lease.id, lease.start, lease.stop)
         self._outstanding.append(grant)
         return grant
 
     def _end(self, pool: int) -> None:
+        self._ending.discard(pool)
         self.drop(pool)
         self._leases.give_back(self.worker, pool)
         epoch = self._leases.epoch(pool)
@@ -201,6 +222,26 @@ class LocalSession(Session):
 
 current: Session | None = None
 """The session of the `DistributedOptimizer` made last in this process."""
+_waiting: list[Callable[[Session], None]] = []
+"""What is to be done with the first session of this process."""
+
+
+def made(session: Session) -> None:
+    """Note the session of a new `DistributedOptimizer`."""
+    global current
+    current = session
+    waiting = list(_waiting)
+    _waiting.clear()
+    for call in waiting:
+        call(session)
+
+
+def when_made(call: Callable[[Session], None]) -> None:
+    """Call with the session of the `DistributedOptimizer` made last, or else, in the order of these calls, of the first that is made."""
+    if current is not None:
+        call(current)
+    else:
+        _waiting.append(call)
 
 
 def log(**metrics: float) -> None:

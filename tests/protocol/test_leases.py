@@ -130,3 +130,60 @@ def test_any_sequence_of_fates_and_deaths_adds_up(size: int, seed: int, workers:
     exceptions = [p for e in report["exceptions"] for p in range(e["start"], e["stop"])]
     assert sorted([*folded, *exceptions]) == list(range(size)) and report["folded"] == len(folded)
     assert report["folded"] + report["dropped"] + report["rejected"] + report["unused"] == size
+
+
+@settings(max_examples=200, derandomize=True, database=None)
+@given(size=st.integers(0, 40), seed=st.integers(0, 2**16), workers=st.integers(1, 4))
+def test_an_open_ended_pool_adds_up_whoever_finds_its_end(size: int, seed: int, workers: int) -> None:
+    """A worker that is granted positions beyond the end says where it is before it pushes over what is left of them."""
+    leases, rng, held = Leases(), random.Random(seed), list[Lease]()
+    leases.open(0, 0, None)
+    folded: list[int] = []
+    for _ in range(400):
+        lease = leases.take(rng.randrange(workers), 0, rng.randint(1, 5))
+        if lease is not None:
+            held.append(lease)
+        if held and rng.random() < 0.8:
+            done = held.pop(rng.randrange(len(held)))
+            if done.stop > size:
+                leases.bound(0, size)
+            if done.start < size:
+                assert leases.valid(done.worker, (done.id,))
+                leases.submit((done.id,))
+                leases.settle((done.id,), Fate.FOLDED, "so")
+                folded += range(done.start, min(done.stop, size))
+            else:
+                assert not leases.valid(done.worker, (done.id,))
+        elif held:
+            dead = rng.choice(held).worker
+            leases.give_back(dead)
+            held = [lease for lease in held if lease.worker != dead]
+    leases.bound(0, None)
+    assert leases.accounted(0) and sorted(folded) == list(range(size))
+    report = leases.end(0)
+    assert (report["indices"], report["folded"], report["unused"], report["exceptions"]) == (size, size, 0, [])
+    leases.open(0, 1, leases.size(0))
+    assert leases.take(0, 0, 100) is not None, "the next epoch may have another length"
+
+
+def test_an_open_ended_pool_that_everybody_leaves_early_reports_what_was_dealt() -> None:
+    leases = Leases()
+    leases.open(0, 0, None)
+    first, _ = take(leases, 0), take(leases, 1)
+    leases.submit((first.id,))
+    leases.settle((first.id,), Fate.FOLDED, "so")
+    assert not leases.accounted(0)
+    leases.give_back(1)
+    report = leases.end(0)
+    assert (report["indices"], report["folded"], report["unused"]) == (8, 4, 4)
+
+
+def test_the_first_word_of_a_stream_s_end_counts() -> None:
+    leases = Leases()
+    leases.open(0, 0, None)
+    lease = take(leases, 0)
+    leases.bound(0, 3)
+    leases.bound(0, 2)
+    leases.submit((lease.id,))
+    leases.settle((lease.id,), Fate.FOLDED, "so")
+    assert leases.accounted(0) and leases.end(0)["indices"] == 3

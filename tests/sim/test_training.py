@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from offbeat.data import ElasticBatchSampler
 from offbeat.errors import ConfigurationError
+from offbeat.orders import Order
 from offbeat.protocol.splits import Splits
 from offbeat.session import LocalSession
 from offbeat.sim.batches import Batches
@@ -38,14 +39,14 @@ def test_blocks_of_different_versions(servers: int) -> None:
 def test_samples_are_those_that_a_live_job_deals() -> None:
     session = LocalSession(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0))
     session.worker = 2
-    sampler = ElasticBatchSampler(session, SIZE, BATCH, shuffle=True, seed=SEED)
+    sampler = ElasticBatchSampler(session, Order.plain(SIZE, shuffle=True), BATCH, seed=SEED)
     batches = Batches(SIZE, SEED)
     for epoch in (0, 3):
         whole = batches.of(2, Step(0, SIZE, epoch, 0, SIZE))
-        assert torch.equal(whole, sampler._order(epoch, ()))
+        assert torch.equal(whole, sampler._indices(epoch, ()))
         assert sorted(whole.tolist()) == list(range(SIZE))
         parts = Splits(SIZE, workers=4, overlap=0.5).among(range(4))[2]
-        assert torch.equal(batches.of(2, Step(0, 20, epoch, 10, 30, parts)), sampler._order(epoch, parts)[10:30])
+        assert torch.equal(batches.of(2, Step(0, 20, epoch, 10, 30, parts)), sampler._indices(epoch, parts)[10:30])
 
 
 @pytest.mark.parametrize("sync", ["ssp(staleness=2)", "psp(c=3)", "ensemble(steps=2)", "ensemble(per_epoch=2, overlap=0.5)"])

@@ -71,6 +71,8 @@ class Epochs:
             if just:
                 self._do(self._ledger.refresh(worker, now, f"epoch {epoch} is over"))
             return self._flush()
+        if epoch == current:
+            self._leases.bound(pool, event.size)
         if isinstance(event, EpochWanted) or epoch > current:
             self._leases.give_back(worker, pool)
         elif self._grant(event):
@@ -163,9 +165,9 @@ class Epochs:
         )
         return True
 
-    def _open(self, pool: int, epoch: Epoch, size: int, workers: list[WorkerId]) -> None:
+    def _open(self, pool: int, epoch: Epoch, size: int | None, workers: list[WorkerId]) -> None:
         """Prepare an epoch of which nothing has been dealt yet."""
-        splits = None if self._overlap is None else Splits(size, self._workers, self._overlap).among(workers)
+        splits = None if self._overlap is None or size is None else Splits(size, self._workers, self._overlap).among(workers)
         self._leases.open(pool, epoch, size, splits)
         if pool == 0:
             self._ledger.begin_epoch(self._leases.epoch(pool), {worker: size_of(parts) for worker, parts in (splits or {}).items()})

@@ -92,8 +92,8 @@ class LeaseWanted(NamedTuple):
     pool: int
     """Which sampler of the script: 0 for the first that it makes."""
     epoch: Epoch
-    size: int
-    """The number of samples in the data set."""
+    size: int | None
+    """The number of samples in the data set; None: it is a stream, to whose end this worker has not read yet."""
     batch: int
     """The number of samples wanted."""
 
@@ -105,7 +105,7 @@ class EpochWanted(NamedTuple):
     incarnation: Incarnation
     pool: int
     epoch: Epoch
-    size: int
+    size: int | None
 
 
 class PullWanted(NamedTuple):

@@ -10,6 +10,9 @@ with the fate of the contribution computed over it. When an epoch ends, its repo
 gradient, the gradient was not finite, or nobody took the position (the script left its loop early, or no worker was left).
 ``returned`` counts positions that were dealt out again because their holder died or gave them up before they were settled.
 
+A pool may be *open-ended*: of a stream nobody knows the length before somebody has read to its end. Then positions are dealt out without
+end until a worker says how many there are (`Leases.bound`); what was dealt beyond that is taken back. Each epoch may have another length.
+
 Where each worker has a split of its own (`protocol.splits`), a pool is dealt out from several decks, one for each worker. Then a report
 adds up over all of them: ``indices`` is the sum of their sizes, more than the data set has if they overlap, ``splits`` lists them, and
 an exception names its worker, its positions being those in that worker's split. What a worker leaves undone when it dies stays so.
@@ -41,7 +44,8 @@ class Lease(NamedTuple):
 class _Deck:
     """Positions that are dealt out one after the other: the whole epoch's, or one worker's split."""
 
-    size: int
+    size: int | None
+    """None: nobody knows yet."""
     parts: Parts = ()
     dealt: int = 0
     """Positions below this have been leased at least once."""
@@ -65,18 +69,24 @@ class _Deck:
             return start, min(start + batch, stop)
         if self.dealt == self.size:
             return None
-        start, self.dealt = self.dealt, min(self.dealt + batch, self.size)
+        start, self.dealt = self.dealt, self.dealt + batch if self.size is None else min(self.dealt + batch, self.size)
         return start, self.dealt
+
+    @property
+    def extent(self) -> int:
+        """How many positions there are, or have been dealt of those that nobody has counted."""
+        return self.dealt if self.size is None else self.size
 
     def left(self) -> list[tuple[int, int]]:
         """The ranges that nobody holds and nobody has settled."""
-        return [*self.back, *([(self.dealt, self.size)] if self.dealt < self.size else [])]
+        return [*self.back, *([(self.dealt, self.extent)] if self.dealt < self.extent else [])]
 
 
 @dataclass(slots=True)
 class _Pool:
     epoch: Epoch = 0
-    size: int = 0
+    size: int | None = 0
+    """As announced; None: the pool is open-ended."""
     decks: dict[WorkerId | None, _Deck] = field(default_factory=dict)
     """One for everybody, under None, or one for each worker that has a split."""
     open: int = 0
@@ -112,10 +122,11 @@ class Leases:
         """Whether any lease of the epoch under way has been dealt."""
         return pool in self._pools and self._pools[pool].begun
 
-    def open(self, pool: int, epoch: Epoch, size: int, splits: Mapping[WorkerId, Parts] | None = None) -> None:
+    def open(self, pool: int, epoch: Epoch, size: int | None, splits: Mapping[WorkerId, Parts] | None = None) -> None:
         """Announce an epoch and its number of samples. A pool that has not dealt anything yet moves on to that epoch.
 
         Args:
+            size: how many; None: nobody knows yet.
             splits: whose split is what; None: all positions are dealt out from one deck, to whoever asks.
         """
         state = self._pools.setdefault(pool, _Pool())
@@ -125,6 +136,25 @@ class Leases:
             state.decks = {None: _Deck(size)}
             if splits is not None:
                 state.decks = {worker: _Deck(size_of(parts), parts) for worker, parts in splits.items()}
+
+    def bound(self, pool: int, size: int | None) -> None:
+        """A worker has read to the end of an open-ended epoch: it has ``size`` positions. The first word counts; None: no word.
+
+        Leases that reach beyond the end become shorter, those that begin there are gone, whoever holds them.
+        """
+        state = self._pools[pool]
+        deck = state.decks.get(None)
+        if size is None or state.size is not None or deck is None or deck.size is not None:
+            return
+        deck.size, deck.dealt = size, min(deck.dealt, size)
+        deck.back = deque((start, min(stop, size)) for start, stop in deck.back if start < size)
+        for lease in [lease for lease in self._leases.values() if lease.pool == pool and lease.stop > size]:
+            if lease.start >= size:
+                self._remove(lease.id)
+                continue
+            self._leases[lease.id] = shorter = lease._replace(stop=size)
+            if lease.id in self._held[lease.worker]:
+                self._held[lease.worker][lease.id] = shorter
 
     def take(self, worker: WorkerId, pool: int, batch: int) -> Lease | None:
         """Lease out the next range of at most ``batch`` positions; None: nothing is left to deal, for now."""
@@ -198,7 +228,7 @@ class Leases:
     def accounted(self, pool: int) -> bool:
         """Whether every position of the epoch under way is settled, or can no longer be."""
         state = self._pools.get(pool)
-        return state is not None and state.size > 0 and state.open == 0 and all(deck.done for deck in state.decks.values())
+        return state is not None and state.size != 0 and state.open == 0 and all(deck.done for deck in state.decks.values())
 
     def quiet(self, pool: int) -> bool:
         """Whether nobody works on this pool: no lease is held, and no contribution over one waits for its fate."""
@@ -215,19 +245,19 @@ class Leases:
                 state.except_for(owner, start, stop, why)
                 unused += stop - start
         report: dict[str, Any] = {
-            "indices": sum(deck.size for deck in state.decks.values()),
+            "indices": sum(deck.extent for deck in state.decks.values()),
             **{fate.value: state.settled.get(fate, 0) for fate in (Fate.FOLDED, Fate.DROPPED, Fate.REJECTED)},
             "unused": unused,
             "returned": state.returned,
             "exceptions": state.exceptions,
         }
         if None not in state.decks:
-            report["splits"] = [{"worker": owner, "indices": deck.size, "parts": deck.parts} for owner, deck in state.decks.items()]
+            report["splits"] = [{"worker": owner, "indices": deck.extent, "parts": deck.parts} for owner, deck in state.decks.items()]
         self._pools[pool] = _Pool(state.epoch + 1, state.size)
         return report
 
-    def size(self, pool: int) -> int:
-        """The number of samples in the data set."""
+    def size(self, pool: int) -> int | None:
+        """The number of samples in the data set, as announced; None: the pool is open-ended."""
         return self._pools[pool].size
 
     def under_way(self) -> list[int]:

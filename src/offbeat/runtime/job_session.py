@@ -136,7 +136,7 @@ class JobSession(Session):
     # Samples.
 
     @library_call
-    def take(self, pool: int, epoch: Epoch, size: int, batch: int) -> Grant | None:
+    def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> Grant | None:
         if self._samples.leaves(pool, epoch):
             self._hand_in()
         while True:

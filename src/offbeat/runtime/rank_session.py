@@ -251,7 +251,7 @@ class RankSession(JobSession):
         self._mine.start()
 
     @library_call
-    def take(self, pool: int, epoch: Epoch, size: int, batch: int) -> Grant | None:
+    def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> Grant | None:
         self._mine.restore(again=True)
         try:
             self._start()

@@ -27,7 +27,7 @@ class WorkerSamples:
         self, link: WorkerLink, *, admitted: Callable[[], None], drop: Callable[[int], None], reports: list[dict[str, Any]]
     ) -> None:
         self._link, self._admitted, self._drop, self._reports = link, admitted, drop, reports
-        self._open: dict[int, tuple[Epoch, int]] = {}
+        self._open: dict[int, tuple[Epoch, int | None]] = {}
         """The epoch, and its number of samples, whose end this worker has not seen; by pool."""
 
     def open(self, pool: int) -> bool:
@@ -42,7 +42,7 @@ class WorkerSamples:
         """Whether taking samples of this epoch means leaving another that is open."""
         return pool in self._open and self._open[pool][0] != epoch
 
-    def take(self, pool: int, epoch: Epoch, size: int, batch: Callable[[], int]) -> Grant | None:
+    def take(self, pool: int, epoch: Epoch, size: int | None, batch: Callable[[], int]) -> Grant | None:
         """The next samples of an epoch; None once it is over for this worker. Another epoch of this pool is finished first.
 
         ``batch`` says how many, when it comes to that: the end of an epoch may bring another batch size.

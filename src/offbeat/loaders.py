@@ -1,0 +1,264 @@
+"""`elastic`: any source of batches, dealt out by the job. Data sets with a length go through the batch sampler.
+
+Each worker reads all of a stream and keeps the positions that it is granted: reading is repeated, computing is not. So a stream is as
+exact as a sampler, if it has the same elements in the same order on every worker. Its epoch ends when a worker has come to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from offbeat.data import ElasticBatchSampler, Passes
+from offbeat.errors import ConfigurationError
+from offbeat.optimizer import DistributedOptimizer
+from offbeat.orders import Order, batches_of
+from offbeat.protocol.policy import whole_number
+from offbeat.session import Grant, Session
+from offbeat.types import Epoch
+
+_KEPT = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
+    *("prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"),
+)
+"""What the elastic loader has from the script's."""
+
+
+def elastic(
+    data: Any,
+    *,
+    batch_size: int | None = None,
+    shuffle: bool | None = None,
+    drop_last: bool = False,
+    order: Callable[[int], Sequence[int]] | None = None,
+    seed: int | None = None,
+    optimizer: DistributedOptimizer | None = None,
+    **options: Any,
+) -> DataLoader[Any] | ElasticStream:
+    """Make a loader whose batches are dealt out to the workers of the job while they train, each once in an epoch.
+
+    It may be made before the optimizer, and is used after that. Every worker makes the same loaders in the same order, of the same data.
+
+    Args:
+        data: a ``DataLoader``, which keeps its data set, batch size, order and options; a data set with a length; an ``IterableDataset``
+            or another iterable that can be gone through again and again; or a function that returns the iterable of an epoch, given
+            its number.
+        batch_size: samples in a batch. A stream of ready batches needs none: then its elements are the batches.
+        shuffle: a new order in each epoch; default for a data set with a length: True. A stream keeps its own order.
+        drop_last: leave out the samples of an epoch that make no whole batch.
+        order: the indices of an epoch, given its number, the same on every worker; instead of ``shuffle``.
+        seed: of the orders; default: the job's.
+        optimizer: in whose job; default: the `DistributedOptimizer` made last.
+        options: of the ``DataLoader``: ``num_workers``, ``collate_fn``, ``pin_memory`` ... For a stream only ``collate_fn``.
+
+    Returns:
+        A ``DataLoader``; for a stream an `ElasticStream`.
+
+    Raises:
+        ConfigurationError: the data cannot be dealt out so, or an argument does not fit it.
+
+    >>> model = torch.nn.Linear(1, 1)
+    >>> optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    >>> [batch.tolist() for batch in elastic(range(5), batch_size=2, shuffle=False)]
+    [[0, 1], [2, 3], [4]]
+    >>> [batch.tolist() for batch in elastic(lambda epoch: iter(range(5)), batch_size=2)]
+    [[0, 1], [2, 3], [4]]
+    """
+    session = None if optimizer is None else optimizer._session
+    if isinstance(data, DataLoader):
+        if given := [name for name, value in (("batch_size", batch_size), ("shuffle", shuffle), ("order", order)) if value is not None]:
+            raise ConfigurationError(f"elastic(DataLoader, {given[0]}=...): set it on the DataLoader, or pass the data set itself")
+        if drop_last or options:
+            raise ConfigurationError(f"elastic(DataLoader, {next(iter(options), 'drop_last')}=...): set it on the DataLoader")
+        return _of_loader(data, seed, session)
+    if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        if shuffle is not None or order is not None or seed is not None:
+            raise ConfigurationError("a stream keeps its own order: shuffle it where it is made, the same way on every worker")
+        return _of_stream(data, batch_size, drop_last, options, session)
+    if batch_size is None:
+        raise ConfigurationError("elastic(dataset) needs batch_size=, the number of samples in one worker's batch")
+    if order is not None and shuffle is not None:
+        raise ConfigurationError("elastic(dataset, order=..., shuffle=...): order= says it all, leave shuffle= out")
+    chosen = Order.of_script(order) if order is not None else Order.plain(len(data), shuffle=shuffle is not False)
+    return DataLoader(data, batch_sampler=_sampler(chosen, batch_size, drop_last, seed, session), **options)
+
+
+def _sampler(order: Order, batch_size: int, drop_last: bool, seed: int | None, session: Session | None) -> ElasticBatchSampler:
+    whole_number("elastic", "batch_size", batch_size, least=1)
+    return ElasticBatchSampler(session, order.whole_batches(batch_size) if drop_last else order, batch_size, seed=seed)
+
+
+def _of_loader(loader: DataLoader[Any], seed: int | None, session: Session | None) -> DataLoader[Any] | ElasticStream:
+    if isinstance(loader.batch_sampler, ElasticBatchSampler):
+        raise ConfigurationError("this DataLoader is elastic already: it has an elastic batch_sampler, use it as it is")
+    if isinstance(loader.dataset, IterableDataset):
+        if seed is not None:
+            raise ConfigurationError("a stream keeps its own order: seed it where it is made, the same on every worker")
+        if loader.num_workers:  # its processes read, and put the batches together, so that the batches are what can be dealt out
+            return ElasticStream(_again(loader), None, lambda batch: batch, session=session)
+        if loader.batch_size is None:
+            return ElasticStream(_epochs(loader.dataset), None, loader.collate_fn, session=session)
+        return ElasticStream(_epochs(loader.dataset), loader.batch_size, loader.collate_fn, drop_last=loader.drop_last, session=session)
+    if loader.batch_sampler is None:
+        raise ConfigurationError("elastic(DataLoader) deals out batches, and this one has batch_size=None: give it a batch size")
+    sampler, batch_size, drop_last = batches_of(loader.batch_sampler)
+    batch_sampler = _sampler(Order.of_sampler(sampler), batch_size, drop_last, seed, session)
+    return DataLoader(loader.dataset, batch_sampler=batch_sampler, **{name: getattr(loader, name) for name in _KEPT})
+
+
+def _of_stream(data: Any, batch_size: int | None, drop_last: bool, options: dict[str, Any], session: Session | None) -> ElasticStream:
+    collate = options.pop("collate_fn", None)
+    if options:
+        raise ConfigurationError(f"elastic(stream, {next(iter(options))}=...): wrap the stream in a DataLoader with it, and pass that")
+    if batch_size is None:
+        if drop_last:
+            raise ConfigurationError("elastic(stream, drop_last=True) needs batch_size=")
+        return ElasticStream(_epochs(data), None, collate or (lambda batch: batch), session=session)
+    whole_number("elastic", "batch_size", batch_size, least=1)
+    return ElasticStream(_epochs(data), batch_size, collate or default_collate, drop_last=drop_last, session=session)
+
+
+def _epochs(data: Any) -> Callable[[Epoch], Iterable[Any]]:
+    """The stream of each epoch."""
+    if isinstance(data, Iterable):
+        if iter(data) is data:
+            raise ConfigurationError(
+                f"a {type(data).__name__} can be gone through only once, and a worker may have to read again what another has not lived to "
+                "use: pass a function that makes it, offbeat.elastic(lambda epoch: ...), or an IterableDataset"
+            )
+        return _again(data)
+    if callable(data):
+        return data  # type: ignore[no-any-return]
+    raise ConfigurationError(
+        f"elastic() got a {type(data).__name__}: pass a DataLoader, a data set, an iterable, or a function that returns an iterable"
+    )
+
+
+def _again(data: Iterable[Any]) -> Callable[[Epoch], Iterable[Any]]:
+    told = getattr(getattr(data, "dataset", data), "set_epoch", None)  # as the streams of Hugging Face have it
+
+    def epoch_of(epoch: Epoch) -> Iterable[Any]:
+        if told is not None:
+            told(epoch)
+        return data
+
+    return epoch_of
+
+
+class ElasticStream(Passes):
+    """Batches of a stream; made by `elastic`. Go through it once for each epoch.
+
+    The stream of an epoch must be the same on every worker: the same elements in the same order, all of them, not each worker's own part.
+
+    Args:
+        stream: makes the stream of an epoch.
+        batch_size: elements in a batch; None: the elements are batches.
+        collate: makes a batch of a list of elements, or of an element that is one.
+        drop_last: leave out the elements at the end that make no whole batch.
+        session: this worker's part in the job; None: see `Passes`.
+    """
+
+    def __init__(
+        self,
+        stream: Callable[[Epoch], Iterable[Any]],
+        batch_size: int | None,
+        collate: Callable[[Any], Any],
+        *,
+        drop_last: bool = False,
+        session: Session | None = None,
+    ) -> None:
+        self._stream, self._collate, self._drop_last = stream, collate, drop_last
+        self._single = batch_size is None
+        self._size = None
+        super().__init__(session, batch_size or 1)
+
+    def _join(self, session: Session) -> None:
+        if session.overlap is not None:
+            raise ConfigurationError("this rule gives each worker a split of the data set, and of a stream nobody knows the length")
+        super()._join(session)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, grants = self._pass()
+        self._size = None
+        reader = _Reader(lambda: iter(self._stream(epoch)))
+        early: list[Grant | None] = []
+        while True:
+            grant = early.pop() if early else next(grants, None)
+            if grant is None:
+                return
+            if self._single and grant.stop - grant.start > 1:
+                raise ConfigurationError("this rule says how large batches are: pass a stream of elements, and batch_size=")
+            found = reader.read(grant.start, grant.stop)
+            amended = self._amended(grant, found)
+            if self._size is None and len(found) < grant.stop - grant.start:
+                self._size = self._end(reader.at)
+                if amended is not None:
+                    # To ask for more is to say where the end is, which the job must know before it hears of a push over this batch.
+                    early.append(next(grants, None))
+            if amended is not None:
+                batch = self._collate(found[0] if self._single else found)
+                self._note(amended, amended._replace(rows=_rows(batch)) if self._single else amended)
+                yield batch
+            if early == [None]:  # what this worker held then has been used: now it waits for the others
+                early, grants = [], self._grants(self._session, epoch)
+
+    def _grants(self, session: Session, epoch: Epoch) -> Iterator[Grant]:
+        seen = len(session.reports)
+        yield from super()._grants(session, epoch)
+        for report in session.reports[seen:]:
+            if self._size is not None and report["epoch"] == epoch and report["indices"] != self._size:
+                raise ConfigurationError(
+                    f"this worker's stream has {self._size} elements in epoch {epoch}, another's {report['indices']}: "
+                    "every worker needs the same stream"
+                )
+
+    def _end(self, at: int) -> int:
+        """How many positions are dealt out of a stream that ends here."""
+        return at // self._batch_size * self._batch_size if self._drop_last else at
+
+    def _amended(self, grant: Grant, found: list[Any]) -> Grant | None:
+        """The part of a grant that there is, if there is any."""
+        stop = grant.start + len(found)
+        if stop == grant.stop:
+            return grant
+        kept = grant._replace(stop=stop) if found and not self._drop_last else None
+        self._note(grant, kept)
+        return kept
+
+    def _note(self, grant: Grant, by: Grant | None) -> None:
+        if grant is not by:
+            self._session.amend(grant, by)
+            at = self._dealt.index(grant)
+            self._dealt[at : at + 1] = [] if by is None else [by]
+
+
+class _Reader:
+    """Elements of a stream by their positions; what lies before is read and left out."""
+
+    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
+        self._begin = begin
+        self._stream = begin()
+        self.at = 0
+        """How many have been read."""
+
+    def read(self, start: int, stop: int) -> list[Any]:
+        """Those from ``start`` to ``stop``; fewer if the stream ends before. To go back is to begin anew."""
+        if start < self.at:
+            self._stream, self.at = self._begin(), 0
+        for _ in islice(self._stream, start - self.at):
+            self.at += 1
+        found = list(islice(self._stream, stop - start)) if self.at == start else []
+        self.at += len(found)
+        return found
+
+
+def _rows(batch: Any) -> int:
+    """How many samples a ready batch has: the length of the first tensor in it; 0: nobody knows."""
+    if isinstance(batch, torch.Tensor):
+        return len(batch) if batch.dim() else 0
+    parts = list(batch.values()) if isinstance(batch, dict) else list(batch) if isinstance(batch, list | tuple) else []
+    return next((rows for part in parts if (rows := _rows(part))), 0)

@@ -1,0 +1,131 @@
+"""In which order an epoch goes through a data set: the same on every worker, drawn from a seed and the epoch's number.
+
+An order is a list of indices; workers lease positions in it. It need not be a permutation: weighted samplers repeat and leave out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from offbeat.errors import ConfigurationError
+from offbeat.types import Epoch
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order of indices.
+
+    >>> Order.plain(4, shuffle=False).indices(torch.Generator(), 0)
+    tensor([0, 1, 2, 3])
+    """
+
+    size: int
+    """How many positions an epoch has."""
+    draw: Callable[[torch.Generator, Epoch], torch.Tensor]
+    """The indices, at least `size` of them; positions beyond are not dealt."""
+    shuffles: bool
+    splits: bool = False
+    """Whether it is a permutation of the whole data set, which rules may cut into splits of the workers."""
+
+    def indices(self, generator: torch.Generator, epoch: Epoch) -> torch.Tensor:
+        """The index at each position of an epoch.
+
+        Raises:
+            ConfigurationError: the script's own order has another length than before.
+        """
+        drawn = self.draw(generator, epoch)
+        if len(drawn) < self.size:
+            raise ConfigurationError(f"order({epoch}) has {len(drawn)} indices, order(0) has {self.size}: they must be as many")
+        return drawn[: self.size]
+
+    def whole_batches(self, batch_size: int) -> Order:
+        """This order without its last positions, so that no batch of an epoch is smaller than the others.
+
+        Raises:
+            ConfigurationError: nothing would be left.
+        """
+        size = self.size // batch_size * batch_size
+        if size == 0:
+            raise ConfigurationError(f"drop_last=True leaves nothing of {self.size} samples in batches of {batch_size}: make these smaller")
+        return Order(size, self.draw, self.shuffles, splits=self.splits and size == self.size)
+
+    @classmethod
+    def plain(cls, size: int, *, shuffle: bool) -> Order:
+        """0 to ``size`` - 1, in a new order each epoch or as they are."""
+
+        def draw(generator: torch.Generator, epoch: Epoch) -> torch.Tensor:
+            return torch.randperm(size, generator=generator) if shuffle else torch.arange(size)
+
+        return cls(size, draw, shuffle, splits=True)
+
+    @classmethod
+    def of_script(cls, order: Callable[[Epoch], Sequence[int]]) -> Order:
+        """What the script's function says for an epoch."""
+
+        def draw(generator: torch.Generator, epoch: Epoch) -> torch.Tensor:
+            return torch.as_tensor(list(order(epoch)), dtype=torch.int64)
+
+        return cls(len(order(0)), draw, shuffles=True)
+
+    @classmethod
+    def of_sampler(cls, sampler: object) -> Order:
+        """The order that a sampler of PyTorch stands for; its own generator is not used, since workers must agree.
+
+        Raises:
+            ConfigurationError: it is of another class, of which nobody knows what it does.
+        """
+        match sampler:
+            case SequentialSampler():
+                return cls.plain(len(sampler), shuffle=False)
+            case RandomSampler():
+                return cls._random(len(sampler.data_source), sampler.num_samples, replacement=sampler.replacement)
+            case WeightedRandomSampler():
+                weights, count, again = sampler.weights, sampler.num_samples, sampler.replacement
+                return cls(count, lambda generator, epoch: torch.multinomial(weights, count, again, generator=generator), shuffles=True)
+            case SubsetRandomSampler():
+                indices = torch.as_tensor(list(sampler.indices), dtype=torch.int64)
+                return cls(len(indices), lambda generator, epoch: indices[torch.randperm(len(indices), generator=generator)], shuffles=True)
+            case DistributedSampler():  # it would cut the data by rank: here they are dealt out as a whole
+                return cls.plain(len(sampler.dataset), shuffle=sampler.shuffle)  # type: ignore[arg-type]
+        raise ConfigurationError(
+            f"elastic() does not know the order of a {type(sampler).__name__}: pass the data set with order=, a function that returns the "
+            "indices of an epoch, the same on every worker: offbeat.elastic(dataset, batch_size=..., order=lambda epoch: indices)"
+        )
+
+    @classmethod
+    def _random(cls, size: int, count: int, *, replacement: bool) -> Order:
+        if count == size and not replacement:
+            return cls.plain(size, shuffle=True)
+
+        def draw(generator: torch.Generator, epoch: Epoch) -> torch.Tensor:
+            if replacement:
+                return torch.randint(size, (count,), generator=generator)
+            return torch.cat([torch.randperm(size, generator=generator) for _ in range(-(-count // size))])[:count]
+
+        return cls(count, draw, shuffles=True)
+
+
+def batches_of(batch_sampler: Sampler[list[int]] | object) -> tuple[object, int, bool]:
+    """A batch sampler's sampler, batch size, and whether it leaves out a last smaller batch.
+
+    Raises:
+        ConfigurationError: it is no plain `torch.utils.data.BatchSampler`.
+    """
+    if type(batch_sampler) is not BatchSampler:
+        raise ConfigurationError(
+            f"elastic() cannot deal out the batches of a {type(batch_sampler).__name__}: pass the data set with batch_size=, and order= "
+            "if it has an order of its own"
+        )
+    return batch_sampler.sampler, batch_sampler.batch_size, batch_sampler.drop_last

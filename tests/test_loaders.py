@@ -1,0 +1,171 @@
+"""`offbeat.elastic` in one process: what is carried over from a loader, what is refused, and that each sample is used once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+import offbeat
+from offbeat import session as sessions
+from offbeat.errors import ConfigurationError
+
+
+@pytest.fixture(autouse=True)
+def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OFFBEAT_SERVERS", raising=False)
+    monkeypatch.setattr(sessions, "current", None)
+    monkeypatch.setattr(sessions, "_waiting", [])
+
+
+def optimizer_of() -> offbeat.DistributedOptimizer:
+    model = nn.Linear(1, 1)
+    return offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-6), model)
+
+
+def indices(loader: Any, optimizer: offbeat.DistributedOptimizer) -> list[int]:
+    found = []
+    for batch in loader:
+        optimizer.step()
+        found += batch.tolist()
+    return found
+
+
+class Stream(IterableDataset[int]):
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10 * self.epoch, 10 * self.epoch + 6))
+
+
+class Every(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+def test_what_a_loader_has_is_carried_over() -> None:
+    optimizer = optimizer_of()
+    seeded: list[int] = []
+    generator = torch.Generator()
+    loader: Any = DataLoader(
+        range(10),  # type: ignore[arg-type]
+        batch_size=4,
+        shuffle=True,
+        num_workers=1,
+        collate_fn=torch.tensor,
+        timeout=30,
+        worker_init_fn=seeded.append,
+        generator=generator,
+        prefetch_factor=3,
+        persistent_workers=True,
+    )
+    made: Any = offbeat.elastic(loader)
+    for name in ("dataset", "num_workers", "collate_fn", "timeout", "worker_init_fn", "generator", "prefetch_factor", "persistent_workers"):
+        assert getattr(made, name) == getattr(loader, name)
+    assert sorted(indices(made, optimizer)) == list(range(10)) and len(made) == 3
+    assert [report["folded"] for report in optimizer.reports] == [10]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "expected"),
+    [
+        (SequentialSampler(range(10)), list(range(10))),
+        (RandomSampler(range(10)), set(range(10))),
+        (RandomSampler(range(10), num_samples=4), 4),
+        (RandomSampler(range(10), num_samples=14), 14),
+        (RandomSampler(range(10), replacement=True, num_samples=8), 8),
+        (SubsetRandomSampler([3, 5, 7]), {3, 5, 7}),
+        (WeightedRandomSampler([0, 0, 1, 1, 0, 0, 0, 0, 0, 0], 6), 6),
+        (DistributedSampler(range(10), num_replicas=4, rank=1), set(range(10))),  # type: ignore[arg-type]
+    ],
+)
+def test_the_order_of_samplers(sampler: Any, expected: Any) -> None:
+    optimizer = optimizer_of()
+    loader = offbeat.elastic(DataLoader(range(10), batch_size=4, sampler=sampler))  # type: ignore[arg-type]
+    found = [indices(loader, optimizer) for _ in range(2)]
+    for one in found:
+        if isinstance(expected, int):
+            assert len(one) == expected and set(one) <= set(range(10))
+        else:
+            assert (one if isinstance(expected, list) else set(one)) == expected and len(one) == len(expected)
+    assert found[0] != found[1] or isinstance(sampler, SequentialSampler) or len(found[0]) < 4
+    if isinstance(sampler, WeightedRandomSampler):
+        assert set(found[0]) <= {2, 3}
+
+
+def test_orders_of_ones_own_and_whole_batches() -> None:
+    optimizer = optimizer_of()
+    mine = offbeat.elastic(range(10), batch_size=2, order=lambda epoch: [epoch, 9, epoch])
+    assert [indices(mine, optimizer) for _ in range(2)] == [[0, 9, 0], [1, 9, 1]]
+    whole = offbeat.elastic(range(10), batch_size=4, drop_last=True)
+    assert [len(batch) for batch in whole] == [4, 4]
+    plain = offbeat.elastic(DataLoader(range(10), batch_sampler=BatchSampler(SequentialSampler(range(10)), 4, True)))  # type: ignore[arg-type]
+    assert indices(plain, optimizer) == list(range(8))
+
+
+def test_a_stream_is_told_its_epoch_and_may_be_made_before_the_optimizer() -> None:
+    stream: Any = offbeat.elastic(Stream(), batch_size=4)
+    later: Any = offbeat.elastic(range(4), batch_size=4)
+    with pytest.raises(ConfigurationError, match=r"make the offbeat\.DistributedOptimizer first"):
+        next(iter(stream))
+    optimizer = optimizer_of()
+    assert [indices(stream, optimizer) for _ in range(2)] == [[0, 1, 2, 3, 4, 5], [10, 11, 12, 13, 14, 15]]
+    assert (stream._pool, later.batch_sampler._pool) == (0, 1)
+    assert stream.state_dict() == {"epoch": 2}
+
+
+def test_an_empty_stream_ends() -> None:
+    optimizer = optimizer_of()
+    assert indices(offbeat.elastic(lambda epoch: iter(()), batch_size=4), optimizer) == []
+    assert optimizer.reports[0]["indices"] == 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_small_data_set_that_is_fetched_ahead_as_a_whole(workers: int) -> None:
+    """The loader has asked for all batches before the first step; their epoch ends with that, and not before."""
+    optimizer = optimizer_of()
+    loader = offbeat.elastic(range(6), batch_size=2, num_workers=workers)
+    for _ in range(2):
+        next(iter(loader))
+        assert sorted(indices(loader, optimizer)) == list(range(6))
+    assert [(report["folded"], report["unused"]) for report in optimizer.reports] == [(6, 0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: offbeat.elastic(iter([1, 2]), batch_size=2), "only once"),
+        (lambda: offbeat.elastic(range(4)), "needs batch_size="),
+        (lambda: offbeat.elastic(7), "got a int"),
+        (lambda: offbeat.elastic(range(4), batch_size=0), "batch_size"),
+        (lambda: offbeat.elastic(range(4), batch_size=8, drop_last=True), "leaves nothing"),
+        (lambda: offbeat.elastic(Stream(), batch_size=2, shuffle=True), "keeps its own order"),
+        (lambda: offbeat.elastic(Stream(), batch_size=2, num_workers=2), "num_workers"),
+        (lambda: offbeat.elastic(DataLoader(range(4)), batch_size=2), "set it on the DataLoader"),  # type: ignore[arg-type]
+        (lambda: offbeat.elastic(DataLoader(range(4), batch_size=None)), "batch_size=None"),  # type: ignore[arg-type]
+        (lambda: offbeat.elastic(DataLoader(range(10), batch_size=4, sampler=Every())), "order="),  # type: ignore[arg-type]
+        (lambda: offbeat.elastic(DataLoader(range(4), batch_sampler=[[0, 1], [2, 3]])), "order="),  # type: ignore[arg-type]
+        (lambda: offbeat.elastic(range(4), batch_size=2, order=range, shuffle=True), "order= says it all"),
+    ],
+)
+def test_what_is_refused(make: Any, words: str) -> None:
+    optimizer_of()
+    with pytest.raises(ConfigurationError, match=words):
+        make()
