@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from offbeat.cli import app, check, main
 from offbeat.errors import ConfigurationError
+from offbeat.launch.program import Program
 from offbeat.policies import RULES
 from offbeat.runtime.journal import Journal, end_record, job_record
 from offbeat.runtime.settings import JobSettings, Kill, Slow
@@ -22,7 +23,7 @@ SCRIPT = str(Path(__file__).parent / "faults" / "scripts" / "train.py")
 def checked(**changes: Any) -> JobSettings:
     """The check of a good command line, but for these options."""
     good: dict[str, Any] = {
-        "script": SCRIPT,
+        "program": Program(SCRIPT),
         "workers": 4,
         "servers": 1,
         "sync": None,
@@ -66,8 +67,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"timeout_s": 0.0}, r"--timeout 0: seconds, at least 0.1"),
     ({"timeout_s": float("nan")}, r"--timeout nan: seconds, at least 0.1"),
     ({"timeout_s": float("inf")}, r"--timeout inf: seconds, at least 0.1"),
-    ({"script": "no_such.py"}, r"there is no script 'no_such.py' here"),
-    ({"script": "."}, r"there is no script '.' here"),
+    ({"program": Program("no_such.py")}, r"there is no script 'no_such.py' here"),
+    ({"program": Program(".")}, r"there is no script '.' here"),
     ({"slow": ["2:0.1"]}, r"--slow 2:0.1: write WORKER=SECONDS"),
     ({"slow": ["4=0.1"]}, r"--slow 4=0.1: there is no worker 4, 4 workers are numbered 0 to 3"),
     ({"kill": ["1"]}, r"--kill 1: write WORKER@VERSION"),

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import offbeat
 from offbeat.cli import app, check
+from offbeat.launch.program import Program
 from offbeat.policies import RULES
 from offbeat.sim.laws import LAWS
 
@@ -170,10 +171,12 @@ def test_simulations_run(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_jobs_could_start(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     given = dict(COMMANDS["run"].make_context("run", LINES[where][2:]).params)
-    assert Path(given["script"]).suffix == ".py"
+    if not given.pop("module"):
+        assert Path(given["script"]).suffix == ".py"
+    del given["script"]
     several = {name: list(given[name] or ()) for name in ("slow", "kill", "late")}
     seconds = {f"{name}_s": given.pop(name) for name in ("timeout", "progress_timeout")}
-    check(**{**given, **several, "script": str(SCRIPT), **seconds})
+    check(**{**given, **several, "program": Program(str(SCRIPT)), **seconds})
 
 
 @beginning("offbeat", "report")

@@ -16,6 +16,7 @@ from rich.console import Console
 from offbeat.errors import ConfigurationError, OffbeatError
 from offbeat.launch.faults import parse_all, parse_late
 from offbeat.launch.local import Outcome, Supervisor
+from offbeat.launch.program import Program
 from offbeat.launch.zygote import check_preload
 from offbeat.policies import RULES, rule
 from offbeat.report.live import Progress
@@ -46,6 +47,7 @@ def _main() -> None:
 def run(
     context: typer.Context,
     script: Annotated[str, typer.Argument(help="The training script; what follows are its own arguments.", show_default=False)],
+    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module's name, as after python -m.")] = False,
     workers: Annotated[int, typer.Option(help="Processes that compute gradients.")] = 2,
     servers: Annotated[int, typer.Option(help="Processes that share the parameters among them.")] = 1,
     sync: Annotated[str | None, typer.Option(help="Synchronization rule, for instance 'ssp(staleness=3)'; overrides the script's.")] = None,
@@ -74,8 +76,9 @@ def run(
     ] = False,
 ) -> None:
     """Train SCRIPT on this machine, in one process per worker."""
+    program = Program(script, tuple(context.args), module=module)
     settings = check(
-        script=script,
+        program=program,
         workers=workers,
         servers=servers,
         sync=sync,
@@ -94,9 +97,8 @@ def run(
     )
     screen = console()
     progress = Progress(screen)
-    command = [script, *context.args]
     try:
-        supervisor = Supervisor(settings, command, max_restarts=max_restarts, port=port, preload=preload or [], display=progress)
+        supervisor = Supervisor(settings, program, max_restarts=max_restarts, port=port, preload=preload or [], display=progress)
         outcome = supervisor.run()
     finally:
         progress.close()
@@ -180,7 +182,7 @@ def report(
 
 def check(
     *,
-    script: str,
+    program: Program,
     workers: int,
     servers: int,
     sync: str | None,
@@ -211,9 +213,8 @@ def check(
         raise ConfigurationError(f"--timeout {timeout_s:g}: seconds, at least 0.1")
     if not (progress_timeout_s == 0.0 or 0.1 <= progress_timeout_s < float("inf")):
         raise ConfigurationError(f"--progress-timeout {progress_timeout_s:g}: seconds, at least 0.1; 0 lets a worker hang for ever")
-    if not Path(script).is_file():
-        raise ConfigurationError(f"there is no script {script!r} here ({Path.cwd()})")
-    check_preload(preload, script)
+    program.check()
+    check_preload(preload, program)
     spelling = None
     if sync is not None:
         chosen = rule(sync)
@@ -233,7 +234,7 @@ def check(
         timeout_s=timeout_s,
         progress_timeout_s=progress_timeout_s,
         torchrun_env=not no_torchrun_env,
-        script=" ".join([script]),
+        script=program.name,
         journal=None if journal is None else str(journal.absolute()),
         slow=slow_faults,
         kill=kills,

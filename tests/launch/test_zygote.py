@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from tests.launch.waiting import alive, until
 from offbeat.errors import ConfigurationError
 from offbeat.launch import zygote as zygotes
 from offbeat.launch.processes import Child
+from offbeat.launch.program import Program
 from offbeat.launch.zygote import POSSIBLE, Zygote, check_preload
 
 pytestmark = pytest.mark.skipif(not POSSIBLE, reason="only on Linux do libraries survive a fork")
@@ -54,7 +56,7 @@ def script(tmp_path: Path) -> Path:
 def zygote(script: Path) -> Iterator[Zygote]:
     """Has imported decimal, numpy and the module beside the script."""
     script.touch()
-    zygote = Zygote(str(script), ["decimal", "numpy", "beside"], {**os.environ, "SHARED": "1"}, capture=True)
+    zygote = Zygote(Program(str(script)), ["decimal", "numpy", "beside"], {**os.environ, "SHARED": "1"}, capture=True)
     until("its imports", zygote.settled)
     yield zygote
     zygote.child.kill()
@@ -67,7 +69,7 @@ def fork(zygote: Zygote, script: Path) -> Fork:
     def begin(program: str, *arguments: str, **variables: str) -> Child:
         if script.read_text() != program:  # an earlier fork may be about to read it
             script.write_text(program)
-        child = zygote.fork({**os.environ, "SHARED": "1", **variables}, [str(script), *arguments])
+        child = zygote.fork({**os.environ, "SHARED": "1", **variables}, Program(str(script), arguments))
         assert child is not None
         return child
 
@@ -110,6 +112,60 @@ go.set()
     assert sorted("".join(output(fork(program))).replace("thread", "").split("no line's end")) == ["", "at exit"]
 
 
+def test_the_end_writes_what_the_script_left_open(fork: Fork, script: Path) -> None:
+    """Python writes out the files that a script has not closed when it ends; so must a fork that leaves its memory to the kernel."""
+    program = """
+import atexit, gzip, sys
+atexit.register(lambda: (kept.write("at exit"), sys.stdout.write("whose main? " + sys.modules["__main__"].__file__)))
+kept = open("kept", "w")
+packed = gzip.open("packed", "wt")
+packed.write("packed")
+def local():
+    held = open("held", "w")
+    held.write("held by a module")
+    sys.held = held
+local()
+sys.exit("a sentence")
+"""
+    child = fork(f"import os; os.chdir({str(script.parent)!r})\n{program}")
+    assert output(child) == ["a sentence", f"whose main? {script}"]
+    assert child.ended() == 1
+    texts = [
+        (script.parent / "kept").read_text(),
+        gzip.decompress((script.parent / "packed").read_bytes()).decode(),
+        (script.parent / "held").read_text(),
+    ]
+    assert texts == ["at exit", "packed", "held by a module"]
+
+
+def test_a_keyboard_interrupt_ends_as_pythons(fork: Fork) -> None:
+    child = fork("raise KeyboardInterrupt")
+    lines = output(child)
+    assert (child.ended(), lines[-1]) == (-signal.SIGINT, "KeyboardInterrupt")
+
+
+def test_an_exit_does_not_copy_what_the_zygote_holds(script: Path) -> None:
+    """The script's own pages are a few; the modules that the zygote has loaded are some 60 MB."""
+    script.write_text(
+        "import atexit, os, sys\n"
+        "private = lambda: sum(int(line.split()[1]) for line in open('/proc/self/smaps_rollup') if line.startswith('Private_'))\n"
+        "def rest():\n"
+        "    os.write(1, f'{private()}\\n'.encode())\n"
+        "atexit.register(rest)\n"
+        "class Last:\n"
+        "    def __del__(self, write=os.write, private=private):\n"
+        "        write(1, f'{private()}\\n'.encode())\n"
+        "sys.modules['last'] = Last()\n"
+    )
+    zygote = Zygote(Program(str(script)), ["torch"], os.environ, capture=True)
+    until("its imports", zygote.settled)
+    child = zygote.fork(os.environ, Program(str(script)))
+    assert child is not None
+    figures = [int(line) for line in output(child)]
+    zygote.child.kill()
+    assert len(figures) == 1, f"the interpreter has taken its modules apart: {figures} KiB private before and after"
+
+
 def test_a_traceback_begins_in_the_script(fork: Fork, script: Path) -> None:
     lines = output(fork("def f():\n    1 / 0\nf()\n"))
     assert lines[:2] == ["Traceback (most recent call last):", f'  File "{script}", line 3, in <module>']
@@ -146,7 +202,7 @@ def test_forks_die_with_their_zygote(fork: Fork, zygote: Zygote, script: Path) -
     until("the fork's end", lambda: not alive(child.pid))
     until("the news of it", lambda: child.ended() is not None)
     assert child.ended() == -9
-    assert zygote.fork(os.environ, [str(script)]) is None, "who asks starts a new process instead"
+    assert zygote.fork(os.environ, Program(str(script))) is None, "who asks starts a new process instead"
 
 
 def test_a_fork_that_the_system_refuses_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,16 +220,16 @@ def test_a_fork_that_the_system_refuses_is_told_too(monkeypatch: pytest.MonkeyPa
 
 def test_an_import_that_fails_is_told(script: Path) -> None:
     script.touch()
-    zygote = Zygote(str(script), ["json.nonsense"], os.environ)
+    zygote = Zygote(Program(str(script)), ["json.nonsense"], os.environ)
     until("the news", zygote.settled)
     assert zygote.failure == "--preload json.nonsense: ModuleNotFoundError: No module named 'json.nonsense'"
-    assert zygote.fork(os.environ, [str(script)]) is None
+    assert zygote.fork(os.environ, Program(str(script))) is None
     zygote.child.kill()
 
 
 def test_what_cannot_be_there_is_told_before_anything_starts(script: Path) -> None:
     script.touch()
-    check_preload(["beside", "torch._dynamo", "sys"], str(script))
+    check_preload(["beside", "torch._dynamo", "sys"], Program(str(script)))
     with pytest.raises(ConfigurationError, match=r"--preload tosch.nn: there is no module 'tosch' that .*script.py could import"):
-        check_preload(["tosch.nn"], str(script))
-    check_preload([], str(script))
+        check_preload(["tosch.nn"], Program(str(script)))
+    check_preload([], Program(str(script)))

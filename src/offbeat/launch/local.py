@@ -19,6 +19,7 @@ from offbeat.launch.environment import common_environment, free_port, server_env
 from offbeat.launch.hangs import STACKS_S, LivedClock, ServerWatch, Standing
 from offbeat.launch.outcome import Display, End, Outcome, verdict
 from offbeat.launch.processes import Child, describe, start
+from offbeat.launch.program import Program
 from offbeat.launch.restarts import LastWords, WorkerProcess, why_not_restarted
 from offbeat.launch.zygote import POSSIBLE, Zygote
 from offbeat.runtime import messages, stacks
@@ -42,7 +43,7 @@ class Supervisor:
 
     Args:
         settings: the job.
-        command: the script and its arguments, after the interpreter.
+        program: what the workers run.
         max_restarts: how often each worker may be restarted.
         port: where server 0 listens; 0: the system chooses.
         preload: modules to import once, in a process that workers are forked from; none: each worker is a new process.
@@ -53,10 +54,10 @@ class Supervisor:
     """
 
     def __init__(
-        self, settings: JobSettings, command: list[str], *, max_restarts: int, port: int, preload: Sequence[str] = (), display: Display
+        self, settings: JobSettings, program: Program, *, max_restarts: int, port: int, preload: Sequence[str] = (), display: Display
     ) -> None:
         self._settings = settings
-        self._command = command
+        self._program = program
         self._preload = preload
         self._zygote: Zygote | None = None
         self._max_restarts = max_restarts
@@ -108,7 +109,7 @@ class Supervisor:
             self._display.note("--preload works on Linux only: here every worker imports for itself")
         elif self._preload:
             environment = common_environment(self._settings)
-            self._zygote = Zygote(self._command[0], self._preload, environment, capture=self._display.redraws)
+            self._zygote = Zygote(self._program, self._preload, environment, capture=self._display.redraws)
         for number in range(self._settings.servers):
             environment = server_environment(number, self._settings, token=self._token, supervisor=address, port=self._port)
             self._servers[number] = start([sys.executable, "-m", "offbeat.runtime.server"], environment)
@@ -149,8 +150,8 @@ class Supervisor:
     def _spawn(self, worker: WorkerId) -> Child:
         servers = tuple(self._addresses[n] for n in range(self._settings.servers))
         environment = worker_environment(worker, self._settings, token=self._token, servers=servers, group_port=self._group_port)
-        forked = self._zygote.fork(environment, self._command) if self._zygote is not None else None
-        return forked or start([sys.executable, *self._command], environment, capture=self._display.redraws)
+        forked = self._zygote.fork(environment, self._program) if self._zygote is not None else None
+        return forked or start([sys.executable, *self._program.command], environment, capture=self._display.redraws)
 
     # Running.
 

@@ -13,10 +13,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import importlib.machinery
 import json
 import os
-import runpy
 import select
 import selectors
 import signal
@@ -26,12 +24,13 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, NoReturn
 
 from offbeat.errors import ConfigurationError
+from offbeat.launch import process_exit, program
 from offbeat.launch.processes import Child, die_with_parent, start
+from offbeat.launch.program import Program, module_spec
 from offbeat.runtime import stacks
 from offbeat.types import Seconds
 
@@ -42,30 +41,29 @@ POSSIBLE = sys.platform.startswith("linux")
 """Whether this system has zygotes."""
 
 
-def check_preload(modules: Sequence[str], script: str) -> None:
-    """Whether these modules can be imported by this script, as far as that can be told without importing them.
+def check_preload(modules: Sequence[str], program: Program) -> None:
+    """Whether these modules can be imported by this program, as far as that can be told without importing them.
 
     Raises:
         ConfigurationError: there is no such module.
     """
     for name in modules:
         top = name.split(".", maxsplit=1)[0]
-        places = [_folder(script), *sys.path]
-        if top not in sys.builtin_module_names and importlib.machinery.PathFinder.find_spec(top, places) is None:
-            raise ConfigurationError(f"--preload {name}: there is no module {top!r} that {script} could import")
+        if top not in sys.builtin_module_names and module_spec(top, program.folder) is None:
+            raise ConfigurationError(f"--preload {name}: there is no module {top!r} that {program.name} could import")
 
 
 class Zygote:
     """The process that has imported, as its parent sees it.
 
     Args:
-        script: what the forks will run; its folder is where they look first for modules.
+        program: what the forks will run; its folder is where they look first for modules.
         modules: imported once.
         environment: all variables; those of the forks are these and more.
         capture: keep what the forks print for `Child.lines`.
     """
 
-    def __init__(self, script: str, modules: Sequence[str], environment: Mapping[str, str], *, capture: bool = False) -> None:
+    def __init__(self, program: Program, modules: Sequence[str], environment: Mapping[str, str], *, capture: bool = False) -> None:
         self._environment = environment
         self._capture = capture
         self._ready = False
@@ -76,7 +74,7 @@ class Zygote:
         """Why it could not import something."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-m", "offbeat.launch.zygote", str(theirs.fileno()), script, *modules]
+            command = [sys.executable, "-m", "offbeat.launch.zygote", str(theirs.fileno()), program.folder, *modules]
             self.child = start(command, environment, capture=capture, keep=[theirs.fileno()])
 
     def settled(self) -> bool:
@@ -84,15 +82,15 @@ class Zygote:
         self._hear(0.0)
         return self._ready or self.over
 
-    def fork(self, environment: Mapping[str, str], command: Sequence[str]) -> Child | None:
-        """A new process that runs a script; None: there is no zygote any more, or the system refuses.
+    def fork(self, environment: Mapping[str, str], program: Program) -> Child | None:
+        """A new process that runs a program; None: there is no zygote any more, or the system refuses.
 
         Args:
             environment: all of its variables.
-            command: the script and its arguments.
+            program: the user's.
         """
         more = {name: value for name, value in environment.items() if self._environment.get(name) != value}
-        request = json.dumps({"environment": more, "command": command}).encode()
+        request = json.dumps({"environment": more, "command": program.command}).encode()
         with contextlib.ExitStack() as ends:
             output = None
             if self._capture:
@@ -175,11 +173,11 @@ class Fork:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Import, then fork whenever it is asked for; in a fork, run the script, as if it were this process' own."""
+    """Import, then fork whenever it is asked for; in a fork, run the program, as if it were this process' own."""
     channel = socket.socket(fileno=int(arguments[0]))
-    script, *modules = arguments[1:]
+    folder, *modules = arguments[1:]
     if not sys.flags.safe_path:
-        sys.path[0] = _folder(script)
+        sys.path[0] = folder
     for name in modules:
         try:
             importlib.import_module(name)
@@ -254,22 +252,17 @@ def _fork(environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
     return pid
 
 
-def _become(command: Sequence[str]) -> None:
+def _become(command: Sequence[str]) -> NoReturn:
     stacks.register()
-    sys.argv = list(command)
     sys.excepthook = _show
-    runpy.run_path(command[0], run_name="__main__")
+    process_exit.run_and_exit(Program.of(command).run)
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show an exception as Python does, from the script on."""
-    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+    """Show an exception as Python does, from the program on."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in (process_exit.__file__, program.__file__):
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)
-
-
-def _folder(script: str) -> str:
-    return str(Path(script).resolve().parent)
 
 
 if __name__ == "__main__":
