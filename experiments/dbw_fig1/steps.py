@@ -1,22 +1,22 @@
-"""Which assumption of DBW's gain holds: its two terms beside what steps with k gradients really do to the loss.
+"""Which assumption of DBW's gain fails: its terms beside what steps with few gradients really do to the loss, at once and later.
 
 To second order a step with the mean of k gradients lowers the loss by ``eta N (1 - eta L_g / 2) - eta^2 L_v V / (2 k)``: N is the squared
 norm of the gradient, V the variance of one worker's, L_g the curvature along the gradient, L_v the curvature that the noise meets. DBW has
-one L for both and takes it to be ``1 / eta``. Here both are measured, by steps from the same parameters: one with the full gradient, and
-many with gradients of single batches.
+one L for both, takes it to be ``1 / eta``, and charges the last term to each version. Measured are both curvatures, by steps from the same
+parameters with the full gradient and with gradients of single batches, and what is left of the noise's cost after further steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
 from experiments import data
 from experiments._dbw import LR, WORKERS, law, network
@@ -26,27 +26,35 @@ from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.gradients import Training
 from offbeat.sim.run import simulate
 
+Vector: TypeAlias = list[Tensor]
+
 SEED: Final = 0
 ALPHA: Final = 1.0
 BATCH: Final = 100
-AT_A_TIME: Final = 100
-"""Images whose gradients are in memory together."""
-DRAWN: Final = 32
-"""Gradients of one batch that are tried, alone and as means of some."""
+DRAWN: Final = 16
+"""Gradients of single batches that are tried."""
+FOLLOWED: Final = 4
+"""Those of them after which further steps are made."""
+LATER: Final = (1, 2, 4)
+"""Steps after which the cost of the first one's noise is looked at."""
+KS: Final = (1, 2, 4, 8, 16)
 
 
 class Point(NamedTuple):
     """What steps from the parameters of one version do."""
 
     version: int
+    loss: float
     norm: float
     """N."""
     variance: float
     """V."""
     decrease: float
     """Of the loss, by a step with the full gradient."""
-    by_k: dict[int, float]
-    """The same by a step with k gradients, on the mean."""
+    cost: float
+    """By how much less a step with a single gradient lowers it, on the mean."""
+    left: dict[int, float]
+    """Of this cost, the share that is left after so many further steps, all with full gradients."""
 
     @property
     def along_gradient(self) -> float:
@@ -55,61 +63,67 @@ class Point(NamedTuple):
 
     @property
     def along_noise(self) -> float:
-        """``eta L_v``, from steps with single gradients."""
-        return 2.0 * (self.decrease - self.by_k[1]) / (LR * self.variance)
+        """``eta L_v``."""
+        return 2.0 * self.cost / (LR * self.variance)
 
-    def gains(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """What the rule expects of 1, 2, ... gradients, were N and V known exactly."""
-        return LR / 2 * (self.norm - self.variance / np.arange(1, WORKERS + 1))
+    def best(self, lasts: dict[int, float], *, charged: float = 1.0) -> int:
+        """The k with the largest decrease per second, if so much of the noise's cost is charged."""
+        return max(KS, key=lambda k: (self.decrease - charged * self.cost / k) / lasts[k])
 
-    def decreases(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """What they do: between the full gradient's step and a single one's."""
-        return self.decrease - (self.decrease - self.by_k[1]) / np.arange(1, WORKERS + 1)
+
+class Steps:
+    """Trial steps on a copy of a network."""
+
+    def __init__(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
+        self._module, self._x, self._y = module, x, y
+        self._parameters = list(module.parameters())
+        self._begin = [p.detach().clone() for p in self._parameters]
+
+    def gradient(self, rows: Tensor | slice = slice(None)) -> tuple[float, Vector]:
+        """The loss over some images and its gradient, where the module is now."""
+        with torch.enable_grad():
+            loss = nn.functional.cross_entropy(self._module(self._x[rows]), self._y[rows])
+            return loss.item(), list(torch.autograd.grad(loss, self._parameters))
+
+    def losses(self, first: Vector, further: int) -> list[float]:
+        """After the given step from the beginning, and after each of so many steps with full gradients; the module returns there."""
+        found, step = [], first
+        with torch.no_grad():
+            for _ in range(further + 1):
+                for p, g in zip(self._parameters, step, strict=True):
+                    p.sub_(LR * g)
+                loss, step = self.gradient()
+                found.append(loss)
+            for p, before in zip(self._parameters, self._begin, strict=True):
+                p.copy_(before)
+        return found
 
 
 def look(version: int, module: nn.Module, x: Tensor, y: Tensor) -> Point:
     """Make trial steps from these parameters; the module is left as it is."""
-    parameters = {name: p.detach() for name, p in module.named_parameters()}
-
-    def loss(values: dict[str, Tensor], image: Tensor, target: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(functional_call(module, values, (image[None],)), target[None])
-
-    each: Callable[..., dict[str, Tensor]] = vmap(grad(loss), in_dims=(None, 0, 0))
+    steps = Steps(module, x, y)
+    loss, full = steps.gradient()
     generator = torch.Generator().manual_seed(SEED + version)
-    drawn = torch.randint(len(x), (DRAWN, BATCH), generator=generator)
-    weights = torch.zeros(DRAWN + 1, len(x)).scatter_add_(1, torch.cat([drawn, drawn[:1]]), torch.full((DRAWN + 1, BATCH), 1.0 / BATCH))
-    weights[DRAWN] = 1.0 / len(x)
-    sums, squares = torch.zeros(DRAWN + 1, sum(p.numel() for p in parameters.values())), 0.0
-    for start in range(0, len(x), AT_A_TIME):
-        part = slice(start, start + AT_A_TIME)
-        gradients = torch.cat([g.flatten(1) for g in each(parameters, x[part], y[part]).values()], dim=1)
-        sums += weights[:, part] @ gradients
-        squares += float(gradients.double().square().sum())
-    norm = float(sums[DRAWN].double().square().sum())
-
-    def value(step: Tensor | None) -> float:
-        values, place = {}, 0
-        for name, p in parameters.items():
-            values[name] = p if step is None else p - LR * step[place : place + p.numel()].view_as(p)
-            place += p.numel()
-        with torch.no_grad():
-            output = torch.cat([functional_call(module, values, (images,)) for images in x.split(1000)])
-            return float(nn.functional.cross_entropy(output.double(), y))
-
-    before = value(None)
-    by_k = {k: fmean(before - value(mean) for mean in sums[:DRAWN].view(-1, k, sums.shape[1]).mean(dim=1)) for k in (1, 4)}
-    return Point(version, norm, (squares / len(x) - norm) / BATCH, before - value(sums[DRAWN]), by_k)
+    single = [steps.gradient(torch.randint(len(x), (BATCH,), generator=generator))[1] for _ in range(DRAWN)]
+    norm = sum(float(g.double().square().sum()) for g in full)
+    away = [sum(float((g - f).double().square().sum()) for g, f in zip(one, full, strict=True)) for one in single]
+    smooth = steps.losses(full, max(LATER))
+    noisy = [steps.losses(one, max(LATER) if number < FOLLOWED else 0) for number, one in enumerate(single)]
+    cost = fmean(losses[0] for losses in noisy) - smooth[0]
+    followed = [fmean(losses[i] for losses in noisy[:FOLLOWED]) - smooth[i] for i in range(max(LATER) + 1)]
+    left = {later: followed[later] / followed[0] for later in LATER}
+    return Point(version, loss, norm, fmean(away), loss - smooth[0], cost, left)
 
 
-def seconds() -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """What a version takes when each waits for 1, 2, ... gradients: measured in virtual time."""
+def seconds() -> dict[int, float]:
+    """What a version takes when each waits for k gradients: measured in virtual time."""
     cluster = Cluster(workers=WORKERS, compute=law(ALPHA), seed=SEED)
-    return np.array([simulate(f"backup(b={WORKERS - k})", cluster, Work(versions=1000)).seconds / 1000 for k in range(1, WORKERS + 1)])
+    return {k: simulate(f"backup(b={WORKERS - k})", cluster, Work(versions=200)).seconds / 200 for k in KS}
 
 
 def run(quick: bool, out: Path) -> list[Row]:
     """Train under DBW as figure 3 does in a quick run, and look at some versions."""
-    size, versions, every = (2_000, 60, 10) if quick else (10_000, 60, 5)
+    size, versions, every = (2_000, 60, 20) if quick else (10_000, 60, 5)
     images = data.mnist(size, 100)
     x, y = images.train_x, images.train_y
     points, version = list[Point](), 0
@@ -126,41 +140,31 @@ def run(quick: bool, out: Path) -> list[Row]:
     training = Training(model, nn.functional.cross_entropy, (x, y), torch.optim.SGD(model.parameters(), lr=LR), evaluate=evaluate)
     simulate(DBW(), Cluster(workers=WORKERS, compute=law(ALPHA), seed=SEED), Work(versions=versions, batch=BATCH), content=training)
     lasts = seconds()
-    picture(points, lasts, out)
+    picture(points, out)
     return [row for point in points for row in rows_of(point, lasts)]
 
 
-def rows_of(point: Point, lasts: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[Row]:
-    """The two curvatures beside the one that the rule assumes, and which k each would choose."""
-    name = f"version {point.version}"
-    gains, real = point.gains(), point.decreases()
-    expected = int(np.argmax(gains / lasts)) + 1 if gains.max() > 0 else WORKERS
-    found = {k: f"{real[k - 1] / lasts[k - 1]:.2g}" for k in (1, 4, 16)}
+def rows_of(point: Point, lasts: dict[int, float]) -> list[Row]:
+    """The two curvatures beside the one that the rule assumes, and what becomes of the noise's cost."""
+    name, last = f"version {point.version}", max(LATER)
     return [
-        Row(f"{name}: lr x curvature along the gradient", 1.0, point.along_gradient, "", "paper: the rule's assumption"),
+        Row(f"{name}: lr x curvature along the gradient", 1.0, point.along_gradient, "", f"loss {point.loss:.3f}"),
         Row(f"{name}: lr x curvature that the noise meets", 1.0, point.along_noise, "", f"V / N = {point.variance / point.norm:.3g}"),
-        Row(f"{name}: gain of k=1, as the rule has it", None, 1e3 * float(gains[0]), "1e-3", "N and V exact"),
-        Row(
-            f"{name}: decrease by k=1",
-            None,
-            1e3 * point.by_k[1],
-            "1e-3",
-            f"k=4 {1e3 * point.by_k[4]:.3g}, all {1e3 * point.decrease:.3g}",
-        ),
-        Row(f"{name}: best k by the rule's gain", None, expected, "", "per second"),
-        Row(f"{name}: best k by the decrease", None, int(np.argmax(real / lasts)) + 1, "", f"per second: {found}"),
+        Row(f"{name}: decrease by the full gradient", None, point.decrease, ""),
+        Row(f"{name}: cost of one gradient's noise", LR / 2 * point.variance, point.cost, "", "paper: eta / 2 * V"),
+        *(Row(f"{name}: left of it after {h} steps", 1.0, share, "", "paper: charged for good") for h, share in point.left.items()),
+        Row(f"{name}: best k by the decrease", None, point.best(lasts), "", f"per second, of {KS}"),
+        Row(f"{name}: best k, charged what is left", None, point.best(lasts, charged=point.left[last]), "", f"after {last} steps"),
     ]
 
 
-def picture(points: list[Point], lasts: np.ndarray[tuple[int], np.dtype[np.float64]], out: Path) -> None:
-    """What the rule expects of k gradients and what they do, per second."""
-    figure = new_figure(9.0, 4.0)
-    left, right = figure.subplots(1, 2)
-    ks = np.arange(1, WORKERS + 1)
+def picture(points: Sequence[Point], out: Path) -> None:
+    """What is left of the cost of one gradient's noise."""
+    figure = new_figure()
+    axes = figure.subplots()
     for colour, point in zip(COLOURS, points[:: max(1, len(points) // 6)], strict=False):
-        left.plot(ks, point.gains() / lasts, color=colour, label=f"version {point.version}")
-        right.plot(ks, point.decreases() / lasts, color=colour, label=f"version {point.version}")
-    for axes, title in ((left, "expected by the rule, N and V exact"), (right, "real decrease")):
-        axes.set_yscale("symlog", linthresh=1e-3)
-        label(axes, title=title, x="k", y="loss per second")
+        shares: NDArray[np.float64] = np.array([1.0, *point.left.values()])
+        axes.plot([0, *point.left], point.cost * shares, color=colour, marker=".", label=f"version {point.version}")
+    axes.axhline(0.0, color="grey", linewidth=0.8)
+    label(axes, title="a step with one gradient instead of all", x="further steps, with the full gradient", y="loss above")
     save(figure, out / "dbw_fig1.png")
