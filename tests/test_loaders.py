@@ -110,6 +110,21 @@ def test_the_order_of_samplers(sampler: Any, expected: Any) -> None:
         assert set(found[0]) <= {2, 3}
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_sampler_without_an_end_takes_no_memory(weighted: bool) -> None:
+    """As minGPT's trainer has it: 10 billion draws with replacement, of which the script takes as many as it wants."""
+    many: Any = WeightedRandomSampler([1.0] * 10, 10**10) if weighted else RandomSampler(range(10), replacement=True, num_samples=10**10)
+    found = []
+    for _ in range(2):
+        optimizer = optimizer_of()
+        loader = offbeat.elastic(DataLoader(range(10), batch_size=40_000, sampler=many))  # type: ignore[arg-type]
+        batches = iter(loader)
+        found.append(torch.cat([next(batches) for _ in range(3)]))  # the second batch lies in two blocks
+        del optimizer
+    assert torch.equal(*found), "every worker draws the same"
+    assert set(found[0].tolist()) == set(range(10)) and not torch.equal(found[0][:40_000], found[0][80_000:])
+
+
 def test_orders_of_ones_own_and_whole_batches() -> None:
     optimizer = optimizer_of()
     mine = offbeat.elastic(range(10), batch_size=2, order=lambda epoch: [epoch, 9, epoch])

@@ -19,7 +19,7 @@ from torch.utils.data import Sampler
 
 from offbeat import session as sessions
 from offbeat.errors import ConfigurationError
-from offbeat.orders import Order
+from offbeat.orders import Drawn, Order
 from offbeat.protocol.policy import whole_number
 from offbeat.protocol.splits import Parts, Splits, size_of
 from offbeat.session import Grant, Progress, Session
@@ -185,8 +185,10 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
                 "every worker needs the same data set"
             )
 
-    def _indices(self, epoch: Epoch, parts: Parts) -> torch.Tensor:
+    def _indices(self, epoch: Epoch, parts: Parts) -> torch.Tensor | Drawn:
         """The indices that positions count along: of all data, or of a split."""
+        if not parts and self._order.block:
+            return Drawn(self._order, self._generator, epoch)
         if not parts:
             return self._order.indices(self._generator(epoch), epoch)
         if not self._order.splits:

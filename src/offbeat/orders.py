@@ -6,7 +6,7 @@ An order is a list of indices; workers lease positions in it. It need not be a p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.utils.data import (
@@ -22,6 +22,9 @@ from torch.utils.data import (
 from offbeat.errors import ConfigurationError
 from offbeat.types import Epoch
 
+BLOCK = 1 << 16
+"""How many indices a sampler that repeats draws at a time."""
+
 
 @dataclass(frozen=True)
 class Order:
@@ -34,13 +37,16 @@ class Order:
     size: int
     """How many positions an epoch has."""
     draw: Callable[[torch.Generator, Epoch], torch.Tensor]
-    """The indices, at least `size` of them; positions beyond are not dealt."""
+    """The indices, at least `size` of them, or `block` if it is set; positions beyond are not dealt."""
     shuffles: bool
     splits: bool = False
     """Whether it is a permutation of the whole data set, which rules may cut into splits of the workers."""
+    block: int = 0
+    """How many positions are drawn at a time, each block from a generator of its own; 0: all of the epoch's. Samplers that repeat may be
+    asked for more indices than memory holds (``RandomSampler(..., replacement=True, num_samples=10**10)``)."""
 
     def indices(self, generator: torch.Generator, epoch: Epoch) -> torch.Tensor:
-        """The index at each position of an epoch.
+        """The index at each position of an epoch that is drawn as a whole.
 
         Raises:
             ConfigurationError: the script's own order has another length than before.
@@ -59,7 +65,7 @@ class Order:
         size = self.size // batch_size * batch_size
         if size == 0:
             raise ConfigurationError(f"drop_last=True leaves nothing of {self.size} samples in batches of {batch_size}: make these smaller")
-        return Order(size, self.draw, self.shuffles, splits=self.splits and size == self.size)
+        return replace(self, size=size, splits=self.splits and size == self.size)
 
     @classmethod
     def plain(cls, size: int, *, shuffle: bool) -> Order:
@@ -93,7 +99,9 @@ class Order:
                 return cls._random(len(sampler.data_source), sampler.num_samples, replacement=sampler.replacement)
             case WeightedRandomSampler():
                 weights, count, again = sampler.weights, sampler.num_samples, sampler.replacement
-                return cls(count, lambda generator, epoch: torch.multinomial(weights, count, again, generator=generator), shuffles=True)
+                block = BLOCK if again and count > BLOCK else 0
+                drawn = block or count
+                return cls(count, lambda generator, _: torch.multinomial(weights, drawn, again, generator=generator), True, block=block)
             case SubsetRandomSampler():
                 indices = torch.as_tensor(list(sampler.indices), dtype=torch.int64)
                 return cls(len(indices), lambda generator, epoch: indices[torch.randperm(len(indices), generator=generator)], shuffles=True)
@@ -106,15 +114,40 @@ class Order:
 
     @classmethod
     def _random(cls, size: int, count: int, *, replacement: bool) -> Order:
-        if count == size and not replacement:
-            return cls.plain(size, shuffle=True)
+        if count <= size and not replacement:
+            return replace(cls.plain(size, shuffle=True), size=count, splits=count == size)
+        if replacement:
+            return cls(count, lambda generator, _: torch.randint(size, (BLOCK,), generator=generator), shuffles=True, block=BLOCK)
+        return cls(count, lambda generator, _: torch.randperm(size, generator=generator), shuffles=True, block=size)
 
-        def draw(generator: torch.Generator, epoch: Epoch) -> torch.Tensor:
-            if replacement:
-                return torch.randint(size, (count,), generator=generator)
-            return torch.cat([torch.randperm(size, generator=generator) for _ in range(-(-count // size))])[:count]
 
-        return cls(count, draw, shuffles=True)
+class Drawn:
+    """The indices of one epoch of an order that is drawn in blocks, each block when it is needed.
+
+    Args:
+        order: its ``block`` is above 0.
+        generator: makes a generator of the numbers of an epoch and of a block.
+        epoch: whose order this is.
+
+    >>> order = Order.of_sampler(RandomSampler(range(3), num_samples=7))
+    >>> drawn = Drawn(order, lambda epoch, block: torch.Generator().manual_seed(block), 0)
+    >>> [sorted(drawn[start : start + 3].tolist()) for start in (0, 3)], len(drawn[2:7])
+    ([[0, 1, 2], [0, 1, 2]], 5)
+    """
+
+    def __init__(self, order: Order, generator: Callable[[Epoch, int], torch.Generator], epoch: Epoch) -> None:
+        self._order, self._generator, self._epoch = order, generator, epoch
+        self._number, self._newest = -1, torch.empty(0, dtype=torch.int64)
+
+    def __getitem__(self, positions: slice) -> torch.Tensor:
+        parts, at, block = [], positions.start, self._order.block
+        while at < positions.stop:
+            number, offset = divmod(at, block)
+            if number != self._number:  # leases come in ascending order but for those that come back, so one block is kept
+                self._number, self._newest = number, self._order.draw(self._generator(self._epoch, number), self._epoch)
+            parts.append(self._newest[offset : offset + positions.stop - at])
+            at += len(parts[-1])
+        return torch.cat(parts)
 
 
 def batches_of(batch_sampler: Sampler[list[int]] | object) -> tuple[object, int, bool]:
