@@ -41,6 +41,7 @@ FROM_WORKER: dict[str, dict[str, Any]] = {
     "metrics": {"values": {"accuracy": 0.5}},
     "met": {},
     "outside": {"incarnation": 0, "reason": "left out"},
+    "voided": {"number": 3},
     "leaving": {},
     "donation": {"to": 1, "number": 3, "failed": None, "replica": REPLICA, "from": 0},
     "pull": {"incarnation": 0},

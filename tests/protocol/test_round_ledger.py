@@ -16,7 +16,7 @@ from tests.protocol.world import World
 from offbeat.policies import rule
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.effects import Effect, EpochEnded, Fold, Grant, Release, Settle, Undone
-from offbeat.protocol.events import Folded, Initialised, Joined, LeaseWanted, Left, Lost, Pushed, Withdrawn
+from offbeat.protocol.events import Folded, Initialised, Joined, LeaseWanted, Left, Lost, Pushed, Voided, Withdrawn
 from offbeat.types import Fate
 
 NO_USURPERS = tuple(fault for fault in FAULTS if fault != "usurp")
@@ -225,6 +225,19 @@ def test_what_was_pending_and_went_with_its_host_is_dropped_and_its_samples_come
     following.push(2)
     fold = only(Fold, following.folded(1))
     assert [part.worker for part in fold.parts] == [0, 2] and fold.divisor == 2
+
+
+def test_what_was_folded_into_a_void_round_is_undone_and_counts_as_rejected() -> None:
+    following = Following(2)
+    following.push(0)
+    following.push(1)
+    following.folded(1)
+    undone = following.job.on(Voided(0), 0.4)
+    assert [(effect.worker, effect.version, effect.fate) for effect in undone if isinstance(effect, Undone)] == [
+        (0, 1, Fate.REJECTED),
+        (1, 1, Fate.REJECTED),
+    ]
+    assert following.job.on(Voided(0), 0.4) == [], "the other rank says so too"
 
 
 def test_what_was_folded_and_went_with_its_host_is_undone() -> None:

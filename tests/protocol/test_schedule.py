@@ -39,7 +39,7 @@ def drawn_parts(draws: random.Random, ranks: int, numel: int) -> list[list[torch
 def run(schedule: Schedule, parts: list[list[torch.Tensor]], numel: int, draws: random.Random) -> tuple[Played, list[torch.Tensor]]:
     """With random delays and as many initiators as may be."""
     ranks = len(schedule)
-    vectors = [RunningSum(torch.full((numel,), torch.nan), parts[rank], 1, schedule[rank], rank) for rank in range(ranks)]
+    vectors = [RunningSum(torch.full((numel,), torch.nan), parts[rank], 1, 1, schedule[rank], rank) for rank in range(ranks)]
     initiators = draws.sample(range(ranks), draws.randint(1, ranks))
     starts = {rank: draws.choice([0.0, draws.random()]) for rank in initiators}
     played = play(schedule, lambda *_: draws.choice([0.0, draws.random(), draws.expovariate(1.0)]), starts=starts, vectors=vectors)
@@ -130,7 +130,7 @@ def test_each_element_is_divided_once(ranks: int) -> None:
     for numel in (1, 7, 100_000):
         schedule = partial_allreduce(ranks, numel, 4)
         vectors = [
-            RunningSum(torch.empty(numel), [torch.full((numel,), float(rank))], ranks, schedule[rank], rank) for rank in range(ranks)
+            RunningSum(torch.empty(numel), [torch.full((numel,), float(rank))], ranks, ranks, schedule[rank], rank) for rank in range(ranks)
         ]
         play(schedule, lambda *_: 1.0, starts={0: 0.0}, vectors=vectors)
         for vector in vectors:

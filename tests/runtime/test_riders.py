@@ -49,6 +49,16 @@ def test_two_of_one_rank_in_a_round() -> None:
         assert other.known[1][0] == 5.0
 
 
+@given(rate=RATES, clip=st.floats(1e-45, 1.0))
+def test_settings_that_were_scaled_down_to_nothing_are_passed_over_rather_than_misread(rate: float, clip: float) -> None:
+    """A gradient of 1e30 that is clipped to a norm of 1 takes the last digits of what goes with it."""
+    rider, other = Riders(optimizer(rate), 1, 2), Riders(optimizer(0.1), 0, 2)
+    place = torch.zeros(rider.numel)
+    rider.write(place, 4)
+    other.read(place * clip / 2)
+    assert other.known in ({}, {1: (4.0, rate, 0.9, 0.999, rate / 3)})
+
+
 def test_the_norm_of_a_gradient_does_not_change() -> None:
     rider = Riders(optimizer(123.456), 0, 2)
     place = torch.zeros(rider.numel)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from offbeat.collective.clipping import clip_factor
 from offbeat.collective.decider import Decider
 from offbeat.collective.host import Outcome
 from offbeat.collective.host_memory import HostMemory
@@ -216,7 +217,7 @@ class AcrossRounds:
                 mine = self.send()
                 buffer, self._filling = self._filling, None
                 if clip is not None:
-                    factor = min(1.0, clip / max(float(torch.linalg.vector_norm(mine)), 1e-30))
+                    factor = clip_factor(mine, clip)
             answer = self._answered(lambda: self._node.arrive(buffer, factor))
             self._given = range(self._version, self._version)
             self._awaited = answer.through
@@ -243,7 +244,10 @@ class AcrossRounds:
             return True
 
     def results(self) -> list[tuple[Version, torch.Tensor]]:
-        """The results that this rank has been given and has not read: each with its round, in order; views, to be left as they are."""
+        """The results that this rank has been given and has not read: each with its round, in order; views, to be left as they are.
+
+        A round whose mean is beyond the range of the numbers is void: its result begins with NaN, and no rank may use it.
+        """
         with self._lock:
             return [(number, self._node.executor.results[number]) for number in self._given]
 

@@ -16,6 +16,7 @@ from offbeat.protocol.reductions import partial_allreduce
 from offbeat.protocol.schedule import Kind, Passage
 from offbeat.tensors.layout import Memory
 from offbeat.tensors.running_sum import RunningSum
+from offbeat.tensors.threads import single_threaded
 from offbeat.types import Version, WorkerId
 
 Send: TypeAlias = Callable[[WorkerId, dict[str, Any], torch.Tensor | None], None]
@@ -29,7 +30,7 @@ class _Execution:
         program = partial_allreduce(len(go.leaders), out.numel(), out.itemsize)[index]
         self.go = go
         self.passage = Passage(program)
-        self.total = RunningSum(out, parts, go.divisor, program, index)
+        self.total = RunningSum(out, parts, go.divisor, len(go.parts), program, index)
 
 
 class Executor:
@@ -160,6 +161,7 @@ class Executor:
             passage.finished(index)
         if passage.done:
             del self._running[go.number]
+            _void_unless_finite(total.out)
             self.have(go.number, total.out)
             self._finished(go.number, self._floor)
 
@@ -167,3 +169,11 @@ class Executor:
         while self._upto in self._done:
             self._done.discard(self._upto)
             self._upto += 1
+
+
+def _void_unless_finite(result: torch.Tensor) -> None:
+    """Let a result with an element that is not finite begin with NaN: no rank makes a step with it, and each knows by one element."""
+    with single_threaded():
+        # Infinity and NaN survive a sum; a sum that overflows is looked at once more.
+        if result.numel() and not bool(torch.isfinite(result.sum())) and not bool(torch.isfinite(result).all()):
+            result[0] = torch.nan

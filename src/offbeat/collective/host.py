@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from offbeat.collective.clipping import clip_factor
 from offbeat.collective.futex import process_state, started_at
 from offbeat.collective.layout import planned
 from offbeat.collective.seats import Seats
@@ -171,7 +172,7 @@ class HostRounds(Seats):
             buffer = self._buffer
         clips = clip is not None and gradient
         if clips and clip is not None and self._late():
-            _clip(self.send(), clip)
+            self.send().mul_(clip_factor(self.send(), clip))
             clips = False
         made = self._shared.change(State.arrive, rank, self._token, buffer, clips)
         if made is None:
@@ -210,7 +211,10 @@ class HostRounds(Seats):
         return True
 
     def results(self) -> list[tuple[Version, torch.Tensor]]:
-        """The results that this rank has been given and has not read: each with its round, in order; views, to be left as they are."""
+        """The results that this rank has been given and has not read: each with its round, in order; views, to be left as they are.
+
+        A round whose mean is beyond the range of the numbers is void: its result begins with NaN, and no rank may use it.
+        """
         return [(number, self._results[slot]) for number, slot in self._given]
 
     def read(self) -> None:
@@ -314,10 +318,3 @@ class HostRounds(Seats):
     def _take(self, given: list[tuple[Version, int]]) -> None:
         self._given += given
         self._version += len(given)
-
-
-def _clip(gradient: torch.Tensor, norm: float) -> None:
-    """Scale down in place to this norm, if longer."""
-    found = float(torch.linalg.vector_norm(gradient))
-    if found > norm:
-        gradient.mul_(norm / found)

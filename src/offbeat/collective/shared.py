@@ -17,11 +17,10 @@ from offbeat.collective.fold import CORES, Folder
 from offbeat.collective.futex import Futex, RobustLock
 from offbeat.collective.layout import Layout, rule_spelled
 from offbeat.collective.layout import pieces as pieces_of
-from offbeat.collective.state import Entry, State
+from offbeat.collective.state import Closing, Entry, State
 from offbeat.errors import JobError
 from offbeat.protocol.round_rule import CLOSED, DONE, RoundRule
 from offbeat.transport.base import SharedMemory
-from offbeat.types import Version
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -73,7 +72,8 @@ class Shared:
             while cells[DONE] < cells[CLOSED] and self.folder.inline:
                 closing = new.closing()
                 assert closing is not None
-                self.folder.sum(closing)
+                if not self.folder.sum(closing):
+                    self.folder.void(closing)
                 new.fold_done()
             number, done = cells[CLOSED] - number, cells[DONE] - done
             self._commits[0] = commits + 1
@@ -108,8 +108,14 @@ class Shared:
             return False
         count, complete = self.folder.help(closing)
         if complete:
-            self.change(_finish, closing.round.number)
+            self.change(self._finish, closing)
         return bool(count) or complete
+
+    def _finish(self, state: State, closing: Closing) -> None:
+        """This round is folded. Everybody who was there for its last slice says so."""
+        if state.rounds.done == closing.round.number < state.rounds.number:
+            self.folder.settle(closing)
+            state.fold_done()
 
     def follow(self, start: int) -> list[Entry]:
         """The entries of the log from there on; those before are no more needed."""
@@ -141,9 +147,3 @@ class Shared:
     def _unread(self) -> int:
         # Of a state that is being overwritten too: a number that only grows is right, or soon will be.
         return self._states[self._commits[0] & 1].seq - self._followed[0]
-
-
-def _finish(state: State, number: Version) -> None:
-    """This round is folded. Everybody who was there for its last slice says so."""
-    if state.rounds.done == number < state.rounds.number:
-        state.fold_done()

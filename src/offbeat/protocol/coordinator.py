@@ -28,6 +28,7 @@ from offbeat.protocol.events import (
     Lost,
     PullWanted,
     Pushed,
+    Voided,
     Withdrawn,
 )
 from offbeat.protocol.gossip import GossipRule
@@ -86,6 +87,7 @@ class Coordinator:
             Abandoned: self._abandoned,
             Folded: self._folded,
             Withdrawn: self._withdrawn,
+            Voided: self._voided,
             PullWanted: self._pull_wanted,
             LeaseWanted: self._samples_wanted,
             EpochWanted: self._samples_wanted,
@@ -311,6 +313,10 @@ class Coordinator:
             self._epochs.withdraw(self._ledger.recalled(event.worker))
         self._do(self._ledger.withdrawn(event, now))
         self._deal(now)
+
+    def _voided(self, event: Voided, now: Seconds) -> None:
+        assert isinstance(self._ledger, RoundLedger), "servers weight gradients before they add them"
+        self._do(self._ledger.voided(event, now))
 
     def admitted(self, worker: WorkerId) -> bool:
         """Whether a living worker has been told to go on: what the others send is a mistake of theirs, and does no harm."""

@@ -145,7 +145,8 @@ class WrittenOff(NamedTuple):
 
 
 class Undone(NamedTuple):
-    """Ranks of different hosts: a contribution that was folded into a version is not in it, since it went with its host before the sum."""
+    """Without servers: a contribution that was folded into a version is not in it after all. It went with its host before the sum, or the
+    mean was not finite and the version is the one before."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -153,6 +154,8 @@ class Undone(NamedTuple):
     version: Version
     samples: int
     reason: str
+    fate: Fate = Fate.DROPPED
+    """What has become of it instead."""
 
 
 class Publish(NamedTuple):

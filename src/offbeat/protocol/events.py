@@ -84,6 +84,12 @@ class Withdrawn(NamedTuple):
     """The round that it was for."""
 
 
+class Voided(NamedTuple):
+    """Without servers: the mean of a round is beyond the range of the numbers. Its step is left out, by every rank."""
+
+    number: Version
+
+
 class LeaseWanted(NamedTuple):
     """A worker asks for the next samples of an epoch."""
 
@@ -134,5 +140,5 @@ class Left(NamedTuple):
 
 
 Event: TypeAlias = (
-    Joined | Initialised | Heard | Pushed | Abandoned | Folded | Withdrawn | PullWanted | LeaseWanted | EpochWanted | Lost | Left
+    Joined | Initialised | Heard | Pushed | Abandoned | Folded | Withdrawn | Voided | PullWanted | LeaseWanted | EpochWanted | Lost | Left
 )

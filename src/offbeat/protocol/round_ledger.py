@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from offbeat.protocol.effects import Effect, Fold, Part, Release, Settle, Undone
-from offbeat.protocol.events import Abandoned, Folded, Pushed, Withdrawn
+from offbeat.protocol.events import Abandoned, Folded, Pushed, Voided, Withdrawn
 from offbeat.protocol.partial import Rounds
 from offbeat.protocol.policy import Contribution
 from offbeat.protocol.round_rule import WIDTH, RoundRule
@@ -191,6 +191,17 @@ class RoundLedger:
         else:
             for part in [part for part in self._pending if part[0] == event.worker]:
                 self._settle(self._pending.pop(part), Fate.DROPPED, reason)
+        return self._flush()
+
+    def voided(self, event: Voided, now: Seconds) -> list[Effect]:
+        """For a ledger that follows: the mean of a folded round is not finite, and no rank has made a step with it."""
+        self.now = now
+        assert event.number < self.version, f"round {event.number} is void before it was closed"
+        parts = next((parts for version, parts in self._folds if version == event.number + 1), [])
+        reason = f"the mean of round {event.number} is not finite: its step is left out"
+        for c in parts:
+            self._effects.append(Undone(c.worker, c.incarnation, c.clock, event.number + 1, c.samples, reason, Fate.REJECTED))
+        parts.clear()
         return self._flush()
 
     def begin_epoch(self, epoch: Epoch, shares: Mapping[WorkerId, int]) -> None:

@@ -114,7 +114,7 @@ class WorkerTally:
         """What it handed in, and was folded, is not in the version after all."""
         self.samples -= record["samples"]
         self.fates["folded"] -= 1
-        self.fates["dropped"] += 1
+        self.fates[record.get("fate", "dropped")] += 1
 
     def _finished(self, record: Record, blocks: bool) -> bool:
         """A computation has come to its end; whether this is the incarnation that is listened to, and one that was admitted."""

@@ -18,6 +18,7 @@ from offbeat.collective.mesh import SEAT
 from offbeat.errors import ProtocolError
 from offbeat.policies.eager import Full, Partial
 from offbeat.protocol.effects import Effect
+from offbeat.runtime.model_means import means_numel
 from offbeat.runtime.rank_host import RankHost
 from offbeat.transport.base import Address, Connection, Hub, SharedMemory
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
@@ -50,7 +51,8 @@ class AcrossTable:
         self.ranks = ranks
         self._tables = [AcrossRounds(policy, ranks, numel, rank=None, seat=SEAT, hub=hub.another(), dtype=dtype, seed=seed, followed=True)]
         if policy.model_sync_every is not None:
-            self._tables.append(AcrossRounds(Full(), ranks, size, rank=None, seat=SEAT, hub=hub.another(), dtype=dtype, followed=True))
+            numel = means_numel(size)
+            self._tables.append(AcrossRounds(Full(), ranks, numel, rank=None, seat=SEAT, hub=hub.another(), dtype=dtype, followed=True))
         self._rounds = self._tables[0]
         interface = interface_of(hub)
         self._contacts: dict[WorkerId, list[Address]] = {SEAT: [table.listen(interface) for table in self._tables]}

@@ -109,6 +109,7 @@ class CoordinatorHost:
             "outside": lambda peer, message, now: self.ranks.outside(
                 peer.worker, message.header["incarnation"], message.header["reason"], now
             ),
+            "voided": lambda peer, message, now: self.ranks.voided(message.header["number"], now),
             "leaving": lambda peer, message, now: self.ranks.newcomers.farewell(peer.worker),
             "donation": lambda peer, message, now: self.ranks.newcomers.donated(peer.worker, message),
             "pull": self._pull,

@@ -89,6 +89,7 @@ FROM_WORKER: Final = Kinds(
         "metrics": Kind(fields({"values": mapping(any_number)})),
         "met": Kind(),
         "outside": Kind(fields({"incarnation": whole(), "reason": _words})),
+        "voided": Kind(fields({"number": whole()})),
         "leaving": Kind(),
         "donation": Kind(
             fields(

@@ -1,12 +1,15 @@
 """Replicas that drift apart are set to their mean from time to time: in rounds of their own, of parameters, that wait for every rank.
 
-First the parameters, then each of the optimizers' averages: momenta, Adam's moments. A rank that comes to it in the midst, with the replica
-of one that is there, goes on where that is.
+First the parameters, then each of the optimizers' averages: momenta, Adam's moments. Behind each vector is a 1, whose mean says how many
+vectors there are for each living rank: more than one where a rank has died after it had handed in its own. A rank that comes to it in the
+midst, with the replica of one that is there, goes on where that is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+import torch
 
 from offbeat.collective import HostRounds
 from offbeat.collective.across import AcrossRounds
@@ -14,6 +17,11 @@ from offbeat.runtime.replica import Replica
 from offbeat.types import Seconds, Version, WorkerId
 
 LOOK_S: Seconds = 0.05
+
+
+def means_numel(size: int) -> int:
+    """Elements of what the ranks of a model with so many parameters hand in."""
+    return size + 1
 
 
 class ModelMeans:
@@ -44,13 +52,17 @@ class ModelMeans:
         while version // self._every > self._known // shares:
             means = rounds.catch_up()  # one that was complete when this rank was given its replica
             if not means:
-                self._replica.read_share(self._known % shares, rounds.send())
+                vector = rounds.send()
+                self._replica.read_share(self._known % shares, vector)
+                vector[-1] = 1.0
                 rounds.arrive()
                 while not rounds.wait(LOOK_S):
                     self._hear()
                 means = rounds.results()
             for number, mean in means:
-                self._replica.write_share(number % shares, mean)
+                if bool(torch.isfinite(mean[0])):  # else the round is void: every rank keeps its own
+                    count = float(mean[-1])
+                    self._replica.write_share(number % shares, mean if count == 1.0 else mean / count)
                 self._taken = number + 1
             rounds.read()
 

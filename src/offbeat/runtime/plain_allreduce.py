@@ -93,18 +93,15 @@ class PlainAllreduce:
             raise JobError(f"rank {rank} did not meet the {ranks - 1} others at {meeting} within {timeout_s:g} s: {error}") from error
 
     def mean(self, gradient: torch.Tensor) -> None:
-        """Replace a gradient, any shape, by the mean over all ranks; as `sum`."""
-        self.sum(gradient)
-        gradient.div_(self.ranks)
+        """Replace a gradient, any shape, by the mean over all ranks; returns when that is done.
 
-    def sum(self, vector: torch.Tensor) -> None:
-        """Replace a vector, any shape, by the sum over all ranks; returns when that is done.
+        It is divided before it is summed, as in DistributedDataParallel: a sum overflows where its mean does not.
 
         Raises:
             JobError: another rank is gone, or has not come in time.
         """
         try:
-            self._group.allreduce([vector]).wait()
+            self._group.allreduce([gradient.div_(self.ranks)]).wait()
         except RuntimeError as error:
             raise JobError(
                 f"the plain allreduce of rank {self.rank} with {self.ranks - 1} others failed within {self._timeout_s:g} s: {error}. "

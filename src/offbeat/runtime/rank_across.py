@@ -8,12 +8,12 @@ from typing import Any
 from offbeat.collective.across import AcrossRounds
 from offbeat.collective.mesh import SEAT
 from offbeat.policies.eager import Full, Partial
-from offbeat.runtime.model_means import ModelMeans
+from offbeat.runtime.model_means import ModelMeans, means_numel
 from offbeat.runtime.rank_part import LOOK_S
 from offbeat.runtime.rank_rounds import RankRounds
 from offbeat.runtime.replica import Replica
 from offbeat.transport.base import Address, Hub
-from offbeat.types import WorkerId
+from offbeat.types import Version, WorkerId
 
 
 class RankAcross(RankRounds):
@@ -24,7 +24,7 @@ class RankAcross(RankRounds):
         rank: this one.
         policy: the job's rule.
         replica: what results are applied to.
-        hear: called while this rank waits.
+        hear, voided: as for `RankRounds`.
         hub: of this process; the rounds have others of their own, made after it.
         interface: where these listen.
     """
@@ -38,13 +38,14 @@ class RankAcross(RankRounds):
         policy: Partial,
         replica: Replica,
         hear: Callable[[], None],
+        voided: Callable[[Version], None],
         hub: Hub,
         interface: str,
     ) -> None:
         self._ranks, self._slots = terms["ranks"], terms["slots"]
         self._hub, self._interface = hub, interface
         self._tables: list[AcrossRounds] = []
-        super().__init__(rank, policy, replica, hear)
+        super().__init__(rank, policy, replica, hear, voided)
 
     def attach(self) -> None:
         """Listen anew, for those who will connect."""
@@ -54,7 +55,7 @@ class RankAcross(RankRounds):
         self._tables = [self._table(self._policy, replica.numel, self._slots[0])]
         self._means = None
         if every is not None:
-            self._tables.append(self._table(Full(), replica.size, self._slots[1]))
+            self._tables.append(self._table(Full(), means_numel(replica.size), self._slots[1]))
             self._means = ModelMeans(self._tables[1], self._rank, every, replica, self._hear)
         self._rounds = self._tables[0]
         self._addresses = [table.listen(self._interface) for table in self._tables]

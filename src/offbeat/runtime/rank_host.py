@@ -17,17 +17,20 @@ from offbeat.collective import Entry, Kind
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.effects import Effect, EpochEnded, Grant, Paused, Release, Settle, StateChanged
-from offbeat.protocol.events import Event, Folded, Initialised, Joined, Left, Lost, Pushed, Withdrawn
+from offbeat.protocol.events import Event, Folded, Initialised, Joined, Left, Lost, Pushed, Voided, Withdrawn
 from offbeat.runtime.announcer import Announcer
 from offbeat.runtime.newcomers import Newcomers
 from offbeat.runtime.pushes import OPEN_MAX, pushed
 from offbeat.runtime.roster import Roster
 from offbeat.runtime.table import Table
 from offbeat.transport.base import Connection, Message, SharedMemory
-from offbeat.types import Incarnation, Seconds, WorkerId, WorkerState
+from offbeat.types import Incarnation, Seconds, Version, WorkerId, WorkerState
 
 LOOK_S: Seconds = 0.005
 """How soon the log is looked at again when there is something to come: nobody says that it has."""
+
+VOID_MAX = 1024
+"""Rounds that may be said to be void before their end is known here."""
 
 
 class RankHost:
@@ -68,6 +71,10 @@ class RankHost:
         self._computed_s: dict[WorkerId, Seconds] = {}
         self._released: set[WorkerId] = set()
         """Whose next release is the answer to an arrival: they know without being told."""
+        self._void: set[Version] = set()
+        """Rounds that no rank makes a step with, of whose end the coordinator is still to hear."""
+        self._void_before: Version = 0
+        """Of those before this one it has heard."""
         self._ending: dict[WorkerId, Lost | Left] = {}
         """Taken out of the table, with what there is to say of it once that is read in the log."""
         self._chief: WorkerId | None = None
@@ -139,6 +146,10 @@ class RankHost:
             self._t = min(now, max(self._t, entry.at_ns * 1e-9 - began_at))
             self._deal_with(entry, event)
         self._looked_at = self._t = now
+        for number in sorted(number for number in self._void if number < self._coordinator.version):
+            self._void.discard(number)
+            self._void_before = number + 1
+            self._feed(Voided(number), now)
 
     def _read(self) -> None:
         entries = self._table.follow(self._seq)
@@ -239,6 +250,19 @@ class RankHost:
         """A rank has been left out by the others, and says so."""
         if incarnation == self._current.get(worker) and self._is_alive(worker):
             self.gone(Lost(worker, reason, incarnation), now)
+
+    def voided(self, number: Version, now: Seconds) -> None:
+        """A rank has found the mean of a round not finite; the others do so too, and each says so.
+
+        Raises:
+            ProtocolError: it speaks of more rounds than can have been closed.
+        """
+        if number < self._void_before:
+            return
+        if len(self._void) >= VOID_MAX:
+            raise ProtocolError(f"round {number} is said to be void, and so are {VOID_MAX} others that have not been closed here")
+        self._void.add(number)
+        self.follow(now)
 
     def wake(self, now: Seconds) -> None:
         """Declare those dead who have not been heard of for too long."""

@@ -10,7 +10,7 @@ import torch
 
 from offbeat.collective import Entry, HostRounds
 from offbeat.collective.mailboxes import HostGossip
-from offbeat.errors import ConfigurationError
+from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.policies.eager import Full, Partial
 from offbeat.policies.gossip import AllReduce
 from offbeat.protocol.coordinator import Coordinator
@@ -20,6 +20,7 @@ from offbeat.protocol.gossip import GossipRule
 from offbeat.protocol.policy import Policy
 from offbeat.runtime.across_host import AcrossHost, AcrossTable, interface_of
 from offbeat.runtime.announcer import Announcer
+from offbeat.runtime.model_means import means_numel
 from offbeat.runtime.plain_host import PlainHost
 from offbeat.runtime.rank_host import RankHost
 from offbeat.runtime.roster import Roster
@@ -48,7 +49,7 @@ class RoundTable:
         self._rounds = HostRounds.create(policy, ranks, numel, dtype=dtype, seed=seed, followed=True)
         self._tables = [self._rounds]
         if policy.model_sync_every is not None:
-            self._tables.append(HostRounds.create(Full(), ranks, size, dtype=dtype))
+            self._tables.append(HostRounds.create(Full(), ranks, means_numel(size), dtype=dtype))
         self.follow, self.present = self._rounds.follow, self._rounds.present
         self.pause, self.resume = self._rounds.pause, self._rounds.resume
 
@@ -144,6 +145,9 @@ class GossipHost(RankHost):
         """That have been dealt with."""
         self._unused: list[int] = []
         """Which of them were of no use, ascending."""
+
+    def voided(self, number: Version, now: Seconds) -> None:
+        raise ProtocolError("a job that mixes parameters has no rounds that could be void")
 
     def _placed(self, event: Pushed) -> Pushed:
         """What a rank calls a version is the number of steps when it went on."""

@@ -16,10 +16,18 @@ from offbeat.runtime.rank_rounds import RankTogether
 from offbeat.runtime.replica import Replica
 from offbeat.runtime.worker_link import WorkerLink
 from offbeat.transport.base import Message
-from offbeat.types import WorkerId
+from offbeat.types import Version, WorkerId
 
 
-def part_of(policy: Policy, welcome: Message, rank: WorkerId, replica: Replica, hear: Callable[[], None], link: WorkerLink) -> RankPart:
+def part_of(
+    policy: Policy,
+    welcome: Message,
+    rank: WorkerId,
+    replica: Replica,
+    hear: Callable[[], None],
+    voided: Callable[[Version], None],
+    link: WorkerLink,
+) -> RankPart:
     """A rank's part in the job to which it has been welcomed; see `RankRounds`."""
     if isinstance(policy, GossipRule):
         return RankGossip(welcome.memory, rank, replica, hear)
@@ -27,5 +35,5 @@ def part_of(policy: Policy, welcome: Message, rank: WorkerId, replica: Replica, 
         return RankPlain(rank, replica, tuple(welcome.header["meeting"]), link.interface)
     assert isinstance(policy, Partial), f"ranks were welcomed to {policy.spelling}"
     if "slots" in welcome.header:
-        return RankAcross(welcome.header, rank, policy, replica, hear, link.hub, link.interface)
-    return RankTogether(welcome.memory, rank, policy, replica, hear)
+        return RankAcross(welcome.header, rank, policy, replica, hear, voided, link.hub, link.interface)
+    return RankTogether(welcome.memory, rank, policy, replica, hear, voided)

@@ -28,7 +28,7 @@ class RankPlain(RankPart):
         self._meeting, self._interface = meeting, interface
         self._group: PlainAllreduce | None = None
         self._members: Sequence[WorkerId] = ()
-        # Behind each gradient is a 1, so that the sum tells how many there are.
+        # Behind each gradient is a 1, so that the mean tells how many there are.
         self._gradient, self._nothing = (torch.zeros(replica.numel + 1, dtype=replica.dtype) for _ in range(2))
         super().__init__(rank, replica)
 
@@ -48,9 +48,10 @@ class RankPlain(RankPart):
 
     def contribute(self, usable: bool) -> None:
         """Take part in a round with the gradient, or without it."""
-        if not usable:
+        if usable:
+            self._gradient[-1] = 1.0
+        else:
             self._gradient.zero_()
-        self._gradient[-1] = float(usable)
         self._round(self._gradient)
 
     def sit_out(self) -> None:
@@ -59,10 +60,11 @@ class RankPlain(RankPart):
 
     def _round(self, vector: torch.Tensor) -> None:
         assert self._group is not None, "the ranks have not met"
-        self._group.sum(vector)
+        self._group.mean(vector)
         self.version += 1
-        if (count := float(vector[-1])) > 0.0:
-            self._replica.step(vector[:-1].div_(count))
+        if (share := float(vector[-1])) > 0.0:
+            # Of those with a gradient; the mean is over all ranks.
+            self._replica.step(vector[:-1] if round(share * len(self._members)) == len(self._members) else vector[:-1].div_(share))
 
     def catch_up(self, goal: Version = 0) -> None:
         """Nothing comes but in rounds in which this rank takes part."""

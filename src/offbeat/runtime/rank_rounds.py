@@ -24,14 +24,17 @@ class RankRounds(RankPart):
         policy: the job's rule.
         replica: what results are applied to.
         hear: called while this rank waits.
+        voided: called with each round whose mean cannot be used: no rank makes a step with it.
     """
 
     _rounds: HostRounds | AcrossRounds
     _means: ModelMeans | None
     """Both are made when this rank attaches."""
 
-    def __init__(self, rank: WorkerId, policy: Partial, replica: Replica, hear: Callable[[], None]) -> None:
-        self._policy, self._hear = policy, hear
+    def __init__(
+        self, rank: WorkerId, policy: Partial, replica: Replica, hear: Callable[[], None], voided: Callable[[Version], None]
+    ) -> None:
+        self._policy, self._hear, self._voided = policy, hear, voided
         super().__init__(rank, replica)
 
     def _enter(self) -> None:
@@ -62,7 +65,13 @@ class RankRounds(RankPart):
         if not results:
             return
         self.restore()
-        for _, result in results if self._policy.delivery == "replay" else results[-1:]:
+        usable = []
+        for number, result in results:
+            if self._replica.fits(result):
+                usable.append(result)
+            else:
+                self._voided(number)
+        for result in usable if self._policy.delivery == "replay" else usable[-1:]:
             self._replica.step(result)
         self.version = results[-1][0] + 1
         self._rounds.read()
@@ -89,12 +98,20 @@ class RankTogether(RankRounds):
 
     Args:
         memory: what came with the welcome.
-        rank, policy, replica, hear: as for `RankRounds`.
+        rank, policy, replica, hear, voided: as for `RankRounds`.
     """
 
-    def __init__(self, memory: Sequence[SharedMemory], rank: WorkerId, policy: Partial, replica: Replica, hear: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        memory: Sequence[SharedMemory],
+        rank: WorkerId,
+        policy: Partial,
+        replica: Replica,
+        hear: Callable[[], None],
+        voided: Callable[[Version], None],
+    ) -> None:
         self._memory = memory
-        super().__init__(rank, policy, replica, hear)
+        super().__init__(rank, policy, replica, hear, voided)
 
     def attach(self) -> None:
         """Be this rank, whoever was it before."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import warnings
 from contextlib import suppress
 from typing import Any
 
@@ -115,7 +116,7 @@ class RankSession(JobSession):
         replica = self._replica
         vector = {"numel": replica.numel, "dtype": str(replica.dtype).removeprefix("torch."), "size": replica.size}
         welcome = self._link.greet({**self._hello(sync), **self._terms, "vector": vector})
-        self._part = part_of(rule(self._link.sync), welcome, self.worker, replica, self._hear, self._link)
+        self._part = part_of(rule(self._link.sync), welcome, self.worker, replica, self._hear, self._voided, self._link)
         self._link.ready(self._mine.contact)
         self._admitted()
         self._link.meanwhile = IDLE_S, self._idle
@@ -259,6 +260,18 @@ class RankSession(JobSession):
             self._fall_out(error)
             self._admitted()
         return super().take(pool, epoch, size, batch)
+
+    def _voided(self, number: Version) -> None:
+        """The mean of a round is not finite, though each gradient in it is. All ranks see the same bits, and none makes a step."""
+        reason = (
+            f"round {number}: the mean of the ranks' gradients is beyond the range of {str(self._replica.dtype).removeprefix('torch.')}, "
+            "though each of them is finite"
+        )
+        if self._stop_on_nonfinite:
+            self._coordinator.send({"kind": "abort", "reason": reason})
+            raise FloatingPointError(reason)
+        warnings.warn(f"{reason}: this step is left out on every rank; lower the learning rate, or clip gradients", stacklevel=2)
+        self._coordinator.send({"kind": "voided", "number": number})
 
     @library_call
     def step(self, samples: int | None) -> None:

@@ -6,6 +6,7 @@ the way. The parameters are in this process's own memory, which nobody else touc
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -86,6 +87,16 @@ class Replica:
         self.riders.write(self._send[self._body :], steps)
 
     # Results.
+
+    def fits(self, result: torch.Tensor) -> bool:
+        """Return whether the optimizer can make a step with this result: its round is not void, and the parameters' types can hold it."""
+        if not math.isfinite(float(result[0])):
+            return False
+        if self._in_place:
+            return True
+        pieces = result[: self._body].split([spec.numel for spec in self._layout.tensors])
+        narrow = [(piece, DTYPES[spec.dtype]) for piece, spec in zip(pieces, self._layout.tensors, strict=True) if piece.numel()]
+        return all(float(piece.abs().amax()) <= torch.finfo(dtype).max for piece, dtype in narrow if dtype != self.dtype)
 
     def step(self, result: torch.Tensor) -> None:
         """Make the optimizer's step with the result of a round. What is in ``p.grad`` stays there."""

@@ -24,6 +24,8 @@ _WORDS = 4
 """A number of 64 bits travels as so many small whole numbers, which survive being divided by the ranks, and scaled down."""
 _SMALL = 2.0**-70
 """They are sent as multiples of this: nothing, in the norm of a gradient."""
+_ROOM = 2.0**20
+"""How far above the least normal number they must be when they come, to have kept all their digits on the way."""
 
 
 class Riders:
@@ -56,9 +58,13 @@ class Riders:
         self._parity = 1 - self._parity  # of two gradients in one round, the one after the other
 
     def read(self, place: torch.Tensor) -> None:
-        """Take note of the settings behind a result, of those whose gradients are in it."""
+        """Take note of the settings behind a result, of those whose gradients are in it.
+
+        Those of a gradient that was scaled down almost to nothing (``carry_clip``) have lost digits, and are passed over by every rank.
+        """
+        least = torch.finfo(place.dtype).tiny * _ROOM
         rows = place.to(torch.float64).reshape(self._ranks * BUFFERS, self._width).numpy()
-        for at in np.flatnonzero(rows[:, 0]).tolist():
+        for at in np.flatnonzero(rows[:, 0] >= least).tolist():
             # The first number was 1: what has become of it has become of the others.
             words = np.rint(rows[at, 1:] / rows[at, 0]).astype(np.uint16)
             found, rank = tuple(words.view(np.float64).tolist()), at // BUFFERS

@@ -22,27 +22,30 @@ class RunningSum:
         out: what becomes the result: one dimension, written in place.
         parts: this rank's contributions, added up in this order; read now and never again.
         divisor: what the sum is divided by.
+        terms: how many contributions all ranks have together. Each is scaled by the power of two below 1 / terms, so that no sum of them
+            overflows; the division makes up for it, and the result is the same bit for bit, subnormal numbers aside.
         program: whose operations these are.
         rank: whose it is, for the order of operands.
 
     >>> from offbeat.protocol.reductions import doubling
-    >>> total = RunningSum(torch.empty(2), [torch.ones(2), torch.ones(2)], 4, doubling(1, 2)[0], 0)
+    >>> total = RunningSum(torch.empty(2), [torch.ones(2), torch.ones(2)], 4, 2, doubling(1, 2)[0], 0)
     >>> total.do(1)
     >>> total.out
     tensor([0.5000, 0.5000])
     """
 
-    def __init__(self, out: torch.Tensor, parts: Sequence[torch.Tensor], divisor: int, program: Program, rank: int) -> None:
+    def __init__(self, out: torch.Tensor, parts: Sequence[torch.Tensor], divisor: int, terms: int, program: Program, rank: int) -> None:
         self.out = out
-        self._program, self._divisor, self._rank = program, divisor, rank
+        scale = 0.5 ** max(0, terms - 1).bit_length()
+        self._program, self._divisor, self._rank = program, divisor * scale, rank
         self._received: dict[int, Memory] = {}
         self._null = not parts
-        if len(parts) < 2:
-            out.copy_(parts[0]) if parts else out.zero_()
+        if self._null:
+            out.zero_()
         else:
-            torch.add(parts[0], parts[1], out=out)
-        for part in parts[2:]:
-            out.add_(part)
+            torch.mul(parts[0], scale, out=out)
+        for part in parts[1:]:
+            out.add_(part, alpha=scale)
 
     def outgoing(self, index: int) -> torch.Tensor | None:
         """What this send sends; None: no bytes."""

@@ -57,11 +57,11 @@ def die_when_summing(once: Path, after: int) -> None:
     """A rank dies over the sum of a round, part of which it has written."""
     sums = Folder.sum
 
-    def summing(self: Folder, closing: Any, start: int = 0, stop: int | None = None) -> None:
+    def summing(self: Folder, closing: Any, start: int = 0, stop: int | None = None) -> bool:
         if closing.round.number >= after and not once.exists():
             self.results[closing.slot][start : start + 4] = np.nan
             strike(once)
-        sums(self, closing, start, stop)
+        return sums(self, closing, start, stop)
 
     Folder.sum = summing  # type: ignore[method-assign]
 
