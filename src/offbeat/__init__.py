@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+if "OFFBEAT_TOKEN" in os.environ:  # a process of a job: before the script starts others, or shows its environment to an experiment logger
+    import_module("offbeat.runtime.settings").take_token()
+
 _HOME = {
     "ADPSGD": "offbeat.policies",
     "AllOf": "offbeat.policies",

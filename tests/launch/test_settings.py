@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import msgpack  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given
@@ -79,3 +83,24 @@ def test_the_token_stays_out_of_sight() -> None:
 
 def test_addresses_keep_their_parts() -> None:
     assert read_addresses('[["host", ["::1", 80], "name"]]') == (Address("host", ("::1", 80), "name"),)
+
+
+SEEN = """
+import offbeat, os, subprocess, sys
+from offbeat.runtime.settings import WorkerSettings
+print("OFFBEAT_TOKEN" in os.environ, [WorkerSettings.from_environment().token for _ in range(2)])
+show = "import os; print('OFFBEAT_TOKEN' in os.environ, 'OFFBEAT_SERVERS' in os.environ)"
+print(subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True).stdout)
+refused = "from offbeat.runtime.settings import WorkerSettings as W; W.from_environment()"
+print(subprocess.run([sys.executable, "-c", refused], capture_output=True, text=True).stderr)
+"""
+
+
+def test_a_worker_keeps_the_token_from_what_its_script_starts_and_logs() -> None:
+    settings = WorkerSettings(worker=0, workers=1, token="secret", servers=(Address("h", ("127.0.0.1", 1), ""),))
+    command = [sys.executable, "-c", SEEN]
+    ran = subprocess.run(command, env={**os.environ, **settings.to_environment()}, capture_output=True, text=True, timeout=60)
+    mine, others, refused = ran.stdout.split("\n", 2)
+    assert mine == "False ['secret', 'secret']", ran.stderr
+    assert others == "False True"
+    assert "OFFBEAT_TOKEN is not, as in a process that a worker has started" in refused

@@ -233,3 +233,10 @@ def test_what_cannot_be_there_is_told_before_anything_starts(script: Path) -> No
     with pytest.raises(ConfigurationError, match=r"--preload tosch.nn: there is no module 'tosch' that .*script.py could import"):
         check_preload(["tosch.nn"], Program(str(script)))
     check_preload([], Program(str(script)))
+
+
+def test_a_fork_keeps_the_token_out_of_its_environment(zygote: Zygote, script: Path) -> None:
+    script.write_text("import os\nfrom offbeat.runtime.settings import take_token\nprint('OFFBEAT_TOKEN' in os.environ, take_token())\n")
+    child = zygote.fork({**os.environ, "SHARED": "1", "OFFBEAT_TOKEN": "secret"}, Program(str(script)))
+    assert child is not None
+    assert output(child) == ["False secret"]

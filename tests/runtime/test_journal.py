@@ -240,3 +240,11 @@ def test_a_full_disk_ends_the_journal_and_not_the_job(tmp_path: Path, monkeypatc
     journal.write(joined(0, 0.1))
     journal.close()
     assert journal.failure == f"{tmp_path / 'run.jsonl'}: No space left on device; the journal ends here"
+
+
+def test_a_journal_is_for_its_user_alone(tmp_path: Path) -> None:
+    before = tmp_path / "before.jsonl"
+    before.touch(0o644)
+    for path in (before, tmp_path / "new.jsonl"):
+        Journal(path, now=lambda: 0.0).close()
+        assert path.stat().st_mode & 0o777 == 0o600

@@ -198,9 +198,10 @@ def test_silent_peers_hold_up_nobody_and_are_dropped(server: SocketHub, kind: st
     connection.send({"n": 1})
     [arrived, _] = pump([server, worker], lambda arrived: bool(arrived[0]))
     assert [message.header for _, message in arrived if isinstance(message, Message)] == [{"n": 1}]
-    monkeypatch.setattr(hub_module, "STRANGER_TIMEOUT_S", 0.0)
     worker.connect(address).send({"n": 2})
     pump([server, worker], lambda arrived: bool(arrived[0]))
+    monkeypatch.setattr(hub_module, "STRANGER_TIMEOUT_S", 0.0)
+    pump([server, worker], lambda _: not any(server._strangers.values()))
     for raw in silent:
         while raw.sock.recv(1000):
             pass  # The nonce, then the end: a server that kept it would run into the deadline.
@@ -208,6 +209,55 @@ def test_silent_peers_hold_up_nobody_and_are_dropped(server: SocketHub, kind: st
     connection.send({"n": 3})
     pump([server, worker], lambda arrived: bool(arrived[0]))
     worker.close()
+
+
+def test_a_storm_is_let_in_slowly_and_bounded_and_a_worker_gets_in(
+    server: SocketHub, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hub_module, "STRANGERS_MAX", 8)
+    monkeypatch.setattr(hub_module, "CALL_PAUSE_S", 0.001)
+    address = server.listen()
+    worker = SocketHub("secret", local=kind == "shm")
+    connection = worker.connect(address)
+    connection.send({"n": 1})  # before the handshake, which the storm ends once or more
+    storm = [Raw(address, kind) for _ in range(60)]
+    server.poll(0)
+    assert len(server._connections) <= min(8, hub_module.ACCEPTS_PER_TURN), "a turn accepts a bounded number"
+    deadline = time.monotonic() + DEADLINE_S
+    for raw in storm[:20]:
+        with contextlib.suppress(OSError):  # some have been put off by now
+            raw.sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    while server._resting or len(server._strangers[kind == "shm"]) < 8:
+        assert time.monotonic() < deadline
+        server.poll(0.001)
+    [arrived, _] = pump([server, worker], lambda arrived: bool(arrived[0]))
+    assert [message.header for _, message in arrived if isinstance(message, Message)] == [{"n": 1}]
+    assert len(server._connections) <= 8 + 1
+    for raw in storm:
+        raw.sock.close()
+    worker.close()
+
+
+def test_strangers_are_dropped_in_time_though_nobody_else_comes(server: SocketHub, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "STRANGER_TIMEOUT_S", 0.05)
+    address = server.listen()
+    silent = Raw(address, kind)
+    silent.hear(server)
+    began = time.monotonic()
+    while server._connections:
+        assert time.monotonic() < began + DEADLINE_S
+        server.poll(1.0)
+        assert time.monotonic() > began + 0.04 or server._connections
+    assert silent.sock.recv(1000) == b""
+    silent.sock.close()
+
+
+def test_a_stranger_has_little_memory_here(server: SocketHub, kind: str) -> None:
+    raw = Raw(server.listen(), kind)
+    raw.hear(server)
+    [connection] = server._connections
+    assert len(connection._reader._stage) < 2048
+    raw.sock.close()
 
 
 @pytest.mark.parametrize(

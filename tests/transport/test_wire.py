@@ -21,7 +21,7 @@ FRAMES = st.lists(
 
 def reader() -> wire.FrameReader:
     made = wire.FrameReader(lambda header, nbytes: wire.fresh(nbytes))
-    made.limits = wire.MEMBER
+    made.admit()
     return made
 
 

@@ -32,6 +32,7 @@ from offbeat.launch import process_exit, program
 from offbeat.launch.processes import Child, die_with_parent, start
 from offbeat.launch.program import Program, module_spec
 from offbeat.runtime import stacks
+from offbeat.runtime.settings import TOKEN, take_token
 from offbeat.types import Seconds
 
 MESSAGE_BYTES = 1 << 16
@@ -241,6 +242,8 @@ def _fork(environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
         os.environ.update(environment)
+        if TOKEN in os.environ:
+            take_token()
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()  # as in a new process; Python's own generator sees to that itself
     os.close(prepared)

@@ -6,6 +6,7 @@ clock: ``now`` is handed in, so that the simulator, whose clock is virtual, writ
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -218,7 +219,9 @@ def _open(path: Path, resume: bool) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Append mode: even a second writer by mistake could not overwrite lines, only mix them.
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with contextlib.suppress(OSError):
+            os.fchmod(file, 0o600)  # of one that was there before, too: metrics and errors of a script are its user's
         if os.fstat(file).st_size > 0:
             next(read(path))
         os.ftruncate(file, _end_of_lines(path) if resume else 0)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from offbeat.errors import ConfigurationError, JobError, OffbeatError, ProtocolError
 from offbeat.runtime import last_words, messages
 from offbeat.runtime.roster import refuse
-from offbeat.runtime.settings import JobSettings, read_addresses
+from offbeat.runtime.settings import JobSettings, read_addresses, take_token
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.types import Seconds
@@ -304,7 +304,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor tells servers when to end, after the workers
     number = int(os.environ["OFFBEAT_SERVER"])
     port = int(os.environ.get("OFFBEAT_PORT", "0")) if number == 0 else 0
-    return serve(number, SocketHub(os.environ["OFFBEAT_TOKEN"]), read_addresses(os.environ["OFFBEAT_SUPERVISOR"])[0], port)
+    return serve(number, SocketHub(take_token()), read_addresses(os.environ["OFFBEAT_SUPERVISOR"])[0], port)
 
 
 def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0) -> int:

@@ -9,12 +9,15 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from offbeat.errors import ConfigurationError
 from offbeat.transport.base import Address
 from offbeat.types import Seconds, Version, WorkerId
 
+TOKEN: Final = "OFFBEAT_TOKEN"
+_token: str | None = None
+"""The token that this process found in its environment; several optimizers of one process, and last words, need it."""
 ANY = -1
 """In a `Slow`: not one worker for good, but one drawn anew for each step. In a `Late`: every server."""
 
@@ -121,7 +124,7 @@ class WorkerSettings:
             return cls(
                 worker=int(environment["OFFBEAT_WORKER"]),
                 workers=int(environment["OFFBEAT_WORKERS"]),
-                token=environment["OFFBEAT_TOKEN"],
+                token=take_token() if environment is os.environ else environment["OFFBEAT_TOKEN"],
                 servers=read_addresses(environment["OFFBEAT_SERVERS"]),
                 seed=int(environment.get("OFFBEAT_SEED", "0")),
                 timeout_s=float(environment.get("OFFBEAT_TIMEOUT", "10")),
@@ -129,11 +132,29 @@ class WorkerSettings:
                 sync=environment.get("OFFBEAT_SYNC") or None,
             )
         except KeyError as error:
+            if error.args[0] == TOKEN and environment is os.environ:
+                raise ConfigurationError(
+                    "OFFBEAT_SERVERS is set but OFFBEAT_TOKEN is not, as in a process that a worker has started: only the worker "
+                    "itself has the token. Make the offbeat.DistributedOptimizer there, or unset OFFBEAT_SERVERS to train without the job"
+                ) from None
             raise ConfigurationError(
                 f"OFFBEAT_SERVERS is set but {error.args[0]} is not: start the script with 'offbeat run', or unset OFFBEAT_SERVERS"
             ) from None
         except (ValueError, TypeError) as error:
             raise ConfigurationError(f"an OFFBEAT_ variable cannot be read ({error}): start the script with 'offbeat run'") from None
+
+
+def take_token() -> str:
+    """Return the job's token, and take it out of ``os.environ``: what a script starts, or logs of its environment, must not have it.
+
+    Raises:
+        KeyError: this process has never had one.
+    """
+    global _token
+    _token = os.environ.pop(TOKEN, _token)
+    if _token is None:
+        raise KeyError(TOKEN)
+    return _token
 
 
 def read_addresses(text: str) -> tuple[Address, ...]:

@@ -84,5 +84,5 @@ class ClientGate(Gate):
 def _bytes(header: Header, key: str, nbytes: int) -> bytes:
     value = header.get(key)
     if not isinstance(value, bytes) or len(value) != nbytes:
-        raise ProtocolError(f"the peer must show {key} ({nbytes} bytes) before anything else; it said {sorted(header)[:8]}")
+        raise ProtocolError(f"the peer must show {key} ({nbytes} bytes) before anything else")
     return value

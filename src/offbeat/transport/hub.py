@@ -9,22 +9,31 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import selectors
 import socket
 import time
 from collections import deque
 from typing import Final
 
-from offbeat.errors import ConfigurationError
+from offbeat.errors import ConfigurationError, JobError
 from offbeat.transport import shm, tcp
-from offbeat.transport.base import Address, Arrivals, Connection, Hub
+from offbeat.transport.base import Address, Arrivals, Closed, Connection, Hub
 from offbeat.transport.handshake import ClientGate, Gate, ServerGate
-from offbeat.transport.stream import StreamConnection
+from offbeat.transport.stream import BUSY, StreamConnection
 
 log = logging.getLogger(__name__)
 
 STRANGER_TIMEOUT_S = 30.0
 """How long a peer may take to show the token before its socket is given to somebody else."""
+STRANGERS_MAX = 512
+"""Of each kind of socket, how many peers may be about to show the token; who has taken longest makes room for the next."""
+ACCEPTS_PER_TURN = 16
+ACCEPT_PAUSE_S = 0.016
+"""Between two turns of accepting, so that 1,000 connections a second are accepted at most, which takes a tenth of a core."""
+CALLS_MAX = 100
+CALL_PAUSE_S = 0.1
+"""How often a peer that has been put off calls again, and what it waits in between."""
 _WARNED_MAX = 256
 _READ: Final = selectors.EVENT_READ
 _WRITE: Final = selectors.EVENT_WRITE
@@ -52,12 +61,18 @@ class SocketHub(Hub):
         self._listeners: list[socket.socket] = []
         self._accepting = False
         self._connections: set[StreamConnection] = set()
-        self._strangers: dict[StreamConnection, float] = {}
-        """Accepted, but the token has not been shown yet; and since when."""
+        self._strangers: dict[bool, dict[StreamConnection, float]] = {False: {}, True: {}}
+        """Accepted, but the token has not been shown yet; and since when, the oldest first. Of local sockets, and of others."""
+        self._resting: dict[socket.socket, float] = {}
+        """Listeners that have accepted many, and when they go on."""
+        self._called: dict[StreamConnection, tuple[Address, int, float]] = {}
+        """Of connections that we have made and that are not open yet: where to, how often, and when to call again."""
         self._writing: set[StreamConnection] = set()
         self._to_attend: deque[StreamConnection] = deque()
         self._waiting = False
         self._woken = False
+        self._lost: Arrivals = []
+        """Connections that could not be made again."""
         self._warned: set[str] = set()
         self._closed = False
         self._bell, self._button = socket.socketpair()
@@ -92,7 +107,9 @@ class SocketHub(Hub):
             sock = tcp.connect_local(address.local)
         if sock is None:
             sock = tcp.connect_tcp(*address.tcp)
-        return self._add(sock, tcp.describe_peer(sock), ClientGate(self._token))
+        connection = self._add(sock, tcp.describe_peer(sock), ClientGate(self._token))
+        self._called[connection] = address, 1, math.inf
+        return connection
 
     def _add(self, sock: socket.socket, peer: str, gate: Gate) -> StreamConnection:
         connection = StreamConnection(sock, peer, gate, self._attend)
@@ -107,8 +124,8 @@ class SocketHub(Hub):
                 self._selector.register(listener, _READ, listener)
 
     def _accept(self, listener: socket.socket) -> None:
-        self._drop_silent_strangers()
-        while True:
+        strangers = self._strangers[listener.family == tcp.LOCAL_FAMILY]
+        for _ in range(ACCEPTS_PER_TURN):
             try:
                 sock, _ = listener.accept()
             except BlockingIOError:
@@ -127,20 +144,61 @@ class SocketHub(Hub):
                 self._warn("local", f"refused {peer}: it belongs to another user")
                 sock.close()
                 continue
-            self._strangers[self._add(sock, peer, ServerGate(self._token))] = time.monotonic()
+            if len(strangers) >= STRANGERS_MAX:
+                oldest = next(iter(strangers))
+                oldest.put_out()
+                self._forget(oldest)
+            strangers[self._add(sock, peer, ServerGate(self._token))] = time.monotonic()
+        self._selector.unregister(listener)
+        self._resting[listener] = time.monotonic() + ACCEPT_PAUSE_S
 
     def _stop_accepting(self, error: OSError) -> None:
         """Out of descriptors: the others go on; listening begins again when a connection ends."""
         self._warn("", f"cannot accept another peer ({error.strerror}): raise the limit of open files (ulimit -n)")
         self._accepting = False
         for listener in self._listeners:
-            self._selector.unregister(listener)
+            if self._resting.pop(listener, None) is None:
+                self._selector.unregister(listener)
 
-    def _drop_silent_strangers(self) -> None:
-        latest = time.monotonic() - STRANGER_TIMEOUT_S
-        for connection in [connection for connection, since in self._strangers.items() if since < latest]:
-            self._refused(connection, "it did not show the token in time")
-            self._forget(connection)
+    def _do_what_is_due(self) -> float:
+        """Drop strangers that are late, let listeners go on, call again. Returns when this is to be called again, monotonic."""
+        now, due = time.monotonic(), math.inf
+        for strangers in self._strangers.values():
+            while strangers and (late_at := next(iter(strangers.values())) + STRANGER_TIMEOUT_S) <= now:
+                oldest = next(iter(strangers))
+                self._refused(oldest, "it did not show the token in time")
+                self._forget(oldest)
+            if strangers:
+                due = min(due, late_at)
+        for listener, until in list(self._resting.items()):
+            if until <= now:
+                del self._resting[listener]
+                self._selector.register(listener, _READ, listener)
+            else:
+                due = min(due, until)
+        for connection, (address, calls, at) in list(self._called.items()):
+            if at <= now:
+                self._call_again(connection, address, calls)
+            elif at < math.inf:
+                due = min(due, at)
+        return due
+
+    def _call_again(self, connection: StreamConnection, address: Address, calls: int) -> None:
+        """Connect anew in place of a connection that has been put off; if that fails its end is heard of like any other."""
+        local = connection.shares_memory
+        try:
+            sock = tcp.connect_local(address.local) if local else tcp.connect_tcp(*address.tcp)
+        except JobError:
+            sock = None
+        if sock is None:
+            self._called.pop(connection)
+            self._connections.discard(connection)
+            connection.release()
+            self._lost.append((connection, Closed(f"nobody listens there any more: {BUSY}")))
+            return
+        self._called[connection] = address, calls + 1, math.inf
+        connection.begin_again(sock, ClientGate(self._token))
+        self._selector.register(sock, _READ, connection)
 
     # Waiting.
 
@@ -149,11 +207,18 @@ class SocketHub(Hub):
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         arrived: Arrivals = []
         while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            due = self._do_what_is_due()
+            arrived += self._lost
+            self._lost = []
+            now = time.monotonic()
+            left = None if deadline is None else max(0.0, deadline - now)
+            patience = left if due == math.inf else max(0.0, due - now) if left is None else min(left, max(0.0, due - now))
+            if arrived:
+                patience = 0.0
             # Told before the list is looked at: a thread that adds to it afterwards sees that it must ring the bell.
             self._waiting = True
             self._attend_all()
-            ready = self._selector.select(left)
+            ready = self._selector.select(patience)
             self._waiting = False
             for key, events in ready:
                 self._serve(key.data, events, arrived)
@@ -176,10 +241,17 @@ class SocketHub(Hub):
 
     def _receive(self, connection: StreamConnection, arrived: Arrivals) -> None:
         messages, closed = connection.receive()
-        stranger = connection in self._strangers
+        strangers = self._strangers[connection.shares_memory]
+        stranger = connection in strangers
         if stranger and connection.gate.open:
-            del self._strangers[connection]
+            del strangers[connection]
             stranger = False
+        called = self._called.pop(connection, None) if connection.gate.open or closed is not None else None
+        if closed is not None and called is not None and connection.put_off and called[1] < CALLS_MAX:
+            self._selector.unregister(connection.sock)
+            self._writing.discard(connection)
+            self._called[connection] = called[0], called[1], time.monotonic() + CALL_PAUSE_S
+            return
         arrived.extend((connection, message) for message in messages)
         if closed is None:
             return
@@ -218,9 +290,11 @@ class SocketHub(Hub):
     # Closing.
 
     def _forget(self, connection: StreamConnection) -> None:
-        self._selector.unregister(connection.sock)
+        with contextlib.suppress(KeyError, ValueError):  # one that has been put off is not waited for
+            self._selector.unregister(connection.sock)
         self._connections.discard(connection)
-        self._strangers.pop(connection, None)
+        self._strangers[connection.shares_memory].pop(connection, None)
+        self._called.pop(connection, None)
         self._writing.discard(connection)
         connection.release()
         self._accept_again()

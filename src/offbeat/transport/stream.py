@@ -28,8 +28,13 @@ from offbeat.transport.wire import Frame, FrameReader, Header
 READS_PER_TURN = 16
 """After so many full reads the other connections get their turn."""
 DRAIN_NBYTES = 16 << 20
+BUSY = "too many peers want to be heard at the same time: call again"
 _ANCILLARY_NBYTES = socket.CMSG_SPACE(4 * wire.MEMBER.descriptors) if hasattr(socket, "CMSG_SPACE") else 0
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+
+class Busy(Exception):
+    """The peer has too many to listen to before the token is shown, and wants to be called again."""
 
 
 class StreamConnection(Connection):
@@ -61,6 +66,8 @@ class StreamConnection(Connection):
         self._open = False
         """The gate is open and nothing is held. Not the gate's own word, lest another thread overtake what is held."""
         self._broken: str | None = None
+        self.put_off = False
+        """The peer has too many to listen to, and wants to be called again."""
         self.closed = False
         opening = gate.opening()
         if opening is not None:
@@ -118,7 +125,9 @@ class StreamConnection(Connection):
                 return False
         except OSError as error:
             # Most likely the peer is gone: reading says so, after what it sent before. Anything else is made to end the reading.
-            self._forget_unsent()
+            self._outbox.drop()
+            if self._open:  # else it may have put us off, and what is held is sent when it is called again
+                self._forget_unsent()
             if not isinstance(error, ConnectionError):
                 self._broken = f"sending failed: {error.strerror}"
                 with contextlib.suppress(OSError):
@@ -150,12 +159,16 @@ class StreamConnection(Connection):
                     break
         except (BlockingIOError, InterruptedError):
             pass
+        except Busy:
+            self.put_off = True
+            return messages, Closed(f"refused: {BUSY}")
         except ProtocolError as error:
             self._refuse(str(error))
             return messages, Closed(str(error))
         except RefusedError as error:
             return messages, Closed(str(error))
         except OSError as error:
+            self.put_off = not self.gate.open  # the end of a socket may overtake the word that it is put off
             return messages, Closed(f"connection lost: {error.strerror}")
         return messages, None
 
@@ -175,7 +188,10 @@ class StreamConnection(Connection):
     def _take(self, frame: Frame, messages: list[Message]) -> None:
         header = frame.header
         if "_refused" in header:
-            raise RefusedError(f"refused: {header['_refused']}")
+            reason = header["_refused"]
+            if reason == BUSY and not self.gate.open:
+                raise Busy
+            raise RefusedError(f"refused: {reason[:1024] if isinstance(reason, str) else type(reason).__name__}")
         if not self.gate.open:
             self._pass_gate(header)
             return
@@ -194,7 +210,7 @@ class StreamConnection(Connection):
         if answer is not None:
             self._say(answer)
         if self.gate.open:
-            self._reader.limits = wire.MEMBER
+            self._reader.admit()
             with self._lock:
                 self._outbox.extend(self._held)
                 self._held.clear()
@@ -227,6 +243,17 @@ class StreamConnection(Connection):
             return "end of stream before the token was checked"
         return "end of stream in the middle of a message" if self._reader.unfinished else "end of stream"
 
+    def put_out(self) -> None:
+        """Tell a peer that has not shown the token yet to come again: others are waiting to show theirs."""
+        self._refuse(BUSY)
+
+    def begin_again(self, sock: socket.socket, gate: Gate) -> None:
+        """Go on over another socket, after the peer has put this one off; what was to be sent is sent there."""
+        with self._lock:
+            self.sock.close()
+            self.sock, self.gate, self.put_off = sock, gate, False
+            self._reader, self._outbox = FrameReader(self._place), Outbox(sock)
+
     def _refuse(self, reason: str) -> None:
         """Tell the peer why nothing more will come, if it can be told at once."""
         with contextlib.suppress(OSError):
@@ -251,9 +278,9 @@ class StreamConnection(Connection):
         while self._received_descriptors:
             os.close(self._received_descriptors.pop())
         # The kernel answers unread bytes with a reset, which would overtake what was sent last, such as a refusal.
-        drained = 0
+        drained, most = 0, DRAIN_NBYTES if self.gate.open else wire.STAGE_NBYTES
         with contextlib.suppress(OSError):
-            while drained < DRAIN_NBYTES and (nbytes := len(self.sock.recv(wire.STAGE_NBYTES))):
+            while drained < most and (nbytes := len(self.sock.recv(wire.STAGE_NBYTES))):
                 drained += nbytes
         self.sock.close()
 

@@ -26,6 +26,7 @@ MAGIC = b"ofbt"
 WIRE_VERSION = 1
 STAGE_NBYTES = 1 << 16
 _PREFIX = struct.Struct("!4sBBHIQ")
+_STRANGER_STAGE_NBYTES = (1 << 10) + _PREFIX.size
 EMPTY = memoryview(b"")
 
 
@@ -38,7 +39,8 @@ class Limits(NamedTuple):
     descriptors: int
 
 
-STRANGER = Limits(header_nbytes=4 << 10, payload_nbytes=0, descriptors=0)
+STRANGER = Limits(header_nbytes=1 << 10, payload_nbytes=0, descriptors=0)
+"""Of a peer that has not shown the token: there may be many of them, so each has little memory here."""
 MEMBER = Limits(header_nbytes=64 << 20, payload_nbytes=1 << 30, descriptors=64)
 
 
@@ -86,9 +88,9 @@ class FrameReader:
     """Cuts a stream of bytes into frames: receive into `space`, tell `received`, then take frames until there is None."""
 
     def __init__(self, place: Placing) -> None:
-        self.limits = STRANGER
+        self._limits = STRANGER
         self._place = place
-        self._stage = memoryview(bytearray(STAGE_NBYTES))
+        self._stage = memoryview(bytearray(_STRANGER_STAGE_NBYTES))
         self._start = 0
         self._end = 0
         self._prefix: tuple[int, int, int] | None = None
@@ -97,6 +99,19 @@ class FrameReader:
         self._target: memoryview | None = None
         """Where the part being read goes, if not to the stage: a payload, or a header larger than the stage."""
         self._filled = 0
+
+    @property
+    def limits(self) -> Limits:
+        """How much the peer may ask us to hold."""
+        return self._limits
+
+    def admit(self) -> None:
+        """The peer has shown the token: it may send what members send, and has room for it."""
+        self._limits = MEMBER
+        stage = memoryview(bytearray(STAGE_NBYTES))
+        left = self._end - self._start
+        stage[:left] = self._stage[self._start : self._end]
+        self._stage, self._start, self._end = stage, 0, left
 
     @property
     def unfinished(self) -> bool:
@@ -109,7 +124,7 @@ class FrameReader:
             return self._target[self._filled :]
         if self._start == self._end:
             self._start = self._end = 0
-        elif self._end == STAGE_NBYTES:
+        elif self._end == len(self._stage):
             self._move_to_front()
         return self._stage[self._end :]
 
@@ -149,7 +164,7 @@ class FrameReader:
     def _read_prefix(self) -> tuple[int, int, int] | None:
         seen = self._stage[self._start : self._end]
         if seen[: len(MAGIC)] != MAGIC[: len(seen)]:
-            raise ProtocolError(f"the peer does not speak offbeat's protocol: it sent {bytes(seen[:16])!r}")
+            raise ProtocolError("the peer does not speak offbeat's protocol: its first bytes are not those of a message")
         if len(seen) > len(MAGIC) and seen[len(MAGIC)] != WIRE_VERSION:
             raise ProtocolError(
                 f"the peer speaks version {seen[len(MAGIC)]} of the wire protocol, this process version {WIRE_VERSION}: "
@@ -159,17 +174,17 @@ class FrameReader:
         if packed is None:
             return None
         _, _, descriptors, _, header_nbytes, payload_nbytes = _PREFIX.unpack(packed)
-        if header_nbytes > self.limits.header_nbytes:
-            raise ProtocolError(f"a header of {header_nbytes} bytes is over the limit of {self.limits.header_nbytes}")
-        if descriptors > self.limits.descriptors:
-            raise ProtocolError(f"{descriptors} descriptors in one message are over the limit of {self.limits.descriptors}")
+        if header_nbytes > self._limits.header_nbytes:
+            raise ProtocolError(f"a header of {header_nbytes} bytes is over the limit of {self._limits.header_nbytes}")
+        if descriptors > self._limits.descriptors:
+            raise ProtocolError(f"{descriptors} descriptors in one message are over the limit of {self._limits.descriptors}")
         return descriptors, header_nbytes, payload_nbytes
 
     def _read_part(self, nbytes: int) -> memoryview | None:
         """The next ``nbytes`` bytes; the view is good until the next call."""
-        if self._target is None and nbytes <= STAGE_NBYTES:
+        if self._target is None and nbytes <= len(self._stage):
             if self._end - self._start < nbytes:
-                if self._start + nbytes > STAGE_NBYTES:
+                if self._start + nbytes > len(self._stage):
                     self._move_to_front()
                 return None
             self._start += nbytes
