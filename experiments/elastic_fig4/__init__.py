@@ -94,7 +94,7 @@ CLAIMS: Final = (
     Claim(row="cheap updates: waiting under bsp / under elastic(R=15)", at_least=1.5, why="paper: more than 1; 1.79"),
     Claim(row="dear updates: waiting under bsp / under elastic(R=15, mode=local)", at_least=1.0, why="paper: more than 1; 1.06"),
     Claim(
-        row="cheap updates: elastic(R=15) accuracy", at_least=80.0, mode="quick", why="it learns; seeds are not separated from the others"
+        row="cheap updates: elastic(R=15) accuracy", at_least=70.0, mode="quick", why="it learns; seeds are not separated from the others"
     ),
 )
 
