@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -184,3 +185,15 @@ def test_what_is_refused(make: Any, words: str) -> None:
     optimizer_of()
     with pytest.raises(ConfigurationError, match=words):
         make()
+
+
+def test_an_evaluation_through_an_elastic_loader_gives_a_warning() -> None:
+    optimizer = optimizer_of()
+    loader = offbeat.elastic(range(6), batch_size=2)
+    with pytest.warns(UserWarning, match=r"To evaluate, use a plain DataLoader"), torch.no_grad():
+        assert len(list(loader)) == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sorted(indices(loader, optimizer)) == list(range(6)), "they are still dealt to the next steps"
+        with torch.no_grad():
+            assert sum(len(batch) for batch in loader) == 6

@@ -9,6 +9,7 @@ Where the rule gives each worker a split of its own, a worker goes through that,
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sized
 from functools import reduce
 from itertools import chain
@@ -49,6 +50,7 @@ class Passes:
         self._dealt: list[Grant] = []
         """The grants of the last pass, in their order."""
         self._progress = Progress()
+        self._warned = False
         if session is not None:
             self._join(session)
         else:
@@ -106,6 +108,13 @@ class Passes:
                 session.progress = progress
                 progress.deal(grant.parts, grant.stop - grant.start, session.batch or self._batch_size)
             yield grant
+        if dealt and self._peeked and not torch.is_grad_enabled() and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "an elastic loader was gone through without gradients: what it deals out belongs to this worker's next steps, and counts "
+                "as their samples. To evaluate, use a plain DataLoader, on the chief or over a slice by offbeat.rank()",
+                stacklevel=2,
+            )
 
     def _check(self, grant: Grant) -> None:
         """Raise `ConfigurationError` if a grant cannot be of this worker's data."""
