@@ -20,6 +20,9 @@ from offbeat.session import LocalSession, Session
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec, spec_of
 
+_SIBLINGS: list[Any] = []
+"""The sessions of this process, in the order in which its optimizers were made."""
+
 
 @contextmanager
 def _job_is_told() -> Iterator[None]:
@@ -104,15 +107,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             local = LocalSession(self.wrapped)
             sessions.made(local)
             return local
-        if sessions.current is not None:
-            raise ConfigurationError(
-                "this process has a DistributedOptimizer already: put all parameters into one optimizer, in parameter groups if they differ"
-            )
         from offbeat.runtime.joining import session_of  # a script without a launcher needs no sockets
 
         with _job_is_told():
             stop = self._nonfinite == "stop"
-            session = session_of(settings, policy, layout, spec, model, self.wrapped, stop_on_nonfinite=stop, local_only=self._local_only)
+            why = self._local_only
+            session = session_of(
+                settings, policy, layout, spec, model, self.wrapped, stop_on_nonfinite=stop, local_only=why, siblings=_SIBLINGS
+            )
         session.follow_process()
         session.join(policy.spelling)
         sessions.made(session)

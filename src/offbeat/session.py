@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -85,6 +85,10 @@ class Session(ABC):
         self._loss: float | None = None
         self._outstanding: list[Grant] = []
         """Dealt to this worker and not pushed yet, oldest first."""
+        self.consumed = 0
+        """How many steps over samples there were."""
+        self._batch_samples = 0
+        """In the batch of the last of them."""
 
     def new_pool(self) -> int:
         """Number a sampler; scripts make their samplers in the same order everywhere."""
@@ -106,15 +110,31 @@ class Session(ABC):
 
         Of each, because a script that draws from two samplers at once makes one backward pass over a batch of both.
         """
-        left, taken = dict.fromkeys((grant.pool for grant in self._outstanding), max(1, backwards)), []
-        for grant in list(self._outstanding):
+        taken = self._oldest(max(1, backwards))
+        self._outstanding = [grant for grant in self._outstanding if grant not in taken]
+        self.progress.done += sum(grant.pool == 0 for grant in taken)
+        samples = _samples(taken)
+        if taken:
+            self.consumed += 1
+            self._batch_samples = samples
+        return tuple(grant.lease for grant in taken), samples
+
+    def _oldest(self, number: int) -> list[Grant]:
+        left, taken = dict.fromkeys((grant.pool for grant in self._outstanding), number), []
+        for grant in self._outstanding:
             if left[grant.pool]:
                 left[grant.pool] -= 1
-                self._outstanding.remove(grant)
                 taken.append(grant)
-        self.progress.done += sum(grant.pool == 0 for grant in taken)
-        counts = [grant.samples for grant in taken]
-        return tuple(grant.lease for grant in taken), sum(counts) if all(counts) else 0
+        return taken
+
+    def under_way(self, stepped: bool) -> int:
+        """The number of samples of the batch under way, for the step of another optimizer over the same batch.
+
+        Args:
+            stepped: this session has made its step over that batch already.
+        """
+        ahead = _samples(self._oldest(1))
+        return self._batch_samples if stepped or not ahead else ahead
 
     def held(self, pool: int) -> list[Grant]:
         """One sampler's grants that no step has used yet, oldest first."""
@@ -156,6 +176,12 @@ class Session(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leave the job."""
+
+
+def _samples(grants: Sequence[Grant]) -> int:
+    """How many samples these are; 0 if it is not known of each."""
+    counts = [grant.samples for grant in grants]
+    return sum(counts) if all(counts) else 0
 
 
 class LocalSession(Session):
@@ -221,7 +247,7 @@ class LocalSession(Session):
 
 
 current: Session | None = None
-"""The session of the `DistributedOptimizer` made last in this process."""
+"""The main session of this process: that of its first `DistributedOptimizer`; without a launcher, of the one made last."""
 _waiting: list[Callable[[Session], None]] = []
 """What is to be done with the first session of this process."""
 
@@ -229,7 +255,8 @@ _waiting: list[Callable[[Session], None]] = []
 def made(session: Session) -> None:
     """Note the session of a new `DistributedOptimizer`."""
     global current
-    current = session
+    if current is None or isinstance(session, LocalSession):
+        current = session
     waiting = list(_waiting)
     _waiting.clear()
     for call in waiting:
@@ -237,7 +264,7 @@ def made(session: Session) -> None:
 
 
 def when_made(call: Callable[[Session], None]) -> None:
-    """Call with the session of the `DistributedOptimizer` made last, or else, in the order of these calls, of the first that is made."""
+    """Call with the main session, or else, in the order of these calls, of the first that is made."""
     if current is not None:
         call(current)
     else:

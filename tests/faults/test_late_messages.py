@@ -40,7 +40,15 @@ def test_parameters_that_come_too_late(when: str) -> None:
 
 
 def released(serial: int, incarnation: int, version: int) -> dict[str, Any]:
-    return {"kind": "parameters", "serial": serial, "incarnation": incarnation, "version": version, "chief": 0, "plan": [1, 0, None]}
+    return {
+        "kind": "parameters",
+        "serial": serial,
+        "incarnation": incarnation,
+        "version": version,
+        "chief": 0,
+        "begins": True,
+        "plan": [1, 0, None],
+    }
 
 
 def test_a_release_from_before_the_fence_does_not_count() -> None:

@@ -52,7 +52,13 @@ class Worker:
         self.job = job
         self.number = number
         self.hub = FreezableHub(SocketHub(job.token, host=host))
-        self.session: JobSession | None = None
+        self.sessions: list[JobSession] = []
+        """One for each optimizer."""
+
+    @property
+    def session(self) -> JobSession | None:
+        """Of the first optimizer."""
+        return self.sessions[0] if self.sessions else None
 
     def distribute(
         self,
@@ -107,9 +113,9 @@ class _Injected(DistributedOptimizer):
 
     def _open(self, layout: Layout, spec: OptimizerSpec, model: torch.nn.Module, policy: Policy) -> Session:
         stop, owner = self._nonfinite == "stop", self.owner
-        owner.session = session = session_of(
-            owner.settings(), policy, layout, spec, model, self.wrapped, stop_on_nonfinite=stop, local_only=self._local_only, hub=owner.hub
-        )
+        hub = owner.hub.another() if owner.sessions else owner.hub
+        options = {"stop_on_nonfinite": stop, "local_only": self._local_only}
+        session = session_of(owner.settings(), policy, layout, spec, model, self.wrapped, **options, siblings=owner.sessions, hub=hub)  # type: ignore[arg-type]
         session.join(policy.spelling)
         return session
 
@@ -264,15 +270,16 @@ class Job:
         def body() -> None:
             try:
                 self._results[number] = script(worker)
-                if worker.session is not None:
-                    worker.session.close()
+                for session in reversed(worker.sessions):
+                    session.close()
             except Death:
                 pass
             finally:
                 worker.thaw()
-                if worker.session is not None:
-                    worker.session.vanish()
-                    worker.session.close()  # takes the hooks off the model; the job hears no more of it
+                for session in reversed(worker.sessions):
+                    session.vanish()
+                for session in worker.sessions:
+                    session.close()  # takes the hooks off the model; the job hears no more of it
                 worker.hub.close()
 
         return self._thread(f"offbeat-worker-{number}", body)

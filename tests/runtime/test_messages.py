@@ -12,7 +12,7 @@ from tests.by_hand import Worker, coordinator
 
 from offbeat.errors import JobError, ProtocolError
 from offbeat.runtime import messages
-from offbeat.runtime.coordinator_host import CoordinatorHost
+from offbeat.runtime.coordinator_hosts import CoordinatorHosts
 from offbeat.runtime.settings import JobSettings
 from offbeat.tensors.optimizers import check_changed, hyperparameters, spec_of
 from offbeat.transport.base import Message
@@ -133,8 +133,8 @@ def test_samples_are_not_dealt_to_who_waits_for_its_push() -> None:
     with pytest.raises(ProtocolError, match="'epoch' before the job let it go on"):
         first.say("epoch", 0.3, want=early)
     second.push(0.4)
-    assert host._coordinator is not None
-    assert host._coordinator.version == 1
+    assert host.first.coordinator is not None
+    assert host.first.coordinator.version == 1
     host.close(True, "enough", 1.0)
 
 
@@ -162,7 +162,7 @@ def test_a_hello_that_does_not_fit_changes_nothing(sync: str) -> None:
     host.let_go()
 
 
-def _greet_with(host: CoordinatorHost, worker: Worker, change: str, small: MemoryBlock) -> None:
+def _greet_with(host: CoordinatorHosts, worker: Worker, change: str, small: MemoryBlock) -> None:
     said: list[Message] = []
     worker.host = type("Ear", (), {"on_message": lambda self, line, message, now: said.append(message)})()
     worker.greet(0.0)

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from offbeat.protocol.effects import Effect, EpochEnded, Fence, Initialise, Settle, StateChanged
+from offbeat.protocol.effects import Effect, EpochEnded, Fence, Initialise, SetAside, Settle, StateChanged, TakenBack
 from offbeat.protocol.epochs import Epochs
 from offbeat.protocol.events import (
     Abandoned,
+    Elsewhere,
     EpochWanted,
     Event,
     Folded,
@@ -28,6 +29,8 @@ from offbeat.protocol.events import (
     Lost,
     PullWanted,
     Pushed,
+    Returned,
+    Stands,
     Voided,
     Withdrawn,
 )
@@ -75,6 +78,10 @@ class Coordinator:
         self._epochs = Epochs(self._ledger, self._inside, self._alive, workers=workers, overlap=policy.split_overlap)
         self._outside: dict[WorkerId, None] = {}
         """Alive, and not let in before the next epoch."""
+        self._standing: set[WorkerId] = set()
+        """They have said that they have to wait, where the ledger cannot know."""
+        self._aside: dict[WorkerId, None] = {}
+        """They wait in the job of another optimizer of their process."""
         self._initialiser: WorkerId | None = None
         self._begun = False
         self._beginners: frozenset[tuple[WorkerId, Incarnation]] = frozenset()
@@ -91,6 +98,9 @@ class Coordinator:
             PullWanted: self._pull_wanted,
             LeaseWanted: self._samples_wanted,
             EpochWanted: self._samples_wanted,
+            Stands: self._stands,
+            Elsewhere: self._elsewhere,
+            Returned: lambda event, now: self._take_back(event.worker, now),
             Lost: self._lost,
             Left: self._left,
         }
@@ -126,6 +136,30 @@ class Coordinator:
     def unsettled(self) -> Collection[WorkerId]:
         """Workers, dead ones too, with contributions that have no fate yet."""
         return self._ledger.unsettled
+
+    @property
+    def idle(self) -> set[WorkerId]:
+        """Living workers that have nothing to do here before an epoch ends, or samples come back."""
+        return {worker for worker in self._alive() if worker in self._epochs.idle or worker in self._outside}
+
+    @property
+    def held(self) -> set[WorkerId]:
+        """Living workers that wait here: for version 0, to be admitted, or because they are `idle`."""
+        alive = self._alive()
+        if not self._begun:
+            return set(alive)
+        waiting = {*self._ledger.waiting, *self._standing, *self._epochs.idle, *self._outside}
+        return waiting.intersection(alive)
+
+    @property
+    def inside(self) -> Collection[WorkerId]:
+        """The living workers that take part."""
+        return self._inside()
+
+    @property
+    def aside(self) -> Collection[WorkerId]:
+        """Workers for which the rule does not wait, since they wait elsewhere; see `protocol.several`."""
+        return self._aside.keys()
 
     @property
     def over(self) -> bool:
@@ -256,6 +290,8 @@ class Coordinator:
         if worker == self._initialiser:
             self._initialiser = None
         self._outside.pop(worker, None)
+        self._aside.pop(worker, None)
+        self._standing.discard(worker)
         self._epochs.gone(worker)
         if not self._begun:
             self._begin(now)
@@ -264,6 +300,29 @@ class Coordinator:
         self._deal(now)
         if self._outside and not self._inside():
             self._let_in(now)
+
+    def _stands(self, event: Stands, now: Seconds) -> None:
+        if self.present(event.worker, event.incarnation):
+            (self._standing.add if event.still else self._standing.discard)(event.worker)
+
+    def _elsewhere(self, event: Elsewhere, now: Seconds) -> None:
+        """Who waits here, or does not take part, is not set aside: there is nothing that this rule could expect of it."""
+        worker = event.worker
+        if worker in self._aside or worker in self.held or not self._begun or worker not in self._inside():
+            return
+        self._aside[worker] = None
+        self._effects.append(SetAside(worker, self.membership[worker].incarnation, event.reason))
+        self._do(self._ledger.pause(worker, now))
+        self._deal(now)
+
+    def _take_back(self, worker: WorkerId, now: Seconds) -> None:
+        """A worker counts again: it was said to have returned, or speaks."""
+        if worker not in self._aside:
+            return
+        del self._aside[worker]
+        self._effects.append(TakenBack(worker, self.membership[worker].incarnation))
+        self._do(self._ledger.resume(worker, now))
+        self._deal(now)
 
     def _deal(self, now: Seconds) -> None:
         effects = self._epochs.deal(now)
@@ -286,6 +345,7 @@ class Coordinator:
             self._effects.append(Settle(worker, incarnation, 0, Fate.REJECTED, fenced, self.version, event.samples, event.shard))
             return
         refusal = None
+        self._take_back(worker, now)
         if self._ledger.begins(event):
             self._effects += self._epochs.resume(worker, now)
             refusal = self._epochs.claim(event, self._ledger.clock(worker) + 1)
@@ -298,6 +358,7 @@ class Coordinator:
         worker = event.worker
         if not self._speaks(worker, event.incarnation, now) or not self.admitted(worker):
             return
+        self._take_back(worker, now)
         self._effects += self._epochs.resume(worker, now)
         self._epochs.abandon(event)
         self._do(self._ledger.abandon(event, now))
@@ -334,6 +395,7 @@ class Coordinator:
 
     def _samples_wanted(self, event: LeaseWanted | EpochWanted, now: Seconds) -> None:
         if self._speaks(event.worker, event.incarnation, now) and event.worker not in self._outside:
+            self._take_back(event.worker, now)
             effects = self._epochs.want(event, now)
             self._effects += effects
             if self._outside and any(isinstance(effect, EpochEnded) for effect in effects):

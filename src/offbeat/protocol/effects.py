@@ -213,6 +213,21 @@ class Paused(NamedTuple):
     reason: str
 
 
+class SetAside(NamedTuple):
+    """A worker waits in the job of another optimizer of its process; this rule does not wait for it meanwhile."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    reason: str
+
+
+class TakenBack(NamedTuple):
+    """A worker that was set aside counts again."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+
+
 class NoMore(NamedTuple):
     """Nothing of this epoch is left for this worker, which still holds leases of it or has come after its end."""
 
@@ -262,6 +277,8 @@ Effect: TypeAlias = (
     | Fence
     | Grant
     | Paused
+    | SetAside
+    | TakenBack
     | NoMore
     | EpochEnded
     | StateChanged

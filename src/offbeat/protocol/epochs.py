@@ -11,7 +11,7 @@ then, newcomers included; and once more if that has changed when the first sampl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from offbeat.protocol.effects import Effect, EpochEnded, Grant, NoMore, Paused
 from offbeat.protocol.events import Abandoned, EpochWanted, LeaseWanted, Pushed
@@ -58,6 +58,11 @@ class Epochs:
     def under_way(self) -> bool:
         """Whether some samples of an epoch have been dealt, and it has not ended."""
         return bool(self._leases.under_way())
+
+    @property
+    def idle(self) -> Collection[WorkerId]:
+        """The workers that wait for an epoch's end, or for samples to come back."""
+        return self._idle.keys()
 
     def want(self, event: LeaseWanted | EpochWanted, now: Seconds) -> list[Effect]:
         """A worker asks for samples, or for the end of an epoch of which it will take no more."""

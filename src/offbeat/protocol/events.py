@@ -121,6 +121,27 @@ class PullWanted(NamedTuple):
     incarnation: Incarnation
 
 
+class Stands(NamedTuple):
+    """A worker says that it has to wait for others, or that it does so no more: under rules that let workers see to that themselves."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    still: bool
+
+
+class Elsewhere(NamedTuple):
+    """A worker waits in the job of another optimizer of its process: it cannot work for this one, and nobody here shall wait for it."""
+
+    worker: WorkerId
+    reason: str
+
+
+class Returned(NamedTuple):
+    """A worker does not wait elsewhere any more."""
+
+    worker: WorkerId
+
+
 class Lost(NamedTuple):
     """A worker is gone: its connection closed, or the supervisor saw its process end."""
 
@@ -140,5 +161,20 @@ class Left(NamedTuple):
 
 
 Event: TypeAlias = (
-    Joined | Initialised | Heard | Pushed | Abandoned | Folded | Withdrawn | Voided | PullWanted | LeaseWanted | EpochWanted | Lost | Left
+    Joined
+    | Initialised
+    | Heard
+    | Pushed
+    | Abandoned
+    | Folded
+    | Withdrawn
+    | Voided
+    | PullWanted
+    | LeaseWanted
+    | EpochWanted
+    | Stands
+    | Elsewhere
+    | Returned
+    | Lost
+    | Left
 )

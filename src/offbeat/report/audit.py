@@ -49,6 +49,7 @@ class Audit:
         self._handlers: dict[str, Callable[[Record], None]] = {
             "release": lambda record: self._sender(record).released(record["clock"]),
             "paused": lambda record: self._sender(record).paused(),
+            "set_aside": lambda record: self._sender(record).paused(),
             "pushed": self._pushed,
             "gather": self._gather,
             "fold": self._fold,

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 from offbeat.errors import ConfigurationError
 from offbeat.report.lanes import Chart, Lane, Moment
 from offbeat.report.pushes import Record
-from offbeat.runtime.journal import read
+from offbeat.runtime.journal import of_optimizer, read
 
 TraceEvent: TypeAlias = dict[str, Any]
 
@@ -39,7 +39,7 @@ def write(journal: Path | str | Iterable[Record], trace: Path | str) -> None:
     Raises:
         ConfigurationError: the journal cannot be read, or the file cannot be written.
     """
-    found = timeline(Chart.of(read(journal) if isinstance(journal, Path | str) else journal))
+    found = timeline(Chart.of(of_optimizer(read(journal) if isinstance(journal, Path | str) else journal)))
     try:
         Path(trace).write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
     except OSError as error:

@@ -105,9 +105,9 @@ def headline(snapshot: Summary, rate: float) -> str:
     alive = sum(worker["state"] == "alive" for worker in workers)
     loss = "" if snapshot["loss"] is None else f"  loss {float(snapshot['loss']):.4f}"
     epochs = f"  epoch {len(snapshot['epochs'])}" if snapshot["epochs"] else ""
-    return (
-        f"{short(snapshot['sync'])}{epochs}  {version_words(snapshot)}  {rate_words(snapshot, rate)}{loss}  {alive} of {len(workers)} alive"
-    )
+    others = "".join(f"  and {short(one['sync'])} version {one['version']:,}" for one in snapshot["optimizers"] or ())
+    job = f"{short(snapshot['sync'])}{epochs}  {version_words(snapshot)}{others}"
+    return f"{job}  {rate_words(snapshot, rate)}{loss}  {alive} of {len(workers)} alive"
 
 
 def worker_table(snapshot: Summary, rows: int) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median_low
 from typing import Any, Final
 
-from offbeat.report.figures import Summary, chooses, local, per_fold, per_step, seconds, share, spread, waiting_share
+from offbeat.report.figures import Summary, chooses, local, per_fold, per_step, seconds, share, short, spread, waiting_share
 
 SLOW: Final = 1.5
 """A worker is called slow when it computes for longer per step than this many times the median worker."""
@@ -22,9 +22,19 @@ def remarks(summary: Summary) -> str:
             after = " and came back" if worker["state"] in ("alive", "finished") else after
             said.append(f"Worker {worker['worker']} died{times}{after}.")
     said += [f"Warning: {warning['detail']}." for warning in summary.get("warnings", ())]
+    said += [_optimizer_sentence(one) for one in summary["optimizers"] or ()]
     if summary["ok"] is False:
         said.append(f"The job failed: {summary['reason']}.")
     return "\n".join(said)
+
+
+def _optimizer_sentence(one: dict[str, Any]) -> str:
+    """One more optimizer of the job: the table's rows are about the first."""
+    fates = ", ".join(f"{count:,} {fate}" for fate, count in one["fates"].items() if count)
+    staleness = f", staleness {one['staleness_mean']:.1f}, max {one['staleness_max']}" if one["staleness_max"] else ""
+    return (
+        f"Optimizer {one['optimizer']}, {short(one['sync'])}: version {one['version']:,} of {one['pushes']:,} pushes ({fates}){staleness}."
+    )
 
 
 def slow_workers(summary: Summary) -> list[int]:

@@ -56,8 +56,11 @@ class Tally:
         self._epochs: list[Record] = []
         self._faults: list[Record] = []
         self._warnings: list[Record] = []
+        self._others: dict[int, Tally] = {}
+        """Of each optimizer after the first, where a job has several."""
         self._handlers: dict[str, Callable[[Record], None]] = {
             "job": self._on_job,
+            "optimizer": lambda record: self._job.update(sync=record["sync"]),
             "pushed": self._on_pushed,
             "abandoned": lambda record: self._worker(record["worker"]).gave_up(record, blocks=bool(self._shards)),
             "settle": self._on_settle,
@@ -85,6 +88,12 @@ class Tally:
     def add(self, record: Record) -> None:
         """Count the next record. Kinds that are not known are passed over, as the format demands."""
         self._t = max(self._t, record["t"])
+        if number := record.get("optimizer", 0):
+            if number not in self._others:
+                self._others[number] = Tally()
+                self._others[number].add(self._job)
+            self._others[number].add({key: value for key, value in record.items() if key != "optimizer"})
+            return
         self._audit.add(record)
         handler = self._handlers.get(record["kind"])
         if handler is not None:
@@ -92,7 +101,8 @@ class Tally:
 
     def problems(self) -> list[str]:
         """What in the books does not add up: a push without a fate or with two, a fold of what was never pushed, and the like."""
-        return self._audit.problems()
+        others = [f"optimizer {number}: {text}" for number, tally in self._others.items() for text in tally.problems()]
+        return self._audit.problems() + others
 
     def summary(self) -> dict[str, Any]:
         """Everything counted so far, as plain data that JSON can carry; described in ``docs/journal.md``.
@@ -128,6 +138,7 @@ class Tally:
             "faults": list(self._faults),
             "warnings": list(self._warnings),
             "loss": plain(sum(losses) / len(losses)) if losses else None,
+            "optimizers": self._per_optimizer(),
             "ok": self._end.get("ok"),
             "reason": self._end.get("reason"),
         }
@@ -145,6 +156,13 @@ class Tally:
             for number, shard in sorted(self._shards.items())
         ]
 
+    def _per_optimizer(self) -> list[dict[str, Any]] | None:
+        if not self._others:
+            return None
+        fields = ("sync", "version", "pushes", "fates", "staleness_mean", "staleness_max")
+        found = ((number, tally.summary()) for number, tally in sorted(self._others.items()))
+        return [{"optimizer": number, **{key: summary[key] for key in fields}} for number, summary in found]
+
     def _worker(self, number: int) -> WorkerTally:
         worker = self._workers.get(number)
         if worker is None:
@@ -152,7 +170,7 @@ class Tally:
         return worker
 
     def _on_job(self, record: Record) -> None:
-        self._job = record
+        self._job = dict(record)
         for number in range(record["workers"]):
             self._worker(number)
 
@@ -227,5 +245,7 @@ class Tally:
 
     def _on_end(self, record: Record) -> None:
         self._end = record
+        for tally in self._others.values():
+            tally.add(record)
         for worker in self._workers.values():
             worker.turn("absent", record["t"])

@@ -14,7 +14,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.report.figures import short
 from offbeat.report.lanes import SPANS, Chart, Lane, Span, shares
 from offbeat.report.pushes import Record
-from offbeat.runtime.journal import read
+from offbeat.runtime.journal import of_optimizer, read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +62,7 @@ def draw(jobs: Sequence[tuple[str, Path | str | Iterable[Record]]], picture: Pat
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigurationError(f'drawing a timeline needs matplotlib ({error}); pip install "offbeat[plots]"') from error
-    charts = [(title, Chart.of(read(source) if isinstance(source, Path | str) else source)) for title, source in jobs]
+    charts = [(title, Chart.of(of_optimizer(read(source) if isinstance(source, Path | str) else source))) for title, source in jobs]
     heights = [max(1, len(chart.lanes)) + 1.0 for _, chart in charts]
     inches = sum(0.30 * lanes + 0.45 for lanes in heights) + 1.0
     figure = Figure(figsize=(WIDTH_INCHES, inches), dpi=DPI, facecolor="white")

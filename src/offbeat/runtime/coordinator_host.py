@@ -13,12 +13,11 @@ from typing import Any, Final
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.effects import Effect, StateChanged
-from offbeat.protocol.events import Abandoned, EpochWanted, Event, Heard, LeaseWanted, Left, Lost, PullWanted
-from offbeat.report.tally import Tally
+from offbeat.protocol.events import Abandoned, EpochWanted, Event, Heard, LeaseWanted, Left, Lost, PullWanted, Stands
 from offbeat.runtime import messages
 from offbeat.runtime.announcer import Announcer
 from offbeat.runtime.first_steps import FirstStepsWatch
-from offbeat.runtime.journal import Journal, end_record, fault_record, job_record, metrics_record, process_record, warning_record
+from offbeat.runtime.journal import Journal, PartOfJournal, fault_record, job_record, metrics_record, optimizer_record, warning_record
 from offbeat.runtime.loading import Loaded
 from offbeat.runtime.rank_host import RankHost
 from offbeat.runtime.rank_hosts import checked_vector, host_of
@@ -38,6 +37,7 @@ SPEAKING: Final = {
     "samples": "want",
     "epoch": "want",
     "heard": "",
+    "stands": "",
     "outside": "",
     "pull": "",
     "left": "",
@@ -46,7 +46,7 @@ SPEAKING: Final = {
 
 
 class CoordinatorHost:
-    """Runs one job's `Coordinator`.
+    """Runs the `Coordinator` of one optimizer.
 
     Args:
         settings: the job as the launcher knows it.
@@ -56,9 +56,9 @@ class CoordinatorHost:
         allocate: makes a block that every process of this host can map, or raises `ConfigurationError`.
         started: the wall-clock time of the start, for the journal's first line.
         now: the job's clock, in seconds.
-
-    Raises:
-        ConfigurationError: the journal cannot be written.
+        journal: where events and effects are written.
+        number: of the optimizer among those of each worker's script, in the order in which it makes them.
+        missing: workers whose process ended before this began, and how.
     """
 
     def __init__(
@@ -70,16 +70,19 @@ class CoordinatorHost:
         allocate: Callable[[int, str], SharedMemory],
         started: str,
         now: Callable[[], Seconds],
+        journal: Journal | PartOfJournal,
+        number: int = 0,
+        missing: Mapping[WorkerId, str] = {},
     ) -> None:
         self.settings = settings
-        self.tally = Tally()
-        self._journal = Journal(settings.journal, now=now, listeners=(self.tally.add,))
+        self._journal, self._number = journal, number
         self._shards = dict(shards)
         self._supervisor = supervisor
         self._hub = hub
         self._allocate = allocate
         self._started, self._now = started, now
-        self._coordinator: Coordinator | None = None
+        self.coordinator: Coordinator | None = None
+        """Exists once the first worker has said hello."""
         self._terms: Terms | None = None
         self._side: Side | None = None
         """With servers it exists once the first worker has said hello; without, once it is known where all ranks are."""
@@ -91,9 +94,10 @@ class CoordinatorHost:
         self._deferred: deque[tuple[Connection, Message]] = deque()
         """Questions of ranks about samples, which wait until all that has happened before is known."""
         self._roster = Roster()
+        self._roster.missing.update(missing)
         self._announcer = Announcer(self._roster)
-        self._standings = Standings(settings, self._roster, supervisor)
-        self._kills = Kills(settings.kill)
+        self._standings = Standings(settings, self._roster, supervisor if number == 0 else None)
+        self._kills = Kills(settings.kill if number == 0 else ())  # a worker is killed once, not once for each optimizer
         self._loaded = Loaded()
         self._first_steps = FirstStepsWatch(settings.workers)
         self._handlers: dict[str, Callable[[Peer, Message, Seconds], None]] = {
@@ -105,6 +109,9 @@ class CoordinatorHost:
             "buffers": self._take_buffers,
             "metrics": self._metrics,
             "heard": self._heard,
+            "stands": lambda peer, message, now: self.feed(
+                Stands(peer.worker, message.header["incarnation"], message.header["still"]), now
+            ),
             "met": lambda peer, message, now: self.ranks.met(peer.worker),
             "outside": lambda peer, message, now: self.ranks.outside(
                 peer.worker, message.header["incarnation"], message.header["reason"], now
@@ -234,20 +241,27 @@ class CoordinatorHost:
     def on_lost(self, worker: WorkerId, reason: str, now: Seconds, incarnation: Incarnation | None = None) -> None:
         """A worker's process has ended, or can no longer be reached."""
         self._follow(now)
-        if self._coordinator is not None:
+        if self.coordinator is not None:
             self._gone(Lost(worker, reason, incarnation), now)
         else:
             self._roster.missing[worker] = reason
 
     def on_ended(self, worker: WorkerId, now: Seconds) -> None:
         """A worker's script has come to its end. One that took part has said so itself; one that never joined is not waited for."""
-        if self._coordinator is None or self._coordinator.membership[worker].state is WorkerState.EXPECTED:
+        if self.coordinator is None or self.coordinator.membership[worker].state is WorkerState.EXPECTED:
             self.on_lost(worker, "its script ended without joining", now)
 
-    def on_process(self, fields: Mapping[str, Any], now: Seconds) -> None:
-        """The supervisor has started or lost a process: for the journal."""
+    def catch_up(self, now: Seconds) -> None:
+        """Deal with what has happened elsewhere: of what is journaled next it was earlier."""
         self._follow(now)
-        self._journal.write(process_record(now, **fields))
+
+    def gone(self) -> dict[WorkerId, str]:
+        """The workers that have ended, each with a reason: nobody shall wait for them with another optimizer."""
+        ended = dict(self._roster.missing)
+        if self.coordinator is not None:
+            for worker in self.coordinator.membership.in_state(WorkerState.DEAD, WorkerState.FINISHED):
+                ended[worker] = "it has left the job before it made this optimizer"
+        return ended
 
     def tick(self, now: Seconds) -> None:
         """Time has passed. Bytes of an unfinished message are a sign of life too."""
@@ -257,33 +271,38 @@ class CoordinatorHost:
         self._ticked_at = now
         for peer in self._roster:
             if peer.stirred() or (deaf and peer.incarnation > 0):
-                self._feed(Heard(peer.worker, peer.incarnation), now)
+                self.feed(Heard(peer.worker, peer.incarnation), now)
         for worker, reason in self._standings.silent(now):
             self.on_lost(worker, reason, now)
-        due = self._coordinator.wake_at() if self._coordinator is not None else None
-        if self._coordinator is not None and due is not None and now >= due:
+        due = self.coordinator.wake_at() if self.coordinator is not None else None
+        if self.coordinator is not None and due is not None and now >= due:
             if self._side is not None:
                 self._side.wake(now)
             else:
-                self._perform(self._coordinator.wake(now), now)
-        flush_at = self._journal.wake_at()
-        if flush_at is not None and now >= flush_at:
-            self._journal.flush()
+                self._perform(self.coordinator.wake(now), now)
 
     def wake_at(self) -> Seconds | None:
         """When to call `tick` at the latest."""
-        times = [part.wake_at() for part in (self._journal, self._coordinator, self._side) if part is not None]
+        times = [part.wake_at() for part in (self.coordinator, self._side) if part is not None]
         return min((t for t in times if t is not None), default=None)
 
-    def close(self, ok: bool, reason: str, now: Seconds) -> None:
+    @property
+    def hears_late(self) -> bool:
+        """Whether workers decide for themselves when to go on, so that this host hears of it late."""
+        return isinstance(self._side, RankHost) or (self._terms is not None and self._terms.policy.scope == "shard")
+
+    @property
+    def behind(self) -> bool:
+        """Whether something has happened of which not everything is known yet."""
+        return self._side is not None and self._side.behind
+
+    def close(self, now: Seconds) -> None:
         """The job is over."""
         self._follow(now)
-        if self._coordinator is not None:
-            self._perform(self._coordinator.close(now, "the job has ended"), now)
+        if self.coordinator is not None:
+            self._perform(self.coordinator.close(now, "the job has ended"), now)
         if self._terms is None:
             self._head(self.settings.sync or "", now)
-        self._journal.write(end_record(now, ok, reason))
-        self._journal.close()
 
     def let_go(self) -> None:
         """The last thing, however the job has ended: let go of what its workers have had in common."""
@@ -306,7 +325,7 @@ class CoordinatorHost:
                 self._side.check(worker, connection)
         except ConfigurationError as error:
             connection.send({"kind": "refused", "reason": str(error)})
-            if self._coordinator is None or not self._coordinator.begun:
+            if self.coordinator is None or not self.coordinator.begun:
                 raise JobError(str(error)) from None
             return
         if isinstance(self._side, ServedHost):
@@ -317,7 +336,7 @@ class CoordinatorHost:
             predecessor.close()
         missing, self._roster.missing = self._roster.missing, {}
         for other, reason in missing.items():
-            self._feed(Lost(other, reason), now)
+            self.feed(Lost(other, reason), now)
         self._roster.enter(worker, connection, message.header["pid"])
         self._standings.came(worker)
         if isinstance(self._side, ServedHost):
@@ -329,12 +348,12 @@ class CoordinatorHost:
 
     def _welcome_ranks(self) -> None:
         """Let those go on who have said hello, once nobody is expected who has not: what ranks have in common goes by where they are."""
-        assert self._coordinator is not None
+        assert self.coordinator is not None
         if self._side is None:
-            if any(worker not in self._greeting for worker in self._coordinator.membership.in_state(WorkerState.EXPECTED)):
+            if any(worker not in self._greeting for worker in self.coordinator.membership.in_state(WorkerState.EXPECTED)):
                 return
             together = all(self._roster[worker].connection.shares_memory for worker in self._greeting)
-            parts = (self._coordinator, self._roster, self._announcer, self._feed, self._perform, self._now)
+            parts = (self.coordinator, self._roster, self._announcer, self.feed, self._perform, self._now)
             try:
                 self._side = host_of(self.terms.policy, self._vector, self.settings, *parts, self._hub, together)
             except ConfigurationError as error:
@@ -370,9 +389,9 @@ class CoordinatorHost:
                 )
             checked_vector(header)
         else:
-            parts = (self._roster, self._announcer, self._allocate, self._feed, self._perform, self._now)
-            self._side = ServedHost(terms, settings, coordinator, self._shards, *parts)
-        self._coordinator = coordinator
+            parts = (self._roster, self._announcer, self._allocate, self.feed, self._perform, self._now)
+            self._side = ServedHost(terms, settings, coordinator, self._shards, *parts, in_place=self._number == 0)
+        self.coordinator = coordinator
 
     def _ready(self, peer: Peer, message: Message, now: Seconds) -> None:
         self._announcer.send_buffers(peer.worker)  # before the parameters, with which the worker goes on
@@ -398,37 +417,38 @@ class CoordinatorHost:
     def _heard(self, peer: Peer, message: Message, now: Seconds) -> None:
         """A heartbeat; of a process that does not take part yet, its bytes are all that counts."""
         if message.header["incarnation"]:
-            self._feed(Heard(peer.worker, message.header["incarnation"]), now)
+            self.feed(Heard(peer.worker, message.header["incarnation"]), now)
         self._standings.progress(peer, message.header["stuck_s"])
 
     def _abandoned(self, peer: Peer, message: Message, now: Seconds) -> None:
         work = message.header["work"]
         leases = tuple(work.get("leases", ()))
         assert self.served is self._side
-        self._feed(Abandoned(peer.worker, work["incarnation"], work["version"], work["compute_s"], leases), now)
+        self.feed(Abandoned(peer.worker, work["incarnation"], work["version"], work["compute_s"], leases), now)
 
     def _pull(self, peer: Peer, message: Message, now: Seconds) -> None:
         assert self.served is self._side
-        self._feed(PullWanted(peer.worker, message.header["incarnation"]), now)
+        self.feed(PullWanted(peer.worker, message.header["incarnation"]), now)
 
     def _wants(self, peer: Peer, message: Message, now: Seconds) -> None:
         """A worker asks for samples, or for an epoch's end: it has been told to go on, and does not wait for word about a push."""
         want, kind = message.header["want"], message.header["kind"]
-        assert self._coordinator is not None
-        member = self._coordinator.membership[peer.worker]
+        assert self.coordinator is not None
+        member = self.coordinator.membership[peer.worker]
         current = member.state is WorkerState.ALIVE and want["incarnation"] == member.incarnation
-        if current and not (self._coordinator.admitted(peer.worker) if isinstance(self._side, ServedHost) else self._coordinator.begun):
+        if current and not (self.coordinator.admitted(peer.worker) if isinstance(self._side, ServedHost) else self.coordinator.begun):
             raise ProtocolError(f"worker {peer.worker} sent {kind!r} before the job let it go on (expected to wait for 'parameters')")
         fields = want["incarnation"], want["pool"], want["epoch"], want["size"]
         wanted = LeaseWanted(peer.worker, *fields, want["batch"]) if kind == "samples" else EpochWanted(peer.worker, *fields)
-        self._feed(wanted, now)
+        self.feed(wanted, now)
 
     # What is to be done.
 
-    def _feed(self, event: Event, now: Seconds) -> None:
-        assert self._coordinator is not None
+    def feed(self, event: Event, now: Seconds) -> None:
+        """Journal an event, hand it to the coordinator, and do what it says."""
+        assert self.coordinator is not None
         self._journal.log(event, now)
-        self._perform(self._coordinator.on(event, now), now)
+        self._perform(self.coordinator.on(event, now), now)
 
     def _perform(self, effects: list[Effect], now: Seconds) -> None:
         for effect in effects:
@@ -455,16 +475,16 @@ class CoordinatorHost:
         if self._side is not None:
             self._side.gone(event, now)
         else:
-            self._feed(event, now)
+            self.feed(event, now)
             self._greeting.pop(event.worker, None)
             if self._greeting:
                 self._welcome_ranks()
 
     def _rehearse(self, now: Seconds) -> None:
         """Ask for the deaths that the user has ordered."""
-        assert self._coordinator is not None
-        for worker in self._kills.due(self._coordinator.version):
-            self._journal.write(fault_record(now, worker, "kill", f"at version {self._coordinator.version}"))
+        assert self.coordinator is not None
+        for worker in self._kills.due(self.coordinator.version):
+            self._journal.write(fault_record(now, worker, "kill", f"at version {self.coordinator.version}"))
             self._supervisor.send({"kind": "kill", "worker": worker})
 
     # The rest.
@@ -473,13 +493,16 @@ class CoordinatorHost:
         self._announcer.buffers.put(peer.worker, message.header["layout"], message.payload)
 
     def _metrics(self, peer: Peer, message: Message, now: Seconds) -> None:
-        version = self._coordinator.version if self._coordinator is not None else 0
+        version = self.coordinator.version if self.coordinator is not None else 0
         self._journal.write(metrics_record(now, peer.worker, version, message.header["values"]))
 
     def _abort(self, peer: Peer, message: Message, now: Seconds) -> None:
         raise JobError(f"worker {peer.worker} stopped the job: {message.header['reason']}")
 
     def _head(self, sync: str, now: Seconds) -> None:
+        if self._number:
+            self._journal.write(optimizer_record(now, sync=sync))
+            return
         settings = self.settings
         job = {"workers": settings.workers, "servers": settings.servers, "seed": settings.seed}
         self._journal.write(job_record(sync=sync, started=self._started, script=settings.script, **job))

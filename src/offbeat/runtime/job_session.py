@@ -8,6 +8,9 @@ from __future__ import annotations
 import os
 import time
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from offbeat.runtime import last_words, process_end
@@ -19,7 +22,10 @@ from offbeat.runtime.worker_link import WorkerLink
 from offbeat.runtime.worker_samples import WorkerSamples
 from offbeat.session import Grant, Session
 from offbeat.tensors.flat import FlatModel
-from offbeat.types import Epoch, LeaseId
+from offbeat.types import Epoch, LeaseId, Seconds
+
+IDLE_S: Seconds = 0.02
+"""How often a process that waits tends its sessions that need it."""
 
 
 class JobSession(Session):
@@ -27,14 +33,31 @@ class JobSession(Session):
 
     Args:
         link: its connections.
+        siblings: the sessions of this process, one for each of its optimizers in the order in which they were made; this one is added when
+            it joins.
         stop_on_nonfinite: whether a gradient that is not finite ends the job.
         local_only: why this optimizer cannot step on servers, if so.
     """
 
-    def __init__(self, settings: WorkerSettings, link: WorkerLink, *, stop_on_nonfinite: bool, local_only: str | None) -> None:
+    tended = False
+    """This session needs something done while the process waits, whichever of its sessions it waits with."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        link: WorkerLink,
+        *,
+        stop_on_nonfinite: bool,
+        local_only: str | None,
+        siblings: list[JobSession] | None,
+    ) -> None:
         super().__init__()
         self.worker, self.workers, self.seed = settings.worker, settings.workers, settings.seed
         self._settings, self._link, self._coordinator, self._calls = settings, link, link.coordinator, link.calls
+        self._in_step = False
+        self._siblings: list[JobSession] = [] if siblings is None else siblings
+        self._seen = 0
+        """How many steps over samples another session had made at this one's last step."""
         self._stop_on_nonfinite, self._local_only = stop_on_nonfinite, local_only
         self._steps = 0
         self._begins = False
@@ -68,7 +91,63 @@ class JobSession(Session):
         return False
 
     def _hello(self, sync: str) -> dict[str, Any]:
-        return {"kind": "hello", "worker": self.worker, "pid": os.getpid(), "sync": sync, "local_only": self._local_only}
+        number = len(self._siblings)
+        self._siblings.append(self)
+        self.tend_while_waiting()
+        self._calls = self._link.calls = self._siblings[0]._link.calls  # a call of any session is progress of the script
+        if number:  # what is rehearsed happens to a worker once, not once for each of its optimizers
+            self._settings = replace(self._settings, slow=())
+        hello = {"kind": "hello", "worker": self.worker, "pid": os.getpid(), "sync": sync, "local_only": self._local_only}
+        return {**hello, "number_of_optimizer": number} if number else hello
+
+    # Several optimizers in one process.
+
+    def tend_while_waiting(self) -> None:
+        """Whichever session this process waits with, those that need something done meanwhile get it."""
+        if any(session.tended for session in self._siblings):
+            for session in self._siblings:
+                session._link.meanwhile = IDLE_S, session._tend
+
+    def _tend(self) -> None:
+        """This process waits with this session."""
+        if self.tended:
+            self._idle()
+        self._tend_others()
+
+    def _tend_others(self) -> None:
+        """In the middle of a step the script may hold a graph of another's model, which must not change then."""
+        for session in self._siblings:
+            if session.tended and session is not self:
+                session._link.glance()
+                if not self._in_step:
+                    session._idle()
+
+    def _idle(self) -> None:
+        """What a session that is `tended` does while the process computes nothing."""
+
+    def _refresh(self) -> None:
+        """Take the newest parameters, after this process has waited with another session for an epoch's end."""
+
+    @contextmanager
+    def _standing(self) -> Iterator[None]:
+        """Say that this process waits, where others cannot know, and somebody may wait for it with another optimizer."""
+        if len(self._siblings) < 2:
+            yield
+            return
+        self._coordinator.send({"kind": "stands", "incarnation": self._link.incarnation, "still": True})
+        yield
+        if not self._link.closed.is_set():
+            self._coordinator.send({"kind": "stands", "incarnation": self._link.incarnation, "still": False})
+
+    def _weight(self, samples: int | None, counted: int) -> int:
+        """How many samples a step is over: as the script says, or of this session's sampler, or of the batch under way of another's."""
+        if samples is not None:
+            return samples
+        source = next((session for session in self._siblings if session.has_sampler), self)
+        if source is self or self.has_sampler:
+            return counted
+        stepped, self._seen = source.consumed != self._seen, source.consumed
+        return source.under_way(stepped)
 
     def _loaded_news(self) -> dict[str, Any]:
         """What goes with the first push of a worker that the job has begun with: the workers must have loaded the same."""
@@ -79,10 +158,16 @@ class JobSession(Session):
 
     def follow_process(self) -> None:
         """Leave the job when this process ends: an exception that ends the script is a death, SIGTERM a notice to leave after the step."""
-        process_end.follow(leave=self._at_exit, fail=self._tell_why, notice=self._link.notice)
+        process_end.follow(leave=self._at_exit, fail=self._tell_why, notice=self._notice)
+
+    def _notice(self) -> None:
+        """The process is to leave, with all its sessions: the first of them that waits ends it at once."""
+        for session in self._siblings or [self]:
+            session._link.notice()
 
     def _tell_why(self, error: BaseException) -> None:
-        self._link.fail(last_words.failing(self.worker, error, pushed=self._steps > 0))
+        pushed = any(session._steps > 0 for session in self._siblings)
+        self._link.fail(last_words.failing(self.worker, error, pushed=pushed))
 
     @library_call
     def _at_exit(self) -> None:
@@ -109,6 +194,20 @@ class JobSession(Session):
     def vanish(self) -> None:
         """Close the connections without a word: to the job, this worker is dead."""
         self._link.close()
+
+    # Steps.
+
+    @library_call
+    def step(self, samples: int | None) -> None:
+        self._in_step = True
+        try:
+            self._step(samples)
+        finally:
+            self._in_step = False
+
+    @abstractmethod
+    def _step(self, samples: int | None) -> None:
+        """What `step` does."""
 
     # What it tells.
 
@@ -151,4 +250,7 @@ class JobSession(Session):
                 continue  # it holds nothing any more: now it can take over what others leave undone
             else:
                 self._samples.over(pool)
+                for session in self._siblings:
+                    if session is not self and not session._link.closed.is_set():
+                        session._refresh()
             return grant

@@ -25,6 +25,7 @@ def session_of(
     *,
     stop_on_nonfinite: bool = False,
     local_only: str | None = None,
+    siblings: list[JobSession] | None = None,
     hub: Hub | None = None,
 ) -> JobSession:
     """A session that has not joined yet, by the rule: the launcher's, or else the script's (``policy``).
@@ -34,4 +35,14 @@ def session_of(
     """
     chosen = policy if settings.sync is None else rule(settings.sync)
     kind = WorkerSession if chosen.family == "server" else RankSession
-    return kind(settings, layout, spec, model, optimizer, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, hub=hub)
+    return kind(
+        settings,
+        layout,
+        spec,
+        model,
+        optimizer,
+        stop_on_nonfinite=stop_on_nonfinite,
+        local_only=local_only,
+        siblings=siblings,
+        hub=hub,
+    )

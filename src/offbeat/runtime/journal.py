@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 
 from offbeat.errors import ConfigurationError
 from offbeat.protocol.effects import Effect
-from offbeat.protocol.events import Event, Heard, LeaseWanted
+from offbeat.protocol.events import Elsewhere, Event, Heard, LeaseWanted, Returned, Stands
 from offbeat.types import Seconds, Version, WorkerId
 
 Record: TypeAlias = dict[str, Any]
@@ -28,7 +28,7 @@ Record: TypeAlias = dict[str, Any]
 FORMAT: Final = 1
 """Raised when a reader of older journals would misunderstand newer ones. New kinds and new fields do not raise it."""
 
-UNRECORDED: Final = (Heard, LeaseWanted)
+UNRECORDED: Final = (Heard, LeaseWanted, Stands, Elsewhere, Returned)
 """Events that say nothing which an effect does not say better, and that come most often."""
 
 SPARE: Final = frozenset({"divisor", "gathered", "held", "parts", "plan", "scale", "shard", "steps"})
@@ -96,6 +96,11 @@ def job_record(*, sync: str, workers: int, servers: int, seed: int, started: str
         version = "unknown"
     fields = {"sync": sync, "workers": workers, "servers": servers, "seed": seed, "started": started, "script": script}
     return {"kind": "job", "t": 0.0, "format": FORMAT, "offbeat": version, **fields}
+
+
+def optimizer_record(t: Seconds, *, sync: str) -> Record:
+    """One more optimizer begins, under this rule: the first record of those that have its number."""
+    return {"kind": "optimizer", "t": round(t, 6), "sync": sync}
 
 
 def process_record(t: Seconds, role: str, number: int, what: str, detail: str = "") -> Record:
@@ -212,6 +217,42 @@ class Journal:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+class PartOfJournal:
+    """The journal as it is written for one more optimizer of the job: each record has its number in the field ``optimizer``.
+
+    Args:
+        journal: the job's.
+        number: of the optimizer, at least 1; the records of the first have no such field.
+    """
+
+    def __init__(self, journal: Journal, number: int) -> None:
+        self._journal, self._number = journal, number
+
+    def log(self, item: Event | Effect, t: Seconds) -> None:
+        """Record an event or effect, unless it is one of `UNRECORDED`."""
+        entry = record(item, t)
+        if entry is not None:
+            self.write(entry)
+
+    def write(self, entry: Record) -> None:
+        """Take one record."""
+        self._journal.write({**entry, "optimizer": self._number})
+
+
+def of_optimizer(records: Iterable[Record], number: int = 0) -> Iterator[Record]:
+    """The records of one optimizer of a job, without its number: what is told of a job with one optimizer can be told of each.
+
+    >>> records = [{"kind": "joined", "t": 0.1, "worker": 0}, {"kind": "joined", "t": 0.2, "worker": 0, "optimizer": 1}]
+    >>> list(of_optimizer(records))
+    [{'kind': 'joined', 't': 0.1, 'worker': 0}]
+    >>> list(of_optimizer(records, 1))
+    [{'kind': 'joined', 't': 0.2, 'worker': 0}]
+    """
+    for entry in records:
+        if entry.get("optimizer", 0) == number:
+            yield {key: value for key, value in entry.items() if key != "optimizer"} if number else entry
 
 
 def _open(path: Path, resume: bool) -> int:

@@ -43,6 +43,8 @@ _leases = many(whole(), 1 << 16)
 _words = text(1 << 14)
 """A reason."""
 _rule = text(1 << 14)
+_optimizer: Final = {"number_of_optimizer": whole(0, 63)}
+"""In a job with several optimizers, which it is about; 0, the first, where it is left out."""
 _address = row(text(300), row(text(300), whole(1, 65535)), text(100))
 _addresses = many(many(row(whole(-1, WORKERS_MAX), _address), WORKERS_MAX), 2)
 """For each table of rounds, numbers of processes and where they listen."""
@@ -72,12 +74,13 @@ FROM_WORKER: Final = Kinds(
         "hello": Kind(
             fields(
                 {"worker": _worker, "pid": whole(), "sync": _rule, "local_only": maybe(_words), "layout": anything, "optimizer": anything},
-                {"vector": maybe(_VECTOR)},
+                {"vector": maybe(_VECTOR), **_optimizer},
             ),
             memory=2,
         ),
         "ready": Kind(fields({}, {"addresses": many(_address, 2)})),
         "heard": Kind(fields({"incarnation": whole(), "stuck_s": _seconds})),
+        "stands": Kind(fields({"incarnation": whole(), "still": flag})),
         "initial": Kind(
             fields({"number": whole(), "provided": flag}, {"replica": _replica, "from": whole()}),
             payload=True,
@@ -113,7 +116,7 @@ FAILING: Final = Kinds({"failing": Kind(fields({"worker": _worker, "reason": _wo
 
 TO_SHARD: Final = Kinds(
     {
-        "attach": Kind(fields({"worker": _worker, "in_place": flag}), memory=2),
+        "attach": Kind(fields({"worker": _worker, "in_place": flag}, _optimizer), memory=2),
         "push": Kind(fields({"worker": _worker, "number": whole()}, {"steps": whole(), "push": _PUSHED, "hyper": anything}), payload=True),
         "got": Kind(),
         "initial": Kind(fields({"worker": _worker, "number": whole(), "provided": flag})),
@@ -131,11 +134,11 @@ FROM_SHARD: Final = Kinds(
         "arrived": Kind(
             fields(
                 {"worker": _worker, "number": whole(), "shard": _server},
-                {"steps": whole(), "push": _PUSHED, "hyper": anything},
+                {"steps": whole(), "push": _PUSHED, "hyper": anything, **_optimizer},
             )
         ),
-        "initialised": Kind(fields({"worker": _worker, "number": whole(), "shard": _server})),
-        "measured": Kind(fields({"version": whole(), "norms": _NORMS, "shard": _server})),
+        "initialised": Kind(fields({"worker": _worker, "number": whole(), "shard": _server}, _optimizer)),
+        "measured": Kind(fields({"version": whole(), "norms": _NORMS, "shard": _server}, _optimizer)),
     }
 )
 """To server 0, from another server that has called."""
@@ -144,8 +147,10 @@ _SETTINGS: Final = {"workers": whole(1, WORKERS_MAX), "servers": whole(1, 1 << 1
 
 FROM_SERVER_0: Final = Kinds(
     {
-        "setup": Kind(fields({"layout": anything, "optimizer": anything, "sync": _rule, "servers": whole(1, 1 << 16)}), memory=1),
-        "orders": Kind(fields({"orders": many(mapping(anything, 100))})),
+        "setup": Kind(
+            fields({"layout": anything, "optimizer": anything, "sync": _rule, "servers": whole(1, 1 << 16)}, _optimizer), memory=1
+        ),
+        "orders": Kind(fields({"orders": many(mapping(anything, 100))}, _optimizer)),
     }
 )
 """To every other server, from server 0."""

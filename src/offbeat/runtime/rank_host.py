@@ -16,7 +16,7 @@ from typing import Any
 from offbeat.collective import Entry, Kind
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.effects import Effect, EpochEnded, Grant, Paused, Release, Settle, StateChanged
+from offbeat.protocol.effects import Effect, EpochEnded, Grant, Paused, Release, SetAside, Settle, StateChanged, TakenBack
 from offbeat.protocol.events import Event, Folded, Initialised, Joined, Left, Lost, Pushed, Voided, Withdrawn
 from offbeat.runtime.announcer import Announcer
 from offbeat.runtime.newcomers import Newcomers
@@ -286,8 +286,10 @@ class RankHost:
             match effect:
                 case Release():
                     self._release(effect)
-                case Paused():
+                case Paused() | SetAside():
                     self._table.pause(effect.worker)
+                case TakenBack():
+                    self._table.resume(effect.worker)
                 case Settle(clock=0):
                     self._released.discard(effect.worker)  # it was fenced, and nothing follows
                 case StateChanged():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 import warnings
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -35,16 +35,14 @@ from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Hub, Message
 from offbeat.transport.hub import SocketHub
-from offbeat.types import Epoch, LeaseId, Seconds, Version
-
-IDLE_S: Seconds = 0.02
-"""How often one that waits for the coordinator looks for results."""
+from offbeat.types import Epoch, LeaseId, Version
 
 
 class RankSession(JobSession):
     """One rank's part in a job without servers, from `join` on. The owner of its process calls `follow_process` before that.
 
     Args:
+        siblings: see `JobSession`.
         hub: the connections of this rank; None: a hub of its own.
 
     Raises:
@@ -61,6 +59,7 @@ class RankSession(JobSession):
         *,
         stop_on_nonfinite: bool = False,
         local_only: str | None = None,
+        siblings: list[JobSession] | None = None,
         hub: Hub | None = None,
     ) -> None:
         link = WorkerLink(
@@ -79,7 +78,7 @@ class RankSession(JobSession):
             },
             settings.timeout_s / 10,
         )
-        super().__init__(settings, link, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only)
+        super().__init__(settings, link, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, siblings=siblings)
         self._terms = {"layout": layout.to_wire(), "optimizer": spec.to_wire()}
         self._optimizer = optimizer
         self._replica = Replica(layout, model, optimizer, self.worker, self.workers)
@@ -96,6 +95,7 @@ class RankSession(JobSession):
         """A version that there is, by the coordinator's word."""
         self._fenced = False
         """This rank does not take part: word of why is on its way, or of its return."""
+        self._says_when_it_waits = False
         self._parted = False
         """The others can do without this rank."""
         self._postponed: list[Message] | None = None
@@ -116,10 +116,13 @@ class RankSession(JobSession):
         replica = self._replica
         vector = {"numel": replica.numel, "dtype": str(replica.dtype).removeprefix("torch."), "size": replica.size}
         welcome = self._link.greet({**self._hello(sync), **self._terms, "vector": vector})
-        self._part = part_of(rule(self._link.sync), welcome, self.worker, replica, self._hear, self._voided, self._link)
+        chosen = rule(self._link.sync)
+        self._says_when_it_waits = chosen.family == "gossip"
+        self._part = part_of(chosen, welcome, self.worker, replica, self._hear, self._voided, self._link)
         self._link.ready(self._mine.contact)
         self._admitted()
-        self._link.meanwhile = IDLE_S, self._idle
+        self.tended = True
+        self.tend_while_waiting()
         self._since = time.monotonic()
 
     def _detach(self) -> None:
@@ -135,7 +138,7 @@ class RankSession(JobSession):
 
     def _leave(self) -> None:
         if self._link.incarnation and not self._link.failed and not self._link.closed.is_set():
-            self._link.meanwhile = None
+            self.tended = False
             if not self._enters:
                 self._idle()
             with suppress(Fenced, JobError):
@@ -243,6 +246,12 @@ class RankSession(JobSession):
     def _hear(self) -> None:
         self._link.glance()
         self._link.heed_notice()
+        self._tend_others()
+
+    def _refresh(self) -> None:
+        if not self._enters:
+            self._link.glance()
+            self._idle()
 
     # Rounds.
 
@@ -273,14 +282,13 @@ class RankSession(JobSession):
         warnings.warn(f"{reason}: this step is left out on every rank; lower the learning rate, or clip gradients", stacklevel=2)
         self._coordinator.send({"kind": "voided", "number": number})
 
-    @library_call
-    def step(self, samples: int | None) -> None:
+    def _step(self, samples: int | None) -> None:
         nonfinite = self._finite(self._replica.collect())
         self._link.linger(lateness(self._settings, self._steps, self.version), unless=lambda: False)
         self._link.glance()
         leases, counted = self.consume(self._replica.flat.made())
         self._work.nonfinite = nonfinite
-        counted = samples if samples is not None else counted
+        counted = self._weight(samples, counted)
         self._work.add(leases, counted, self._loss)
         self._loss = None
         self._stepped(self._replica.flat, leases, counted, nonfinite)
@@ -314,7 +322,9 @@ class RankSession(JobSession):
                 self._coordinator.send({"kind": "buffers", "layout": layout}, payload=self._buffers.read())
         news = {**self._first.header(), **self._loaded_news()}
         self._coordinator.send({"kind": "push", "number": next(self._numbers), "steps": self._steps, **news, "push": push})
-        self._mine.contribute(usable)
+        # Rounds are followed by the coordinator; who has to wait for neighbours says so itself.
+        with self._standing() if self._says_when_it_waits else nullcontext():
+            self._mine.contribute(usable)
         self.version = self._mine.version
 
     def _idle(self) -> None:

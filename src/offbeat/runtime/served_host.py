@@ -40,6 +40,8 @@ class ServedHost:
         feed: journals an event, hands it to the coordinator, and has the effects performed.
         perform: journals effects and has them performed.
         now: the job's clock.
+        in_place: workers may read the parameters where they are folded, under rules that fold nothing while a worker computes. Not where
+            somebody may wait with another optimizer in the middle of a computation.
 
     Raises:
         ConfigurationError: there is not enough memory.
@@ -59,6 +61,8 @@ class ServedHost:
         feed: Callable[[Event, Seconds], None],
         perform: Callable[[list[Effect], Seconds], None],
         now: Callable[[], Seconds],
+        *,
+        in_place: bool = True,
     ) -> None:
         layout, policy = terms.layout, terms.policy
         self._policy, self._spec, self._coordinator = policy, terms.spec, coordinator
@@ -66,7 +70,7 @@ class ServedHost:
         self._feed, self._perform = feed, perform
         self._common: SharedMemory | None = None
         """Where everybody on this host reads the parameters in place."""
-        if policy.lockstep and all(shard.shares_memory for shard in shards.values()):
+        if in_place and policy.lockstep and all(shard.shares_memory for shard in shards.values()):
             self._common = allocate(layout.nbytes, "parameters")
         self.shard = shard_of(0, layout, terms.spec, policy, settings, now, self._common)
         header = {"layout": layout.to_wire(), "optimizer": terms.spec.to_wire(), "sync": policy.spelling, "servers": settings.servers}

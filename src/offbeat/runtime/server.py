@@ -23,7 +23,7 @@ from offbeat.transport.hub import SocketHub
 from offbeat.types import Seconds
 
 if TYPE_CHECKING:
-    from offbeat.runtime.coordinator_host import CoordinatorHost
+    from offbeat.runtime.coordinator_hosts import CoordinatorHosts
     from offbeat.runtime.shard_host import ShardHost
 
 log = logging.getLogger(__name__)
@@ -58,9 +58,12 @@ class Server:
         self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._settings: JobSettings | None = None
         self._shards: dict[int, Connection] = {}
-        self._coordinator: CoordinatorHost | None = None
+        self._coordinator: CoordinatorHosts | None = None
         self._to_coordinator: Connection | None = None
-        self._host: ShardHost | None = None
+        self._hosts: dict[int, ShardHost] = {}
+        """This server's shard of each optimizer's parameters, by the optimizer's number; not on server 0."""
+        self._at: dict[Connection, int] = {}
+        """Which optimizer the worker at the other end of a connection speaks of."""
         self._early: list[tuple[Connection, Message]] = []
         self._early_orders: list[Message] = []
         """Of the supervisor, before every other server has called."""
@@ -99,14 +102,15 @@ class Server:
         """Do what is due."""
         if self._coordinator is not None:
             self._coordinator.tick(self.now())
-        elif self._host is not None:
-            self._host.tick(self.now())
+        for host in self._hosts.values():
+            host.tick(self.now())
         self._report()
 
     def wake_at(self) -> Seconds | None:
         """When to call `tick` at the latest, by `now`; None: only messages matter, and how often the supervisor is told the status."""
-        part = self._coordinator if self._coordinator is not None else self._host
-        return part.wake_at() if part is not None else None
+        if self._coordinator is not None:
+            return self._coordinator.wake_at()
+        return min((at for host in self._hosts.values() if (at := host.wake_at()) is not None), default=None)
 
     def _patience(self) -> Seconds:
         due = self.wake_at()
@@ -159,11 +163,11 @@ class Server:
     def _open(self) -> None:
         """Server 0, once every other server has called: workers may come."""
         self._supervisor.send({"kind": "loading"})
-        from offbeat.runtime.coordinator_host import CoordinatorHost  # torch loads while workers start
+        from offbeat.runtime.coordinator_hosts import CoordinatorHosts  # torch loads while workers start
         from offbeat.transport.shm import MemoryBlock
 
         assert self._settings is not None
-        self._coordinator = CoordinatorHost(
+        self._coordinator = CoordinatorHosts(
             self._settings, self._shards, self._supervisor, self._hub, MemoryBlock.allocate, self._started, self.now
         )
         early, self._early = self._early, []
@@ -183,12 +187,19 @@ class Server:
             self._take_last_words(connection, message)
         elif self._number == 0 and self._coordinator is not None:
             self._coordinator.on_message(connection, message, self.now())
-        elif self._host is not None:
-            self._serve(self._host, connection, message)
+        elif self._number > 0 and (number := self._about(connection, message)) in self._hosts:
+            self._serve(number, connection, message)
         elif sum(waiting is connection for waiting, _ in self._early) < EARLY_MAX:
             self._early.append((connection, message))
         else:
             raise ProtocolError(f"{connection.peer} sent {EARLY_MAX} messages before server {self._number} began (expected it to wait)")
+
+    def _about(self, connection: Connection, message: Message) -> int:
+        """The number of the optimizer that this message of a worker is about; which that is, it says when it attaches."""
+        if message.header.get("kind") != "attach":
+            return self._at.get(connection, 0)
+        number = message.header.get("number_of_optimizer", 0)
+        return number if isinstance(number, int) else 0
 
     def _take_call(self, settings: JobSettings, connection: Connection, message: Message) -> None:
         """Another server calls server 0."""
@@ -211,10 +222,11 @@ class Server:
         if kind == "setup":
             self._set_up(message)
             return
-        if self._host is None:
+        number = message.header.get("number_of_optimizer", 0)
+        if number not in self._hosts:
             raise ProtocolError("server 0 sent 'orders' before 'setup'")
-        for version, norms in self._host.apply(message.header["orders"]):
-            self._tell_coordinator({"kind": "measured", "version": version, "norms": norms})
+        for version, norms in self._hosts[number].apply(message.header["orders"]):
+            self._tell_coordinator(number, {"kind": "measured", "version": version, "norms": norms})
 
     def _take_last_words(self, connection: Connection, message: Message) -> None:
         """The supervisor hears of them before the worker's process can end: it shall not have to ask why."""
@@ -236,13 +248,15 @@ class Server:
         layout, spec = Layout.from_wire(header["layout"]), OptimizerSpec.from_wire(header["optimizer"])
         memory = message.memory[0] if message.memory else None
         assert self._settings is not None
-        self._host = shard_of(self._number, layout, spec, rule(header["sync"]), self._settings, self.now, memory)
+        host = shard_of(self._number, layout, spec, rule(header["sync"]), self._settings, self.now, memory)
+        self._hosts[header.get("number_of_optimizer", 0)] = host
         early, self._early = self._early, []
         for connection, waiting in early:
             self._handle(connection, waiting)
 
-    def _serve(self, host: ShardHost, connection: Connection, message: Message) -> None:
+    def _serve(self, number: int, connection: Connection, message: Message) -> None:
         """A worker, at a server other than 0: everything it does is ordered by the coordinator, or copying."""
+        host = self._hosts[number]
         header, worker = message.header, host.worker_at(connection)
         name = connection.peer if worker is None else f"worker {worker}"
         kind = messages.TO_SHARD.check(header, name, len(message.payload), len(message.memory))
@@ -256,31 +270,33 @@ class Server:
             raise ProtocolError(f"{name} sent {kind!r} with worker = {header['worker']} (expected {worker})")
         match kind:
             case "attach":
+                self._at[connection] = number
                 host.attach(header["worker"], connection, message, in_place=header["in_place"])
                 connection.send({"kind": "attached"})
             case "push":
                 host.take(header["worker"], header["number"], message.payload)
                 said = {field: header[field] for field in PASSED_ON if field in header}
-                self._tell_coordinator({**said, "kind": "arrived"})
+                self._tell_coordinator(number, {**said, "kind": "arrived"})
             case "got":
                 host.got(connection)
             case "initial":
                 if not header["provided"]:
                     host.initialise(header["worker"])
-                self._tell_coordinator({"kind": "initialised", "worker": header["worker"], "number": header["number"]})
+                self._tell_coordinator(number, {"kind": "initialised", "worker": header["worker"], "number": header["number"]})
             case "state":
                 host.answer_state(connection, message)
 
-    def _tell_coordinator(self, header: dict[str, Any]) -> None:
+    def _tell_coordinator(self, number: int, header: dict[str, Any]) -> None:
         assert self._to_coordinator is not None
-        self._to_coordinator.send({**header, "shard": self._number})
+        about = {"number_of_optimizer": number} if number else {}
+        self._to_coordinator.send({**header, **about, "shard": self._number})
 
     def _on_closed(self, connection: Connection, reason: str) -> None:
         if connection is self._to_coordinator:
             raise JobError(f"server 0 is gone ({reason}), and its part of the parameters with it")
         self._early = [(c, m) for c, m in self._early if c is not connection]
-        if self._host is not None:
-            self._host.closed(connection)
+        if (host := self._hosts.get(self._at.pop(connection, 0))) is not None:
+            host.closed(connection)
         if self._coordinator is not None:
             self._coordinator.on_closed(connection, reason, self.now())
 

@@ -21,10 +21,10 @@ class Standings:
     Args:
         settings: the job.
         roster: of its workers' processes.
-        supervisor: the connection.
+        supervisor: the connection; None: another coordinator of the job tells, that of the first optimizer.
     """
 
-    def __init__(self, settings: JobSettings, roster: Roster, supervisor: Connection) -> None:
+    def __init__(self, settings: JobSettings, roster: Roster, supervisor: Connection | None) -> None:
         self._settings, self._roster, self._supervisor = settings, roster, supervisor
         self._waiting: dict[Connection, tuple[int, Seconds]] = {}
         """Of processes that have said hello and do not take part yet: how many bytes came from them, and when the last."""
@@ -67,4 +67,5 @@ class Standings:
         return lost
 
     def _tell(self, worker: WorkerId, standing: str, **fields: Any) -> None:
-        self._supervisor.send({"kind": "standing", "worker": worker, "pid": self._roster[worker].pid, "standing": standing, **fields})
+        if self._supervisor is not None:
+            self._supervisor.send({"kind": "standing", "worker": worker, "pid": self._roster[worker].pid, "standing": standing, **fields})

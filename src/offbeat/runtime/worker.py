@@ -35,6 +35,7 @@ class WorkerSession(JobSession):
 
     Args:
         local_only: why this optimizer cannot step on servers, if so: then only a rule that exchanges parameters will do.
+        siblings: see `JobSession`.
         hub: the connections of this worker; None: a hub of its own.
 
     Raises:
@@ -51,6 +52,7 @@ class WorkerSession(JobSession):
         *,
         stop_on_nonfinite: bool = False,
         local_only: str | None = None,
+        siblings: list[JobSession] | None = None,
         hub: Hub | None = None,
     ) -> None:
         link = WorkerLink(
@@ -67,7 +69,7 @@ class WorkerSession(JobSession):
             },
             settings.timeout_s / 10,
         )
-        super().__init__(settings, link, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only)
+        super().__init__(settings, link, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, siblings=siblings)
         self._optimizer = optimizer
         self._exchange = Exchange(self._link, f"worker {self.worker}", layout, spec, model, optimizer, self._forget_work)
         self._interrupts = Interrupts(self._link, model)
@@ -99,14 +101,13 @@ class WorkerSession(JobSession):
             return nullcontext()  # to look for word between any two modules has its price
         return self._interrupts.watch()
 
-    @library_call
-    def step(self, samples: int | None) -> None:
+    def _step(self, samples: int | None) -> None:
         if not self._interrupts.now():
             self._work.nonfinite = self._finite(self._exchange.flat.collect()) or self._work.nonfinite
             self._link.linger(lateness(self._settings, self._steps, self.version), unless=self._interrupts.now)
         done = self.progress.done
         leases, counted = self.consume(max(self._exchange.flat.made(), self._interrupts.watched()))
-        counted = samples if samples is not None else counted
+        counted = self._weight(samples, counted)
         self._work.add(leases, counted, self._loss)
         self._loss = None
         self._stepped(self._exchange.flat, leases, counted, self._work.nonfinite)
@@ -188,7 +189,8 @@ class WorkerSession(JobSession):
 
     def _go_on(self) -> None:
         """Wait until this worker may compute again."""
-        self._exchange.go_on()
+        with self._standing() if self._exchange.blocks is not None else nullcontext():
+            self._exchange.go_on()
         self._block_versions()
 
     def _block_versions(self) -> None:
@@ -233,6 +235,11 @@ class WorkerSession(JobSession):
             return
         self._coordinator.send({"kind": "pull", "incarnation": self._link.incarnation})
         self._admitted()
+
+    def _refresh(self) -> None:
+        if self._exchange.averaging is None and not self._exchange.flat.accumulating and not self._samples.any_open:
+            self._coordinator.send({"kind": "pull", "incarnation": self._link.incarnation})
+            self._admitted()
 
     # State.
 

@@ -99,6 +99,8 @@ class WorkerLink:
         common = welcome.memory[0] if in_place else None
         for server in self.servers[1:]:
             attach = {"kind": "attach", "worker": hello["worker"], "in_place": in_place}
+            if "number_of_optimizer" in hello:
+                attach["number_of_optimizer"] = hello["number_of_optimizer"]
             server.send(attach, memory=(push, pull) if server.shares_memory else ())
             self.receive("attached")
         return common

@@ -34,6 +34,11 @@ class WorkerSamples:
         """Whether this worker has taken part in an epoch whose end it has not seen."""
         return pool in self._open
 
+    @property
+    def any_open(self) -> bool:
+        """Whether there is such an epoch, of whichever sampler."""
+        return bool(self._open)
+
     def over(self, pool: int) -> None:
         """The epoch under way has nothing for this worker, which holds none of its samples: there is no end to wait for."""
         self._open.pop(pool, None)

@@ -196,7 +196,7 @@ def _read_journal(path: Path) -> Times:
     """
     columns: dict[int, list[float]] = {}
     for number, entry in enumerate(journal.read(path), start=1):
-        if entry["kind"] != "pushed" or entry.get("shard"):
+        if entry["kind"] != "pushed" or entry.get("shard") or entry.get("optimizer"):
             continue
         worker, seconds, steps = entry.get("worker"), entry.get("compute_s"), entry.get("steps", 1)
         if not isinstance(worker, int) or not isinstance(seconds, int | float) or not 0.0 <= seconds < math.inf:

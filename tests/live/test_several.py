@@ -1,0 +1,112 @@
+"""Several optimizers in one process: a toy GAN, whose two models are trained under rules of their own in one job."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.live.harness import Job, Worker
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from offbeat.report.tally import Tally
+from offbeat.runtime.journal import of_optimizer, read
+
+SIZE, BATCH, EPOCHS = 60, 4, 2
+"""Fifteen batches, which three workers share evenly."""
+
+
+def points(size: int = SIZE) -> Tensor:
+    return torch.randn(size, 2, generator=torch.Generator().manual_seed(3))
+
+
+class Gan:
+    """Two small models, and what one step of each is."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.discriminator = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.generator = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+        self.of_discriminator = torch.optim.SGD(self.discriminator.parameters(), lr=0.05, momentum=0.5)
+        self.of_generator = torch.optim.Adam(self.generator.parameters(), lr=0.01)
+
+    def step(self, real: Tensor, first: Callable[[], object], second: Callable[[], object]) -> None:
+        """As most scripts do it: the same fakes serve both models."""
+        fake = self.generator(real.flip(1))
+        self.discriminator.zero_grad()
+        score = self.discriminator
+        (nn.functional.softplus(-score(real)).mean()).backward()
+        (nn.functional.softplus(score(fake.detach())).mean()).backward()
+        first()
+        self.generator.zero_grad()
+        nn.functional.softplus(-score(fake)).mean().backward()
+        second()
+
+    def vector(self) -> Tensor:
+        parameters = [*self.discriminator.parameters(), *self.generator.parameters()]
+        return torch.cat([p.detach().flatten() for p in parameters]).clone()
+
+
+def script(first: str, second: str, *, size: int = SIZE, after: Callable[[Worker, int], None] = lambda worker, steps: None) -> Any:
+    """A worker's part in the training; it returns its final parameters and the indices that it has used."""
+
+    def train(worker: Worker) -> Any:
+        gan = Gan()
+        optimizer = worker.distribute(gan.of_discriminator, gan.discriminator, first)
+        other = worker.distribute(gan.of_generator, gan.generator, second)
+        data = TensorDataset(points(size), torch.arange(size))
+        sampler = optimizer.batch_sampler(data, batch_size=BATCH)
+        loader = DataLoader(data, batch_sampler=sampler)
+        used: list[list[int]] = []
+        steps = 0
+        for epoch in range(EPOCHS):
+            sampler.set_epoch(epoch)
+            used.append([])
+            for real, index in loader:
+                gan.step(real, optimizer.step, other.step)
+                used[-1] += index.tolist()
+                steps += 1
+                after(worker, steps)
+        other.pull()
+        return gan.vector(), used, optimizer.reports
+
+    return train
+
+
+def books(job: Job, journal: Path) -> dict[str, Any]:
+    """The summary of a job whose every record adds up."""
+    assert Tally.of(read(journal)).problems() == []
+    assert job.summary is not None
+    return job.summary
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("bsp", "bsp"),
+        ("bsp", "asp"),
+        ("asp", "bsp"),
+        ("ssp(staleness=1)", "backup(b=1)"),
+        ("bsp", "majority"),
+        ("majority", "majority"),
+        ("full", "bsp"),
+    ],
+)
+@pytest.mark.parametrize("size", [SIZE, SIZE - 7], ids=["even", "uneven"])
+def test_every_index_once_under_every_pair_of_rules(first: str, second: str, size: int, tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    with Job(3, journal=str(journal)) as job:
+        found = job.run(script(first, second, size=size))
+        job.finish()
+        summary = books(job, journal)
+    for epoch in range(EPOCHS):
+        assert sorted(itertools.chain.from_iterable(used[epoch] for _, used, _ in found)) == list(range(size))
+    assert [(report["folded"] + report["dropped"], report["unused"]) for report in summary["epochs"]] == [(size, 0)] * EPOCHS
+    (other,) = summary["optimizers"]
+    assert other["sync"].startswith(second.split("(", maxsplit=1)[0]) and other["pushes"] == summary["pushes"]
+    samples = [r["samples"] for r in of_optimizer(read(journal), 1) if r["kind"] == "pushed"]
+    assert sum(samples) == EPOCHS * size, "a step weighs as much as the batch that it is over"
