@@ -18,6 +18,7 @@ from experiments.__main__ import find
 from typer.testing import CliRunner
 
 import offbeat
+import offbeat.types
 from offbeat.cli import app, check
 from offbeat.launch.program import Program
 from offbeat.policies import RULES
@@ -98,6 +99,13 @@ def test_every_rule_has_a_section_with_its_settings_and_their_defaults(word: str
     assert dict(rows) == {f.name: "(required)" if f.default is MISSING else str(f.default) for f in settings}
     for part in ("*Choose it*", "*Paper:*"):
         assert part in said
+
+
+def test_every_word_of_the_vocabulary_is_in_the_glossary() -> None:
+    assert offbeat.types.__doc__ is not None
+    words = set(re.findall(r"^(\w+) {2,}", offbeat.types.__doc__, re.MULTILINE))
+    said = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    assert len(words) > 15 and words <= set(re.findall(r"^\| (\w+) \|", said, re.MULTILINE))
 
 
 def test_every_option_of_a_job_is_explained() -> None:
