@@ -43,7 +43,7 @@ def test_samples_are_those_that_a_live_job_deals() -> None:
     batches = Batches(SIZE, SEED)
     for epoch in (0, 3):
         whole = batches.of(2, Step(0, SIZE, epoch, 0, SIZE))
-        assert torch.equal(whole, sampler._indices(epoch, ()))
+        assert torch.equal(whole, sampler._indices(epoch, ())[:SIZE])
         assert sorted(whole.tolist()) == list(range(SIZE))
         parts = Splits(SIZE, workers=4, overlap=0.5).among(range(4))[2]
         assert torch.equal(batches.of(2, Step(0, 20, epoch, 10, 30, parts)), sampler._indices(epoch, parts)[10:30])
