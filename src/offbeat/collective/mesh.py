@@ -8,15 +8,18 @@ that has ended is a peer that is gone: who comes back does so with a new mesh.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, TypeAlias
 
 import torch
 
-from offbeat.errors import JobError, ProtocolError
+from offbeat.errors import JobError, OffbeatError, ProtocolError
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message, SharedMemory
 from offbeat.types import WorkerId
+
+log = logging.getLogger(__name__)
 
 SEAT: Final = -1
 """The number of a peer that decides without being a rank."""
@@ -137,9 +140,28 @@ class Mesh:
         arrived = self.hub.poll(timeout_s)
         with self._lock:
             for connection, what in arrived:
-                self._take(connection, what)
+                try:
+                    self._take(connection, what)
+                except ProtocolError as error:
+                    self._cut_off(connection, str(error))
+                except OffbeatError:
+                    raise
+                except Exception:
+                    # What a peer sends must not end this process's part, whatever is wrong with it; this is a mistake of ours, and shown.
+                    log.exception("peer %s of process %d: its message could not be handled", connection.peer, self.peer)
+                    self._cut_off(connection, "its message could not be handled")
             while self._closing:
                 self._closing.pop().close()
+
+    def _cut_off(self, connection: Connection, reason: str) -> None:
+        """End the connection of a peer that has broken the protocol: to this process it is gone."""
+        log.warning("process %d ends the connection of %s: %s", self.peer, connection.peer, reason)
+        peer = self._names.get(connection)
+        if peer is None:
+            self._closing.append(connection)
+        else:
+            self.drop(peer)
+            self._heard(peer, None)
 
     def _take(self, connection: Connection, what: Message | Closed) -> None:
         peer = self._names.get(connection)
@@ -151,14 +173,16 @@ class Mesh:
             self._heard(peer, what)
         elif what.header.get("k") == "hello":
             peer = what.header.get("peer")
-            if not isinstance(peer, int):
-                raise ProtocolError(f"{connection.peer} says hello without its number")
+            if type(peer) is not int or peer < 0 or peer == self.peer:
+                raise ProtocolError(f"{connection.peer} sent 'hello' without the number of another rank in peer")
             if peer in self._peers:
                 # Its predecessor is gone, and the end of that connection has not come yet.
                 self.drop(peer)
                 self._heard(peer, None)
             self._enter(peer, connection)
             self._met(peer)
+        else:
+            raise ProtocolError(f"{connection.peer} sent a message before 'hello'")
 
     def _enter(self, peer: WorkerId, connection: Connection) -> None:
         self._peers[peer] = connection
