@@ -10,6 +10,7 @@ import resource
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -460,3 +461,19 @@ def test_a_descriptor_that_is_no_memory_is_refused() -> None:
     os.close(write)
     with pytest.raises(ProtocolError, match="cannot be mapped"):
         MemoryBlock.receive(read)
+
+
+def test_a_descriptor_closed_behind_our_back_ends_the_wait(server: SocketHub, kind: str) -> None:
+    worker = SocketHub("secret", local=kind == "shm")
+    connection = worker.connect(server.listen())
+    connection.send({"n": 1})
+    pump([server, worker], lambda arrived: bool(arrived[0]))
+    os.close(connection.sock.fileno())
+    threading.Timer(0.1, lambda: connection.send({"kind": "heard"})).start()  # as the heartbeat does
+    [(which, closed)] = worker.poll(DEADLINE_S)
+    assert which is connection
+    assert isinstance(closed, Closed)
+    assert "descriptor of its socket was closed by this process" in closed.reason
+    connection.send({"kind": "heard"})
+    assert worker.poll(0.0) == []
+    worker.close()

@@ -28,7 +28,10 @@ def follow(*, leave: Callable[[], None], fail: Callable[[BaseException], None], 
 
     def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         before(kind, error, trace)
-        fail(error)
+        try:
+            fail(error)
+        except Exception as unsaid:
+            print(f"offbeat: the job could not be told why this process ends: {unsaid}", file=sys.stderr)
 
     def terminated(number: int, frame: Any) -> None:
         notice()

@@ -218,6 +218,8 @@ class SocketHub(Hub):
             # Told before the list is looked at: a thread that adds to it afterwards sees that it must ring the bell.
             self._waiting = True
             self._attend_all()
+            if self._lost:
+                patience = 0.0
             ready = self._selector.select(patience)
             self._waiting = False
             for key, events in ready:
@@ -273,6 +275,10 @@ class SocketHub(Hub):
             if connection not in self._connections:
                 continue
             if connection.closed:
+                self._forget(connection)
+            elif connection.stolen is not None:
+                self._lost.append((connection, Closed(connection.stolen)))
+                connection.sock.detach()  # its number may be another file's by now
                 self._forget(connection)
             elif connection not in self._writing:
                 self._selector.modify(connection.sock, _READ | _WRITE, connection)

@@ -66,6 +66,8 @@ class StreamConnection(Connection):
         self._open = False
         """The gate is open and nothing is held. Not the gate's own word, lest another thread overtake what is held."""
         self._broken: str | None = None
+        self.stolen: str | None = None
+        """Why nothing can come any more, though the system will not say so."""
         self.put_off = False
         """The peer has too many to listen to, and wants to be called again."""
         self.closed = False
@@ -130,8 +132,12 @@ class StreamConnection(Connection):
                 self._forget_unsent()
             if not isinstance(error, ConnectionError):
                 self._broken = f"sending failed: {error.strerror}"
-                with contextlib.suppress(OSError):
+                try:
                     self.sock.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    # Somebody in this process has closed the descriptor (os.close): no event of it will ever come.
+                    self.stolen = f"the descriptor of its socket was closed by this process, not by offbeat ({error.strerror})"
+                    self._attend(self)
         return True
 
     def _forget_unsent(self) -> None:
