@@ -23,6 +23,7 @@ from offbeat.transport.base import Address, Arrivals, Closed, Message
 from offbeat.transport.handshake import ClientGate
 from offbeat.transport.hub import SocketHub
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
+from offbeat.transport.stream import StreamConnection
 
 DEADLINE_S = 30.0
 MB = 1 << 20
@@ -468,6 +469,7 @@ def test_a_descriptor_closed_behind_our_back_ends_the_wait(server: SocketHub, ki
     connection = worker.connect(server.listen())
     connection.send({"n": 1})
     pump([server, worker], lambda arrived: bool(arrived[0]))
+    assert isinstance(connection, StreamConnection)
     os.close(connection.sock.fileno())
     threading.Timer(0.1, lambda: connection.send({"kind": "heard"})).start()  # as the heartbeat does
     [(which, closed)] = worker.poll(DEADLINE_S)
