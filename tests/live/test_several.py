@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,3 +112,29 @@ def test_every_index_once_under_every_pair_of_rules(first: str, second: str, siz
     assert other["sync"].startswith(second.split("(", maxsplit=1)[0]) and other["pushes"] == summary["pushes"]
     samples = [r["samples"] for r in of_optimizer(read(journal), 1) if r["kind"] == "pushed"]
     assert sum(samples) == EPOCHS * size, "a step weighs as much as the batch that it is over"
+
+
+def test_the_example_trains_without_a_launcher(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    example = Path(__file__).parents[2] / "examples" / "gan.py"
+    monkeypatch.setattr(sys, "argv", [str(example), "--epochs", "4", "--generator", "ssp(staleness=3)"])
+    runpy.run_path(str(example), run_name="__main__")
+    distances = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
+    assert len(distances) == 4 and distances[-1] < distances[0], "the mean image comes closer to that of the data"
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_two_bsp_optimizers_are_one_process_on_the_joined_batch(servers: int) -> None:
+    def train(worker: Worker) -> Tensor:
+        gan = Gan()
+        optimizer = worker.distribute(gan.of_discriminator, gan.discriminator, "bsp")
+        other = worker.distribute(gan.of_generator, gan.generator, "bsp")
+        for batch in points().split(3 * BATCH):
+            gan.step(batch[worker.number :: 3], optimizer.step, other.step)
+        return gan.vector()
+
+    alone = Gan()
+    for batch in points().split(3 * BATCH):
+        alone.step(batch, alone.of_discriminator.step, alone.of_generator.step)
+    with Job(3, servers=servers) as job:
+        for vector in job.run(train):
+            assert torch.linalg.vector_norm(vector - alone.vector()) <= 1e-5 * torch.linalg.vector_norm(alone.vector())
