@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -120,6 +122,7 @@ def test_a_server_that_is_stopped_for_good_ends_the_job(faulty: Faulty) -> None:
     assert ended.status == 1
     assert ended.last_line.startswith("offbeat: server 1 has not reported for ")
     assert "its process is stopped or hangs" in ended.last_line
+    assert ended.records[-1]["kind"] == "end" and not ended.records[-1]["ok"]
 
 
 def test_supervisor_and_server_are_stopped_for_a_while_and_nothing_happens(faulty: Faulty) -> None:
@@ -137,6 +140,42 @@ def test_supervisor_and_server_are_stopped_for_a_while_and_nothing_happens(fault
     ended = job.ended()
     accounted(ended)
     assert [record for record in ended.records if record["kind"] == "state_changed" and record["state"] == "dead"] == []
+
+
+def test_a_rank_that_comes_back_when_the_others_have_finished_fails_nothing(faulty: Faulty, tmp_path: Path) -> None:
+    job = faulty.start("--workers", "3", "--sync", "majority")
+    began(job, 3)
+    released = tmp_path / "released"
+    faulty.order("start-2", f"hold {released}")
+    signalled(job.workers()[2], signal.SIGKILL)
+    job.record("process", number=2, what="restarted")
+    faulty.enough()
+    for worker in (0, 1):
+        job.record("process", number=worker, what="exited")
+    released.touch()
+    ended = job.ended()
+    accounted(ended)
+    assert ended.records[-1]["kind"] == "end" and ended.records[-1]["ok"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
+def test_a_full_disk_under_the_journal_is_said_and_training_goes_on(faulty: Faulty, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = f'mount -t tmpfs -o size=16k tmpfs {small} && exec "$@"'
+    summary = tmp_path / "summary.json"
+    options = ("--journal", str(small / "journal.jsonl"), "--summary", str(summary))
+    job = faulty.start("--workers", "2", "--sync", "asp", *options, before=("unshare", "--mount", "sh", "-c", mount, "sh"))
+    said = "the journal cannot be written any more, and training goes on without it:"
+    job.wait("the sentence about the journal", lambda: said in (tmp_path / "out").read_text())
+    faulty.enough()
+    ended = job.ended()
+    assert ended.status == 1
+    assert "but the journal is not complete" in ended.last_line and "No space left on device" in ended.last_line
+    assert "The journal is not complete" in ended.out
+    figures = json.loads(summary.read_text())
+    assert not figures["ok"] and "No space left on device" in figures["journal_failure"]
+    assert figures["epochs"] and all(epoch["folded"] == 64 for epoch in figures["epochs"])
 
 
 def idle(seconds: float) -> None:

@@ -23,6 +23,7 @@ from offbeat.launch.program import Program
 from offbeat.launch.restarts import LastWords, WorkerProcess, why_not_restarted
 from offbeat.launch.zygote import POSSIBLE, Zygote
 from offbeat.runtime import messages, stacks
+from offbeat.runtime.journal import seal
 from offbeat.runtime.settings import JobSettings
 from offbeat.transport.base import Address, Connection, Message
 from offbeat.transport.hub import SocketHub
@@ -73,6 +74,7 @@ class Supervisor:
         self._snapshot: dict[str, Any] | None = None
         self._summary: dict[str, Any] | None = None
         self._failure: tuple[str, bool] | None = None
+        self._journal_failure: str | None = None
         self._signals: list[int] = []
         self._clock = LivedClock()
         self._server_watch = ServerWatch(settings.timeout_s)
@@ -211,6 +213,12 @@ class Supervisor:
                 told = self._workers.get(header["worker"])
                 if told is not None and told.child.pid == header["pid"]:
                     told.standing.heard(header, self._clock.now())
+                    if header["standing"] == "too late":
+                        told.too_late = True
+                        told.child.strike()
+            case "journal_failed":
+                self._journal_failure = header["reason"]
+                self._display.note(f"the journal cannot be written any more, and training goes on without it: {header['reason']}")
             case "summary":
                 self._summary = header["summary"]
             case "failed":
@@ -245,9 +253,11 @@ class Supervisor:
                 return
             how = state.describe(status)
             self._record("worker", worker, "exited", how)
-            if status == 0:
+            if status == 0 or state.too_late:
                 state.status = 0
                 self._tell("ended", worker=worker)
+                if state.too_late:
+                    self._display.note(f"worker {worker} {how}")
                 continue
             self._tell("lost", worker=worker, reason=f"its process {how}")
             pushed = state.has_pushed(worker, self._snapshot)
@@ -321,6 +331,11 @@ class Supervisor:
             self._pass_on(worker, state.child)
         self._tell("finish", ok=status == 0, reason=reason)
         self._serve_until(lambda: self._summary is not None or 0 not in self._links, GRACE_S)
+        if self._summary is None and self._snapshot is not None and self._settings.journal is not None:
+            _kill(list(self._servers.values()))  # server 0 may be stopped, and must not go on to write
+            seal(self._settings.journal, reason)
+        if self._journal_failure is not None:
+            status, reason = status or 1, f"{reason}; but the journal is not complete: {self._journal_failure}"
         return Outcome(status, reason, self._summary or self._snapshot)
 
     def _children(self) -> list[Child]:

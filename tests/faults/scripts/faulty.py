@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -60,8 +61,13 @@ MISHAPS: dict[str, Callable[[], object]] = {
     "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "memory": use_up_memory,
     "sockets": close_sockets,
-    "nothing": lambda: None,
 }
+
+
+def hold(released: Path) -> None:
+    """Go on when this file is there."""
+    while not released.exists():
+        threading.Event().wait(0.05)
 
 
 def mishap(order: Path) -> None:
@@ -70,6 +76,9 @@ def mishap(order: Path) -> None:
         name = order.read_text().strip()
     except FileNotFoundError:
         return
+    if name.startswith("hold "):
+        order.unlink()
+        hold(Path(name.removeprefix("hold ")))
     if name in MISHAPS:
         order.unlink()
         MISHAPS[name]()
