@@ -20,11 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-from tests.faults.job import GONE, SCRIPTS, Job, signalled
+from tests.faults.job import FAULTY, GONE, Job, signalled
 
 from offbeat.runtime.journal import Record
 
-FAULTY = str(SCRIPTS / "faulty.py")
 TIMEOUT_S, PROGRESS_S = 2.0, 8.0
 BOUND_S = 150.0
 """For the end of a job, and for the return of a worker, on a machine that is busy with other things."""

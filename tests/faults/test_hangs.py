@@ -4,51 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.faults.job import SCRIPTS, Ended, Job, signalled
+from tests.faults.job import Ended, Faulty, Job, signalled
+from tests.faults.loop import Trial
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
-FAULTY = str(SCRIPTS / "faulty.py")
-CALM = ("--slow", "any=0.01")
 QUICK = ("--timeout", "1", "--progress-timeout", "4")
-
-
-class Faulty:
-    """A job whose workers have mishaps.
-
-    Args:
-        start: starts a job.
-        folder: for what the job is told.
-    """
-
-    def __init__(self, start: Callable[..., Job], folder: Path) -> None:
-        self._start, self._folder = start, folder
-
-    def start(self, *options: str, more: tuple[str, ...] = (), **how: Any) -> Job:
-        """``options`` of ``offbeat run``, ``more`` of the script, ``how`` of `Job`."""
-        own = ("--until", str(self._folder / "enough"), "--orders", str(self._folder), *more)
-        return self._start(*options, *CALM, FAULTY, *own, **how)
-
-    def order(self, worker: int | str, mishap: str) -> None:
-        """Let a worker have a mishap before its next step."""
-        hidden = self._folder / f".{worker}"
-        hidden.write_text(mishap)
-        hidden.rename(self._folder / str(worker))
-
-    def enough(self) -> None:
-        (self._folder / "enough").touch()
-
-
-@pytest.fixture
-def faulty(start: Callable[..., Job], tmp_path: Path) -> Faulty:
-    return Faulty(start, tmp_path)
 
 
 def began(job: Job, workers: int) -> None:
@@ -181,3 +148,10 @@ def test_a_full_disk_under_the_journal_is_said_and_training_goes_on(faulty: Faul
 def idle(seconds: float) -> None:
     """Let time pass that processes spend stopped: there is no event to wait for."""
     threading.Event().wait(seconds)
+
+
+def test_a_few_faults_of_the_loop(tmp_path: Path) -> None:
+    """The rest by hand: ``python -m tests.faults.loop --faults 300 --seed 1``."""
+    trial = Trial("solo", ["kill two", "sockets", "kill all"], random.Random(0), tmp_path)
+    trial.run()
+    assert trial.problems == []

@@ -52,8 +52,8 @@ class WorkerProcess:
 
 
 def told_to_leave(status: int) -> bool:
-    """Whether a process ended because of SIGTERM, which is a notice to leave."""
-    return status in (-signal.SIGTERM, 128 + signal.SIGTERM)
+    """Whether a process ended because of SIGTERM or Ctrl-C."""
+    return status in (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)
 
 
 def script_failed(status: int) -> bool:

@@ -89,7 +89,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--until", type=Path, required=True, help="go on for whole epochs until this file is there")
     parser.add_argument("--orders", type=Path, required=True, help="folder of WORKER, and of start-WORKER: before its start")
     parser.add_argument("--save", type=Path, help="where to save on Ctrl-C")
-    parser.add_argument("--then", choices=("end", "go-on", "linger"), default="end", help="what to do after Ctrl-C")
+    parser.add_argument("--then", choices=("end", "linger"), default="end", help="what to do after Ctrl-C")
     return parser.parse_args()
 
 
@@ -103,14 +103,28 @@ def main() -> None:
     optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), model)
     loader = DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=4))
     order = args.orders / str(optimizer.worker)
-    for _ in count():
-        if args.until.exists():
-            break
-        for x, y in loader:
-            mishap(order)
-            optimizer.zero_grad()
-            (model(x) - y).square().mean().backward()
-            optimizer.step()
+
+    def train() -> None:
+        for _ in count():
+            if args.until.exists():
+                break
+            for x, y in loader:
+                mishap(order)
+                optimizer.zero_grad()
+                (model(x) - y).square().mean().backward()
+                optimizer.step()
+
+    try:
+        train()
+    except KeyboardInterrupt:
+        if args.save is None:
+            raise
+        # What a script does that wants to go on one day, and a step more: the job is as usable as after any call.
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, f"{args.save}-{optimizer.worker}")
+        model(data.tensors[0]).square().mean().backward()
+        optimizer.step()
+        if args.then == "linger":
+            block()
 
 
 if __name__ == "__main__":
