@@ -183,6 +183,7 @@ def test_jobs_could_start(where: str, tmp_path: Path, monkeypatch: pytest.Monkey
         assert Path(given["script"]).suffix == ".py"
     del given["script"]
     several = {name: list(given[name] or ()) for name in ("slow", "kill", "late")}
+    given.pop("grace")
     seconds = {f"{name}_s": given.pop(name) for name in ("timeout", "progress_timeout")}
     check(**{**given, **several, "program": Program(str(SCRIPT)), **seconds})
 

@@ -70,6 +70,7 @@ def run(
     progress_timeout: Annotated[
         float, typer.Option(help="Seconds after which a worker is killed whose script neither calls offbeat nor waits in it; 0: never.")
     ] = 1800.0,
+    grace: Annotated[float, typer.Option(help="Seconds that scripts have to end after Ctrl-C (KeyboardInterrupt) or SIGTERM.")] = 30.0,
     port: Annotated[int, typer.Option(help="Where server 0 listens; 0: any free port.")] = 0,
     no_torchrun_env: Annotated[
         bool, typer.Option("--no-torchrun-env", help="Do not set RANK, WORLD_SIZE and so on in the workers.")
@@ -97,8 +98,12 @@ def run(
     )
     screen = console()
     progress = Progress(screen)
+    if not 0.0 <= grace < float("inf"):
+        raise ConfigurationError(f"--grace {grace:g}: seconds, at least 0")
     try:
-        supervisor = Supervisor(settings, program, max_restarts=max_restarts, port=port, preload=preload or [], display=progress)
+        supervisor = Supervisor(
+            settings, program, max_restarts=max_restarts, grace_s=grace, port=port, preload=preload or [], display=progress
+        )
         outcome = supervisor.run()
     finally:
         progress.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.job import Job
+from tests.faults.job import Faulty, Job
 
 
 @pytest.fixture
@@ -35,3 +35,9 @@ def start(start_new: Callable[..., Job]) -> Callable[..., Job]:
 def enough(tmp_path: Path) -> Path:
     """Give ``--until`` this file to the training script; the job comes to its end once it has been made (``touch``)."""
     return tmp_path / "enough"
+
+
+@pytest.fixture
+def faulty(start: Callable[..., Job], tmp_path: Path) -> Faulty:
+    """Start jobs whose workers have a mishap when they are told to."""
+    return Faulty(start, tmp_path)

@@ -28,6 +28,7 @@ from offbeat.runtime.journal import Record, read
 SCRIPTS = Path(__file__).parent / "scripts"
 TRAIN = str(SCRIPTS / "train.py")
 MISTAKEN = str(SCRIPTS / "mistaken.py")
+FAULTY = str(SCRIPTS / "faulty.py")
 DEADLINE_S = 60.0
 """For anything that takes a few seconds on an idle machine."""
 LOOK_S = 0.05
@@ -187,6 +188,32 @@ class Job:
 
     def _story(self) -> str:
         return f"{self._out.read_text()[-2000:]}\n{self._err.read_text()[-2000:]}\n{self.records()[-5:]}"
+
+
+class Faulty:
+    """A job whose workers have mishaps.
+
+    Args:
+        start: starts a job.
+        folder: for what the job is told.
+    """
+
+    def __init__(self, start: Callable[..., Job], folder: Path) -> None:
+        self._start, self._folder = start, folder
+
+    def start(self, *options: str, more: tuple[str, ...] = (), **how: Any) -> Job:
+        """``options`` of ``offbeat run``, ``more`` of the script, ``how`` of `Job`."""
+        own = ("--until", str(self._folder / "enough"), "--orders", str(self._folder), *more)
+        return self._start(*options, "--slow", "any=0.01", FAULTY, *own, **how)
+
+    def order(self, worker: int | str, mishap: str) -> None:
+        """Let a worker have a mishap before its next step."""
+        hidden = self._folder / f".{worker}"
+        hidden.write_text(mishap)
+        hidden.rename(self._folder / str(worker))
+
+    def enough(self) -> None:
+        (self._folder / "enough").touch()
 
 
 def signalled(process: psutil.Process, number: signal.Signals) -> None:

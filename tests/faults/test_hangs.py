@@ -2,51 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import random
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.faults.job import SCRIPTS, Ended, Job, signalled
+from tests.faults.job import Ended, Faulty, Job, signalled
+from tests.faults.loop import Trial
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
-FAULTY = str(SCRIPTS / "faulty.py")
-CALM = ("--slow", "any=0.01")
 QUICK = ("--timeout", "1", "--progress-timeout", "4")
-
-
-class Faulty:
-    """A job whose workers have mishaps.
-
-    Args:
-        start: starts a job.
-        folder: for what the job is told.
-    """
-
-    def __init__(self, start: Callable[..., Job], folder: Path) -> None:
-        self._start, self._folder = start, folder
-
-    def start(self, *options: str, more: tuple[str, ...] = (), **how: Any) -> Job:
-        """``options`` of ``offbeat run``, ``more`` of the script, ``how`` of `Job`."""
-        own = ("--until", str(self._folder / "enough"), "--orders", str(self._folder), *more)
-        return self._start(*options, *CALM, FAULTY, *own, **how)
-
-    def order(self, worker: int | str, mishap: str) -> None:
-        """Let a worker have a mishap before its next step."""
-        hidden = self._folder / f".{worker}"
-        hidden.write_text(mishap)
-        hidden.rename(self._folder / str(worker))
-
-    def enough(self) -> None:
-        (self._folder / "enough").touch()
-
-
-@pytest.fixture
-def faulty(start: Callable[..., Job], tmp_path: Path) -> Faulty:
-    return Faulty(start, tmp_path)
 
 
 def began(job: Job, workers: int) -> None:
@@ -120,6 +89,7 @@ def test_a_server_that_is_stopped_for_good_ends_the_job(faulty: Faulty) -> None:
     assert ended.status == 1
     assert ended.last_line.startswith("offbeat: server 1 has not reported for ")
     assert "its process is stopped or hangs" in ended.last_line
+    assert ended.records[-1]["kind"] == "end" and not ended.records[-1]["ok"]
 
 
 def test_supervisor_and_server_are_stopped_for_a_while_and_nothing_happens(faulty: Faulty) -> None:
@@ -139,6 +109,49 @@ def test_supervisor_and_server_are_stopped_for_a_while_and_nothing_happens(fault
     assert [record for record in ended.records if record["kind"] == "state_changed" and record["state"] == "dead"] == []
 
 
+def test_a_rank_that_comes_back_when_the_others_have_finished_fails_nothing(faulty: Faulty, tmp_path: Path) -> None:
+    job = faulty.start("--workers", "3", "--sync", "majority")
+    began(job, 3)
+    released = tmp_path / "released"
+    faulty.order("start-2", f"hold {released}")
+    signalled(job.workers()[2], signal.SIGKILL)
+    job.record("process", number=2, what="restarted")
+    faulty.enough()
+    for worker in (0, 1):
+        job.record("process", number=worker, what="exited")
+    released.touch()
+    ended = job.ended()
+    accounted(ended)
+    assert ended.records[-1]["kind"] == "end" and ended.records[-1]["ok"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
+def test_a_full_disk_under_the_journal_is_said_and_training_goes_on(faulty: Faulty, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = f'mount -t tmpfs -o size=16k tmpfs {small} && exec "$@"'
+    summary = tmp_path / "summary.json"
+    options = ("--journal", str(small / "journal.jsonl"), "--summary", str(summary))
+    job = faulty.start("--workers", "2", "--sync", "asp", *options, before=("unshare", "--mount", "sh", "-c", mount, "sh"))
+    said = "the journal cannot be written any more, and training goes on without it:"
+    job.wait("the sentence about the journal", lambda: said in (tmp_path / "out").read_text())
+    faulty.enough()
+    ended = job.ended()
+    assert ended.status == 1
+    assert "but the journal is not complete" in ended.last_line and "No space left on device" in ended.last_line
+    assert "The journal is not complete" in ended.out
+    figures = json.loads(summary.read_text())
+    assert not figures["ok"] and "No space left on device" in figures["journal_failure"]
+    assert figures["epochs"] and all(epoch["folded"] == 64 for epoch in figures["epochs"])
+
+
 def idle(seconds: float) -> None:
     """Let time pass that processes spend stopped: there is no event to wait for."""
     threading.Event().wait(seconds)
+
+
+def test_a_few_faults_of_the_loop(tmp_path: Path) -> None:
+    """The rest by hand: ``python -m tests.faults.loop --faults 300 --seed 1``."""
+    trial = Trial("solo", ["kill two", "sockets", "kill all"], random.Random(0), tmp_path)
+    trial.run()
+    assert trial.problems == []

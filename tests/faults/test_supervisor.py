@@ -40,7 +40,7 @@ def test_while_the_workers_start(start_new: Start, enough: Path, number: signal.
 )
 def test_in_mid_training(request: pytest.FixtureRequest, enough: Path, number: signal.Signals, frozen: bool, how: str) -> None:
     start: Start = request.getfixturevalue(how)
-    job = start("--workers", "2", "--slow", "any=0.01", TRAIN, "--until", str(enough))
+    job = start("--workers", "2", "--grace", "3", "--slow", "any=0.01", TRAIN, "--until", str(enough))
     job.record("fold")
     if frozen:
         signalled(job.workers()[1], signal.SIGSTOP)

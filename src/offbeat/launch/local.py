@@ -23,6 +23,7 @@ from offbeat.launch.program import Program
 from offbeat.launch.restarts import LastWords, WorkerProcess, why_not_restarted
 from offbeat.launch.zygote import POSSIBLE, Zygote
 from offbeat.runtime import messages, stacks
+from offbeat.runtime.journal import seal
 from offbeat.runtime.settings import JobSettings
 from offbeat.transport.base import Address, Connection, Message
 from offbeat.transport.hub import SocketHub
@@ -31,7 +32,7 @@ from offbeat.types import Seconds, WorkerId
 __all__ = ["Outcome", "Supervisor"]
 
 GRACE_S = 5.0
-"""How long workers may take to end after a signal before they are killed."""
+"""How long processes may take to end after a last signal before they are killed."""
 NEWS_S = 2.0
 """How long to wait for news of a worker that may have joined just before its end."""
 POLL_S = 0.1
@@ -45,6 +46,7 @@ class Supervisor:
         settings: the job.
         program: what the workers run.
         max_restarts: how often each worker may be restarted.
+        grace_s: how long the scripts may take to end after Ctrl-C or SIGTERM.
         port: where server 0 listens; 0: the system chooses.
         preload: modules to import once, in a process that workers are forked from; none: each worker is a new process.
         display: who shows it.
@@ -54,13 +56,21 @@ class Supervisor:
     """
 
     def __init__(
-        self, settings: JobSettings, program: Program, *, max_restarts: int, port: int, preload: Sequence[str] = (), display: Display
+        self,
+        settings: JobSettings,
+        program: Program,
+        *,
+        max_restarts: int,
+        grace_s: Seconds = 30.0,
+        port: int,
+        preload: Sequence[str] = (),
+        display: Display,
     ) -> None:
         self._settings = settings
         self._program = program
         self._preload = preload
         self._zygote: Zygote | None = None
-        self._max_restarts = max_restarts
+        self._max_restarts, self._grace_s = max_restarts, grace_s
         self._port = port
         self._display = display
         self._group_port = free_port() if settings.torchrun_env else None
@@ -73,6 +83,7 @@ class Supervisor:
         self._snapshot: dict[str, Any] | None = None
         self._summary: dict[str, Any] | None = None
         self._failure: tuple[str, bool] | None = None
+        self._journal_failure: str | None = None
         self._signals: list[int] = []
         self._clock = LivedClock()
         self._server_watch = ServerWatch(settings.timeout_s)
@@ -211,6 +222,12 @@ class Supervisor:
                 told = self._workers.get(header["worker"])
                 if told is not None and told.child.pid == header["pid"]:
                     told.standing.heard(header, self._clock.now())
+                    if header["standing"] == "too late":
+                        told.too_late = True
+                        told.child.strike()
+            case "journal_failed":
+                self._journal_failure = header["reason"]
+                self._display.note(f"the journal cannot be written any more, and training goes on without it: {header['reason']}")
             case "summary":
                 self._summary = header["summary"]
             case "failed":
@@ -245,9 +262,11 @@ class Supervisor:
                 return
             how = state.describe(status)
             self._record("worker", worker, "exited", how)
-            if status == 0:
+            if status == 0 or state.too_late:
                 state.status = 0
                 self._tell("ended", worker=worker)
+                if state.too_late:
+                    self._display.note(f"worker {worker} {how}")
                 continue
             self._tell("lost", worker=worker, reason=f"its process {how}")
             pushed = state.has_pushed(worker, self._snapshot)
@@ -305,14 +324,39 @@ class Supervisor:
     def _stop(self, number: int) -> Outcome:
         """The user, or the cluster, wants the job to end: the workers are asked to leave, and get a little time for it.
 
-        SIGTERM for them in any case: they take it as a notice, where SIGINT would end each in a traceback.
+        Ctrl-C becomes a `KeyboardInterrupt` in each script, which may catch it and save; anything else a notice to leave after the step.
         """
         name = signal.Signals(number).name
         self._display.note(f"{name}: stopping the workers (again: at once)")
         for state in self._workers.values():
-            state.child.signal(signal.SIGTERM)
-        self._serve_until(lambda: all(state.child.ended() is not None for state in self._workers.values()), GRACE_S)
+            # Before its hello a process has nothing to save, and a traceback of its imports would help nobody.
+            gently = number == signal.SIGINT and state.standing.came
+            state.child.signal(signal.SIGINT if gently else signal.SIGTERM)
+        if not self._all_leave(self._grace_s) and self._failure is None and number == signal.SIGINT and len(self._signals) == 1:
+            self._display.note(f"not all scripts have ended within {self._grace_s:g} s of Ctrl-C (--grace): SIGTERM")
+            for state in self._workers.values():
+                state.child.signal(signal.SIGTERM)
+            self._all_leave(GRACE_S)
         return self._end(128 + number, f"stopped by {name}")
+
+    def _all_leave(self, limit_s: Seconds) -> bool:
+        """Wait for the ends of all workers, none of which is restarted; whether they have come.
+
+        The coordinator hears of each: others may wait for a worker that ends before it has joined.
+        """
+
+        def over() -> bool:
+            for worker, state in self._workers.items():
+                if state.status is None and (status := state.child.ended()) is not None:
+                    state.status = status
+                    self._record("worker", worker, "exited", state.describe(status))
+                    self._tell("lost", worker=worker, reason=f"its process {state.describe(status)}")
+            self._check_servers()
+            ended = all(state.status is not None for state in self._workers.values())
+            return ended or self._failure is not None or len(self._signals) > 1
+
+        self._serve_until(over, limit_s)
+        return all(state.status is not None for state in self._workers.values())
 
     def _end(self, status: int, reason: str) -> Outcome:
         """Let the coordinator close its books, then stop the servers."""
@@ -321,6 +365,11 @@ class Supervisor:
             self._pass_on(worker, state.child)
         self._tell("finish", ok=status == 0, reason=reason)
         self._serve_until(lambda: self._summary is not None or 0 not in self._links, GRACE_S)
+        if self._summary is None and self._snapshot is not None and self._settings.journal is not None:
+            _kill(list(self._servers.values()))  # server 0 may be stopped, and must not go on to write
+            seal(self._settings.journal, reason)
+        if self._journal_failure is not None:
+            status, reason = status or 1, f"{reason}; but the journal is not complete: {self._journal_failure}"
         return Outcome(status, reason, self._summary or self._snapshot)
 
     def _children(self) -> list[Child]:

@@ -60,7 +60,9 @@ def verdict(ends: Mapping[WorkerId, End], *, joined: bool, script: str) -> tuple
         return 1, f"{script} ended without making an offbeat.DistributedOptimizer, so nothing was trained together{also}"
     if mistakes:
         return 1, f"{grouped({**mistakes, **failed})}; every other worker's script has ended"
-    return 0, f"every other worker's script has ended; {grouped(failed)}" if failed else "every worker's script has ended"
+    late = {worker: end.words for worker, end in ends.items() if end.status == 0 and end.words != "finished"}
+    special = {**failed, **late}
+    return 0, f"every other worker's script has ended; {grouped(special)}" if special else "every worker's script has ended"
 
 
 def grouped(words: Mapping[WorkerId, str]) -> str:

@@ -31,11 +31,15 @@ class WorkerProcess:
     """Once it has ended for good: its exit status, negative for a signal."""
     failure: LastWords | None = None
     """Why its newest process fails, if it has said so."""
+    too_late: bool = False
+    """It came back when all others had finished: nothing was left to do, and nothing has failed."""
     standing: Standing = field(default_factory=lambda: Standing(0.0))
     """Of the newest process."""
 
     def describe(self, status: int) -> str:
         """How its newest process ended, in words."""
+        if self.too_late:
+            return "came back too late: the others had finished, and there was nothing left to do"
         if self.standing.doomed is not None:
             return f"{self.standing.doomed}, and was killed"
         return f"failed: {self.failure.reason}" if status > 0 and self.failure is not None else describe(status)
@@ -48,8 +52,8 @@ class WorkerProcess:
 
 
 def told_to_leave(status: int) -> bool:
-    """Whether a process ended because of SIGTERM, which is a notice to leave."""
-    return status in (-signal.SIGTERM, 128 + signal.SIGTERM)
+    """Whether a process ended because of SIGTERM or Ctrl-C."""
+    return status in (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)
 
 
 def script_failed(status: int) -> bool:

@@ -13,6 +13,8 @@ Summary: TypeAlias = dict[str, Any]
 
 SPELLED_OUT: Final = 40
 """Up to this many characters a rule is shown as it is spelled."""
+TOLD_TO_LEAVE: Final = "it was told to leave"
+"""What the coordinator says of a worker that has left by Ctrl-C or SIGTERM, before the end of its script."""
 STEADY: Final = 0.9
 """Where folds have at least this part of the most contributions on average, only the ends of epochs and deaths make them differ."""
 
@@ -85,7 +87,8 @@ def batches_by_epoch(summary: Summary) -> dict[int, list[int | None]]:
 def state_words(worker: dict[str, Any]) -> str:
     """A worker's state in a few words, its returns included."""
     returns = worker["incarnations"] - 1
-    return f"{worker['state']}, back {returns}x" if returns > 0 else str(worker["state"])
+    state = "stopped" if worker["state"] == "finished" and worker["reason"] == TOLD_TO_LEAVE else str(worker["state"])
+    return f"{state}, back {returns}x" if returns > 0 else state
 
 
 def seconds(value: float | None) -> str:

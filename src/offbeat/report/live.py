@@ -15,7 +15,19 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from offbeat.report.figures import Summary, local, per_step, rate_words, seconds, share, short, state_words, version_words, waiting_share
+from offbeat.report.figures import (
+    TOLD_TO_LEAVE,
+    Summary,
+    local,
+    per_step,
+    rate_words,
+    seconds,
+    share,
+    short,
+    state_words,
+    version_words,
+    waiting_share,
+)
 from offbeat.report.remarks import slow_workers
 from offbeat.types import Seconds
 
@@ -167,7 +179,8 @@ def _changes(old: dict[str, Any] | None, new: dict[str, Any]) -> list[str]:
     if new["incarnations"] > incarnations:
         lines.append(f"worker {number} returned as incarnation {new['incarnations']}")
     if state != was and state in ("finished", "recovered"):
-        lines.append(f"worker {number} " + ("finished" if state == "finished" else f"was declared dead but lives: {new['reason']}"))
+        ended = "left, as it was told to" if new["reason"] == TOLD_TO_LEAVE else "finished"
+        lines.append(f"worker {number} " + (ended if state == "finished" else f"was declared dead but lives: {new['reason']}"))
     return lines
 
 

@@ -23,6 +23,8 @@ def remarks(summary: Summary) -> str:
             said.append(f"Worker {worker['worker']} died{times}{after}.")
     said += [f"Warning: {warning['detail']}." for warning in summary.get("warnings", ())]
     said += [_optimizer_sentence(one) for one in summary["optimizers"] or ()]
+    if summary.get("journal_failure") is not None:
+        said.append(f"The journal is not complete: {summary['journal_failure']}.")
     if summary["ok"] is False:
         said.append(f"The job failed: {summary['reason']}.")
     return "\n".join(said)

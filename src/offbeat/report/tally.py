@@ -58,6 +58,8 @@ class Tally:
         self._warnings: list[Record] = []
         self._others: dict[int, Tally] = {}
         """Of each optimizer after the first, where a job has several."""
+        self.journal_failure: str | None = None
+        """Why the journal of these records is not complete; told by the journal's owner."""
         self._handlers: dict[str, Callable[[Record], None]] = {
             "job": self._on_job,
             "optimizer": lambda record: self._job.update(sync=record["sync"]),
@@ -139,6 +141,7 @@ class Tally:
             "warnings": list(self._warnings),
             "loss": plain(sum(losses) / len(losses)) if losses else None,
             "optimizers": self._per_optimizer(),
+            "journal_failure": self.journal_failure,
             "ok": self._end.get("ok"),
             "reason": self._end.get("reason"),
         }

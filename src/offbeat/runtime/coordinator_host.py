@@ -465,6 +465,9 @@ class CoordinatorHost:
         if self._side is None:
             return
         self._side.follow(now)
+        if isinstance(self._side, RankHost):
+            while self._side.newcomers.too_late:
+                self._standings.too_late(self._side.newcomers.too_late.pop())
         while self._deferred and not self._side.behind:
             connection, message = self._deferred.popleft()
             if (peer := self._roster.at(connection)) is not None:

@@ -121,6 +121,7 @@ class CoordinatorHosts:
         flush_at = self._journal.wake_at()
         if flush_at is not None and now >= flush_at:
             self._journal.flush()
+        self._look_at_journal()
 
     def wake_at(self) -> Seconds | None:
         """When to call `tick` at the latest."""
@@ -150,10 +151,20 @@ class CoordinatorHosts:
 
     def close(self, ok: bool, reason: str, now: Seconds) -> None:
         """The job is over."""
-        for host in self._hosts:
-            host.close(now)
-        self._journal.write(end_record(now, ok, reason))
-        self._journal.close()
+        try:
+            for host in self._hosts:
+                host.close(now)
+        finally:
+            self._journal.write(end_record(now, ok, reason))
+            self._journal.close()
+            self._look_at_journal()
+
+    def _look_at_journal(self) -> None:
+        """Say at once that the journal cannot be written any more."""
+        if self._journal.failure is not None and self.tally.journal_failure is None:
+            self.tally.journal_failure = self._journal.failure
+            supervisor, *_ = self._parts
+            supervisor.send({"kind": "journal_failed", "reason": self._journal.failure})
 
     def let_go(self) -> None:
         """The last thing, however the job has ended: let go of what its workers have had in common."""

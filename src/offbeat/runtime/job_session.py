@@ -158,12 +158,17 @@ class JobSession(Session):
 
     def follow_process(self) -> None:
         """Leave the job when this process ends: an exception that ends the script is a death, SIGTERM a notice to leave after the step."""
-        process_end.follow(leave=self._at_exit, fail=self._tell_why, notice=self._notice)
+        process_end.follow(leave=self._at_exit, fail=self._tell_why, notice=self._notice, interrupt=self._interrupt)
 
     def _notice(self) -> None:
         """The process is to leave, with all its sessions: the first of them that waits ends it at once."""
         for session in self._siblings or [self]:
             session._link.notice()
+
+    def _interrupt(self) -> bool:
+        """Ctrl-C: whether to raise `KeyboardInterrupt` at once, which no session of this process is to be broken off by."""
+        at_once = [session._link.interrupt() for session in self._siblings or [self]]  # each of them takes note
+        return all(at_once)
 
     def _tell_why(self, error: BaseException) -> None:
         pushed = any(session._steps > 0 for session in self._siblings)

@@ -128,6 +128,25 @@ def end_record(t: Seconds, ok: bool, reason: str) -> Record:
     return {"kind": "end", "t": round(t, 6), "ok": ok, "reason": reason}
 
 
+def seal(path: Path | str, reason: str) -> None:
+    """Give a journal whose writer was killed or is stopped its last record, marked ``cut``: pushes before it may have no fate.
+
+    A journal that has an ``end``, or cannot be read or written, is left as it is.
+
+    Args:
+        path: the file; nobody else may write to it any more.
+        reason: why the job ended.
+    """
+    with contextlib.suppress(ConfigurationError, OSError):
+        last: Record = {}
+        for last in read(path):  # noqa: B007 - the last one is wanted
+            pass
+        if last["kind"] != "end":
+            os.truncate(path, _end_of_lines(Path(path)))
+            with Path(path).open("a") as file:
+                file.write(json.dumps({**end_record(last["t"], False, reason), "cut": True}, separators=(",", ":")) + "\n")
+
+
 class Journal:
     """Writes records to a file and hands each to the listeners, such as ``Tally.add``.
 

@@ -12,6 +12,9 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from offbeat.types import Seconds
 
+HOLD_S: Seconds = 3.0
+"""How long Ctrl-C waits for the call that it came in to end by itself: the others have had it too, and leave, or go on."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -33,9 +36,15 @@ class Calls:
         """How many there were."""
         self.depth = 0
         """How many it is inside of: a call may make others."""
+        self.interrupted: Seconds | None = None
+        """When Ctrl-C came inside a call, which it may not break off in the middle of a message."""
         self._seen = 0
         self._stuck_s: Seconds = 0.0
         self._looked_at = clock()
+
+    def overdue(self, now: Seconds) -> Seconds | None:
+        """How many seconds a wait may still last before Ctrl-C ends it; None: there was none. Zero or less: now."""
+        return None if self.interrupted is None else self.interrupted + HOLD_S - now
 
     def stuck(self, most_s: Seconds) -> Seconds:
         """For how long there has been no progress; to be called at regular intervals.
@@ -61,7 +70,7 @@ S = TypeVar("S", bound=_Linked)
 
 
 def library_call(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Count a method of a session as a call of the library."""
+    """Count a method of a session as a call of the library; Ctrl-C inside it is raised when it returns, and all is as after any call."""
 
     @functools.wraps(method)
     def called(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -69,8 +78,12 @@ def library_call(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate
         calls.count += 1
         calls.depth += 1
         try:
-            return method(self, *args, **kwargs)
+            result = method(self, *args, **kwargs)
         finally:
             calls.depth -= 1
+        if calls.depth == 0 and calls.interrupted is not None:
+            calls.interrupted = None
+            raise KeyboardInterrupt
+        return result
 
     return called

@@ -171,6 +171,7 @@ TO_SUPERVISOR: Final = Kinds(
     {
         "listening": Kind(fields({"number": _server, "address": _address})),
         "loading": Kind(),
+        "journal_failed": Kind(fields({"reason": _words})),
         "alive": Kind(),
         "standing": Kind(fields({"worker": _worker, "pid": whole(), "standing": text(100)}, {"reason": _words, "seconds": _seconds})),
         "status": Kind(fields({"snapshot": plain()})),

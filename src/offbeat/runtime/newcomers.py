@@ -30,6 +30,8 @@ class _Newcomer:
     """Of the question to its donor."""
     refused: set[WorkerId] = field(default_factory=set)
     """Who could not give what it has."""
+    too_late: bool = False
+    """There is no replica any more, and no training that it could take part in."""
     joined: bool = False
     """The coordinator counts it among the living."""
     replica: Message | None = None
@@ -62,6 +64,10 @@ class Newcomers:
         self._initial: tuple[WorkerId, Message] | None = None
         self._last: set[WorkerId] = set()
         """Ranks that have been asked for their replica because nobody else will have one."""
+        self.too_late: list[WorkerId] = []
+        """Ranks that came back when the others had finished, for the supervisor to be told of."""
+        self._leaving: set[WorkerId] = set()
+        """Ranks that are about to leave: of those that leave at once, the last to say so is asked for its replica."""
         self._kept: Message | None = None
         """The replica of the last rank that has left."""
 
@@ -84,10 +90,10 @@ class Newcomers:
         """Find a replica for every newcomer that waits for one.
 
         Raises:
-            JobError: there is none any more.
+            JobError: there is none any more, and nobody has finished the training.
         """
         for rank, newcomer in self._newcomers.items():
-            if newcomer.replica is not None or newcomer.donor is not None:
+            if newcomer.replica is not None or newcomer.donor is not None or newcomer.too_late:
                 continue
             donors = [donor for donor in self._donors() if donor not in newcomer.refused]
             newcomer.number = next(self._numbers)
@@ -110,6 +116,11 @@ class Newcomers:
                 return
         except TooOld:
             pass
+        members = self._coordinator.membership
+        if any(not members[other].noticed for other in members.in_state(WorkerState.FINISHED)):
+            newcomer.too_late = True
+            self.too_late.append(rank)
+            return
         raise JobError(
             f"worker {rank} has come back and nobody is left to copy the parameters from: the rule has no servers, and they went with "
             "the last worker. Save checkpoints, or use a rule with servers where all workers may die at once"
@@ -190,6 +201,7 @@ class Newcomers:
         self._newcomers.pop(rank, None)
         self._inside.discard(rank)
         self._last.discard(rank)
+        self._leaving.discard(rank)
         for newcomer in self._newcomers.values():
             if newcomer.donor == rank and newcomer.replica is None:
                 newcomer.donor = None
@@ -198,7 +210,8 @@ class Newcomers:
         """A rank is about to leave. If it is the last, and others may still come back, its replica is kept."""
         connection = self._roster[rank].connection
         absent = self._coordinator.membership.in_state(WorkerState.DEAD, WorkerState.RECOVERED, WorkerState.EXPECTED)
-        if absent and self._donors() == [rank]:
+        self._leaving.add(rank)
+        if absent and self._leaving.issuperset(self._donors()):
             self._last.add(rank)
             connection.send({"kind": "donate", "to": None, "number": 0, "ticket": []})
         connection.send({"kind": "farewell"})

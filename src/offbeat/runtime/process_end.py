@@ -14,7 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 
-def follow(*, leave: Callable[[], None], fail: Callable[[BaseException], None], notice: Callable[[], None]) -> None:
+def follow(
+    *, leave: Callable[[], None], fail: Callable[[BaseException], None], notice: Callable[[], None], interrupt: Callable[[], bool]
+) -> None:
     """Call these when this process ends.
 
     Args:
@@ -22,11 +24,15 @@ def follow(*, leave: Callable[[], None], fail: Callable[[BaseException], None], 
         fail: an exception ends the script, and its traceback is printed. `SystemExit` is none: a script may end itself with a status.
         notice: SIGTERM has come; runs in the main thread, between any two of its instructions, and may raise. Never called where the script
             handles the signal itself, or where the caller is not the main thread, which alone may set handlers.
+        interrupt: SIGINT has come; runs where ``notice`` runs. Returns whether to raise `KeyboardInterrupt` there and then. A script that
+            does not catch it ends without a traceback: the user has asked for the end.
     """
     atexit.register(leave)
     before = sys.excepthook
 
     def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            return  # the user has asked for the end: no traceback, and the job hears that this worker leaves
         before(kind, error, trace)
         try:
             fail(error)
@@ -36,6 +42,14 @@ def follow(*, leave: Callable[[], None], fail: Callable[[BaseException], None], 
     def terminated(number: int, frame: Any) -> None:
         notice()
 
+    def interrupted(number: int, frame: Any) -> None:
+        if interrupt():
+            raise KeyboardInterrupt
+
     sys.excepthook = failed
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, terminated)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupted)

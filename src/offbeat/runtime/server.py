@@ -5,6 +5,7 @@ It listens and reports its address before it imports torch, so that workers can 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import os
@@ -79,6 +80,11 @@ class Server:
         try:
             while True:
                 self.turn(self._patience())
+        except OffbeatError as error:
+            if self._coordinator is not None:
+                with contextlib.suppress(OffbeatError):
+                    self._close(self._coordinator, False, str(error))
+            raise
         finally:
             if self._coordinator is not None:
                 self._coordinator.let_go()
@@ -310,9 +316,15 @@ class Server:
 
     def _finish(self, ok: bool, reason: str) -> None:
         if self._coordinator is not None:
-            self._coordinator.close(ok, reason, self.now())
-            self._supervisor.send({"kind": "summary", "summary": self._coordinator.tally.summary()})
+            self._close(self._coordinator, ok, reason)
         raise Finished
+
+    def _close(self, coordinator: CoordinatorHosts, ok: bool, reason: str) -> None:
+        """Close the books, whatever else fails, and tell the supervisor what stands in them."""
+        try:
+            coordinator.close(ok, reason, self.now())
+        finally:
+            self._supervisor.send({"kind": "summary", "summary": coordinator.tally.summary()})
 
 
 def main() -> int:

@@ -38,6 +38,10 @@ class Standings:
         if self._roster.knows(effect.worker):
             self._tell(effect.worker, effect.state.value, reason=effect.reason)
 
+    def too_late(self, worker: WorkerId) -> None:
+        """A process has come when all others had finished."""
+        self._tell(worker, "too late")
+
     def progress(self, peer: Peer, stuck_s: Seconds) -> None:
         """A heartbeat says for how long its script has neither called the library nor waited in it.
 

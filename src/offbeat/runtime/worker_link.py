@@ -139,6 +139,30 @@ class WorkerLink:
         if self._waiting:
             self.heed_notice()
 
+    def interrupt(self) -> bool:
+        """Take note of Ctrl-C. Returns whether to raise `KeyboardInterrupt` at once; inside a call of the library that is done later.
+
+        Made for a signal handler of the waiting thread.
+        """
+        self.told_to_leave = True
+        if self.calls.depth == 0:
+            return True
+        self.calls.interrupted = time.monotonic()
+        self.hub.wake()
+        return False
+
+    def _heed_interrupt(self) -> Seconds | None:
+        """How long the wait may go on after Ctrl-C; None: for ever.
+
+        Raises:
+            KeyboardInterrupt: no longer. What is waited for may still come, and is sorted then.
+        """
+        left_s = self.calls.overdue(time.monotonic())
+        if left_s is not None and left_s <= 0.0:
+            self.calls.interrupted = None
+            raise KeyboardInterrupt
+        return left_s
+
     def heed_notice(self) -> None:
         """End the process if it was told to leave."""
         if self._noticed:
@@ -208,6 +232,7 @@ class WorkerLink:
             RefusedError: the job does not take this worker.
             JobError: a server is gone.
             SystemExit: this worker was told to leave.
+            KeyboardInterrupt: by Ctrl-C, some time ago.
         """
         self.heed_notice()
         self._waiting = True
@@ -215,6 +240,8 @@ class WorkerLink:
             while not ready():
                 at = wake_at()
                 timeout_s = None if at is None else max(0.0, at - time.monotonic())
+                if (hold_s := self._heed_interrupt()) is not None:
+                    timeout_s = hold_s if timeout_s is None else min(hold_s, timeout_s)
                 if self.meanwhile is None:
                     self._read(timeout_s)
                     continue

@@ -27,6 +27,8 @@ class WorkerSamples:
         self, link: WorkerLink, *, admitted: Callable[[], None], drop: Callable[[int], None], reports: list[dict[str, Any]]
     ) -> None:
         self._link, self._admitted, self._drop, self._reports = link, admitted, drop, reports
+        self._asked: tuple[str, dict[str, Any]] | None = None
+        """The question that is not answered yet."""
         self._open: dict[int, tuple[Epoch, int | None]] = {}
         """The epoch, and its number of samples, whose end this worker has not seen; by pool."""
 
@@ -82,8 +84,14 @@ class WorkerSamples:
     def _ask(self, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
         """Ask the coordinator. An epoch's end brings the newest parameters; a fence means joining, then asking again."""
         while True:
-            self._link.coordinator.send({"kind": kind, "want": {"incarnation": self._link.incarnation, **fields}})
+            if self._asked not in (None, (kind, fields)):  # Ctrl-C has ended the wait for an answer, which comes first
+                self._link.answer("grant", "no_more", "epoch_ended")
+                self._asked = None
+            if self._asked is None:
+                self._link.coordinator.send({"kind": kind, "want": {"incarnation": self._link.incarnation, **fields}})
+                self._asked = kind, fields
             message = self._link.answer("grant", "no_more", "epoch_ended")
+            self._asked = None
             if message is None:
                 self._admitted()
                 continue

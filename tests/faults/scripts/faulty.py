@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -60,8 +61,13 @@ MISHAPS: dict[str, Callable[[], object]] = {
     "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "memory": use_up_memory,
     "sockets": close_sockets,
-    "nothing": lambda: None,
 }
+
+
+def hold(released: Path) -> None:
+    """Go on when this file is there."""
+    while not released.exists():
+        threading.Event().wait(0.05)
 
 
 def mishap(order: Path) -> None:
@@ -70,6 +76,9 @@ def mishap(order: Path) -> None:
         name = order.read_text().strip()
     except FileNotFoundError:
         return
+    if name.startswith("hold "):
+        order.unlink()
+        hold(Path(name.removeprefix("hold ")))
     if name in MISHAPS:
         order.unlink()
         MISHAPS[name]()
@@ -80,7 +89,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--until", type=Path, required=True, help="go on for whole epochs until this file is there")
     parser.add_argument("--orders", type=Path, required=True, help="folder of WORKER, and of start-WORKER: before its start")
     parser.add_argument("--save", type=Path, help="where to save on Ctrl-C")
-    parser.add_argument("--then", choices=("end", "go-on", "linger"), default="end", help="what to do after Ctrl-C")
+    parser.add_argument("--then", choices=("end", "linger"), default="end", help="what to do after Ctrl-C")
     return parser.parse_args()
 
 
@@ -94,14 +103,28 @@ def main() -> None:
     optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), model)
     loader = DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=4))
     order = args.orders / str(optimizer.worker)
-    for _ in count():
-        if args.until.exists():
-            break
-        for x, y in loader:
-            mishap(order)
-            optimizer.zero_grad()
-            (model(x) - y).square().mean().backward()
-            optimizer.step()
+
+    def train() -> None:
+        for _ in count():
+            if args.until.exists():
+                break
+            for x, y in loader:
+                mishap(order)
+                optimizer.zero_grad()
+                (model(x) - y).square().mean().backward()
+                optimizer.step()
+
+    try:
+        train()
+    except KeyboardInterrupt:
+        if args.save is None:
+            raise
+        # What a script does that wants to go on one day, and a step more: the job is as usable as after any call.
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, f"{args.save}-{optimizer.worker}")
+        model(data.tensors[0]).square().mean().backward()
+        optimizer.step()
+        if args.then == "linger":
+            block()
 
 
 if __name__ == "__main__":

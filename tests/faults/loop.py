@@ -1,0 +1,287 @@
+"""Faults in a loop, over all rules: ``python -m tests.faults.loop --faults 300 --seed 1``.
+
+Each job is small and real; its faults are drawn from the seed. After each job: it has ended within a bound, every push has one fate, every
+epoch's report accounts for every index, no process and no shared memory is left. Printed are a line for each job, and a table of what was
+done under which rule and how the jobs ended. The exit status is 1 if a check failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+from tests.faults.job import FAULTY, GONE, Job, signalled
+
+from offbeat.runtime.journal import Record
+
+TIMEOUT_S, PROGRESS_S = 2.0, 8.0
+BOUND_S = 150.0
+"""For the end of a job, and for the return of a worker, on a machine that is busy with other things."""
+WORKERS = 3
+PER_JOB = 5
+RULES = (
+    *("bsp", "ssp(staleness=2)", "asp", "backup(b=1)", "dbw", "psp(c=2)", "elastic", "ensemble"),
+    *("majority", "solo", "full", "dpsgd", "sgp", "adpsgd"),
+)
+ORDERS = ("gil", "loop", "block", "raise", "exit", "end", "crash", "memory", "sockets")
+"""What a worker does to itself (``scripts/faulty.py``)."""
+KINDS = (
+    *("kill one", "kill two", "kill chief", "kill while starting", "kill and kill again", "terminate"),
+    *("stop short", "stop long", "stop for ever", "stop server", "stop supervisor", *ORDERS),
+)
+LAST = ("kill all", "none")
+"""Kinds that only the last fault of a job may be: where there are no servers the parameters are gone with the last rank."""
+
+
+class Books:
+    """What a job's journal says, read as it grows.
+
+    Args:
+        path: of the journal.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at, self._rest = path, 0, b""
+        self.incarnations: Counter[int] = Counter()
+        """The newest of each worker that has pushed."""
+        self.pushes: Counter[int] = Counter()
+        self.restarted: Counter[int] = Counter()
+
+    def read(self) -> None:
+        """Take what is new."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            block = file.read()
+        self._at += len(block)
+        *lines, self._rest = (self._rest + block).split(b"\n")
+        for line in lines:
+            self._take(json.loads(line))
+
+    def _take(self, record: Record) -> None:
+        if record["kind"] == "pushed":
+            worker = record["worker"]
+            self.incarnations[worker] = max(self.incarnations[worker], record["incarnation"])
+            self.pushes[worker] += 1
+        elif record["kind"] == "process" and record["what"] == "restarted":
+            self.restarted[record["number"]] += 1
+
+
+class Trial:
+    """One job and its faults.
+
+    Args:
+        rule: the job's.
+        faults: kinds, in order.
+        draw: whom they hit.
+        folder: for its files.
+    """
+
+    def __init__(self, rule: str, faults: list[str], draw: random.Random, folder: Path) -> None:
+        self.rule, self.faults, self._draw, self._folder = rule, faults, draw, folder
+        self.problems: list[str] = []
+        self.said = ""
+        self._present = set(range(WORKERS))
+        servers = "2" if rule.startswith("psp") else "1"
+        options = ("--workers", str(WORKERS), "--servers", servers, "--sync", rule, "--max-restarts", "99", "--slow", "any=0.02")
+        limits = ("--timeout", f"{TIMEOUT_S:g}", "--progress-timeout", f"{PROGRESS_S:g}", "--preload", "torch._dynamo")
+        own = ("--until", str(folder / "enough"), "--orders", str(folder))
+        self._job = Job(folder, (*options, *limits, FAULTY, *own))
+        self._books = Books(self._job.journal)
+
+    def run(self) -> None:
+        """Run it to its end, and find what is wrong with it."""
+        try:
+            if self._wait("the first pushes", lambda: len(self._books.incarnations) == WORKERS):
+                for kind in self.faults:
+                    self._fault(kind)
+            (self._folder / "enough").touch()
+            self._judge()
+        except AssertionError as error:
+            self.problems.append(str(error)[:2000])
+        except GONE as error:
+            self.problems.append(f"the loop itself: {error!r}")
+        finally:
+            self._job.clean_up()
+
+    def _wait(self, what: str, ready: Callable[[], bool]) -> bool:
+        """Wait for something; False: the job has ended before."""
+        deadline = time.monotonic() + BOUND_S
+        while True:
+            self._books.read()
+            if ready():
+                return True
+            if self._job.process.poll() is not None:
+                return False
+            if time.monotonic() > deadline:
+                raise AssertionError(f"HANG: no {what} within {BOUND_S:g} s")
+            threading.Event().wait(0.1)
+
+    # Faults.
+
+    def _fault(self, kind: str) -> None:
+        if self._job.process.poll() is not None:
+            return
+        victims = sorted(self._present)
+        one = self._draw.choice(victims)
+        match kind:
+            case "kill one" | "kill chief" | "kill two" | "kill all":
+                count = {"kill two": 2, "kill all": len(victims)}.get(kind, 1)
+                hit = victims[:1] if kind == "kill chief" else self._draw.sample(victims, min(count, len(victims)))
+                self._replace(hit, lambda: list(map(self._kill, hit)))
+            case "kill while starting" | "kill and kill again":
+                self._signal(one, signal.SIGKILL)
+                count = self._books.restarted[one]
+                if self._wait("restart", lambda: self._books.restarted[one] > count):
+                    if kind == "kill and kill again":
+                        threading.Event().wait(self._draw.random())
+                    self._replace([one], lambda: self._signal(one, signal.SIGKILL))
+            case "terminate":
+                if len(victims) > 1:
+                    self._present.discard(one)
+                    self._signal(one, signal.SIGTERM)
+                    self._progress()
+            case "stop short":
+                self._stopped(self._job.workers().get(one), 0.2 + self._draw.random())
+            case "stop long":
+                self._stopped(self._job.workers().get(one), TIMEOUT_S + 1.0)
+            case "stop server":
+                self._stopped(self._job.servers().get(0), 1.0 + 2 * self._draw.random())
+            case "stop supervisor":
+                self._stopped(psutil.Process(self._job.process.pid), 1.0 + 2 * self._draw.random())
+            case "stop for ever":
+                self._replace([one], lambda: self._signal(one, signal.SIGSTOP))
+            case "none":
+                self._progress()
+            case order:
+                self._replace([one], lambda: self._order(one, order))
+
+    def _signal(self, worker: int, number: signal.Signals) -> None:
+        process = self._job.workers().get(worker)
+        if process is None:
+            return
+        try:
+            process.send_signal(number)
+        except GONE:
+            return
+
+    def _kill(self, worker: int) -> None:
+        self._signal(worker, signal.SIGKILL)
+
+    def _order(self, worker: int, order: str) -> None:
+        hidden = self._folder / f".{worker}"
+        hidden.write_text(order)
+        hidden.rename(self._folder / str(worker))
+
+    def _stopped(self, process: psutil.Process | None, seconds: float) -> None:
+        if process is not None:
+            signalled(process, signal.SIGSTOP)
+            threading.Event().wait(seconds)
+            signalled(process, signal.SIGCONT)
+            self._progress()
+
+    def _replace(self, workers: list[int], what: Callable[[], object]) -> None:
+        """Do something that ends these workers' incarnations, and wait until their next have pushed."""
+        self._books.read()
+        before = dict(self._books.incarnations)
+        what()
+        self._wait(f"return of {workers}", lambda: all(self._books.incarnations[worker] > before[worker] for worker in workers))
+
+    def _progress(self) -> None:
+        """Wait until everybody who is there pushes."""
+        self._books.read()
+        before = dict(self._books.pushes)
+        self._wait("progress", lambda: all(self._books.pushes[worker] > before[worker] + 1 for worker in self._present))
+
+    # The end.
+
+    def _judge(self) -> None:
+        ended = self._job.ended(BOUND_S)
+        self.said = ended.last_line.removeprefix("offbeat: ") if ended.status else "finished"
+        if not ended.records or ended.records[-1]["kind"] != "end":
+            self.problems.append(f"no end record, status {ended.status}: {ended.last_line}")
+        elif ended.status == 0 and not ended.records[-1]["ok"]:
+            self.problems.append("status 0 and an end that is not ok")
+        self.problems += ended.tally().problems()
+        for report in (record["report"] for record in ended.records if record["kind"] == "epoch_ended"):
+            if sum(report[name] for name in ("folded", "dropped", "rejected", "unused")) != report["indices"]:
+                self.problems.append(f"an epoch does not account for every index: {report}")
+        if ended.status not in (0, 1):
+            self.problems.append(f"status {ended.status}: {ended.last_line}")
+        expected = ended.status == 0 or "kill all" in self.faults or {"raise", "exit", "end", "memory"} & set(self.faults)
+        if not expected:
+            self.problems.append(f"it failed: {ended.last_line}")
+
+
+def schedule(faults: int, seed: int) -> list[tuple[str, list[str]]]:
+    """Jobs, each a rule and its faults: all rules and kinds come in turn, in an order drawn from the seed."""
+    draw = random.Random(seed)
+    rules: list[str] = []
+    kinds: list[str] = []
+    jobs: list[tuple[str, list[str]]] = []
+    count = 0
+    while count < faults:
+        rules = rules or draw.sample(RULES, len(RULES))
+        chosen = []
+        for _ in range(min(PER_JOB, faults - count)):
+            kinds = kinds or draw.sample(KINDS, len(KINDS))
+            chosen.append(kinds.pop())
+        if len(chosen) == PER_JOB and draw.random() < 0.25:
+            chosen[-1] = "kill all"
+        count += len(chosen)
+        jobs.append((rules.pop(), chosen))
+    return jobs
+
+
+def table(trials: list[Trial]) -> str:
+    """A row for each kind of fault, a column for each rule, and below how the jobs ended."""
+    counts = Counter((kind, trial.rule) for trial in trials for kind in trial.faults)
+    rules = [rule for rule in RULES if any(trial.rule == rule for trial in trials)]
+    heads = [rule.partition("(")[0] for rule in rules]
+    lines = [f"{'fault':22}" + "".join(f"{head:>10}" for head in heads)]
+    for kind in (*KINDS, *LAST):
+        if any(counts[kind, rule] for rule in rules):
+            lines.append(f"{kind:22}" + "".join(f"{counts[kind, rule] or '':>10}" for rule in rules))
+    lines.append("")
+    for rule in rules:
+        ends = Counter(trial.said or "no end" for trial in trials if trial.rule == rule)
+        lines += [f"{rule}: {count} x {said}" for said, count in ends.most_common()]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--faults", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    print(f"{args.faults} faults, seed {args.seed}", flush=True)
+    trials: list[Trial] = []
+    for number, (rule, faults) in enumerate(schedule(args.faults, args.seed)):
+        with tempfile.TemporaryDirectory(prefix="offbeat-loop-") as folder:
+            began = time.monotonic()
+            trial = Trial(rule, faults, random.Random(f"{args.seed} {number}"), Path(folder))
+            trial.run()
+        trials.append(trial)
+        print(f"job {number:3} {rule:18} {time.monotonic() - began:5.0f} s  {', '.join(faults)}: {trial.said or 'no end'}", flush=True)
+        for problem in trial.problems:
+            print(f"    PROBLEM {problem}", flush=True)
+    hangs = sum("HANG" in problem or "does not end" in problem for trial in trials for problem in trial.problems)
+    done = sum(len(trial.faults) for trial in trials)
+    wrong = sum(bool(trial.problems) for trial in trials)
+    print(f"\n{table(trials)}\n\n{done} faults in {len(trials)} jobs, hangs {hangs}, jobs with problems {wrong}")
+    return 1 if any(trial.problems for trial in trials) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
