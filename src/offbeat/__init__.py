@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from offbeat.checkpoint import load as load
+    from offbeat.checkpoint import save as save
     from offbeat.errors import ConfigurationError as ConfigurationError
     from offbeat.errors import JobError as JobError
     from offbeat.errors import OffbeatError as OffbeatError
@@ -72,6 +74,7 @@ _HOME = {
     "Full": "offbeat.policies",
     "is_main_process": "offbeat.session",
     "JobError": "offbeat.errors",
+    "load": "offbeat.checkpoint",
     "log": "offbeat.session",
     "Majority": "offbeat.policies",
     "NaturalGradient": "offbeat.tensors.natural_gradient",
@@ -83,6 +86,7 @@ _HOME = {
     "rank": "offbeat.session",
     "RefusedError": "offbeat.errors",
     "rule": "offbeat.policies",
+    "save": "offbeat.checkpoint",
     "SGP": "offbeat.policies",
     "Solo": "offbeat.policies",
     "SSP": "offbeat.policies",
@@ -123,9 +127,11 @@ __all__ = [
     "chief",
     "elastic",
     "is_main_process",
+    "load",
     "log",
     "rank",
     "rule",
+    "save",
     "world_size",
 ]
 

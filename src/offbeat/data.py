@@ -37,6 +37,8 @@ class Passes:
 
     _size: int | None
     """How many positions an epoch has; None: nobody knows before its end."""
+    _seed: int | None = None
+    """Of the orders; None: the job's."""
 
     def __init__(self, session: Session | None, batch_size: int) -> None:
         self._batch_size = batch_size
@@ -76,17 +78,52 @@ class Passes:
             )
         return self._joined
 
+    @property
+    def session(self) -> Session:
+        """This worker's part in the job that deals out the samples."""
+        return self._session
+
+    @property
+    def pool(self) -> int:
+        """This sampler's number: scripts make their samplers in the same order on every worker."""
+        return self._pool
+
     def set_epoch(self, epoch: int) -> None:
         """The next pass over the loader is this epoch, for resuming; otherwise epochs count by themselves."""
         self._epoch, self._chosen = epoch, True
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch that comes next."""
-        return {"epoch": self._next}
+        """Return the epoch, and what is left of it if it has begun and not ended, also after a loop that was left early.
+
+        Positions that a worker has been dealt and not stepped on are left; in a job, also those whose step has no fate yet.
+        """
+        return self.state_at(self._session.place(self._pool))
+
+    def state_at(self, place: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the `state_dict` for this place of the job's, see `protocol.leases.Leases.place`."""
+        epoch = place["epoch"] if place is not None and place["epoch"] == self._begun and not self._chosen else self._next
+        seed = self._session.seed if self._seed is None else self._seed
+        state = {"epoch": epoch, "size": self._size, "seed": seed, "rest": None}
+        if place is not None and place["epoch"] == epoch and place["rest"] != [[0, self._size]]:
+            state["rest"] = place["rest"]
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with the epoch of a `state_dict`."""
+        """Continue where a `state_dict` was taken: the next pass is of that epoch, and of what was left of it.
+
+        On a worker that comes to a running job the job decides what is left.
+
+        Raises:
+            ConfigurationError: the state is of a data set of another size.
+        """
+        if None not in (self._size, state.get("size")) and state["size"] != self._size:
+            raise ConfigurationError(
+                f"the sampler's saved state is of a data set of {state['size']} samples, this one has {self._size}: take the same data"
+            )
         self.set_epoch(state["epoch"])
+        self._seed = state.get("seed", self._seed)
+        if state.get("rest") is not None:
+            self._session.go_on_from(self._pool, state["epoch"], state["rest"])
 
     def _pass(self) -> tuple[Epoch, Iterator[Grant]]:
         """Begin the next pass: its epoch, and its grants as they come."""

@@ -64,6 +64,18 @@ class Progress:
             self.batches = self.dealt + -(-max(0, size_of(parts) - self.samples) // batch)
 
 
+class Snapshot(NamedTuple):
+    """What a checkpoint needs, all of one version where the rule has one. The model then has the parameters of that version."""
+
+    version: Version
+    optimizer: dict[str, Any]
+    """The optimizer's ``state_dict``."""
+    places: dict[int, dict[str, Any]]
+    """Where each sampler stands, by its number; see `protocol.leases.Leases.place`."""
+    others: dict[WorkerId, dict[str, Any]]
+    """What other workers have handed in for this checkpoint, by worker."""
+
+
 class Session(ABC):
     """One worker's part in a job."""
 
@@ -74,6 +86,8 @@ class Session(ABC):
     chief: bool = True
     batch: int | None = None
     """The batch size that the rule wants of the samplers; None: the script's."""
+    resumes: bool = True
+    """What the script loads counts. False: this worker has come to a running job, whose state goes before."""
     overlap: float | None = None
     """Each worker has a split of its own, this fraction of the data being in all of them; None: samples are dealt out from one pool."""
 
@@ -82,6 +96,8 @@ class Session(ABC):
         self.metrics: dict[str, float] = {}
         self.reports: list[dict[str, Any]] = []
         self._pools = 0
+        self._rests: dict[int, tuple[Epoch, Sequence[Sequence[int]]]] = {}
+        """By sampler: an epoch, and what is left of it, by a checkpoint that the script has loaded."""
         self._loss: float | None = None
         self._outstanding: list[Grant] = []
         """Dealt to this worker and not pushed yet, oldest first."""
@@ -173,6 +189,29 @@ class Session(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set the optimizer's state."""
 
+    # Checkpoints.
+
+    @abstractmethod
+    def snapshot(self) -> Snapshot:
+        """Bring the model to one version with the rest of what a checkpoint needs, and return that."""
+
+    @abstractmethod
+    def place(self, pool: int) -> dict[str, Any] | None:
+        """Where a sampler stands; None: nobody has asked for samples of it. See `protocol.leases.Leases.place`."""
+
+    def hand_in(self, part: dict[str, Any]) -> None:  # noqa: B027 without a launcher nobody else saves
+        """Give this worker's part of a checkpoint to the worker that writes it."""
+
+    def go_on_from(self, pool: int, epoch: Epoch, rest: Sequence[Sequence[int]]) -> None:
+        """A checkpoint is from the middle of this epoch: only these ranges of it are left."""
+        if self.resumes:
+            self._rests[pool] = epoch, rest
+
+    def rest_of(self, pool: int, epoch: Epoch) -> Sequence[Sequence[int]] | None:
+        """What is left of an epoch by the checkpoint that the script has loaded; None: all of it."""
+        of, rest = self._rests.get(pool, (None, None))
+        return rest if of == epoch else None
+
     @abstractmethod
     def close(self) -> None:
         """Leave the job."""
@@ -211,7 +250,7 @@ class LocalSession(Session):
             self._end(pool)
 
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> Grant | None:
-        self._leases.open(pool, epoch, size)
+        self._leases.open(pool, epoch, size, rest=self.rest_of(pool, epoch))
         if epoch > self._leases.epoch(pool):  # the loop over the epoch before was left early
             self._end(pool)
             self._leases.open(pool, epoch, size)
@@ -241,6 +280,13 @@ class LocalSession(Session):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(state)
+
+    def snapshot(self) -> Snapshot:
+        places = {pool: place for pool in self._leases.pools() if (place := self._leases.place(pool)) is not None}
+        return Snapshot(self.version, self._optimizer.state_dict(), places, {})
+
+    def place(self, pool: int) -> dict[str, Any] | None:
+        return self._leases.place(pool)
 
     def close(self) -> None:
         """Nothing to do."""

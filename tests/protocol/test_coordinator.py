@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.protocol.hand import Hand, names, only
 
 from offbeat.policies import ASP, BSP, SSP, Backup, EnsembleSync
 from offbeat.protocol.effects import EpochEnded, Fence, Fold, Grant, Initialise, NoMore, Paused, Release, Settle, StateChanged
-from offbeat.protocol.events import Abandoned, Heard, Initialised, Joined, Left, Lost, PullWanted
+from offbeat.protocol.events import Abandoned, Heard, Initialised, Joined, LeaseWanted, Left, Lost, PullWanted
 from offbeat.types import Fate, WorkerState
 
 # The start.
@@ -309,7 +310,34 @@ def test_a_newcomer_hears_of_every_epoch_that_is_over() -> None:
     job(Joined(1))
     assert not only(NoMore, job.want(1, 0)).refreshed, "long over: more such answers will follow"
     assert only(NoMore, job.want(1, 1)).refreshed
+    assert only(Paused, job.want(1, 2)).epoch == 2, "worker 0 is to begin it"
+    assert [grant.worker for grant in job.want(0, 2) if isinstance(grant, Grant)] == [0]
     assert only(Grant, job.want(1, 2)).epoch == 2
+
+
+@pytest.mark.parametrize("end", ["script", "notice", "death"])
+def test_a_newcomer_begins_no_epoch_that_the_scripts_before_it_have_not(end: str) -> None:
+    """Its script may count epochs from an old checkpoint. Where the others died or were told to leave, it goes on in their place."""
+    job = Hand(ASP(), 1)
+    job.want(0, batch=6)
+    job.push(0, 0, leases=(0,))
+    job.finish(0)
+    job(Joined(1))
+    job.want(1, 1)
+    effects = job(Lost(0, "killed", 1) if end == "death" else Left(0, 1, noticed=end == "notice"))
+    if end == "script":
+        assert "have ended before epoch 1" in only(NoMore, effects).reason
+        assert only(NoMore, job.want(1, 1)).epoch == 1, "nor when it asks again"
+    else:
+        assert only(Grant, effects).epoch == 1
+
+
+def test_an_epoch_goes_on_from_a_checkpoint() -> None:
+    job = Hand(ASP(), 1)
+    job(LeaseWanted(0, 1, 0, 3, 10, 4, rest=[[0, 2], [8, 10]]))
+    grant = only(Grant, job.said)
+    assert (grant.epoch, grant.start, grant.stop) == (3, 0, 2)
+    assert job.job.places() == {0: {"epoch": 3, "size": 10, "rest": [[0, 2], [8, 10]]}}
 
 
 def test_pools_end_their_epochs_apart() -> None:

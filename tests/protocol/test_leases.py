@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -187,3 +188,35 @@ def test_the_first_word_of_a_stream_s_end_counts() -> None:
     leases.submit((lease.id,))
     leases.settle((lease.id,), Fate.FOLDED, "so")
     assert leases.accounted(0) and leases.end(0)["indices"] == 3
+
+
+def test_an_epoch_goes_on_from_the_place_of_a_checkpoint() -> None:
+    before = Leases()
+    before.open(0, 2, 100)
+    held, folded, pushed = (before.take(worker, 0, 10) for worker in (0, 1, 0))
+    assert held is not None and folded is not None and pushed is not None
+    before.submit((folded.id, pushed.id))
+    before.settle((folded.id,), Fate.FOLDED, "")
+    place = before.place(0)
+    assert place == {"epoch": 2, "size": 100, "rest": [[0, 10], [20, 100]]}
+    after = Leases()
+    for _ in range(2):  # every worker says so
+        after.open(0, 2, 100, rest=place["rest"])
+    after.open(0, 2, 100)  # one that has loaded nothing
+    dealt: list[int] = []
+    while (lease := after.take(0, 0, 16)) is not None:
+        dealt += range(lease.start, lease.stop)
+        after.submit((lease.id,))
+        after.settle((lease.id,), Fate.FOLDED, "")
+    assert dealt == [*range(10), *range(20, 100)]
+    assert after.accounted(0)
+    report = after.end(0)
+    assert (report["indices"], report["folded"], report["unused"]) == (90, 90, 0)
+    after.open(0, 3, 100)
+    assert after.place(0) == {"epoch": 3, "size": 100, "rest": [[0, 100]]}
+
+
+@pytest.mark.parametrize("rest", [[[0, 0]], [[0, 10], [5, 20]], [[90, 101]], [[-1, 5]]])
+def test_a_rest_that_cannot_be(rest: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="the rest of an epoch of 100 samples"):
+        Leases().open(0, 0, 100, rest=rest)

@@ -23,6 +23,7 @@ class BSP(Policy):
     """
 
     lockstep = True
+    in_step = True
 
     def fold(self, view: View) -> Decision | None:
         if view.missing or not view.pending:

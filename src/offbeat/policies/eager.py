@@ -164,6 +164,7 @@ class Full(Partial):
     """
 
     word = "full"
+    in_step = True
 
     def closes(self, view: View) -> bool:
         return view.arrivals == view.actives

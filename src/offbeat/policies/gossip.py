@@ -132,5 +132,7 @@ class AllReduce(RoundRule):
     here that have no server.
     """
 
+    in_step = True
+
     def closes(self, view: View) -> bool:
         return bool(view.arrived.sum() == view.active.sum())

@@ -75,7 +75,7 @@ class Coordinator:
         self.membership = Membership(workers, timeout_s)
         self._policy = policy
         self._ledger = _books(policy, shards, seed, follows)
-        self._epochs = Epochs(self._ledger, self._inside, self._alive, workers=workers, overlap=policy.split_overlap)
+        self._epochs = Epochs(self._ledger, self._inside, self._alive, workers=workers, overlap=policy.split_overlap, first=self._first)
         self._outside: dict[WorkerId, None] = {}
         """Alive, and not let in before the next epoch."""
         self._standing: set[WorkerId] = set()
@@ -131,6 +131,17 @@ class Coordinator:
     def began_with(self, worker: WorkerId, incarnation: Incarnation) -> bool:
         """Whether this incarnation was there when the job began; the others have come to a running job."""
         return (worker, incarnation) in self._beginners
+
+    def _first(self, worker: WorkerId) -> bool:
+        return self.began_with(worker, self.membership[worker].incarnation)
+
+    def places(self) -> dict[int, dict[str, Any]]:
+        """Where each of the script's samplers stands, by number, for a checkpoint; see `protocol.leases.Leases.place`."""
+        return self._epochs.places()
+
+    def waits(self, worker: WorkerId) -> bool:
+        """Whether a worker waits for samples, or for an epoch's end."""
+        return self._epochs.waits(worker)
 
     @property
     def unsettled(self) -> Collection[WorkerId]:
@@ -277,6 +288,7 @@ class Coordinator:
     def _left(self, event: Left, now: Seconds) -> None:
         if self._speaks(event.worker, event.incarnation, now):
             self.membership[event.worker].noticed = event.noticed
+            self._epochs.ended |= self._first(event.worker) and not event.noticed
             reason = "it was told to leave" if event.noticed else "its script has ended"
             self._take_out(event.worker, WorkerState.FINISHED, reason, now)
 

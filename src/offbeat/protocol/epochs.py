@@ -7,11 +7,16 @@ again, since samples of those who die may come back.
 
 Where workers have splits of their own (`protocol.splits`), each epoch's are decided when the one before it ends, for all who are alive
 then, newcomers included; and once more if that has changed when the first samples are asked for.
+
+A worker that has come to the running job does not begin an epoch, except a sampler's first: it waits until a worker that was there when the
+job began, and has used this sampler, takes the first samples. Its script may count epochs from an old checkpoint, and would else train one
+alone that no other script asks for. If no such worker is left, it begins the epoch unless one of their scripts has come to its end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from offbeat.protocol.effects import Effect, EpochEnded, Grant, NoMore, Paused
 from offbeat.protocol.events import Abandoned, EpochWanted, LeaseWanted, Pushed
@@ -35,6 +40,7 @@ class Epochs:
         present: these and those who are let in when an epoch ends; None: the same.
         workers: how many the job was started with.
         overlap: each worker has a split of its own, this fraction of the data being in all of them; None: one pool for all.
+        first: whether a worker was there when the job began; None: all were.
     """
 
     def __init__(
@@ -45,8 +51,14 @@ class Epochs:
         *,
         workers: int = 1,
         overlap: float | None = None,
+        first: Callable[[WorkerId], bool] | None = None,
     ) -> None:
         self._ledger = ledger
+        self._first = first or (lambda _: True)
+        self._users: dict[int, set[WorkerId]] = {}
+        """The workers there when the job began that have taken samples, by pool."""
+        self.ended = False
+        """The script of a worker that was there when the job began has come to its end."""
         self._alive, self._present = alive, present or alive
         self._workers, self._overlap = workers, overlap
         self._leases = Leases()
@@ -68,7 +80,7 @@ class Epochs:
         """A worker asks for samples, or for the end of an epoch of which it will take no more."""
         worker, incarnation, pool, epoch = event.worker, event.incarnation, event.pool, event.epoch
         if not self._leases.begun(pool):
-            self._open(pool, epoch, event.size, self._alive())
+            self._open(pool, epoch, event.size, self._alive(), event.rest if isinstance(event, LeaseWanted) else None)
         current = self._leases.epoch(pool)
         if epoch < current:
             just = epoch == current - 1
@@ -80,7 +92,10 @@ class Epochs:
             self._leases.bound(pool, event.size)
         if isinstance(event, EpochWanted) or epoch > current:
             self._leases.give_back(worker, pool)
-        elif self._grant(event):
+        elif not self._may_begin(worker, pool) and not self._others_begin(pool):
+            self._effects.append(self._no_epoch(event))
+            return self._flush()
+        elif self._may_begin(worker, pool) and self._grant(event):
             return self._flush()
         elif self._leases.holds(worker, pool):
             reason = "the rest of this epoch is what this worker already holds"
@@ -143,7 +158,14 @@ class Epochs:
         if not self._idle:
             return self._flush()
         for worker, event in list(self._idle.items()):
-            if isinstance(event, LeaseWanted) and event.epoch == self._leases.epoch(event.pool) and self._grant(event, True):
+            if not isinstance(event, LeaseWanted) or event.epoch != self._leases.epoch(event.pool):
+                continue
+            if not self._may_begin(worker, event.pool):
+                if not self._others_begin(event.pool):
+                    del self._idle[worker]
+                    self._effects.append(self._no_epoch(event))
+                    self._do(self._ledger.resume(worker, now))
+            elif self._grant(event, True):
                 del self._idle[worker]
                 self._do(self._ledger.resume(worker, now))
                 self._do(self._ledger.refresh(worker, now, "samples have come back"))
@@ -164,16 +186,42 @@ class Epochs:
         lease = self._leases.take(event.worker, event.pool, event.batch)
         if lease is None:
             return False
+        if self._first(event.worker):
+            self._users.setdefault(event.pool, set()).add(event.worker)
         parts = self._leases.parts(event.worker, event.pool)
         self._effects.append(
             Grant(event.worker, event.incarnation, event.pool, lease.epoch, lease.id, lease.start, lease.stop, refreshed, parts)
         )
         return True
 
-    def _open(self, pool: int, epoch: Epoch, size: int | None, workers: list[WorkerId]) -> None:
+    def _may_begin(self, worker: WorkerId, pool: int) -> bool:
+        """Whether the worker may take the first samples of this epoch, or they have been taken."""
+        if self._leases.begun(pool) or pool not in self._users or self._first(worker):
+            return True
+        return not self.ended and not self._others_begin(pool)
+
+    def _others_begin(self, pool: int) -> bool:
+        """Whether a worker is there that has used this sampler since the job began."""
+        return any(self._first(worker) and worker in self._users.get(pool, ()) for worker in self._alive())
+
+    def _no_epoch(self, event: LeaseWanted) -> NoMore:
+        reason = f"the scripts of the job's first workers have ended before epoch {event.epoch}"
+        return NoMore(event.worker, event.incarnation, event.pool, event.epoch, False, reason)
+
+    def places(self) -> dict[int, dict[str, Any]]:
+        """Where each sampler stands, for a checkpoint: see `Leases.place`."""
+        return {pool: place for pool in self._leases.pools() if (place := self._leases.place(pool)) is not None}
+
+    def waits(self, worker: WorkerId) -> bool:
+        """Whether the worker waits for samples, or for an epoch's end."""
+        return worker in self._idle
+
+    def _open(
+        self, pool: int, epoch: Epoch, size: int | None, workers: list[WorkerId], rest: Sequence[Sequence[int]] | None = None
+    ) -> None:
         """Prepare an epoch of which nothing has been dealt yet."""
         splits = None if self._overlap is None or size is None else Splits(size, self._workers, self._overlap).among(workers)
-        self._leases.open(pool, epoch, size, splits)
+        self._leases.open(pool, epoch, size, splits, rest)
         if pool == 0:
             self._ledger.begin_epoch(self._leases.epoch(pool), {worker: size_of(parts) for worker, parts in (splits or {}).items()})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from offbeat.types import Epoch, Incarnation, LeaseId, Seconds, Version, WorkerId
@@ -102,6 +103,8 @@ class LeaseWanted(NamedTuple):
     """The number of samples in the data set; None: it is a stream, to whose end this worker has not read yet."""
     batch: int
     """The number of samples wanted."""
+    rest: Sequence[Sequence[int]] | None = None
+    """The ranges that are left of the epoch, where the script has loaded a checkpoint from its middle; None: all."""
 
 
 class EpochWanted(NamedTuple):

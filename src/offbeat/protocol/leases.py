@@ -13,6 +13,8 @@ gradient, the gradient was not finite, or nobody took the position (the script l
 A pool may be *open-ended*: of a stream nobody knows the length before somebody has read to its end. Then positions are dealt out without
 end until a worker says how many there are (`Leases.bound`); what was dealt beyond that is taken back. Each epoch may have another length.
 
+A job that goes on from a checkpoint opens its first epoch with the ranges that were left of it; ``indices`` is their number then.
+
 Where each worker has a split of its own (`protocol.splits`), a pool is dealt out from several decks, one for each worker. Then a report
 adds up over all of them: ``indices`` is the sum of their sizes, more than the data set has if they overlap, ``splits`` lists them, and
 an exception names its worker, its positions being those in that worker's split. What a worker leaves undone when it dies stays so.
@@ -21,7 +23,7 @@ an exception names its worker, its positions being those in that worker's split.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -51,6 +53,8 @@ class _Deck:
     """Positions below this have been leased at least once."""
     back: deque[tuple[int, int]] = field(default_factory=deque)
     """Ranges that came back unsettled."""
+    before: int = 0
+    """How many positions were settled before this job began, by the one whose checkpoint it goes on from."""
     closed: bool = False
     """Its worker is gone: nothing more is dealt from it in this epoch."""
 
@@ -93,6 +97,8 @@ class _Pool:
     """Leases held now."""
     begun: bool = False
     """Whether any lease of this epoch has been dealt."""
+    rest: tuple[tuple[int, int], ...] | None = None
+    """Where the epoch goes on from a checkpoint: the ranges that were not settled then. None: it begins."""
     returned: int = 0
     settled: dict[Fate, int] = field(default_factory=dict)
     exceptions: list[dict[str, Any]] = field(default_factory=list)
@@ -122,18 +128,37 @@ class Leases:
         """Whether any lease of the epoch under way has been dealt."""
         return pool in self._pools and self._pools[pool].begun
 
-    def open(self, pool: int, epoch: Epoch, size: int | None, splits: Mapping[WorkerId, Parts] | None = None) -> None:
+    def open(
+        self,
+        pool: int,
+        epoch: Epoch,
+        size: int | None,
+        splits: Mapping[WorkerId, Parts] | None = None,
+        rest: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         """Announce an epoch and its number of samples. A pool that has not dealt anything yet moves on to that epoch.
 
         Args:
             size: how many; None: nobody knows yet.
             splits: whose split is what; None: all positions are dealt out from one deck, to whoever asks.
+            rest: the ranges that are left of this epoch, as `place` gave them before a checkpoint; None: as was said of this epoch before,
+                or all. Splits begin anew.
+
+        Raises:
+            ValueError: a range of ``rest`` is empty, overlaps another, or reaches beyond ``size``.
         """
         state = self._pools.setdefault(pool, _Pool())
         if not state.begun:
+            if epoch > state.epoch:
+                state.rest = None
+            if rest is not None and size is not None and epoch >= state.epoch:
+                state.rest = checked_ranges(rest, size)
             state.epoch = max(state.epoch, epoch)
             state.size = size
             state.decks = {None: _Deck(size)}
+            if state.rest is not None and size is not None:
+                left = sum(stop - start for start, stop in state.rest)
+                state.decks = {None: _Deck(size, dealt=size, back=deque(state.rest), before=size - left)}
             if splits is not None:
                 state.decks = {worker: _Deck(size_of(parts), parts) for worker, parts in splits.items()}
 
@@ -155,6 +180,27 @@ class Leases:
             self._leases[lease.id] = shorter = lease._replace(stop=size)
             if lease.id in self._held[lease.worker]:
                 self._held[lease.worker][lease.id] = shorter
+
+    def place(self, pool: int) -> dict[str, Any] | None:
+        """Return where this pool stands, for a checkpoint: the epoch, its size, and the ranges without a fate (``rest``) for `open`.
+
+        None: nobody has asked for samples of it. Where workers have splits of their own, and of a stream without a known end, ``rest`` is
+        None: the epoch begins anew.
+        """
+        state = self._pools.get(pool)
+        if state is None:
+            return None
+        deck = state.decks.get(None)
+        if deck is None or deck.size is None:
+            return {"epoch": state.epoch, "size": state.size, "rest": None}
+        held = [(lease.start, lease.stop) for lease in self._leases.values() if lease.pool == pool]
+        rest: list[list[int]] = []
+        for start, stop in sorted([*deck.left(), *held]):
+            if rest and rest[-1][1] == start:
+                rest[-1][1] = stop
+            else:
+                rest.append([start, stop])
+        return {"epoch": state.epoch, "size": state.size, "rest": rest}
 
     def take(self, worker: WorkerId, pool: int, batch: int) -> Lease | None:
         """Lease out the next range of at most ``batch`` positions; None: nothing is left to deal, for now."""
@@ -245,7 +291,7 @@ class Leases:
                 state.except_for(owner, start, stop, why)
                 unused += stop - start
         report: dict[str, Any] = {
-            "indices": sum(deck.extent for deck in state.decks.values()),
+            "indices": sum(deck.extent - deck.before for deck in state.decks.values()),
             **{fate.value: state.settled.get(fate, 0) for fate in (Fate.FOLDED, Fate.DROPPED, Fate.REJECTED)},
             "unused": unused,
             "returned": state.returned,
@@ -259,6 +305,10 @@ class Leases:
     def size(self, pool: int) -> int | None:
         """The number of samples in the data set, as announced; None: the pool is open-ended."""
         return self._pools[pool].size
+
+    def pools(self) -> list[int]:
+        """The pools that somebody has asked for samples of."""
+        return list(self._pools)
 
     def under_way(self) -> list[int]:
         """The pools of which an epoch has begun and not ended."""
@@ -274,3 +324,18 @@ class Leases:
             self._held[lease.worker].pop(id, None)
             self._pools[lease.pool].open -= 1
         return lease
+
+
+def checked_ranges(rest: Sequence[Sequence[int]], size: int) -> tuple[tuple[int, int], ...]:
+    """Return these ranges of positions in order.
+
+    Raises:
+        ValueError: one is empty, overlaps another, or reaches beyond ``size``.
+    """
+    ranges = sorted((int(start), int(stop)) for start, stop in rest)
+    reached = 0
+    for start, stop in ranges:
+        if not reached <= start < stop <= size:
+            raise ValueError(f"the rest of an epoch of {size} samples has the range {start} to {stop} after position {reached}")
+        reached = stop
+    return tuple(ranges)

@@ -186,6 +186,10 @@ class Policy:
     lockstep: bool = False
     """True promises that nothing folds while an active worker computes, so that one copy of the parameters serves all."""
 
+    in_step: bool = False
+    """True promises that active workers have made equally many steps whenever they compute: one that writes a checkpoint can wait until
+    the others have come to the same line of the script."""
+
     @property
     def family(self) -> Family:
         """Who folds; rules of the allreduce family are asked by ``protocol/partial.py``, and never for `fold` and `admit`."""

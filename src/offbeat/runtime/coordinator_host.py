@@ -14,8 +14,10 @@ from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.effects import Effect, StateChanged
 from offbeat.protocol.events import Abandoned, EpochWanted, Event, Heard, LeaseWanted, Left, Lost, PullWanted, Stands
+from offbeat.protocol.leases import checked_ranges
 from offbeat.runtime import messages
 from offbeat.runtime.announcer import Announcer
+from offbeat.runtime.checkpoints import Checkpoints
 from offbeat.runtime.first_steps import FirstStepsWatch
 from offbeat.runtime.journal import Journal, PartOfJournal, fault_record, job_record, metrics_record, optimizer_record, warning_record
 from offbeat.runtime.loading import Loaded
@@ -40,6 +42,7 @@ SPEAKING: Final = {
     "stands": "",
     "outside": "",
     "pull": "",
+    "place": "",
     "left": "",
 }
 """Kinds of messages that name the worker's incarnation, and in which of their fields; empty: in none, beside the kind."""
@@ -99,10 +102,14 @@ class CoordinatorHost:
         self._standings = Standings(settings, self._roster, supervisor if number == 0 else None)
         self._kills = Kills(settings.kill if number == 0 else ())  # a worker is killed once, not once for each optimizer
         self._loaded = Loaded()
+        self._checkpoints = Checkpoints()
         self._first_steps = FirstStepsWatch(settings.workers)
         self._handlers: dict[str, Callable[[Peer, Message, Seconds], None]] = {
             "ready": self._ready,
             "push": self._push,
+            "place": self._place,
+            "part": lambda peer, message, now: self._checkpoints.hand_in(peer.worker, message),
+            "parts": self._parts,
             "got": lambda peer, message, now: self.served.shard.got(peer.connection),
             "abandoned": self._abandoned,
             "initial": lambda peer, message, now: self.side.initial(peer.worker, message, now),
@@ -185,7 +192,7 @@ class CoordinatorHost:
             raise ProtocolError(f"{name} sent {kind!r} before the job accepted it (expected to wait for 'welcome')")
         else:
             self._check_incarnation(peer, kind, message.header)
-            if kind in ("samples", "epoch") and self._side is not None and self._side.behind:
+            if kind in ("samples", "epoch", "place") and self._side is not None and self._side.behind:
                 self._deferred.append((connection, message))
             else:
                 self._handlers[kind](peer, message, now)
@@ -402,6 +409,7 @@ class CoordinatorHost:
         loaded = message.header.get("loaded")
         if loaded is not None:
             self._loaded.note(peer.worker, loaded)
+        self._checkpoints.stepped(peer.worker, message.header["steps"])
         for warned in self._first_steps.note(peer.worker, message.header.get("first", ())):
             self._journal.write(warning_record(now, warned.about, warned.workers, warned.step, warned.detail))
         self.side.push(peer.worker, message, now)
@@ -419,6 +427,30 @@ class CoordinatorHost:
         if message.header["incarnation"]:
             self.feed(Heard(peer.worker, message.header["incarnation"]), now)
         self._standings.progress(peer, message.header["stuck_s"])
+
+    def _place(self, peer: Peer, message: Message, now: Seconds) -> None:
+        """A worker writes a checkpoint. Where it pulls, parameters, optimizer state and the samplers' places are of one version: nothing is
+        ordered between them."""
+        assert self.coordinator is not None
+        serial = peer.serial
+        if message.header["pull"]:
+            self.feed(PullWanted(peer.worker, message.header["incarnation"]), now)
+        released = peer.serial > serial
+        if released:
+            self.served.state(peer.worker)
+        places = list(self.coordinator.places().items())
+        peer.connection.send({"kind": "place", "released": released, "version": self.coordinator.version, "places": places})
+
+    def _parts(self, peer: Peer, message: Message, now: Seconds) -> None:
+        """The worker that writes a checkpoint asks for what the others have handed in."""
+        assert self.coordinator is not None
+        job = self.coordinator
+        others = [worker for worker in job.membership.in_state(WorkerState.ALIVE) if worker != peer.worker]
+        steps = message.header["steps"]
+        computing = [worker for worker in others if not job.waits(worker)]
+        awaited = self._checkpoints.awaited(computing, steps) if self.terms.policy.in_step else []
+        parts, payload = self._checkpoints.parts(peer.worker, steps)
+        peer.connection.send({"kind": "parts", "awaited": awaited, "parts": parts}, payload=payload)
 
     def _abandoned(self, peer: Peer, message: Message, now: Seconds) -> None:
         work = message.header["work"]
@@ -438,8 +470,12 @@ class CoordinatorHost:
         current = member.state is WorkerState.ALIVE and want["incarnation"] == member.incarnation
         if current and not (self.coordinator.admitted(peer.worker) if isinstance(self._side, ServedHost) else self.coordinator.begun):
             raise ProtocolError(f"worker {peer.worker} sent {kind!r} before the job let it go on (expected to wait for 'parameters')")
+        try:
+            rest = checked_ranges(want["rest"], want["size"]) if "rest" in want else None
+        except ValueError as error:
+            raise ProtocolError(f"worker {peer.worker} sent {kind!r}: {error}") from None
         fields = want["incarnation"], want["pool"], want["epoch"], want["size"]
-        wanted = LeaseWanted(peer.worker, *fields, want["batch"]) if kind == "samples" else EpochWanted(peer.worker, *fields)
+        wanted = LeaseWanted(peer.worker, *fields, want["batch"], rest) if kind == "samples" else EpochWanted(peer.worker, *fields)
         self.feed(wanted, now)
 
     # What is to be done.

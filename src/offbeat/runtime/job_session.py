@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,15 +18,20 @@ from offbeat.runtime import last_words, process_end
 from offbeat.runtime.first_steps import FirstSteps
 from offbeat.runtime.library_calls import library_call
 from offbeat.runtime.local_work import LocalWork
+from offbeat.runtime.packing import Packer, unpack
 from offbeat.runtime.settings import WorkerSettings
 from offbeat.runtime.worker_link import WorkerLink
 from offbeat.runtime.worker_samples import WorkerSamples
 from offbeat.session import Grant, Session
 from offbeat.tensors.flat import FlatModel
-from offbeat.types import Epoch, LeaseId, Seconds
+from offbeat.types import Epoch, LeaseId, Seconds, WorkerId
 
 IDLE_S: Seconds = 0.02
 """How often a process that waits tends its sessions that need it."""
+PARTS_S: Seconds = 5.0
+"""How long the worker that writes a checkpoint waits for what the others hand in."""
+LOOK_S: Seconds = 0.005
+"""How often it asks."""
 
 
 class JobSession(Session):
@@ -60,8 +66,7 @@ class JobSession(Session):
         """How many steps over samples another session had made at this one's last step."""
         self._stop_on_nonfinite, self._local_only = stop_on_nonfinite, local_only
         self._steps = 0
-        self._begins = False
-        """The job has begun with this process, which did not come to it later."""
+        self.resumes = False  # until the job says that it begins with this process
         self._loaded: int | None = 0
         """A checksum of the state that the script has loaded since it joined, 0: none; None: the coordinator has been told."""
         self._work = LocalWork()
@@ -152,7 +157,7 @@ class JobSession(Session):
     def _loaded_news(self) -> dict[str, Any]:
         """What goes with the first push of a worker that the job has begun with: the workers must have loaded the same."""
         loaded, self._loaded = self._loaded, None
-        return {"loaded": loaded} if self._begins and loaded is not None else {}
+        return {"loaded": loaded} if self.resumes and loaded is not None else {}
 
     # The end.
 
@@ -237,6 +242,47 @@ class JobSession(Session):
         if rest and not self._link.closed.is_set():
             self._coordinator.send({"kind": "metrics", "values": rest})
 
+    # Checkpoints.
+
+    def place(self, pool: int) -> dict[str, Any] | None:
+        while True:
+            self._coordinator.send({"kind": "place", "incarnation": self._link.incarnation, "pull": False})
+            if (answer := self._link.answer("place")) is not None:
+                places = dict(answer.header["places"])
+                return places.get(pool)
+            self._admitted()
+
+    def hand_in(self, part: dict[str, Any]) -> None:
+        packer = Packer()
+        plain = packer.pack(part, "this worker's part of a checkpoint")
+        self._coordinator.send({"kind": "part", "steps": self._steps, "part": plain}, payload=packer.payload)
+
+    def _others(self) -> dict[WorkerId, dict[str, Any]]:
+        """What other workers have handed in for the checkpoint that this one writes after as many steps.
+
+        Under lockstep rules those that have come as far are waited for, at most `PARTS_S` seconds in all.
+        """
+        until = time.monotonic() + PARTS_S
+        while True:
+            self._coordinator.send({"kind": "parts", "steps": self._steps})
+            answer = self._link.receive("parts")
+            awaited = answer.header["awaited"]
+            if not awaited or time.monotonic() > until:
+                break
+            time.sleep(LOOK_S)
+        if awaited:
+            workers = ", ".join(str(worker) for worker in awaited)
+            warnings.warn(
+                f"offbeat.save: worker {workers} has not called it within {PARTS_S:.0f} s, so the checkpoint lacks its random generators: "
+                "call offbeat.save on every worker",
+                stacklevel=4,
+            )
+        parts, at = {}, 0
+        for worker, plain, nbytes in answer.header["parts"]:
+            parts[worker] = unpack(plain, answer.payload[at : at + nbytes])
+            at += nbytes
+        return parts
+
     # Samples.
 
     @library_call
@@ -245,7 +291,7 @@ class JobSession(Session):
             self._hand_in()
         while True:
             began = time.monotonic()
-            grant = self._samples.take(pool, epoch, size, lambda: self.batch or batch)
+            grant = self._samples.take(pool, epoch, size, lambda: self.batch or batch, self.rest_of(pool, epoch))
             self._since += time.monotonic() - began
             if grant is not None:
                 self._outstanding.append(grant)

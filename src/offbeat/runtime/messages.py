@@ -50,6 +50,8 @@ _addresses = many(many(row(whole(-1, WORKERS_MAX), _address), WORKERS_MAX), 2)
 """For each table of rounds, numbers of processes and where they listen."""
 _replica = plain(40)
 _report = maybe(plain())
+_ranges = many(row(whole(0, SAMPLES_MAX), whole(0, SAMPLES_MAX)), 1 << 20)
+"""Of positions in an epoch."""
 
 _PUSHED: Final = fields(
     {"incarnation": whole(), "version": whole(), "samples": whole(0, SAMPLES_MAX), "compute_s": _seconds},
@@ -102,11 +104,14 @@ FROM_WORKER: Final = Kinds(
             payload=True,
         ),
         "pull": Kind(fields({"incarnation": whole()})),
-        "samples": Kind(fields({"want": fields({**_EPOCH, "batch": whole(1, SAMPLES_MAX)})})),
+        "samples": Kind(fields({"want": fields({**_EPOCH, "batch": whole(1, SAMPLES_MAX)}, {"rest": _ranges})})),
         "epoch": Kind(fields({"want": fields(_EPOCH)})),
         "left": Kind(fields({"incarnation": whole(), "noticed": flag})),
         "abort": Kind(fields({"reason": _words})),
         "state": _STATE,
+        "place": Kind(fields({"incarnation": whole(), "pull": flag})),
+        "part": Kind(fields({"steps": whole(), "part": plain(40)}), payload=True),
+        "parts": Kind(fields({"steps": whole()})),
     }
 )
 """To server 0, from a worker."""
@@ -192,7 +197,7 @@ TO_WORKER: Final = Kinds(
         "provide": Kind(),
         "parameters": Kind(
             fields(
-                {"serial": whole(), "incarnation": whole(), "version": whole(), "chief": maybe(_worker), "plan": _PLAN},
+                {"serial": whole(), "incarnation": whole(), "version": whole(), "chief": maybe(_worker), "begins": flag, "plan": _PLAN},
                 {
                     "shard": _server,
                     "block": whole(),
@@ -225,6 +230,10 @@ TO_WORKER: Final = Kinds(
         "noted": Kind(),
         "refused": Kind(fields({"reason": _words})),
         "state": Kind(fields({"pieces": anything}), payload=True),
+        "place": Kind(fields({"released": flag, "version": whole(), "places": many(row(whole(), plain()))})),
+        "parts": Kind(
+            fields({"awaited": many(_worker, WORKERS_MAX), "parts": many(row(_worker, plain(40), whole()), WORKERS_MAX)}), payload=True
+        ),
     }
 )
 """From a server, to a worker."""

@@ -30,7 +30,7 @@ from offbeat.runtime.rehearsal import lateness
 from offbeat.runtime.replica import Replica
 from offbeat.runtime.settings import WorkerSettings
 from offbeat.runtime.worker_link import WorkerLink
-from offbeat.session import Grant
+from offbeat.session import Grant, Snapshot
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Hub, Message
@@ -194,7 +194,7 @@ class RankSession(JobSession):
         if self._enters:
             given, self._given = self._given, None
             self._enters = self._fenced = False
-            self._mine.begin(given, self._goal, first=self._begins)
+            self._mine.begin(given, self._goal, first=self.resumes)
         else:
             self._mine.catch_up(self._goal)
         self.version = self._mine.version
@@ -205,7 +205,7 @@ class RankSession(JobSession):
     def _on_parameters(self, message: Message) -> None:
         header = message.header
         self._goal, self.chief = header["version"], header["chief"] == self.worker
-        self._begins = header["begins"]
+        self.resumes = header["begins"]
         self.batch = Plan(*header["plan"]).batch
         if header["enters"]:
             self._enters = True
@@ -356,6 +356,25 @@ class RankSession(JobSession):
     # State.
 
     @library_call
+    @library_call
+    def snapshot(self) -> Snapshot:
+        """Return the replica's state, once it has at least the results that the coordinator knows of."""
+        while True:
+            self._coordinator.send({"kind": "place", "incarnation": self._link.incarnation, "pull": False})
+            answer = self._link.answer("place")
+            if answer is not None:
+                break
+            self._admitted()
+        if not self._may_load and not self._fenced:
+            try:
+                self._mine.catch_up(answer.header["version"])
+                self.version = self._mine.version
+            except Fenced as error:
+                self._fall_out(error)
+                self._admitted()
+        return Snapshot(self.version, self.state_dict(), dict(answer.header["places"]), self._others())
+
+    @library_call
     def state_dict(self) -> dict[str, Any]:
         return self._optimizer.state_dict()
 
@@ -364,7 +383,7 @@ class RankSession(JobSession):
         if self._steps or not self._may_load:
             what = f"this worker's first step (it has made {self._steps})" if self._steps else "this worker's first batch or pull()"
             raise too_late(what)
-        if self._begins:
+        if self.resumes:
             self._optimizer.load_state_dict(state)
             self._loaded = self._replica.checksum()
         else:

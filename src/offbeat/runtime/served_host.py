@@ -153,6 +153,10 @@ class ServedHost:
         self._schedules.note(worker, header)
         self._complete(worker, header["number"], 0, now, pushed(worker, header["push"]))
 
+    def state(self, worker: WorkerId) -> None:
+        """Let every shard send this worker its optimizer state, as of the orders before."""
+        self._performer.order([{"do": "state", "worker": worker}])
+
     def from_shard(self, header: Mapping[str, Any], shard: int, now: Seconds) -> None:
         """Another server has something of a worker's, or has measured a fold."""
         if header["kind"] == "measured":

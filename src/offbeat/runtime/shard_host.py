@@ -159,6 +159,8 @@ class ShardHost:
                         measured.append(Measured(order["version"], norms))
                 case "release":
                     self._release(order)
+                case "state":
+                    self._send_state(self._slots[order["worker"]].connection)
                 case "forget":
                     self._slots.pop(order["worker"], None)
                     self._sums.pop(order["worker"], None)
@@ -201,5 +203,9 @@ class ShardHost:
             for slot in slots[:1]:  # none of a worker that is dead by now
                 slot.state = self._shard.read_state(message.header.get("pieces"), message.payload)
             return
+        self._send_state(connection)
+
+    def _send_state(self, connection: Connection) -> None:
+        assert self._shard is not None, "where parameters are exchanged, the optimizers' state is the workers' own"
         pieces, payload = self._shard.state()
         connection.send({"kind": "state", "pieces": pieces}, payload=payload)

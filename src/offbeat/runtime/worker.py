@@ -24,10 +24,12 @@ from offbeat.runtime.rehearsal import lateness
 from offbeat.runtime.settings import WorkerSettings
 from offbeat.runtime.worker_exchange import Exchange
 from offbeat.runtime.worker_link import WorkerLink
+from offbeat.session import Grant, Snapshot
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Hub, Message
 from offbeat.transport.hub import SocketHub
+from offbeat.types import Epoch
 
 
 class WorkerSession(JobSession):
@@ -74,6 +76,8 @@ class WorkerSession(JobSession):
         self._exchange = Exchange(self._link, f"worker {self.worker}", layout, spec, model, optimizer, self._forget_work)
         self._interrupts = Interrupts(self._link, model)
         self._plan = Plan()
+        self._written = 0
+        """See `FlatModel.writes`, when this worker joined."""
 
     # Joining and leaving.
 
@@ -87,7 +91,14 @@ class WorkerSession(JobSession):
         self._exchange.begin()
         if common is not None:
             self._exchange.share(common)
+        self._written = self._exchange.flat.writes()
         self._since = time.monotonic()
+
+    def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> Grant | None:
+        # A script that comes to a running job may have loaded an old checkpoint into its model: the job's parameters go before.
+        if not self.resumes and not self._steps and self._exchange.flat.writes() != self._written:
+            self._refresh_parameters()
+        return super().take(pool, epoch, size, batch)
 
     def _detach(self) -> None:
         self._exchange.flat.detach()
@@ -205,7 +216,7 @@ class WorkerSession(JobSession):
     def _on_parameters(self, message: Message) -> None:
         self.version = message.header["version"]
         self.chief = message.header["chief"] == self.worker
-        self._begins = message.header["begins"]
+        self.resumes = message.header["begins"]
         self._plan = Plan(*message.header["plan"])
         self.batch = self._plan.batch
         self._interrupts.released(self.version)
@@ -233,8 +244,12 @@ class WorkerSession(JobSession):
         if self._samples.finish():
             self._since += time.monotonic() - began
             return
+        self._refresh_parameters()
+
+    def _refresh_parameters(self) -> None:
         self._coordinator.send({"kind": "pull", "incarnation": self._link.incarnation})
         self._admitted()
+        self._written = self._exchange.flat.writes()
 
     def _refresh(self) -> None:
         if self._exchange.averaging is None and not self._exchange.flat.accumulating and not self._samples.any_open:
@@ -244,6 +259,24 @@ class WorkerSession(JobSession):
     # State.
 
     @library_call
+    @library_call
+    def snapshot(self) -> Snapshot:
+        pull = self._exchange.averaging is None
+        while True:
+            self._link.expect_states()
+            self._coordinator.send({"kind": "place", "incarnation": self._link.incarnation, "pull": pull})
+            answer = self._link.answer("place")
+            if answer is not None:
+                break
+            self._admitted()
+        if answer.header["released"]:
+            self._admitted()
+            state = self._exchange.assembled()
+        else:
+            state = self.state_dict()
+        return Snapshot(self.version, state, dict(answer.header["places"]), self._others())
+
+    @library_call
     def state_dict(self) -> dict[str, Any]:
         return self._exchange.state_dict()
 
@@ -251,6 +284,6 @@ class WorkerSession(JobSession):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._steps:
             raise too_late(f"this worker's first step (it has made {self._steps})")
-        loaded = self._exchange.load_state_dict(state, begins=self._begins)
+        loaded = self._exchange.load_state_dict(state, begins=self.resumes)
         self._loaded = loaded
         self.pull()

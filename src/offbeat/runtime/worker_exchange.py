@@ -165,8 +165,14 @@ class Exchange:
         """Gathered from the servers, or this worker's own where it steps by itself."""
         if self.averaging is not None:
             return self._optimizer.state_dict()
-        answers = self._link.exchange_states([({"kind": "state", "do": "get"}, [])] * len(self._link.servers))
-        pieces = [(answer.header["pieces"], answer.payload) for answer in answers]
+        self._link.expect_states()
+        for server in self._link.servers:
+            server.send({"kind": "state", "do": "get"})
+        return self.assembled()
+
+    def assembled(self) -> dict[str, Any]:
+        """Wait for the state of every server, which has been asked for, and put it together."""
+        pieces = [(answer.header["pieces"], answer.payload) for answer in self._link.states()]
         return assemble_state_dict(self._layout, self._spec, pieces, self._optimizer)
 
     def provide(self) -> None:

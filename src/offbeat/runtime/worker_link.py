@@ -195,11 +195,12 @@ class WorkerLink:
         self.wait(lambda: self._fenced or any(kind in self._mail for kind in kinds))
         return None if self._fenced else next(self._mail.pop(kind) for kind in kinds if kind in self._mail)
 
-    def exchange_states(self, questions: Sequence[tuple[Mapping[str, Any], Sequence[Any]]]) -> list[Message]:
-        """Send each server its ``state`` message, header and payload, and wait for all their answers."""
+    def expect_states(self) -> None:
+        """Every server is about to be asked for its optimizer state."""
         self._states.clear()
-        for server, (header, payload) in zip(self.servers, questions, strict=True):
-            server.send(header, payload=payload)
+
+    def states(self) -> list[Message]:
+        """Wait for the state of every server, in their order."""
         self.wait(lambda: len(self._states) == len(self.servers))
         return [self._states[server] for server in self.servers]
 
@@ -301,5 +302,5 @@ class WorkerLink:
                 self._states[connection] = message
             case "noted":
                 pass
-            case "welcome" | "attached" | "grant" | "no_more" | "epoch_ended" | "farewell" as kind:
+            case "welcome" | "attached" | "grant" | "no_more" | "epoch_ended" | "farewell" | "place" | "parts" as kind:
                 self._mail[kind] = message

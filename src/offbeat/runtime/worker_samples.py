@@ -5,7 +5,7 @@ What it then holds is the session's, to push or to drop (``session.py``); who ge
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from offbeat.runtime.worker_link import WorkerLink
@@ -49,21 +49,25 @@ class WorkerSamples:
         """Whether taking samples of this epoch means leaving another that is open."""
         return pool in self._open and self._open[pool][0] != epoch
 
-    def take(self, pool: int, epoch: Epoch, size: int | None, batch: Callable[[], int]) -> Grant | None:
+    def take(
+        self, pool: int, epoch: Epoch, size: int | None, batch: Callable[[], int], rest: Sequence[Sequence[int]] | None = None
+    ) -> Grant | None:
         """The next samples of an epoch; None once it is over for this worker. Another epoch of this pool is finished first.
 
-        ``batch`` says how many, when it comes to that: the end of an epoch may bring another batch size.
+        ``batch`` says how many, when it comes to that: the end of an epoch may bring another batch size. ``rest`` is what a checkpoint says
+        is left of the epoch; None: all.
         """
         if self.leaves(pool, epoch):
             self._finish(pool)
         self._open[pool] = (epoch, size)
-        answer = self._ask("samples", {"pool": pool, "epoch": epoch, "size": size, "batch": batch()})
+        left = {} if rest is None else {"rest": rest}
+        answer = self._ask("samples", {"pool": pool, "epoch": epoch, "size": size, "batch": batch(), **left})
         match answer["kind"]:
             case "grant":
                 parts = tuple((start, stop) for start, stop in answer["parts"])
                 return Grant(pool, answer["lease"], answer["start"], answer["stop"], parts)
             case "epoch_ended" if answer["epoch"] < epoch:
-                return self.take(pool, epoch, size, batch)
+                return self.take(pool, epoch, size, batch, rest)
             case "epoch_ended" | "no_more" if answer["report"] is not None:
                 self._open.pop(pool, None)
         return None

@@ -67,6 +67,10 @@ class FlatModel:
         """The model's trainable parameters, in the layout's order."""
         return self._parameters
 
+    def writes(self) -> int:
+        """Another number than before if somebody has written into the parameters since, other than by pulling."""
+        return sum(parameter._version for parameter in self._parameters)
+
     @property
     def _grads(self) -> list[torch.Tensor]:
         return self._to.grads

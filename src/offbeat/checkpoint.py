@@ -1,0 +1,267 @@
+"""Checkpoints: `save` writes one file with everything that a script needs to go on, `load` reads it. The file is plain `torch.save`."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from offbeat import session as sessions
+from offbeat.data import Passes
+from offbeat.errors import ConfigurationError
+from offbeat.optimizer import DistributedOptimizer
+from offbeat.session import Snapshot
+
+FORMAT = 1
+"""Of the file's ``offbeat`` part."""
+PARTS = ("model", "optimizer", "sampler", "scheduler", "random", "buffers", "offbeat", "own")
+
+
+def save(
+    path: str | os.PathLike[str],
+    *,
+    model: Any,
+    optimizer: Any,
+    sampler: Any = None,
+    scheduler: Any = None,
+    **own: Any,
+) -> None:
+    """Write a checkpoint, from which `load` goes on.
+
+    Call it on every worker, at the same place of the script: the main process (`offbeat.chief`) writes the file, the others only hand in
+    their random generators and BatchNorm statistics, and do not wait. Called by the main process alone it works too, and those are missing.
+    The file is complete or not there: it is written under another name in the same folder, flushed to the disk, and renamed.
+
+    ``torch.load(path, weights_only=True)`` reads it without offbeat: under ``"model"`` and ``"optimizer"`` it has what ``state_dict()``
+    gives, under ``"own"`` the script's own values.
+
+    Args:
+        path: of the file; its folder exists.
+        model, optimizer, sampler, scheduler: one object each with a ``state_dict``, or a list or dict of them (a GAN's two models, say).
+            ``sampler`` is that of `DistributedOptimizer.batch_sampler`.
+        own: the script's own values: numbers, words, tensors, None, and lists, tuples and dicts of these.
+
+    Raises:
+        ConfigurationError: a value that ``weights_only=True`` would not read back.
+        OSError: the file cannot be written. A file of that name from before is then as it was.
+
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = DistributedOptimizer(torch.optim.AdamW(model.parameters()), model)
+    >>> save("/tmp/offbeat-doctest.pt", model=model, optimizer=optimizer, epoch=3)
+    >>> load("/tmp/offbeat-doctest.pt", model=model, optimizer=optimizer)
+    {'epoch': 3}
+    >>> list(torch.load("/tmp/offbeat-doctest.pt", weights_only=True)["model"])
+    ['weight', 'bias']
+    """
+    own = _plain("the script's own values", own)
+    ours = [o._session for o in _objects(optimizer) if isinstance(o, DistributedOptimizer)]
+    session = ours[0] if ours else sessions.current
+    mine = {"random": _random_state(), "buffers": _buffers(model)}
+    if session is not None and not session.chief:
+        session.hand_in(mine)
+        return
+    snapshots: dict[int, Snapshot] = {id(one): one.snapshot() for one in ours}
+    worker = session.worker if session is not None else 0
+    others = snapshots[id(session)].others if session is not None and id(session) in snapshots else {}
+    parts = {**others, worker: mine}
+
+    def optimizer_state(one: Any) -> Any:
+        return snapshots[id(one._session)].optimizer if isinstance(one, DistributedOptimizer) else one.state_dict()
+
+    def sampler_state(one: Any) -> Any:
+        if isinstance(one, Passes) and id(one.session) in snapshots:
+            return one.state_at(snapshots[id(one.session)].places.get(one.pool))
+        return one.state_dict()
+
+    content = {
+        "model": _each(model, lambda one: one.state_dict()),
+        "optimizer": _each(optimizer, optimizer_state),
+        "sampler": _plain("the sampler's state", _each(sampler, sampler_state)),
+        "scheduler": _plain("the scheduler's state", _each(scheduler, lambda one: one.state_dict())),
+        "own": own,
+        "random": {number: part["random"] for number, part in sorted(parts.items())},
+        "buffers": {number: part["buffers"] for number, part in sorted(parts.items())},
+        "offbeat": {"format": FORMAT, "version": session.version if session is not None else 0, "workers": len(parts)},
+    }
+    _write(Path(path), content)
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    model: Any,
+    optimizer: Any,
+    sampler: Any = None,
+    scheduler: Any = None,
+) -> dict[str, Any]:
+    """Go on from a checkpoint of `save`.
+
+    Call it on every worker, after wrapping the optimizer and before the first step. What is given is loaded, what is left out is not.
+    A worker that comes to a running job (it was restarted) keeps the job's parameters, optimizer state and place in the epoch; of the file
+    it takes the sampler's epoch number, the schedulers, and the script's own values.
+
+    Args:
+        path: of the file.
+        model, optimizer, sampler, scheduler: as they were given to `save`.
+
+    Returns:
+        The script's own values.
+
+    Raises:
+        ConfigurationError: the file is no checkpoint of `save`, or is of other objects; or a step has been made.
+        FileNotFoundError: there is no such file.
+    """
+    content = torch.load(path, weights_only=True, map_location="cpu")
+    if not isinstance(content, dict) or not isinstance(content.get("offbeat"), dict) or set(PARTS) - set(content):
+        raise ConfigurationError(f"{path} is not a file of offbeat.save: read it with torch.load and load its parts yourself")
+    if content["offbeat"]["format"] > FORMAT:
+        raise ConfigurationError(
+            f"{path} has format {content['offbeat']['format']}, this version of offbeat reads up to {FORMAT}: use the version that wrote it"
+        )
+    wrapped = [o for o in _objects(optimizer) if isinstance(o, DistributedOptimizer)]
+    session = wrapped[0]._session if wrapped else sessions.current
+    resumes = session is None or session.resumes
+    if resumes:
+        _load_each("model", model, content["model"], lambda one, state: one.load_state_dict(state))
+        _load_each("optimizer", optimizer, content["optimizer"], lambda one, state: one.load_state_dict(state))
+    else:
+        _load_each("optimizer", optimizer, content["optimizer"], _load_settings)
+    _load_each("sampler", sampler, content["sampler"], lambda one, state: one.load_state_dict(state))
+    _load_each("scheduler", scheduler, content["scheduler"], lambda one, state: one.load_state_dict(state))
+    worker = session.worker if session is not None else 0
+    if resumes and worker in content["random"]:
+        _load_buffers(model, content["buffers"][worker])
+        _set_random_state(content["random"][worker])
+    own: dict[str, Any] = content["own"]
+    return own
+
+
+def _load_settings(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Learning rates and the like, with which schedulers go on."""
+    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        group.update({key: value for key, value in saved.items() if key != "params"})
+
+
+# One object, or several.
+
+
+def _objects(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    if isinstance(given, Mapping):
+        return list(given.values())
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _each(given: Any, what: Callable[[Any], Any]) -> Any:
+    """What becomes of one object, or of each in a list or dict, in the same arrangement."""
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        return {name: what(one) for name, one in given.items()}
+    return [what(one) for one in given] if isinstance(given, list | tuple) else what(given)
+
+
+def _load_each(name: str, given: Any, saved: Any, what: Callable[[Any, Any], Any]) -> None:
+    if given is None:
+        return
+    if saved is None:
+        raise ConfigurationError(f"load({name}=...): the checkpoint has no {name}; leave it out, or give it to save")
+    if isinstance(given, Mapping):
+        if set(given) != set(saved):
+            raise ConfigurationError(f"load({name}=...): the checkpoint has {sorted(saved)}, and {sorted(given)} were given")
+        for key, one in given.items():
+            what(one, saved[key])
+    elif isinstance(given, list | tuple):
+        if not isinstance(saved, list) or len(saved) != len(given):
+            raise ConfigurationError(f"load({name}=...): a list of {len(given)} was given, and another arrangement was saved")
+        for one, state in zip(given, saved, strict=True):
+            what(one, state)
+    else:
+        what(given, saved)
+
+
+# What each worker has for itself.
+
+
+def _random_state() -> dict[str, Any]:
+    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": [str(kind), torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(gauss)],
+        "python": random.getstate(),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def _set_random_state(state: Mapping[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    random.setstate(state["python"])
+    if "cuda" in state and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _buffers(model: Any) -> list[dict[str, torch.Tensor]]:
+    return [{name: buffer.detach().clone() for name, buffer in one.named_buffers()} for one in _objects(model)]
+
+
+def _load_buffers(model: Any, saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    with torch.no_grad():
+        for one, buffers in zip(_objects(model), saved, strict=False):
+            for name, buffer in one.named_buffers():
+                if name in buffers and buffers[name].shape == buffer.shape:
+                    buffer.copy_(buffers[name])
+
+
+# The file.
+
+
+def _plain(where: str, value: Any) -> Any:
+    """Return a value that ``weights_only=True`` reads back: this one, with NumPy's numbers as Python's.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or type(value) in (bool, int, float, complex, str, bytes) or isinstance(value, torch.Tensor):
+        return value
+    if type(value) in (list, tuple, set):
+        return type(value)(_plain(f"{where}[{number}]", item) for number, item in enumerate(value))
+    if type(value) is dict:
+        return {_plain(f"a key of {where}", key): _plain(f"{where}[{key!r}]", item) for key, item in value.items()}
+    if type(value) in (Counter, OrderedDict):
+        return value
+    raise ConfigurationError(
+        f"save: {where} is a {type(value).__module__}.{type(value).__qualname__}, which torch.load(weights_only=True) refuses: "
+        "save numbers, words, tensors, and lists and dicts of these"
+    )
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

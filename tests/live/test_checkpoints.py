@@ -1,0 +1,308 @@
+"""`offbeat.save` and `offbeat.load`: what a resumed job has of the one before, under every rule, and what a restarted worker takes."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.live.harness import Job, Worker, wait
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import offbeat
+from offbeat.errors import ConfigurationError
+
+torch.optim.AdamW([torch.zeros(1)])  # the first one of a process imports torch._dynamo: outside of any job's deadline
+
+SIZE, BATCH, EPOCHS = 120, 10, 3
+STEPS = SIZE // BATCH // 2
+"""In an epoch of two workers in step."""
+RULES: dict[str, dict[str, Any]] = {
+    "bsp": {},
+    "backup(b=1)": {},
+    "dbw": {},
+    "asp": {"servers": 2},
+    "ssp(staleness=2)": {},
+    "dssp(lower=1, upper=3)": {},
+    "psp(c=2, b=0.5)": {"servers": 2},
+    "elastic": {},
+    "elastic(mode=local)": {},
+    "ensemble": {},
+    "majority": {},
+    "solo": {},
+    "full": {},
+    "allreduce": {},
+    "dpsgd": {},
+    "sgp": {},
+    "adpsgd": {},
+}
+EXACT = {"bsp", "full", "allreduce"}
+"""Two workers resume bit for bit."""
+SPLITS = {"ensemble", "elastic(mode=local)"}
+"""Workers have splits of their own, or may: an epoch begins anew."""
+
+
+def adamw(model: nn.Sequential) -> torch.optim.Optimizer:
+    groups: list[dict[str, Any]] = [{"params": model[0].parameters()}, {"params": model[1:].parameters(), "lr": 0.02}]
+    return torch.optim.AdamW(groups, lr=0.01)
+
+
+class Script:
+    """What every user's script has: model, optimizer, schedule, sampler, and the index of each sample in the sample."""
+
+    def __init__(self, worker: Worker, sync: str) -> None:
+        generator = torch.Generator().manual_seed(1)
+        x = torch.randn(SIZE, 6, generator=generator)
+        self.data = TensorDataset(x, x.sum(1, keepdim=True).sin(), torch.arange(SIZE))
+        self.model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+        with torch.no_grad():
+            for p in self.model.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator) * 0.3)
+        self.optimizer = worker.distribute(adamw(self.model), self.model, sync)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.7)
+        self.sampler = self.optimizer.batch_sampler(self.data, batch_size=BATCH)
+        self.used: list[int] = []
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self.optimizer, "sampler": self.sampler, "scheduler": self.schedule}
+
+    def epoch(self, stop_at: int | None = None) -> bool:
+        """Train for one pass; whether it was broken off after this many steps of the script."""
+        for x, y, index in DataLoader(self.data, batch_sampler=self.sampler):
+            self.optimizer.zero_grad()
+            nn.functional.mse_loss(self.model(x), y).backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
+            self.optimizer.step()
+            self.schedule.step()
+            self.used += index.tolist()
+            if stop_at is not None and len(self.used) == stop_at * BATCH:
+                return True
+        return False
+
+
+def run(tmp: Path, sync: str, *, resume: str | None, save: str, stop_at: int | None = None, workers: int = 2, **job: Any) -> list[Script]:
+    """Train until the end, or until each worker has made so many steps, and save."""
+
+    def script(worker: Worker) -> Script:
+        it = Script(worker, sync)
+        epoch = offbeat.load(tmp / resume, **it.parts)["epoch"] if resume else 0
+        while epoch < EPOCHS:
+            if it.epoch(stop_at):
+                offbeat.save(tmp / save, **it.parts, epoch=epoch)
+                return it
+            epoch += 1
+        offbeat.save(tmp / save, **it.parts, epoch=epoch)
+        return it
+
+    with Job(workers, **job) as running:
+        return running.run(script)
+
+
+def read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = torch.load(path, weights_only=True)
+    return content
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+@pytest.mark.parametrize("sync", sorted(EXACT))
+@pytest.mark.parametrize("stop_at", [STEPS + 2, 2 * STEPS], ids=["middle", "end"])
+def test_a_resumed_job_is_bit_for_bit_the_uninterrupted_one(tmp_path: Path, sync: str, stop_at: int) -> None:
+    run(tmp_path, sync, resume=None, save="whole.pt")
+    run(tmp_path, sync, resume=None, save="half.pt", stop_at=stop_at)
+    run(tmp_path, sync, resume="half.pt", save="rest.pt")
+    whole, rest = read(tmp_path / "whole.pt"), read(tmp_path / "rest.pt")
+    parameters = [name for name, _ in nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1)).named_parameters()]
+    assert all(torch.equal(whole["model"][name], rest["model"][name]) for name in parameters)
+    for part in ("optimizer", "scheduler", "sampler", "own"):
+        assert same(whole[part], rest[part]), part
+    assert float(rest["optimizer"]["state"][0]["step"]) == EPOCHS * STEPS
+
+
+@pytest.mark.parametrize("sync", RULES)
+def test_what_every_rule_resumes(tmp_path: Path, sync: str) -> None:
+    """Every worker begins with the file's state; the rest of the epoch is dealt out, each index of it once."""
+    job, stop_at = RULES[sync], 2
+    before = run(tmp_path, sync, resume=None, save="half.pt", stop_at=stop_at, **job)
+    saved = read(tmp_path / "half.pt")
+    steps = float(saved["optimizer"]["state"][0]["step"])
+    place = saved["sampler"]
+
+    def script(worker: Worker) -> tuple[list[int], dict[str, Any]]:
+        it = Script(worker, sync)
+        own = offbeat.load(tmp_path / "half.pt", **it.parts)
+        assert own == {"epoch": 0}
+        if worker.number == 0 or sync not in ("asp", "psp(c=2, b=0.5)", "solo", "adpsgd", "ssp(staleness=2)", "dssp(lower=1, upper=3)"):
+            for name, value in it.model.named_parameters():
+                if sync in EXACT:
+                    assert torch.equal(value, saved["model"][name]), name
+            assert float(it.optimizer.state_dict()["state"][0]["step"]) >= steps
+        it.epoch()
+        return it.used, it.optimizer.reports[-1]
+
+    with Job(2, **job) as running:
+        results = running.run(script)
+    used = sorted(index for indices, _ in results for index in indices)
+    left = SIZE if place["rest"] is None else sum(stop - start for start, stop in place["rest"])
+    report = results[0][1]
+    assert report["epoch"] == 0
+    if sync not in SPLITS:
+        assert report["indices"] == left
+        assert len(used) == len(set(used)) == left
+    earlier = {index for it in before for index in it.used}
+    assert earlier | set(used) == set(range(SIZE)), "an index of the epoch was used by neither job"
+    if sync in EXACT:
+        assert not earlier & set(used)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_on_another_number_of_workers(tmp_path: Path, workers: int) -> None:
+    before = run(tmp_path, "bsp", resume=None, save="half.pt", stop_at=2)
+    saved = read(tmp_path / "half.pt")
+
+    def script(worker: Worker) -> list[int]:
+        it = Script(worker, "bsp")
+        offbeat.load(tmp_path / "half.pt", **it.parts)
+        assert all(torch.equal(value, saved["model"][name]) for name, value in it.model.named_parameters())
+        assert same(it.optimizer.state_dict()["state"], saved["optimizer"]["state"])
+        it.epoch()
+        return it.used
+
+    with Job(workers, servers=2) as job:
+        after = job.run(script)
+    assert sorted(index for used in [*(it.used for it in before), *after] for index in used) == list(range(SIZE))
+
+
+def test_the_main_process_may_save_alone_and_without_offbeat_the_file_is_read_in_a_line(tmp_path: Path) -> None:
+    path, steps = tmp_path / "file.pt", 3
+
+    def script(worker: Worker) -> None:
+        it = Script(worker, "bsp")
+        for step in range(steps):
+            for p in it.model.parameters():
+                p.grad = torch.ones_like(p)
+            it.optimizer.step()
+            if worker.session is not None and worker.session.chief and step < steps - 1:
+                offbeat.save(path, **it.parts, best=np.float64(0.5))
+
+    with Job(2) as job:
+        job.run(script)
+    assert list(tmp_path.iterdir()) == [path]
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+    model.load_state_dict(torch.load(path, weights_only=True)["model"])
+    plain = adamw(model)
+    plain.load_state_dict(torch.load(path, weights_only=True)["optimizer"])
+    assert float(plain.state_dict()["state"][0]["step"]) == steps - 1
+    assert read(path)["own"] == {"best": 0.5}
+    assert list(read(path)["random"]) == [0]
+
+
+def test_every_workers_random_state_is_in_the_file(tmp_path: Path) -> None:
+    run(tmp_path, "bsp", resume=None, save="file.pt", stop_at=2)
+    saved = read(tmp_path / "file.pt")
+    assert list(saved["random"]) == [0, 1]
+    assert list(saved["buffers"]) == [0, 1]
+    assert same(saved["buffers"][0][0]["1.running_mean"], saved["model"]["1.running_mean"])
+    assert not same(saved["buffers"][1], saved["buffers"][0]), "each worker has BatchNorm statistics of its own"
+
+
+def plain_parts() -> dict[str, Any]:
+    torch.manual_seed(3)
+    model = nn.Linear(2, 1)
+    optimizer = offbeat.DistributedOptimizer(torch.optim.AdamW(model.parameters()), model)
+    sampler = optimizer.batch_sampler(range(10), batch_size=2)
+    return {"model": {"a": model}, "optimizer": [optimizer], "sampler": sampler}
+
+
+def test_without_a_launcher_random_numbers_and_the_place_go_on(tmp_path: Path) -> None:
+    first = plain_parts()
+    batches = iter(first["sampler"])
+    seen = [next(batches)]
+    first["model"]["a"](torch.ones(1, 2)).sum().backward()
+    first["optimizer"][0].step()
+    offbeat.save(tmp_path / "file.pt", **first, epoch=0)
+    drawn = torch.rand(1).item(), random.random(), np.random.random()
+    second = plain_parts()
+    assert offbeat.load(tmp_path / "file.pt", **second) == {"epoch": 0}
+    assert (torch.rand(1).item(), random.random(), np.random.random()) == drawn
+    assert same(second["model"]["a"].state_dict(), first["model"]["a"].state_dict())
+    assert sorted(index for batch in [*seen, *second["sampler"]] for index in batch) == list(range(10))
+
+
+def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, path = plain_parts(), tmp_path / "file.pt"
+    offbeat.save(path, **parts, epoch=1)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        offbeat.save(path, **parts, epoch=2)
+    assert list(tmp_path.iterdir()) == [path]
+    assert read(path)["own"] == {"epoch": 1}
+
+
+def test_what_cannot_be_saved_or_loaded_is_said(tmp_path: Path) -> None:
+    parts, path = plain_parts(), tmp_path / "file.pt"
+    with pytest.raises(ConfigurationError, match=r"folder.*PosixPath.*weights_only"):
+        offbeat.save(path, **parts, folder=Path())
+    offbeat.save(path, **parts)
+    with pytest.raises(ConfigurationError, match="has no scheduler"):
+        offbeat.load(path, **parts, scheduler=object())
+    with pytest.raises(ConfigurationError, match="another arrangement"):
+        offbeat.load(path, **{**parts, "optimizer": [*parts["optimizer"], *parts["optimizer"]]})
+    torch.save({"model": {}}, path)
+    with pytest.raises(ConfigurationError, match="not a file of offbeat"):
+        offbeat.load(path, **parts)
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp", "psp(c=2, b=0.5)", "full", "ensemble", "adpsgd"])
+def test_a_restarted_worker_trains_no_epoch_alone_and_takes_no_old_parameters(tmp_path: Path, sync: str) -> None:
+    """Its file says that an epoch is to come, of which no other worker knows: a snapshot that repeats its last epoch."""
+    old, over = threading.Event(), threading.Event()
+
+    def first(worker: Worker) -> Any:
+        it = Script(worker, sync)
+        it.epoch()
+        if worker.number == 1:
+            offbeat.save(tmp_path / "file.pt", **it.parts, epoch=0)
+            worker.die()
+        offbeat.save(tmp_path / "file.pt", **it.parts, epoch=0)
+        old.set()
+        it.epoch()
+        wait(over)
+        return len(it.used)
+
+    def again(worker: Worker) -> Any:
+        it = Script(worker, sync)
+        begun = {name: value.clone() for name, value in it.model.named_parameters()}
+        offbeat.load(tmp_path / "file.pt", **it.parts)
+        it.sampler.set_epoch(2)
+        assert all(torch.equal(value, begun[name]) for name, value in it.model.named_parameters()), "the file's parameters"
+        over.set()
+        it.epoch()
+        return it.used, it.optimizer.version
+
+    with Job(2) as job:
+        one, two = job.start(0, first), job.start(1, first)
+        job.join(two)
+        wait(old)
+        job.await_state(1, "dead")
+        job.join(job.start(1, again), one)
+        assert job.results(1)[0][0] == []
+        assert job.results(0)[0] <= 2 * SIZE
