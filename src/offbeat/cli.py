@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,6 +66,7 @@ def run(
     ] = None,
     journal: Annotated[Path | None, typer.Option(help="Write every event to this file (docs/journal.md).")] = None,
     summary: Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")] = None,
+    log_dir: Annotated[Path | None, typer.Option(help="Append each worker's and server's whole output to files in this folder.")] = None,
     seed: Annotated[int, typer.Option(help="Of sample orders and of rehearsed slowness.")] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds of silence after which a worker counts as dead.")] = 10.0,
     progress_timeout: Annotated[
@@ -90,6 +92,7 @@ def run(
         preload=preload or [],
         journal=journal,
         summary=summary,
+        log_dir=log_dir,
         seed=seed,
         timeout_s=timeout,
         progress_timeout_s=progress_timeout,
@@ -102,7 +105,14 @@ def run(
         raise ConfigurationError(f"--grace {grace:g}: seconds, at least 0")
     try:
         supervisor = Supervisor(
-            settings, program, max_restarts=max_restarts, grace_s=grace, port=port, preload=preload or [], display=progress
+            settings,
+            program,
+            max_restarts=max_restarts,
+            grace_s=grace,
+            port=port,
+            preload=preload or [],
+            log_dir=log_dir,
+            display=progress,
         )
         outcome = supervisor.run()
     finally:
@@ -202,6 +212,7 @@ def check(
     progress_timeout_s: float = 1800.0,
     late: Sequence[str] = (),
     preload: Sequence[str] = (),
+    log_dir: Path | None = None,
     no_torchrun_env: bool = False,
 ) -> JobSettings:
     """The job's settings, if they make sense.
@@ -230,6 +241,8 @@ def check(
         if late and chosen.scope == "job":
             raise ConfigurationError(f"--late {late[0]}: under {spelling} servers send nothing that could be late; use --sync 'psp(...)'")
     check_files(journal, summary)
+    if log_dir is not None:
+        _check_folder(log_dir)
     slow_faults, kills = parse_all(slow, kill, workers)
     return JobSettings(
         workers=workers,
@@ -269,6 +282,16 @@ def _check_writable(option: str, path: Path) -> None:
         raise ConfigurationError(f"{option}: no permission to write there")
 
 
+def _check_folder(folder: Path) -> None:
+    """Make it, if need be."""
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"--log-dir {folder}: this folder cannot be made ({error.strerror}); name one that can") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"--log-dir {folder}: no permission to write there")
+
+
 def finish(screen: Console, outcome: Outcome, summary: Path | None) -> None:
     """Print the table, or why there is none, and write the summary."""
     figures: dict[str, Any] | None = outcome.summary
@@ -277,7 +300,6 @@ def finish(screen: Console, outcome: Outcome, summary: Path | None) -> None:
         for name, value in figures["metrics"].items():
             screen.print(f"{name}: {value:.6g}")
     if outcome.status != 0:
-        sys.stderr.write("\n")  # a worker may have been killed in the middle of a line
         fail(outcome.reason)
     if summary is not None and figures is not None:
         summary.write_text(json.dumps({**figures, "ok": outcome.status == 0, "reason": outcome.reason}, indent=1) + "\n")
@@ -293,6 +315,9 @@ def main() -> None:
     """The entry point; a mistake of the user's ends in one sentence and status 2, a job that cannot go on in status 1."""
     try:
         app()
+    except BrokenPipeError:  # whoever read our output does not any more, as in offbeat run ... | head -1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(128 + signal.SIGPIPE)
     except ConfigurationError as error:
         fail(str(error))
         sys.exit(2)

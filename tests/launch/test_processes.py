@@ -6,12 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
-from tests.launch.waiting import DEADLINE_S, alive, until
+from tests.launch.waiting import DEADLINE_S, alive, printed, until
 
 from offbeat.launch.processes import describe, start
 
@@ -89,13 +88,8 @@ def test_a_child_dies_with_its_parent() -> None:
     until("the child's end", lambda: not alive(child))
 
 
-def test_captured_lines_come_whole_and_the_last_one_even_without_its_end() -> None:
-    child = start(
-        [sys.executable, "-c", "import sys; print('one'); print('half', end=''); sys.stderr.write(' line')"], os.environ, capture=True
-    )
-    lines: list[str] = []
-    deadline = time.monotonic() + 20
-    while child.ended() is None and time.monotonic() < deadline:
-        lines += child.lines()
-    assert lines + child.lines() == ["one", "half line"]
-    assert child.lines() == []
+def test_captured_output_is_all_there() -> None:
+    program = "import sys; print('one'); print('half', end=''); sys.stderr.write(' line')"
+    child = start([sys.executable, "-c", program], os.environ, capture=True)
+    assert printed(child) == ["one", "half", " line"]
+    assert child.read() == []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.launch.waiting import until
+from tests.launch.waiting import printed, until
 
 from offbeat.errors import ConfigurationError
 from offbeat.launch.program import Program
@@ -62,8 +62,7 @@ def test_a_fork_is_what_python_would_be(program: Program) -> None:
     until("its imports", zygote.settled)
     child = zygote.fork(os.environ, program)
     assert child is not None
-    until("its end", lambda: child.ended() is not None)
-    forked = json.loads("".join(child.lines()))
+    forked = json.loads("".join(printed(child)))
     zygote.child.kill()
     assert forked == alone(program)
     assert forked["mine"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.launch.waiting import alive, until
+from tests.launch.waiting import alive, printed, until
 
 from offbeat.errors import ConfigurationError
 from offbeat.launch import zygote as zygotes
@@ -31,19 +31,6 @@ def there(pid: int) -> bool:
         os.kill(pid, 0)
         return True
     return False
-
-
-def output(child: Child) -> list[str]:
-    """All that it prints until its end."""
-    lines: list[str] = []
-
-    def over() -> bool:
-        ended = child.ended() is not None
-        lines.extend(child.lines())
-        return ended
-
-    until("its end", over)
-    return lines
 
 
 @pytest.fixture
@@ -83,7 +70,7 @@ class Mine: pass
 print(__name__, __file__, sys.argv, sys.path[0], Mine.__module__, sys.modules["__main__"].Mine is Mine)
 print(os.environ["SHARED"], os.environ["WORKER"], os.getsid(0) == os.getpid(), os.getppid() == beside.WHERE, "decimal" in sys.modules)
 """
-    assert output(fork(program, "--epochs", "3", WORKER="7")) == [
+    assert printed(fork(program, "--epochs", "3", WORKER="7")) == [
         f"__main__ {script} {[str(script), '--epochs', '3']} {script.parent} __main__ True",
         "1 7 True True True",
     ]
@@ -109,7 +96,7 @@ threading.Thread(target=lambda: (go.wait(), print("thread"))).start()
 print("no line's end", end="")
 go.set()
 """
-    assert sorted("".join(output(fork(program))).replace("thread", "").split("no line's end")) == ["", "at exit"]
+    assert sorted("".join(printed(fork(program))).replace("thread", "").split("no line's end")) == ["", "at exit"]
 
 
 def test_the_end_writes_what_the_script_left_open(fork: Fork, script: Path) -> None:
@@ -128,7 +115,7 @@ local()
 sys.exit("a sentence")
 """
     child = fork(f"import os; os.chdir({str(script.parent)!r})\n{program}")
-    assert output(child) == ["a sentence", f"whose main? {script}"]
+    assert printed(child) == [f"whose main? {script}", "a sentence"]
     assert child.ended() == 1
     texts = [
         (script.parent / "kept").read_text(),
@@ -140,7 +127,7 @@ sys.exit("a sentence")
 
 def test_a_keyboard_interrupt_ends_as_pythons(fork: Fork) -> None:
     child = fork("raise KeyboardInterrupt")
-    lines = output(child)
+    lines = printed(child)
     assert (child.ended(), lines[-1]) == (-signal.SIGINT, "KeyboardInterrupt")
 
 
@@ -161,20 +148,20 @@ def test_an_exit_does_not_copy_what_the_zygote_holds(script: Path) -> None:
     until("its imports", zygote.settled)
     child = zygote.fork(os.environ, Program(str(script)))
     assert child is not None
-    figures = [int(line) for line in output(child)]
+    figures = [int(line) for line in printed(child)]
     zygote.child.kill()
     assert len(figures) == 1, f"the interpreter has taken its modules apart: {figures} KiB private before and after"
 
 
 def test_a_traceback_begins_in_the_script(fork: Fork, script: Path) -> None:
-    lines = output(fork("def f():\n    1 / 0\nf()\n"))
+    lines = printed(fork("def f():\n    1 / 0\nf()\n"))
     assert lines[:2] == ["Traceback (most recent call last):", f'  File "{script}", line 3, in <module>']
     assert lines[-1] == "ZeroDivisionError: division by zero"
 
 
 def test_forks_do_not_draw_the_same(fork: Fork) -> None:
     program = "import random, numpy\nprint(random.random(), numpy.random.random())"
-    first, second = (output(fork(program))[0].split() for _ in range(2))
+    first, second = (printed(fork(program))[0].split() for _ in range(2))
     assert first[0] != second[0] and first[1] != second[1]
 
 
@@ -239,4 +226,4 @@ def test_a_fork_keeps_the_token_out_of_its_environment(zygote: Zygote, script: P
     script.write_text("import os\nfrom offbeat.runtime.settings import take_token\nprint('OFFBEAT_TOKEN' in os.environ, take_token())\n")
     child = zygote.fork({**os.environ, "SHARED": "1", "OFFBEAT_TOKEN": "secret"}, Program(str(script)))
     assert child is not None
-    assert output(child) == ["False secret"]
+    assert printed(child) == ["False secret"]

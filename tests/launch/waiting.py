@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import psutil
 
+from offbeat.launch.processes import Child
+
 DEADLINE_S = 30.0
 
 
@@ -25,3 +27,16 @@ def alive(pid: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     return False
+
+
+def printed(child: Child) -> list[str]:
+    """All lines that a captured process prints until its end, those of stderr last."""
+    pieces: list[tuple[bool, bytes]] = []
+
+    def over() -> bool:
+        child.ended()
+        pieces.extend(child.read())
+        return child.drained
+
+    until("its end", over)
+    return [line for wanted in (False, True) for line in b"".join(data for error, data in pieces if error == wanted).decode().splitlines()]

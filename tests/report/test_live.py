@@ -123,3 +123,25 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
         progress.update(snapshot | {"samples": 100 * min(second, 10)}, now=float(second))
     assert " 100 samples/s" in file.getvalue()
     assert file.getvalue().splitlines()[-1].split("version")[1].split()[1] == "0"
+
+
+def test_the_clock_does_not_run_backwards_and_success_is_no_death(run_job: RunJob) -> None:
+    """The job's last event may be older than the last line: processes take a while to end."""
+    console, file = screen(terminal=False)
+    progress, seen = Progress(console), snapshots(run_job(SSP(staleness=2), [0.1, 0.1, 0.1], epochs=1), 10)
+    for number, snapshot in enumerate(seen):
+        progress.update(snapshot, now=1000.0 + 3.0 * number)
+    progress.update(seen[-1], now=2000.0)
+    progress.close()
+    times = [float(line.split(" s ")[0]) for line in file.getvalue().splitlines() if "version" in line]
+    assert times == sorted(times)
+    assert headline(seen[-1], 1.0).endswith("3 of 3 finished")
+
+
+def test_a_bar_is_part_of_the_view() -> None:
+    console, file = screen(terminal=True)
+    progress = Progress(console)
+    progress.update(Tally().summary(), now=0.0)
+    progress.bar("[worker 0]  20%|##")
+    progress.close()
+    assert "[worker 0]  20%|##" in file.getvalue()

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,6 +19,7 @@ from offbeat.errors import ProtocolError
 from offbeat.launch.environment import common_environment, free_port, server_environment, worker_environment
 from offbeat.launch.hangs import STACKS_S, LivedClock, ServerWatch, Standing
 from offbeat.launch.outcome import Display, End, Outcome, verdict
+from offbeat.launch.output import Output
 from offbeat.launch.processes import Child, describe, start
 from offbeat.launch.program import Program
 from offbeat.launch.restarts import LastWords, WorkerProcess, why_not_restarted
@@ -49,6 +51,7 @@ class Supervisor:
         grace_s: how long the scripts may take to end after Ctrl-C or SIGTERM.
         port: where server 0 listens; 0: the system chooses.
         preload: modules to import once, in a process that workers are forked from; none: each worker is a new process.
+        log_dir: a folder for the raw output of each worker and server; None: nowhere.
         display: who shows it.
 
     Raises:
@@ -64,6 +67,7 @@ class Supervisor:
         grace_s: Seconds = 30.0,
         port: int,
         preload: Sequence[str] = (),
+        log_dir: Path | None = None,
         display: Display,
     ) -> None:
         self._settings = settings
@@ -73,6 +77,7 @@ class Supervisor:
         self._max_restarts, self._grace_s = max_restarts, grace_s
         self._port = port
         self._display = display
+        self._output = Output(display, log_dir)
         self._group_port = free_port() if settings.torchrun_env else None
         self._token = secrets.token_hex(16)
         self._hub = SocketHub(self._token)
@@ -102,6 +107,7 @@ class Supervisor:
             if self._zygote is not None:
                 self._zygote.child.kill()
             self._hub.close()
+            self._output.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -120,10 +126,12 @@ class Supervisor:
             self._display.note("--preload works on Linux only: here every worker imports for itself")
         elif self._preload:
             environment = common_environment(self._settings)
-            self._zygote = Zygote(self._program, self._preload, environment, capture=self._display.redraws)
+            self._zygote = Zygote(self._program, self._preload, environment, capture=True)
+            self._attach("preload", 0, self._zygote.child)
         for number in range(self._settings.servers):
             environment = server_environment(number, self._settings, token=self._token, supervisor=address, port=self._port)
-            self._servers[number] = start([sys.executable, "-m", "offbeat.runtime.server"], environment)
+            self._servers[number] = start([sys.executable, "-m", "offbeat.runtime.server"], environment, capture=True)
+            self._attach("server", number, self._servers[number])
             self._server_watch.heard(number, self._clock.now(), loading=True)
         if not self._begun(lambda: len(self._addresses) == self._settings.servers):
             return
@@ -150,8 +158,6 @@ class Supervisor:
         if self._zygote is None:
             return True
         settled = self._zygote.settled()
-        for line in self._zygote.child.lines():
-            self._display.note(line)
         if self._zygote.failure is not None:
             self._failure = self._failure or (self._zygote.failure, True)
         elif self._zygote.over:
@@ -162,7 +168,12 @@ class Supervisor:
         servers = tuple(self._addresses[n] for n in range(self._settings.servers))
         environment = worker_environment(worker, self._settings, token=self._token, servers=servers, group_port=self._group_port)
         forked = self._zygote.fork(environment, self._program) if self._zygote is not None else None
-        return forked or start([sys.executable, *self._program.command], environment, capture=self._display.redraws)
+        child = forked or start([sys.executable, *self._program.command], environment, capture=True)
+        self._attach("worker", worker, child)
+        return child
+
+    def _attach(self, role: str, number: int, child: Child) -> None:
+        self._output.attach(role, number, child)
 
     # Running.
 
@@ -181,19 +192,14 @@ class Supervisor:
                 return self._conclude()
 
     def _serve(self, timeout_s: Seconds) -> None:
-        for connection, item in self._hub.poll(timeout_s):
+        for connection, item in self._hub.poll(timeout_s, self._output.pipes()):
             if isinstance(item, Message):
                 self._on_message(connection, item.header)
                 for number in [number for number, link in self._links.items() if link is connection]:
                     self._server_watch.heard(number, self._clock.now(), loading=item.header.get("kind") == "loading")
             else:
                 self._links = {number: link for number, link in self._links.items() if link is not connection}
-        for worker, state in self._workers.items():
-            self._pass_on(worker, state.child)
-
-    def _pass_on(self, worker: WorkerId, child: Child) -> None:
-        for line in child.lines():
-            self._display.note(f"[{worker}] {line}")
+        self._output.drain()
 
     def _serve_until(self, ready: Callable[[], bool], limit_s: Seconds) -> None:
         deadline = time.monotonic() + limit_s
@@ -271,7 +277,7 @@ class Supervisor:
             self._tell("lost", worker=worker, reason=f"its process {how}")
             pushed = state.has_pushed(worker, self._snapshot)
             why_not = why_not_restarted(status, pushed=pushed, restarts=state.restarts, max_restarts=self._max_restarts)
-            self._pass_on(worker, state.child)
+            self._output.drain()  # before it is said that it has ended
             if why_not is None:
                 state.restarts += 1
                 state.failure = None
@@ -361,8 +367,7 @@ class Supervisor:
     def _end(self, status: int, reason: str) -> Outcome:
         """Let the coordinator close its books, then stop the servers."""
         _kill([state.child for state in self._workers.values()])
-        for worker, state in self._workers.items():
-            self._pass_on(worker, state.child)
+        self._output.drain()
         self._tell("finish", ok=status == 0, reason=reason)
         self._serve_until(lambda: self._summary is not None or 0 not in self._links, GRACE_S)
         if self._summary is None and self._snapshot is not None and self._settings.journal is not None:

@@ -6,7 +6,7 @@ exit status tells, although the other workers have finished.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +24,12 @@ class Display(Protocol):
     def update(self, snapshot: dict[str, Any], now: Seconds) -> None: ...
 
     def note(self, text: str) -> None: ...
+
+    def lines(self, lines: Sequence[str], *, error: bool) -> None:
+        """Print lines of a process: to stdout, or to stderr."""
+
+    def bar(self, text: str | None) -> None:
+        """Show a worker's progress bar in its present state, where that can be done; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)

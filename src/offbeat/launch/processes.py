@@ -14,6 +14,8 @@ from typing import IO, Protocol
 from offbeat.types import Seconds
 
 _PR_SET_PDEATHSIG = 1
+READ_BYTES_MAX = 1 << 18
+"""Of one pipe at a time: a process that prints without end shall not keep us from everything else."""
 
 
 class Process(Protocol):
@@ -21,6 +23,7 @@ class Process(Protocol):
 
     pid: int
     stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
 
     def poll(self) -> int | None: ...
 
@@ -35,7 +38,7 @@ def start(command: Sequence[str], environment: Mapping[str, str], *, capture: bo
     Args:
         command: the program and its arguments.
         environment: all of its variables.
-        capture: keep what it prints for `Child.lines`, instead of letting it print where we do.
+        capture: keep what it prints for `Child.read`, instead of letting it print where we do.
         keep: our file descriptors that it has too.
     """
     return Child(
@@ -43,7 +46,7 @@ def start(command: Sequence[str], environment: Mapping[str, str], *, capture: bo
             command,
             env={**environment, "PYTHONUNBUFFERED": "1"} if capture else dict(environment),
             stdout=subprocess.PIPE if capture else None,
-            stderr=subprocess.STDOUT if capture else None,
+            stderr=subprocess.PIPE if capture else None,
             start_new_session=True,
             preexec_fn=die_with_parent(),  # noqa: PLW1509 - the launcher has one thread
             pass_fds=keep,
@@ -60,29 +63,36 @@ class Child:
 
     def __init__(self, process: Process) -> None:
         self._swept = False
-        self._rest = b""
         self._process = process
-        if self._process.stdout is not None:
-            os.set_blocking(self._process.stdout.fileno(), False)
+        self._pipes = [pipe for pipe in (process.stdout, process.stderr) if pipe is not None]
+        for pipe in self._pipes:
+            os.set_blocking(pipe.fileno(), False)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def lines(self) -> list[str]:
-        """What it has printed since the last call, as far as its lines are complete; after its end, all of it."""
-        if self._process.stdout is None or self._process.stdout.closed:
-            return []
+    @property
+    def drained(self) -> bool:
+        """Whether it has ended and all that it has printed is read."""
+        return not self._pipes and self._process.poll() is not None
+
+    def pipes(self) -> list[int]:
+        """The descriptors that `read` reads from, for whoever waits for them."""
+        return [pipe.fileno() for pipe in self._pipes]
+
+    def read(self) -> list[tuple[bool, bytes]]:
+        """Read what it has printed since the last call, each piece with whether it is of stderr; after its end, all of it."""
         over = self._process.poll() is not None
-        with contextlib.suppress(BlockingIOError):
-            while block := os.read(self._process.stdout.fileno(), 1 << 16):
-                self._rest += block
-        *lines, self._rest = self._rest.replace(b"\r", b"\n").split(b"\n")
-        if over:
-            lines.append(self._rest)
-            self._rest = b""
-            self._process.stdout.close()
-        return [line.decode(errors="replace") for line in lines if line]
+        found = []
+        for pipe in list(self._pipes):
+            data, ended = _available(pipe, None if over else READ_BYTES_MAX)
+            if data:
+                found.append((pipe is self._process.stderr, data))
+            if ended or over:
+                self._pipes.remove(pipe)
+                pipe.close()
+        return found
 
     def ended(self) -> int | None:
         """The exit status, negative for a signal; None while it runs. What the process left behind is killed."""
@@ -117,6 +127,18 @@ class Child:
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _available(pipe: IO[bytes], limit: int | None) -> tuple[bytes, bool]:
+    """What can be read without waiting, and whether the pipe's other end is closed."""
+    data = bytearray()
+    with contextlib.suppress(BlockingIOError):
+        while limit is None or len(data) < limit:
+            block = os.read(pipe.fileno(), 1 << 16)
+            if not block:
+                return bytes(data), True
+            data += block
+    return bytes(data), False
 
 
 def die_with_parent() -> Callable[[], None]:

@@ -61,7 +61,7 @@ class Zygote:
         program: what the forks will run; its folder is where they look first for modules.
         modules: imported once.
         environment: all variables; those of the forks are these and more.
-        capture: keep what the forks print for `Child.lines`.
+        capture: keep what the forks print for `Child.read`.
     """
 
     def __init__(self, program: Program, modules: Sequence[str], environment: Mapping[str, str], *, capture: bool = False) -> None:
@@ -93,17 +93,19 @@ class Zygote:
         more = {name: value for name, value in environment.items() if self._environment.get(name) != value}
         request = json.dumps({"environment": more, "command": program.command}).encode()
         with contextlib.ExitStack() as ends:
-            output = None
-            if self._capture:
+            outputs: list[IO[bytes]] = []
+            theirs: list[int] = []
+            for _ in range(2 if self._capture else 0):
                 reading, writing = os.pipe()
                 ends.callback(os.close, writing)
-                output = open(reading, "rb", buffering=0)  # noqa: SIM115 - the child's, until its end
+                theirs.append(writing)
+                outputs.append(open(reading, "rb", buffering=0))  # noqa: SIM115 - the child's, until its end
             with contextlib.suppress(OSError):
-                socket.send_fds(self._channel, [request], [writing] if self._capture else [])
+                socket.send_fds(self._channel, [request], theirs)
             while not self.over and (pid := self._hear(None)) != REFUSED:
                 if pid is not None:
-                    return Child(Fork(self, pid, output))
-        if output is not None:
+                    return Child(Fork(self, pid, *outputs))
+        for output in outputs:
             output.close()
         return None
 
@@ -143,11 +145,11 @@ class Zygote:
 class Fork:
     """A zygote's fork, with as much of `subprocess.Popen` as `Child` needs."""
 
-    def __init__(self, zygote: Zygote, pid: int, stdout: IO[bytes] | None) -> None:
+    def __init__(self, zygote: Zygote, pid: int, stdout: IO[bytes] | None = None, stderr: IO[bytes] | None = None) -> None:
         self._zygote = zygote
         self._status: int | None = None
         self.pid = pid
-        self.stdout = stdout
+        self.stdout, self.stderr = stdout, stderr
 
     def poll(self) -> int | None:
         return self._look(0.0)
@@ -207,7 +209,7 @@ def _serve(channel: socket.socket) -> list[str] | None:
                     os.close(key.fd)
                     channel.send(json.dumps({"ended": key.data, "status": status}).encode())
                     continue
-                text, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 1)
+                text, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
                 match json.loads(text or "{}"):
                     case {"command": command, "environment": environment}:
                         pid = _fork(environment, descriptors)
@@ -238,9 +240,8 @@ def _fork(environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
     if pid == 0:
         os.setsid()
         prepare()
-        for descriptor in descriptors:
-            os.dup2(descriptor, 1)
-            os.dup2(descriptor, 2)
+        for number, descriptor in enumerate(descriptors, start=1):
+            os.dup2(descriptor, number)
         os.environ.update(environment)
         if TOKEN in os.environ:
             take_token()

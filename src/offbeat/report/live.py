@@ -6,6 +6,7 @@ functions; `Progress` only prints. It starts no thread and reads no clock, so no
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
@@ -48,6 +49,9 @@ class Progress:
         self._console = console
         self._live: Live | None = None
         self._before: Summary | None = None
+        self._rated = 0.0
+        self._bar: str | None = None
+        self._elapsed_s: Seconds = 0.0
         self._began: Seconds = 0.0
         self._printed: Seconds | None = None
         self._said = ""
@@ -62,11 +66,11 @@ class Progress:
         """Show a snapshot. ``now`` is any clock that goes on when nothing happens in the job."""
         if self._before is None:
             self._began = now - snapshot["elapsed_s"]
-        elapsed_s = now - self._began
+        elapsed_s = self._elapsed_s = max(self._elapsed_s, now - self._began)
         for text in changes(self._before, snapshot):
             self.note(f"{elapsed_s:8.1f} s  {text}")
         self._before = snapshot
-        rate = self._rate(snapshot, now)
+        rate = self._rated = self._rate(snapshot, now)
         if self._console.is_terminal:
             self._draw(snapshot, elapsed_s, rate)
         elif self._printed is None or now - self._printed >= PLAIN_EVERY_S:
@@ -75,8 +79,24 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print a line that stays, above the display if there is one."""
-        # Not console.print's markup or wrapping: what comes here may be anybody's output, to be read by programs as well.
-        self._console.print(Text(text), soft_wrap=True)
+        self.lines([text], error=False)
+
+    def lines(self, lines: Sequence[str], *, error: bool) -> None:
+        """Print lines that stay: to stderr, or to the console."""
+        target = sys.stderr if error else self._console.file
+        if self._live is not None and target.isatty():
+            # Not console.print's markup or wrapping: what comes here may be anybody's output, to be read by programs as well.
+            self._console.print(Text("\n".join(lines)), soft_wrap=True)
+        else:
+            target.write("".join(f"{line}\n" for line in lines))
+            target.flush()
+
+    def bar(self, text: str | None) -> None:
+        """Show a worker's progress bar below the workers, on a terminal."""
+        if text != self._bar:
+            self._bar = text
+            if self._live is not None and self._before is not None:
+                self._draw(self._before, self._elapsed_s, self._rated)
 
     def close(self) -> None:
         """Leave the last state on the screen. May be called twice."""
@@ -86,7 +106,7 @@ class Progress:
         elif self._before is not None and not self._console.is_terminal:
             last = headline(self._before, self._before["samples_per_s"])
             if last != self._said:
-                self._say(self._before["elapsed_s"], last)
+                self._say(self._elapsed_s, last)
         self._before = None
 
     def _say(self, elapsed_s: Seconds, line: str) -> None:
@@ -95,11 +115,12 @@ class Progress:
 
     def _draw(self, snapshot: Summary, elapsed_s: Seconds, rate: float) -> None:
         if self._live is None:
-            self._live = Live(console=self._console, auto_refresh=False)
+            self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
             self._live.start()
-        rows = max(1, self._console.height - 5)
+        rows = max(1, self._console.height - 5 - (self._bar is not None))
         head = Text(f"{elapsed_s:8.1f} s  {headline(snapshot, rate)}", style="bold", no_wrap=True, overflow="ellipsis")
-        self._live.update(Group(head, worker_table(snapshot, rows)), refresh=True)
+        bar = [Text(self._bar, no_wrap=True, overflow="ellipsis")] if self._bar is not None else []
+        self._live.update(Group(head, worker_table(snapshot, rows), *bar), refresh=True)
 
     def _rate(self, snapshot: Summary, now: Seconds) -> float:
         self._history.append((now, snapshot["samples"]))
@@ -119,7 +140,9 @@ def headline(snapshot: Summary, rate: float) -> str:
     epochs = f"  epoch {len(snapshot['epochs'])}" if snapshot["epochs"] else ""
     others = "".join(f"  and {short(one['sync'])} version {one['version']:,}" for one in snapshot["optimizers"] or ())
     job = f"{short(snapshot['sync'])}{epochs}  {version_words(snapshot)}{others}"
-    return f"{job}  {rate_words(snapshot, rate)}{loss}  {alive} of {len(workers)} alive"
+    finished = sum(worker["state"] == "finished" for worker in workers)
+    live = f"{alive} of {len(workers)} alive" if alive or not finished else f"{finished} of {len(workers)} finished"
+    return f"{job}  {rate_words(snapshot, rate)}{loss}  {live}"
 
 
 def worker_table(snapshot: Summary, rows: int) -> Table:

@@ -14,6 +14,7 @@ import selectors
 import socket
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 from offbeat.errors import ConfigurationError, JobError
@@ -74,6 +75,7 @@ class SocketHub(Hub):
         self._lost: Arrivals = []
         """Connections that could not be made again."""
         self._warned: set[str] = set()
+        self._watched: set[int] = set()
         self._closed = False
         self._bell, self._button = socket.socketpair()
         for end in (self._bell, self._button):
@@ -202,7 +204,9 @@ class SocketHub(Hub):
 
     # Waiting.
 
-    def poll(self, timeout_s: float | None) -> Arrivals:
+    def poll(self, timeout_s: float | None, also: Sequence[int] = ()) -> Arrivals:
+        """As `Hub.poll`; returns, with whatever has arrived, also when one of these descriptors of the caller's can be read."""
+        self._watch(also)
         assert not self._closed, "this hub is closed"
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         arrived: Arrivals = []
@@ -228,13 +232,23 @@ class SocketHub(Hub):
                 self._woken = False
                 return arrived
 
-    def _serve(self, what: StreamConnection | socket.socket | None, events: int, arrived: Arrivals) -> None:
+    def _watch(self, descriptors: Sequence[int]) -> None:
+        for gone in self._watched.difference(descriptors):
+            with contextlib.suppress(KeyError, OSError):  # a closed descriptor has left the selector's kernel side by itself
+                self._selector.unregister(gone)
+        for new in set(descriptors).difference(self._watched):
+            self._selector.register(new, _READ, new)
+        self._watched = set(descriptors)
+
+    def _serve(self, what: StreamConnection | socket.socket | int | None, events: int, arrived: Arrivals) -> None:
         if isinstance(what, StreamConnection):
             if events & _WRITE and not what.closed and what.flush():
                 self._selector.modify(what.sock, _READ, what)
                 self._writing.discard(what)
             if events & _READ and not what.closed:
                 self._receive(what, arrived)
+        elif isinstance(what, int):
+            self._woken = True
         elif what is None:
             with contextlib.suppress(BlockingIOError):
                 self._bell.recv(4096)

@@ -1,0 +1,170 @@
+"""What the processes of a job print: whole lines, labelled, the lines of a traceback together; and everything, raw, in files if wanted."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO
+
+from offbeat.launch.outcome import Display
+from offbeat.launch.processes import Child
+from offbeat.types import Seconds
+
+QUIET_S: Seconds = 0.1
+"""Lines of stderr are printed together once the process has printed none for so long,"""
+TRACEBACK_S: Seconds = 1.0
+"""or this long, where a traceback has begun and its last line is not there yet."""
+BAR_EVERY_S: Seconds = 10.0
+"""How often a running progress bar is printed where there is no terminal to draw it on."""
+HELD_LINES_MAX = 500
+LINE_BYTES_MAX = 1 << 16
+_LOWER_BAR = re.compile(rb"\n\r?[^\n]*?\x1b\[A")
+"""tqdm's second bar: down one line, draw, up again."""
+
+
+class Lines:
+    """Makes lines of what comes out of one pipe. Text after a carriage return replaces the line so far, as on a terminal.
+
+    >>> lines = Lines()
+    >>> lines.feed(b"one\\ntwo, and a h"), lines.feed(b"alf\\n")
+    (['one'], ['two, and a half'])
+    >>> lines.feed(b"\\r 10%"), lines.feed(b"\\r 20%"), lines.bar
+    ([], [], ' 20%')
+    >>> lines.feed(b"\\r100%\\n"), lines.feed(b"no end"), lines.end()
+    (['100%'], [], ['no end'])
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    @property
+    def bar(self) -> str | None:
+        """The line that is being redrawn now, if one is."""
+        return _shown(self._rest) or None if b"\r" in self._rest else None
+
+    def feed(self, data: bytes) -> list[str]:
+        """Take what was read; return the lines that are complete."""
+        *lines, rest = _LOWER_BAR.sub(b"", self._rest + data).split(b"\n")
+        if len(rest) > LINE_BYTES_MAX and b"\r" not in rest:
+            lines.append(rest)
+            rest = b""
+        head, _, last = rest.rpartition(b"\r")
+        self._rest = b"\r" + (last or head.rpartition(b"\r")[2]) + (b"" if last else b"\r") if b"\r" in rest else rest
+        return [_shown(line) for line in lines if not (b"\r" in line and not _shown(line).strip())]
+
+    def end(self) -> list[str]:
+        """Return the line that has no end, if there is one."""
+        rest, self._rest = _shown(self._rest), b""
+        return [rest] if rest.strip() else []
+
+
+class _Printer:
+    """One process's pipes.
+
+    Args:
+        child: the process.
+        label: before each line.
+        log: gets the raw bytes, too.
+    """
+
+    def __init__(self, child: Child, label: str, log: BinaryIO | None) -> None:
+        self.child, self.log = child, log
+        self._label = label
+        self._out, self._err = Lines(), Lines()
+        self._held: list[str] = []
+        self._held_at: Seconds = 0.0
+        self._bar_at: Seconds = time.monotonic()
+        self._bar_said: str | None = None
+
+    @property
+    def bar(self) -> str | None:
+        bar = self._err.bar or self._out.bar
+        return None if bar is None else self._label + bar
+
+    def drain(self, display: Display, now: Seconds) -> None:
+        """Read and print what there is; after the process's end, all of it."""
+        said: list[str] = []
+        for error, data in self.child.read():
+            if self.log is not None:
+                self.log.write(data)
+            if error and (lines := self._err.feed(data)):
+                self._held += lines
+                self._held_at = now
+            elif not error:
+                said += self._out.feed(data)
+        if over := self.child.drained:
+            said += self._out.end()
+            self._held += self._err.end()
+        if said:
+            display.lines([self._label + line for line in said], error=False)
+        if self._held and (over or self._whole(now)):
+            display.lines([self._label + line for line in self._held], error=True)
+            self._held = []
+        if not display.redraws and self.bar != self._bar_said and now - self._bar_at >= BAR_EVERY_S:
+            self._bar_at, self._bar_said = now, self.bar
+            if self.bar is not None:
+                display.lines([self.bar], error=True)
+
+    def _whole(self, now: Seconds) -> bool:
+        """Whether the lines held back are all that come together."""
+        traceback = max((n for n, line in enumerate(self._held) if line.startswith("Traceback (most recent")), default=None)
+        unfinished = traceback is not None and all(line[:1] in (" ", "") for line in self._held[traceback + 1 :])
+        return len(self._held) >= HELD_LINES_MAX or now - self._held_at >= (TRACEBACK_S if unfinished else QUIET_S)
+
+
+class Output:
+    """What all processes of a job print.
+
+    Args:
+        display: prints it.
+        folder: for a file with the raw output of each worker and server; None: no files.
+    """
+
+    def __init__(self, display: Display, folder: Path | None) -> None:
+        self._display, self._folder = display, folder
+        self._printers: dict[tuple[str, int], _Printer] = {}
+        self._starts: dict[tuple[str, int], int] = {}
+
+    def attach(self, role: str, number: int, child: Child) -> None:
+        """Print what this process prints, under its role and number; its predecessor has ended."""
+        key = (role, number)
+        if (before := self._printers.get(key)) is not None:
+            before.drain(self._display, time.monotonic())
+        self._starts[key] = self._starts.get(key, 0) + 1
+        log = before.log if before is not None else None
+        if self._folder is not None:
+            log = log or (self._folder / f"{role}-{number}.log").open("ab", buffering=0)
+            when = datetime.now().astimezone().isoformat(timespec="seconds")
+            log.write(f"=== {role} {number}, start {self._starts[key]}, pid {child.pid}, {when}\n".encode())
+        self._printers[key] = _Printer(child, f"[{role} {number}] ", log)
+
+    def pipes(self) -> list[int]:
+        """The descriptors that more output would come from."""
+        return [pipe for printer in self._printers.values() for pipe in printer.child.pipes()]
+
+    def drain(self) -> None:
+        """Read what the processes have printed, and print what is complete."""
+        now = time.monotonic()
+        for printer in self._printers.values():
+            printer.drain(self._display, now)
+        bars = (self._printers[key].bar for key in sorted(self._printers, reverse=True) if key[0] == "worker")
+        shown = None
+        for bar in bars:
+            shown = bar or shown
+        self._display.bar(shown)
+
+    def close(self) -> None:
+        """Print the rest; the processes have ended."""
+        self.drain()
+        for printer in self._printers.values():
+            if printer.log is not None:
+                printer.log.close()
+
+
+def _shown(line: bytes) -> str:
+    """What a terminal would show of a line with carriage returns."""
+    parts = line.split(b"\r")
+    last = parts[-1] if parts[-1] or len(parts) == 1 else parts[-2]
+    return last.decode(errors="replace")

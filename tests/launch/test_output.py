@@ -1,0 +1,101 @@
+"""Output of a job's processes: whole lines with labels, tracebacks together, bars in their last state, files with everything."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from pathlib import Path
+
+from tests.launch.waiting import until
+
+from offbeat.launch.output import Lines, Output
+from offbeat.launch.processes import Child, start
+
+
+class Screen:
+    """Remembers what it is told to show."""
+
+    redraws = False
+
+    def __init__(self) -> None:
+        self.said: list[tuple[bool, str]] = []
+        self.bars: list[str | None] = []
+
+    def update(self, snapshot: object, now: float) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def lines(self, lines: list[str], *, error: bool) -> None:
+        self.said += [(error, line) for line in lines]
+
+    def bar(self, text: str | None) -> None:
+        self.bars.append(text)
+
+
+def python(program: str) -> Child:
+    return start([sys.executable, "-c", program], os.environ, capture=True)
+
+
+def run(programs: list[str], folder: Path | None = None) -> Screen:
+    screen = Screen()
+    output = Output(screen, folder)  # type: ignore[arg-type]
+    children = [python(program) for program in programs]
+    for number, child in enumerate(children):
+        output.attach("worker", number, child)
+
+    def over() -> bool:
+        output.drain()
+        return all(child.drained for child in children)
+
+    until("the end of all", over)
+    output.close()
+    return screen
+
+
+def test_lines_are_whole_and_labelled_and_tracebacks_together(tmp_path: Path) -> None:
+    program = "import sys\nfor n in range(300):\n    print('line', n, end=' end\\n')\ndef f(): 1 / 0\nprint('last', end='')\nf()"
+    screen = run([program] * 3, tmp_path)
+    for worker in range(3):
+        mine = [
+            line.removeprefix(f"[worker {worker}] ") for error, line in screen.said if not error and line.startswith(f"[worker {worker}]")
+        ]
+        assert mine == [*(f"line {n} end" for n in range(300)), "last"]
+    errors = [line for error, line in screen.said if error]
+    changes = sum(a[:10] != b[:10] for a, b in itertools.pairwise(errors))
+    assert changes == 2, "the lines of each traceback stand together"
+    log = (tmp_path / "worker-1.log").read_text()
+    assert log.startswith("=== worker 1, start 1, pid ") and "line 299 end\nlast" in log and "ZeroDivisionError" in log
+
+
+def test_a_restart_is_appended(tmp_path: Path) -> None:
+    screen = Screen()
+    output = Output(screen, tmp_path)  # type: ignore[arg-type]
+    for text in ("first", "second"):
+        child = python(f"print({text!r}, end='')")
+        output.attach("worker", 4, child)
+        until("its end", lambda child=child: child.ended() is not None)  # type: ignore[misc]
+    output.close()
+    assert [line for _, line in screen.said] == ["[worker 4] first", "[worker 4] second"]
+    lines = (tmp_path / "worker-4.log").read_text()
+    assert "start 1" in lines and "start 2" in lines and lines.index("first") < lines.index("start 2") < lines.index("second")
+
+
+def test_bars() -> None:
+    lines = Lines()
+    assert lines.feed(b"\r  0%|   |\r 50%|#  |") == []
+    assert lines.bar == " 50%|#  |"
+    assert lines.feed(b"\r100%|###|\nafter\n") == ["100%|###|", "after"]
+    assert lines.bar is None
+    assert lines.feed(b"windows\r\n") == ["windows"]
+    assert lines.feed(b"\r 10%\r      \rnext\n") == ["next"]
+    assert lines.feed(b"\r outer\n\r inner\x1b[A\r outer 2\n") == [" outer 2"]
+    assert lines.feed("half an ä".encode()[:-1]) == [] and lines.feed("ä\n".encode()[1:]) == ["half an ä"]
+
+
+def test_a_bar_is_shown_while_it_runs() -> None:
+    screen = run(
+        ["import sys, time\nfor n in range(5):\n    sys.stderr.write(f'\\r{n}0%'); time.sleep(0.05)\nsys.stderr.write('\\r100%\\n')"]
+    )
+    assert [line for _, line in screen.said] == ["[worker 0] 100%"]
+    assert any(bar is not None for bar in screen.bars)
