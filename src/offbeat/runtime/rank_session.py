@@ -20,7 +20,7 @@ from offbeat.errors import JobError, OffbeatError
 from offbeat.policies import rule
 from offbeat.protocol.policy import Plan
 from offbeat.runtime.buffers import ModelBuffers
-from offbeat.runtime.job_session import JobSession
+from offbeat.runtime.job_session import LOOK_S, PARTS_S, JobSession
 from offbeat.runtime.library_calls import library_call
 from offbeat.runtime.loading import too_late
 from offbeat.runtime.local_work import LocalWork
@@ -356,15 +356,21 @@ class RankSession(JobSession):
     # State.
 
     @library_call
-    @library_call
     def snapshot(self) -> Snapshot:
-        """Return the replica's state, once it has at least the results that the coordinator knows of."""
+        """Return the replica's state, once it and the coordinator know of the same results, as far as they come to in `PARTS_S` seconds.
+
+        The coordinator hears of a round's gradients by messages, the last of which may still be on its way when the round has closed.
+        """
+        until = time.monotonic() + PARTS_S
         while True:
             self._coordinator.send({"kind": "place", "incarnation": self._link.incarnation, "pull": False})
             answer = self._link.answer("place")
-            if answer is not None:
+            if answer is None:
+                self._admitted()
+            elif answer.header["version"] >= self.version or time.monotonic() > until:
                 break
-            self._admitted()
+            else:
+                time.sleep(LOOK_S)
         if not self._may_load and not self._fenced:
             try:
                 self._mine.catch_up(answer.header["version"])
