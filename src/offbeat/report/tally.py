@@ -95,6 +95,8 @@ class Tally:
                 self._others[number] = Tally()
                 self._others[number].add(self._job)
             self._others[number].add({key: value for key, value in record.items() if key != "optimizer"})
+            if record["kind"] == "warning":  # the user is told whichever optimizer it is about
+                self._on_warning(record)
             return
         self._audit.add(record)
         handler = self._handlers.get(record["kind"])
