@@ -64,3 +64,13 @@ def test_who_is_welcomed_late_has_nothing_to_say_before(kind: str) -> None:
     with pytest.raises(ProtocolError, match="before the job accepted it"):
         first.say(kind, 0.1)
     host.close(True, "enough", 0.2)
+
+
+def test_nothing_is_kept_of_a_connection_that_has_ended() -> None:
+    host = coordinator(JobSettings(workers=1))
+    for turn in range(3):
+        worker = Worker(host, 0)
+        worker.join(float(turn))
+        host.on_closed(worker.line, "end of stream", turn + 0.5)
+        assert host.first.served.shard.worker_at(worker.line) is None
+    host.close(True, "enough", 5.0)

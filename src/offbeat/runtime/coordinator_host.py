@@ -228,6 +228,8 @@ class CoordinatorHost:
         """A connection of a worker or of another server is gone."""
         if (number := self._shard_at(connection)) is not None:
             raise JobError(f"server {number} is gone ({reason}), and its part of the parameters with it")
+        if isinstance(self._side, ServedHost):
+            self._side.shard.closed(connection)
         peer = self._roster.close(connection)
         if peer is not None:
             why = f"connection closed: {reason}" if peer.last_words is None else f"its script failed: {peer.last_words}"
