@@ -140,8 +140,10 @@ def headline(snapshot: Summary, rate: float) -> str:
     epochs = f"  epoch {len(snapshot['epochs'])}" if snapshot["epochs"] else ""
     others = "".join(f"  and {short(one['sync'])} version {one['version']:,}" for one in snapshot["optimizers"] or ())
     job = f"{short(snapshot['sync'])}{epochs}  {version_words(snapshot)}{others}"
-    finished = sum(worker["state"] == "finished" for worker in workers)
-    live = f"{alive} of {len(workers)} alive" if alive or not finished else f"{finished} of {len(workers)} finished"
+    left = [worker for worker in workers if worker["state"] == "finished"]
+    stopped = sum(worker["reason"] == TOLD_TO_LEAVE for worker in left)
+    how = f"{stopped} of {len(workers)} stopped" if stopped else f"{len(left)} of {len(workers)} finished"
+    live = f"{alive} of {len(workers)} alive" if alive or not left else how
     return f"{job}  {rate_words(snapshot, rate)}{loss}  {live}"
 
 
