@@ -27,7 +27,7 @@ DATA_PLANE = {*CORE, "tensors", "transport"}
 # only: the tally, its audit and their parts (`BOOKS`) are arithmetic over records, and know neither who writes them nor who looks. A test
 # below holds them to it.
 SHELLS = {*RULES, *DATA_PLANE, "collective", "session", "runtime", "report.tally"}
-FACE = {*SHELLS, "optimizer", "data", "orders", "loaders"}
+FACE = {*SHELLS, "optimizer", "data", "orders", "loaders", "checkpoint"}
 TOOLS = {*FACE, "launch", "sim", "report"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "optimizer": FACE,
     "data": {*RULES, "session", "orders"},
     "loaders": FACE,
+    "checkpoint": FACE,
     "orders": RULES,
     "launch": TOOLS,
     "sim": {*RULES, "tensors", "session", "runtime", "report"},
