@@ -41,6 +41,9 @@ FROM_WORKER: dict[str, dict[str, Any]] = {
     "buffers": {"layout": [["float32", [3]], ["int64", []]]},
     "metrics": {"values": {"accuracy": 0.5}},
     "met": {},
+    "place": {"incarnation": 0, "pull": False},
+    "part": {"steps": 3, "part": [["torch", 1]]},
+    "parts": {"steps": 3},
     "outside": {"incarnation": 0, "reason": "left out"},
     "voided": {"number": 3},
     "leaving": {},
@@ -86,9 +89,10 @@ TO_SUPERVISOR: dict[str, dict[str, Any]] = {
     "summary": {"summary": {"version": 1}},
     "failed": {"reason": "enough", "mistake": False},
     **FAILING,
+    "journal_failed": {"reason": "no space left on device"},
     "kill": {"worker": 0},
 }
-RELEASE = {"serial": 1, "incarnation": 1, "version": 3, "chief": 0, "plan": [None, None, None]}
+RELEASE = {"serial": 1, "incarnation": 1, "version": 3, "chief": 0, "begins": True, "plan": [None, None, None]}
 TO_WORKER: dict[str, dict[str, Any]] = {
     "welcome": {"in_place": False, "sync": "asp"},
     "attached": {},
@@ -107,6 +111,8 @@ TO_WORKER: dict[str, dict[str, Any]] = {
     "epoch_ended": {"epoch": 0, "report": {"indices": 4}},
     "farewell": {},
     "chief": {"chief": 1},
+    "place": {"released": True, "version": 3, "places": [[0, None]]},
+    "parts": {"awaited": [1], "parts": [[0, [["torch", 1]], 8]]},
     "noted": {},
     "refused": {"reason": "no"},
     "state": {"pieces": []},

@@ -238,7 +238,7 @@ class Job:
                 self.summary = header["summary"]
             case "failed":
                 connection.send({"kind": "noted"})
-                if self.summary is None:
+                if not self._finished:
                     self.failure = self.failure or header["reason"]
 
     def _raise(self) -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from offbeat.errors import JobError, RefusedError
 from offbeat.optimizer import DistributedOptimizer
-from offbeat.runtime import rank_session
+from offbeat.runtime import job_session
 from offbeat.runtime.rank_across import RankAcross
 from offbeat.runtime.rank_part import RankPart
 from offbeat.runtime.rank_rounds import RankRounds
@@ -146,7 +146,7 @@ def test_who_waits_to_be_let_in_takes_no_results(monkeypatch: pytest.MonkeyPatch
 
     for owner, name in ((RankSession, "_rejoin"), (RankPart, "begin"), (RankRounds, "catch_up")):
         spied(owner, name)
-    monkeypatch.setattr(rank_session, "IDLE_S", 0.001)
+    monkeypatch.setattr(job_session, "IDLE_S", 0.001)
 
     def script(worker: Worker) -> None:
         trainer = Trainer(worker, "solo")
