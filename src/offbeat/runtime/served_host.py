@@ -131,7 +131,7 @@ class ServedHost:
         elif push["version"] > self._coordinator.version:
             newest = self._coordinator.version
             raise ProtocolError(f"worker {worker} sent 'push' with push.version = {push['version']} (expected at most {newest})")
-        if "hyper" in header:
+        if "hyper" in header and self._policy.averaging is None:  # else an optimizer of any class steps in the worker
             try:
                 check_changed(self._spec, header["hyper"])
             except ProtocolError as error:
