@@ -155,7 +155,7 @@ class StubProcess(ABC):
         if self.gone:
             return
         if self.incarnation and self.thaw() == self.job.now:
-            self.say("heard", incarnation=self.incarnation)
+            self.say("heard", incarnation=self.incarnation, stuck_s=0.0)
         self.job.agenda.at(self.job.now + self.job.script.cluster.timeout_s / BEATS, self._beat)
         self.job.settle()
 

@@ -59,7 +59,7 @@ class StubWorker(StubProcess):
         while epoch != work.epochs:
             yield from self._epoch(epoch)
             epoch += 1
-        self.say("left", incarnation=self.incarnation)
+        self.say("left", incarnation=self.incarnation, noticed=False)
         self.end("end of stream")
 
     def _join(self) -> Waits:

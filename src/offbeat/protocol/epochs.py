@@ -79,7 +79,8 @@ class Epochs:
     def want(self, event: LeaseWanted | EpochWanted, now: Seconds) -> list[Effect]:
         """A worker asks for samples, or for the end of an epoch of which it will take no more."""
         worker, incarnation, pool, epoch = event.worker, event.incarnation, event.pool, event.epoch
-        if not self._leases.begun(pool):
+        begun = self._leases.begun(pool)
+        if not begun:
             self._open(pool, epoch, event.size, self._alive(), event.rest if isinstance(event, LeaseWanted) else None)
         current = self._leases.epoch(pool)
         if epoch < current:
@@ -96,7 +97,7 @@ class Epochs:
             self._effects.append(self._no_epoch(event))
             return self._flush()
         elif self._may_begin(worker, pool) and self._grant(event):
-            return self._flush()
+            return self._flush() if begun else self.deal(now)  # others may have waited for somebody to begin
         elif self._leases.holds(worker, pool):
             reason = "the rest of this epoch is what this worker already holds"
             self._effects.append(NoMore(worker, incarnation, pool, epoch, False, reason))
