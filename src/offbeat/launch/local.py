@@ -210,7 +210,9 @@ class Supervisor:
         try:
             kind = messages.TO_SUPERVISOR.check(header, connection.peer)
             fresh = kind == "listening" and header["number"] in self._servers and header["number"] not in self._links
-            if not fresh and connection not in self._links.values():
+            # A server that cannot listen, its port being taken, says so before it has said where it listens.
+            starting = kind == "failed" and len(self._links) < len(self._servers)
+            if not fresh and not starting and connection not in self._links.values():
                 raise ProtocolError(f"{connection.peer} sent {kind!r} and is no server of this job")
         except ProtocolError as error:
             self._display.note(f"{error}: not heard")
