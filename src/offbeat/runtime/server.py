@@ -349,9 +349,8 @@ def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0) -> int:
     except Finished:
         return 0
     except OffbeatError as error:
-        last_words.say(
-            hub, supervisor, {"kind": "failed", "reason": str(error), "mistake": isinstance(error.__cause__ or error, ConfigurationError)}
-        )
+        mistake = any(isinstance(one, ConfigurationError) for one in (error, error.__cause__))
+        last_words.say(hub, supervisor, {"kind": "failed", "reason": str(error), "mistake": mistake})
         return 1
     finally:
         hub.close()
