@@ -22,7 +22,7 @@ class Numbered(Connection):
         self.bytes_received = 0
 
     def bind(self, name: str, region: memoryview) -> None:
-        raise NotImplementedError("servers carry nothing to each other")
+        raise AssertionError("servers carry no memory region to each other, so none is bound")
 
     def send(
         self, header: Mapping[str, Any], *, carry: str | None = None, payload: Sequence[Buffer] = (), memory: Sequence[SharedMemory] = ()
@@ -31,4 +31,4 @@ class Numbered(Connection):
         self._connection.send({**header, "number_of_optimizer": self._number}, carry=carry, payload=payload, memory=memory)
 
     def close(self) -> None:
-        raise NotImplementedError("the connection serves other optimizers too")
+        raise AssertionError("the connection serves other optimizers too, and is not closed for one of them")

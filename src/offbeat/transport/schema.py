@@ -8,8 +8,9 @@ send more. Everything is checked before anything is done, so a message that is r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Final, TypeAlias
 
 from offbeat.errors import ProtocolError
@@ -123,12 +124,7 @@ def many(check_item: Check, most: int = 1 << 20, *, least: int = 0) -> Check:
     def check(value: Any) -> None:
         if not isinstance(value, list | tuple) or not least <= len(value) <= most:
             raise Unfit(expected, shown(value))
-        for index, item in enumerate(value):
-            try:
-                check_item(item)
-            except Unfit as unfit:
-                unfit.path.insert(0, str(index))
-                raise
+        _each(repeat(check_item), value)
 
     return check
 
@@ -140,14 +136,19 @@ def row(*checks: Check) -> Check:
     def check(value: Any) -> None:
         if not isinstance(value, list | tuple) or len(value) != len(checks):
             raise Unfit(expected, shown(value))
-        for index, (check_item, item) in enumerate(zip(checks, value, strict=True)):
-            try:
-                check_item(item)
-            except Unfit as unfit:
-                unfit.path.insert(0, str(index))
-                raise
+        _each(checks, value)
 
     return check
+
+
+def _each(checks: Iterable[Check], items: Sequence[Any]) -> None:
+    """Check each item with its check; what does not fit is named by its position."""
+    for index, (check_item, item) in enumerate(zip(checks, items, strict=False)):
+        try:
+            check_item(item)
+        except Unfit as unfit:
+            unfit.path.insert(0, str(index))
+            raise
 
 
 def mapping(check_value: Check, most: int = 1000) -> Check:
