@@ -25,6 +25,7 @@ def test_parameters_that_come_too_late(when: str) -> None:
     first.join(0.0)
     second.join(0.5)
     assert first.line.got("provide") and not second.line.got("provide")
+    host.tick(0.6)
     host.tick(1.2)  # the first has been silent for too long, the second has not
     assert second.line.got("provide")
     second.provide(1.3)

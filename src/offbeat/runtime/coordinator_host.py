@@ -47,6 +47,9 @@ SPEAKING: Final = {
 }
 """Kinds of messages that name the worker's incarnation, and in which of their fields; empty: in none, beside the kind."""
 
+DEAF_S: Seconds = 1.0
+"""A gap between two ticks up to this is no sign that this process was stopped: ticks are due every 0.2 s, and a loaded machine is late."""
+
 
 class CoordinatorHost:
     """Runs the `Coordinator` of one optimizer.
@@ -276,7 +279,7 @@ class CoordinatorHost:
         """Time has passed. Bytes of an unfinished message are a sign of life too."""
         self._follow(now)
         # Whoever has not listened, because this process was stopped or busy, cannot say that others were silent.
-        deaf = now - self._ticked_at > self.settings.timeout_s / 2
+        deaf = now - self._ticked_at > max(self.settings.timeout_s / 2, DEAF_S)
         self._ticked_at = now
         for peer in self._roster:
             if peer.stirred() or (deaf and peer.incarnation > 0):
