@@ -116,7 +116,7 @@ def test_one_leaves_when_told_and_one_fails_for_good(start: Start, enough: Path)
     assert ended.last_line == f"offbeat: worker 2 failed: RuntimeError: the disk is on fire; {others}"
     accounted(ended)
     _told_to_leave(ended)
-    assert ended.err.count("\nRuntimeError: the disk is on fire") == 2, "its own traceback, once for each process"
+    assert ended.err.count("\n[worker 2] RuntimeError: the disk is on fire\n") == 2, "its own traceback, once for each process"
     assert "worker 2 failed: RuntimeError: the disk is on fire: restarted (1 of 1)" in ended.out
     assert "worker 2 failed: RuntimeError: the disk is on fire: not restarted, --max-restarts 1 is used up" in ended.out
     assert died["reason"] == "its script failed: RuntimeError: the disk is on fire" or "exited with status 1" in died["reason"]
