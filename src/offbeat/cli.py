@@ -315,7 +315,7 @@ def main() -> None:
     """The entry point; a mistake of the user's ends in one sentence and status 2, a job that cannot go on in status 1."""
     try:
         app()
-    except BrokenPipeError:  # whoever read our output does not any more, as in offbeat run ... | head -1
+    except BrokenPipeError:  # the reader of the output has ended, as in offbeat run ... | head -1
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(128 + signal.SIGPIPE)
     except ConfigurationError as error:

@@ -36,7 +36,7 @@ class Passes:
     """
 
     _size: int | None
-    """How many positions an epoch has; None: nobody knows before its end."""
+    """How many positions an epoch has; None: a stream, whose length is known only at its end."""
     _seed: int | None = None
     """Of the orders; None: the job's."""
 

@@ -90,7 +90,7 @@ class Order:
         """The order that a sampler of PyTorch stands for; its own generator is not used, since workers must agree.
 
         Raises:
-            ConfigurationError: it is of another class, of which nobody knows what it does.
+            ConfigurationError: the sampler is of another class, whose order cannot be known.
         """
         match sampler:
             case SequentialSampler():
