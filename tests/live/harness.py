@@ -11,7 +11,8 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -39,6 +40,17 @@ APART = {number: f"host {number}" for number in range(8)}
 """Each worker on a host of its own, and none on server 0's."""
 HALVES = dict.fromkeys(range(2, 8), "other")
 """The first two on server 0's host, the others on another."""
+
+
+_SEEDING = threading.Lock()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """What is drawn in the block depends on the seed alone: workers are threads here, and torch's generator is one for all of them."""
+    with _SEEDING:
+        torch.manual_seed(seed)
+        yield
 
 
 class Death(BaseException):

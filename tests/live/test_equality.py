@@ -5,7 +5,6 @@ Each case is a script that both sides run: plain PyTorch with all samples of a s
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.live.harness import Job, Worker
+from tests.live.harness import Job, Worker, seeded
 from torch import Tensor, nn
 
 STEPS = 100
@@ -131,12 +130,8 @@ class Case:
 
     def model_of(self, worker: Worker) -> nn.Module:
         """Each worker begins with other parameters: those of worker 0 are the job's."""
-        with _SEEDING:
-            torch.manual_seed(worker.number)
+        with seeded(worker.number):
             return self.model()
-
-
-_SEEDING = threading.Lock()
 
 
 def check(case: Case, expected: Mapping[str, Tensor]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.live.harness import Job, Worker, wait
+from tests.live.harness import Job, Worker, seeded, wait
 from tests.live.samples import data, finished
 from torch import Tensor, nn
 
@@ -81,8 +81,8 @@ class Trainer:
     """A worker with a model that can be made to wait."""
 
     def __init__(self, worker: Worker, sync: str, *, watched: bool = True) -> None:
-        torch.manual_seed(0)
-        self.worker, self.model = worker, Model()
+        with seeded(0):
+            self.worker, self.model = worker, Model()
         self.optimizer = worker.distribute(torch.optim.SGD(self.model.parameters(), lr=1e-6), self.model, sync)
         self._watched = watched
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.live.harness import APART, Job, Worker, wait
+from tests.live.harness import APART, Job, Worker, seeded, wait
 from torch import nn
 
 from offbeat.errors import ConfigurationError, JobError
@@ -34,8 +34,8 @@ JOBS: list[Any] = [
 
 
 def model_of(seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Linear(4, 3)
+    with seeded(seed):
+        return nn.Linear(4, 3)
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.live.harness import DEADLINE_S, Job, Worker, wait
+from tests.live.harness import DEADLINE_S, Job, Worker, seeded, wait
 from tests.live.test_rules import SIZE, WORKERS, script
 from torch import Tensor, nn
 
@@ -28,9 +28,9 @@ class Training:
     """A worker with a small model of four tensors, so that it can be spread over some servers."""
 
     def __init__(self, worker: Worker, sync: str, lr: float = 0.01) -> None:
-        torch.manual_seed(worker.number)
         self.worker = worker
-        self.model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+        with seeded(worker.number):
+            self.model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
         self.optimizer = worker.distribute(torch.optim.SGD(self.model.parameters(), lr=lr), self.model, sync)
 
     def step(self, scale: float = 1.0) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.live.harness import Job, Worker
+from tests.live.harness import Job, Worker, seeded
 from torch import Tensor, nn
 
 import offbeat
@@ -28,8 +28,8 @@ def data() -> torch.utils.data.TensorDataset:
 
 def script(worker: Worker, sync: str | Policy, slow: int = 2) -> list[tuple[int, list[Tensor]]]:
     """A few epochs, one worker slower than the others; the version and the parameters after each epoch."""
-    torch.manual_seed(worker.number)
-    model = nn.Linear(6, 1)
+    with seeded(worker.number):
+        model = nn.Linear(6, 1)
     optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.01), model, sync)
     dataset = data()
     loader = torch.utils.data.DataLoader(dataset, batch_sampler=optimizer.batch_sampler(dataset, batch_size=BATCH))

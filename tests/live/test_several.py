@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.live.harness import Job, Worker
+from tests.live.harness import Job, Worker, seeded
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -30,9 +30,9 @@ class Gan:
     """Two small models, and what one step of each is."""
 
     def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.discriminator = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
-        self.generator = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+        with seeded(0):
+            self.discriminator = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+            self.generator = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
         self.of_discriminator = torch.optim.SGD(self.discriminator.parameters(), lr=0.05, momentum=0.5)
         self.of_generator = torch.optim.Adam(self.generator.parameters(), lr=0.01)
 
