@@ -328,6 +328,8 @@ def test_a_newcomer_begins_no_epoch_that_the_scripts_before_it_have_not(end: str
     if end == "script":
         assert "have ended before epoch 1" in only(NoMore, effects).reason
         assert only(NoMore, job.want(1, 1)).epoch == 1, "nor when it asks again"
+        job(Lost(0, "exited with status 3"))
+        assert only(Grant, job.want(1, 1)).epoch == 1, "its script has failed after all, and it goes on in its place"
     else:
         assert only(Grant, effects).epoch == 1
 

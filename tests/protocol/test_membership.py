@@ -67,9 +67,9 @@ def test_the_chief_stays_until_it_dies_or_is_told_to_leave() -> None:
     for worker in range(4):
         members.join(worker, 0.0)
     assert members.chief == 0
-    members[0].state = WorkerState.FINISHED
+    members[0].state, members[0].completed = WorkerState.FINISHED, True
     assert members.chief == 0, "what it has saved is not saved again"
-    members[0].noticed = True
+    members[0].completed = False
     assert members.chief == 1, "it was told to leave in the middle of its work"
     members[1].state = WorkerState.DEAD
     assert members.chief == 2

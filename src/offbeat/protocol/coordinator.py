@@ -75,7 +75,9 @@ class Coordinator:
         self.membership = Membership(workers, timeout_s)
         self._policy = policy
         self._ledger = _books(policy, shards, seed, follows)
-        self._epochs = Epochs(self._ledger, self._inside, self._alive, workers=workers, overlap=policy.split_overlap, first=self._first)
+        self._epochs = Epochs(
+            self._ledger, self._inside, self._alive, workers=workers, overlap=policy.split_overlap, first=self._first, ended=self._ended
+        )
         self._outside: dict[WorkerId, None] = {}
         """Alive, and not let in before the next epoch."""
         self._standing: set[WorkerId] = set()
@@ -134,6 +136,10 @@ class Coordinator:
 
     def _first(self, worker: WorkerId) -> bool:
         return self.began_with(worker, self.membership[worker].incarnation)
+
+    def _ended(self) -> bool:
+        """Whether the script of a worker that was there when the job began has come to its end."""
+        return any(self.membership[worker].completed and self._first(worker) for worker in self.membership)
 
     def places(self) -> dict[int, dict[str, Any]]:
         """Where each of the script's samplers stands, by number, for a checkpoint; see `protocol.leases.Leases.place`."""
@@ -282,13 +288,14 @@ class Coordinator:
 
     def _lost(self, event: Lost, now: Seconds) -> None:
         member = self.membership[event.worker]
+        if event.incarnation is None:
+            member.completed = False  # a process that fails after it has left, for instance sys.exit(3), has not completed its script
         if event.incarnation in (None, member.incarnation):
             self._take_out(event.worker, WorkerState.DEAD, event.reason, now)
 
     def _left(self, event: Left, now: Seconds) -> None:
         if self._speaks(event.worker, event.incarnation, now):
-            self.membership[event.worker].noticed = event.noticed
-            self._epochs.ended |= self._first(event.worker) and not event.noticed
+            self.membership[event.worker].completed = not event.noticed
             reason = "it was told to leave" if event.noticed else "its script has ended"
             self._take_out(event.worker, WorkerState.FINISHED, reason, now)
 

@@ -41,6 +41,7 @@ class Epochs:
         workers: how many the job was started with.
         overlap: each worker has a split of its own, this fraction of the data being in all of them; None: one pool for all.
         first: whether a worker was there when the job began; None: all were.
+        ended: whether the script of a worker that was there then has come to its end; None: of none.
     """
 
     def __init__(
@@ -52,13 +53,13 @@ class Epochs:
         workers: int = 1,
         overlap: float | None = None,
         first: Callable[[WorkerId], bool] | None = None,
+        ended: Callable[[], bool] | None = None,
     ) -> None:
         self._ledger = ledger
         self._first = first or (lambda _: True)
+        self._ended = ended or (lambda: False)
         self._users: dict[int, set[WorkerId]] = {}
         """The workers there when the job began that have taken samples, by pool."""
-        self.ended = False
-        """The script of a worker that was there when the job began has come to its end."""
         self._alive, self._present = alive, present or alive
         self._workers, self._overlap = workers, overlap
         self._leases = Leases()
@@ -199,7 +200,7 @@ class Epochs:
         """Whether the worker may take the first samples of this epoch, or they have been taken."""
         if self._leases.begun(pool) or pool not in self._users or self._first(worker):
             return True
-        return not self.ended and not self._others_begin(pool)
+        return not self._ended() and not self._others_begin(pool)
 
     def _others_begin(self, pool: int) -> bool:
         """Whether a worker is there that has used this sampler since the job began."""

@@ -31,8 +31,8 @@ class Member:
     state: WorkerState = WorkerState.EXPECTED
     incarnation: Incarnation = 0
     heard_at: Seconds = 0.0
-    noticed: bool = False
-    """It has left because it was told to, before the end of its script."""
+    completed: bool = False
+    """It has left at the end of its script: it was not told to leave, and its process has not failed after that, as far as is known."""
 
 
 class Membership:
@@ -90,7 +90,7 @@ class Membership:
 
     @staticmethod
     def _serves(member: Member) -> bool:
-        return member.state is WorkerState.ALIVE or (member.state is WorkerState.FINISHED and not member.noticed)
+        return member.state is WorkerState.ALIVE or (member.state is WorkerState.FINISHED and member.completed)
 
     def speaks(self, worker: WorkerId, incarnation: Incarnation, now: Seconds) -> bool:
         """Note a sign of life; True if it comes from an alive worker's newest incarnation, False if it is to be fenced."""
@@ -105,7 +105,7 @@ class Membership:
         member = self[worker]
         member.state = WorkerState.ALIVE
         member.incarnation += 1
-        member.noticed = False
+        member.completed = False
         self._note(worker, member, now)
         return member.incarnation
 

@@ -117,7 +117,7 @@ class Newcomers:
         except TooOld:
             pass
         members = self._coordinator.membership
-        if any(not members[other].noticed for other in members.in_state(WorkerState.FINISHED)):
+        if any(members[other].completed for other in members.in_state(WorkerState.FINISHED)):
             newcomer.too_late = True
             self.too_late.append(rank)
             return
