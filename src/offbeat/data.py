@@ -129,11 +129,17 @@ class Passes:
         """Begin the next pass: its epoch, and its grants as they come."""
         session, epoch = self._session, self._next
         kept = list(self._dealt) if self._peeked and epoch == self._begun else []
-        if not kept:
+        if kept:
+            session.take_back(self._pool)
+        else:
             self._progress = Progress()
         self._begun, self._dealt = epoch, kept
         self._epoch, self._chosen = epoch + 1, False
         return epoch, chain(list(kept), self._grants(session, epoch))
+
+    def deliver(self, number: int) -> None:
+        """The script gets the batch of this pass's grant of that number, from 0."""
+        self._session.deliver(self._dealt[number])
 
     def _grants(self, session: Session, epoch: Epoch) -> Iterator[Grant]:
         """Take new grants of an epoch until it has no more for this worker."""

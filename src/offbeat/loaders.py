@@ -84,7 +84,7 @@ def elastic(
     if order is not None and shuffle is not None:
         raise ConfigurationError("elastic(dataset, order=..., shuffle=...): order= says it all, leave shuffle= out")
     chosen = Order.of_script(order) if order is not None else Order.plain(len(data), shuffle=shuffle is not False)
-    return DataLoader(data, batch_sampler=_sampler(chosen, batch_size, drop_last, seed, session), **options)
+    return ElasticLoader(data, batch_sampler=_sampler(chosen, batch_size, drop_last, seed, session), **options)
 
 
 def _sampler(order: Order, batch_size: int, drop_last: bool, seed: int | None, session: Session | None) -> ElasticBatchSampler:
@@ -107,7 +107,7 @@ def _of_loader(loader: DataLoader[Any], seed: int | None, session: Session | Non
         raise ConfigurationError("elastic(DataLoader) deals out batches, and this one has batch_size=None: give it a batch size")
     sampler, batch_size, drop_last = batches_of(loader.batch_sampler)
     batch_sampler = _sampler(Order.of_sampler(sampler), batch_size, drop_last, seed, session)
-    return DataLoader(loader.dataset, batch_sampler=batch_sampler, **{name: getattr(loader, name) for name in _KEPT})
+    return ElasticLoader(loader.dataset, batch_sampler=batch_sampler, **{name: getattr(loader, name) for name in _KEPT})
 
 
 def _of_stream(data: Any, batch_size: int | None, drop_last: bool, options: dict[str, Any], session: Session | None) -> ElasticStream:
@@ -147,6 +147,39 @@ def _again(data: Iterable[Any]) -> Callable[[Epoch], Iterable[Any]]:
         return data
 
     return epoch_of
+
+
+class ElasticLoader(DataLoader[Any]):
+    """A ``DataLoader`` over an `ElasticBatchSampler`, to which it says what it delivers: with ``num_workers > 0`` it has taken more."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return _Deliveries(super().__iter__(), self)
+
+
+class _Deliveries:
+    """One pass over a loader.
+
+    Args:
+        batches: the loader's own iterator.
+        loader: its sampler is told of each batch.
+    """
+
+    def __init__(self, batches: Iterator[Any], loader: ElasticLoader) -> None:
+        assert isinstance(loader.batch_sampler, ElasticBatchSampler)
+        self._batches, self._loader, self._sampler = batches, loader, loader.batch_sampler
+        self._delivered = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        self._sampler.deliver(self._delivered)
+        self._delivered += 1
+        return batch
 
 
 class ElasticStream(Passes):

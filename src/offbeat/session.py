@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -101,6 +102,11 @@ class Session(ABC):
         self._loss: float | None = None
         self._outstanding: list[Grant] = []
         """Dealt to this worker and not pushed yet, oldest first."""
+        self._in_hand: dict[int, set[LeaseId]] = {}
+        """Delivered to the script and not pushed yet, by sampler; only of those whose loader says what it delivers."""
+        self._backwards = 0
+        """Of the last step over samples."""
+        self._warned_of_passes = False
         self.consumed = 0
         """How many steps over samples there were."""
         self._batch_samples = 0
@@ -124,21 +130,25 @@ class Session(ABC):
     def consume(self, backwards: int) -> tuple[tuple[LeaseId, ...], int]:
         """The leases that a push was computed over, and their number of samples: of each sampler the oldest, one for each backward pass.
 
-        Of each, because a script that draws from two samplers at once makes one backward pass over a batch of both.
+        Of each, because a script that draws from two samplers at once makes one backward pass over a batch of both. If there are more
+        passes than batches in the script's hands, as in a GAN, some were over the same batch.
         """
         taken = self._oldest(max(1, backwards))
         self._outstanding = [grant for grant in self._outstanding if grant not in taken]
+        for grant in taken:
+            self._in_hand.get(grant.pool, set()).discard(grant.lease)
         self.progress.done += sum(grant.pool == 0 for grant in taken)
         samples = _samples(taken)
         if taken:
             self.consumed += 1
+            self._backwards = backwards
             self._batch_samples = samples
         return tuple(grant.lease for grant in taken), samples
 
     def _oldest(self, number: int) -> list[Grant]:
         left, taken = dict.fromkeys((grant.pool for grant in self._outstanding), number), []
         for grant in self._outstanding:
-            if left[grant.pool]:
+            if left[grant.pool] and grant.lease in self._in_hand.get(grant.pool, (grant.lease,)):
                 left[grant.pool] -= 1
                 taken.append(grant)
         return taken
@@ -149,12 +159,32 @@ class Session(ABC):
         Args:
             stepped: this session has made its step over that batch already.
         """
+        if stepped and self._backwards > 1 and any(grant.pool not in self._in_hand for grant in self._outstanding):
+            self._warn_of_passes()
         ahead = _samples(self._oldest(1))
         return self._batch_samples if stepped or not ahead else ahead
 
     def held(self, pool: int) -> list[Grant]:
         """One sampler's grants that no step has used yet, oldest first."""
         return [grant for grant in self._outstanding if grant.pool == pool]
+
+    def deliver(self, grant: Grant) -> None:
+        """The script has the batch of this grant in its hands; a step uses none that a loader has only fetched ahead."""
+        self._in_hand.setdefault(grant.pool, set()).add(grant.lease)
+
+    def take_back(self, pool: int) -> None:
+        """What was delivered of a sampler's batches will be delivered again."""
+        self._in_hand.get(pool, set()).clear()
+
+    def _warn_of_passes(self) -> None:
+        if not self._warned_of_passes:
+            self._warned_of_passes = True
+            warnings.warn(
+                f"a step of the first optimizer was over {self._backwards} backward passes, and counts as many batches, while its "
+                "DataLoader fetches batches ahead. If the passes were over one batch, as in a GAN, its pushes have wrong weights: make the "
+                "loader with offbeat.elastic(dataset, ...), which says what it delivers, or with num_workers=0",
+                stacklevel=4,
+            )
 
     def amend(self, grant: Grant, by: Grant | None) -> None:
         """More is known of a grant than when it came; None: there is nothing at its positions."""
@@ -164,6 +194,7 @@ class Session(ABC):
     def drop(self, pool: int) -> None:
         """Forget what is left of one sampler's grants: they go back to the job."""
         self._outstanding = [grant for grant in self._outstanding if grant.pool != pool]
+        self.take_back(pool)
 
     def interruptible(self) -> AbstractContextManager[None]:
         """What a computation is wrapped in that may be broken off."""
