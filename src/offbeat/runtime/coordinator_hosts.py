@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from offbeat.errors import JobError, ProtocolError
 from offbeat.protocol.coordinator import Coordinator
@@ -50,7 +51,7 @@ class CoordinatorHosts:
         self._hosts = [self.first]
         self._lines: list[Mapping[int, Connection]] = [self._shards]
         """By optimizer: the other servers' connections, as its coordinator knows them."""
-        self._at: dict[Connection, CoordinatorHost] = {}
+        self._at: WeakKeyDictionary[Connection, CoordinatorHost] = WeakKeyDictionary()
         """Which optimizer the worker at the other end of a connection speaks of."""
         self._coordinators: dict[int, Coordinator] = {}
         self._several = Several(self._coordinators)

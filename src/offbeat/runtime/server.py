@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from offbeat.errors import ConfigurationError, JobError, OffbeatError, ProtocolError
 from offbeat.runtime import last_words, messages
@@ -65,6 +66,8 @@ class Server:
         """This server's shard of each optimizer's parameters, by the optimizer's number; not on server 0."""
         self._at: dict[Connection, int] = {}
         """Which optimizer the worker at the other end of a connection speaks of."""
+        self._refused: WeakSet[Connection] = WeakSet()
+        """Closed by this server, while messages that had come with the one it refused may be still to handle."""
         self._early: list[tuple[Connection, Message]] = []
         self._early_orders: list[Message] = []
         """Of the supervisor, before every other server has called."""
@@ -129,7 +132,7 @@ class Server:
             self._on_supervisor(item)
         elif isinstance(item, Closed):
             self._on_closed(connection, item.reason)
-        else:
+        elif connection not in self._refused:
             try:
                 self._on_message(connection, item)
             except (JobError, Finished):
@@ -139,6 +142,7 @@ class Server:
                 # let pass and should not have is a mistake of ours, which is shown.
                 if not isinstance(error, OffbeatError):
                     log.exception("server %d could not handle a message of %s, and closes its connection", self._number, connection.peer)
+                self._refused.add(connection)
                 self._on_closed(connection, f"it broke the protocol: {refuse(connection, error)}")
 
     def _on_supervisor(self, message: Message) -> None:

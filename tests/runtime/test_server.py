@@ -1,0 +1,43 @@
+"""A server's process, without a process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from offbeat.errors import ProtocolError
+from offbeat.runtime.server import Server
+from offbeat.transport.base import Closed, Message
+from offbeat.transport.memory import MemoryHub, MemoryNetwork
+
+
+class Coordinator:
+    """Refuses everything."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.closed = 0
+
+    def on_message(self, connection: Any, message: Message, now: float) -> None:
+        self.heard.append(message.header["kind"])
+        raise ProtocolError("no")
+
+    def on_closed(self, connection: Any, reason: str, now: float) -> None:
+        self.closed += 1
+
+
+def test_what_came_with_a_refused_message_is_not_heard() -> None:
+    """It was in the same batch. A hello would enter a process whose end nobody hears of, since this end has closed the connection."""
+    network = MemoryNetwork()
+    hub, peers = MemoryHub(network, "token"), MemoryHub(network, "token")
+    address = hub.listen()
+    server = Server(0, hub, peers.connect(address))
+    coordinator: Any = Coordinator()
+    server._coordinator = coordinator
+    line = peers.connect(address)
+    line.send({"kind": "ready"})
+    line.send({"kind": "hello"})
+    server.hear(0.0)
+    assert coordinator.heard == ["ready"] and coordinator.closed == 1
+    ((_, refused), (_, end)) = peers.poll(0.0)
+    assert isinstance(refused, Message) and refused.header["kind"] == "refused"
+    assert isinstance(end, Closed)
