@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from offbeat.cli import app, check, main
+from offbeat.cli import app, check, finish, main
 from offbeat.errors import ConfigurationError
+from offbeat.launch.outcome import Outcome
 from offbeat.launch.program import Program
 from offbeat.policies import RULES
-from offbeat.runtime.journal import Journal, end_record, job_record
+from offbeat.report.tally import Tally
+from offbeat.runtime.journal import Journal, end_record, job_record, metrics_record
 from offbeat.runtime.settings import JobSettings, Kill, Slow
 
 SCRIPT = str(Path(__file__).parent / "faults" / "scripts" / "train.py")
@@ -139,6 +143,18 @@ def test_a_report(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(path)])
     assert result.exit_code == 0
     assert "bsp" in result.output
+
+
+def test_a_loss_that_is_not_finite_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is text in a summary, as JSON has neither."""
+    tally = Tally.of(
+        [
+            job_record(sync="asp", workers=1, servers=1, seed=0, started="2026-01-01T00:00:00+00:00", script="train.py"),
+            metrics_record(0.5, 0, 1, {"loss": math.nan, "top": math.inf, "rate": 0.25}),
+        ]
+    )
+    finish(Console(), Outcome(0, "", {**tally.summary(), "pushes": 1}), None)
+    assert "loss: nan\ntop: inf\nrate: 0.25\n" in capsys.readouterr().out
 
 
 def test_the_command_starts_without_torch() -> None:

@@ -298,7 +298,7 @@ def finish(screen: Console, outcome: Outcome, summary: Path | None) -> None:
     if figures is not None and figures["pushes"]:
         screen.print(job_table(figures))
         for name, value in figures["metrics"].items():
-            screen.print(f"{name}: {value:.6g}")
+            screen.print(f"{name}: {float(value):.6g}")
     if outcome.status != 0:
         fail(outcome.reason)
     if summary is not None and figures is not None:
