@@ -41,7 +41,7 @@ RULES: dict[str, dict[str, Any]] = {
     "sgp": {},
     "adpsgd": {},
 }
-EXACT = {"bsp", "full"}
+EXACT = {"bsp", "full", "allreduce"}
 """Two workers resume bit for bit."""
 SPLITS = {"ensemble", "elastic(mode=local)"}
 """Workers have splits of their own, or may: an epoch begins anew."""

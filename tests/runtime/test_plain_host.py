@@ -86,6 +86,15 @@ def test_any_order_of_the_same_words_makes_the_same_rounds(data: st.DataObject) 
     seen.table.close()
 
 
+def test_a_rank_that_speaks_after_its_arrival_is_ahead_of_the_others_word(seen: Seen) -> None:
+    """Its allreduce has come back, so that the round is over: what it says has to wait until that is known."""
+    seen.table.arrive(0)
+    assert [seen.table.waits(rank) for rank in range(3)] == [True, False, False]
+    seen.table.arrive(1)
+    seen.table.arrive(2)
+    assert not any(seen.table.waits(rank) for rank in range(3))
+
+
 def test_what_has_been_read_is_forgotten(seen: Seen) -> None:
     def entries() -> Collection[int]:
         return [entry.seq for entry in seen.table.follow(2)]

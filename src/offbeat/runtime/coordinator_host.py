@@ -195,7 +195,7 @@ class CoordinatorHost:
             raise ProtocolError(f"{name} sent {kind!r} before the job accepted it (expected to wait for 'welcome')")
         else:
             self._check_incarnation(peer, kind, message.header)
-            if kind in ("samples", "epoch", "place") and self._side is not None and self._side.behind:
+            if kind in ("samples", "epoch", "place") and self._side is not None and self._side.lacks(peer.worker):
                 self._deferred.append((connection, message))
             else:
                 self._handlers[kind](peer, message, now)
@@ -509,11 +509,17 @@ class CoordinatorHost:
         if isinstance(self._side, RankHost):
             while self._side.newcomers.too_late:
                 self._standings.too_late(self._side.newcomers.too_late.pop())
-        while self._deferred and not self._side.behind:
-            connection, message = self._deferred.popleft()
+        while (found := next(filter(self._may_answer, self._deferred), None)) is not None:
+            self._deferred.remove(found)
+            connection, message = found
             if (peer := self._roster.at(connection)) is not None:
                 self._handlers[message.header["kind"]](peer, message, now)
                 self._side.follow(now)
+
+    def _may_answer(self, deferred: tuple[Connection, Message]) -> bool:
+        """Whether everything is known that happened before a question; also if nobody waits for the answer any more."""
+        peer = self._roster.at(deferred[0])
+        return self._side is None or peer is None or not self._side.lacks(peer.worker)
 
     def _gone(self, event: Lost | Left, now: Seconds) -> None:
         if self._side is not None:

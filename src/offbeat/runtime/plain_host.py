@@ -51,6 +51,10 @@ class PlainTable:
         """Whether a rank takes part."""
         return rank in self._present
 
+    def waits(self, rank: WorkerId) -> bool:
+        """Whether a rank has arrived in the open round."""
+        return rank in self._arrived
+
     def arrive(self, rank: WorkerId) -> None:
         """A rank is about to take part in the next round that it knows nothing of."""
         if rank in self._arrived:
@@ -138,6 +142,13 @@ class PlainHost(RankHost):
         super().push(worker, message, now)
         if self._table.present(worker):
             self._table.arrive(worker)
+
+    def lacks(self, worker: WorkerId) -> bool:
+        """Whether something that happened before a message of this worker is not known yet.
+
+        A rank that has arrived says nothing before its allreduce has come back: the round is closed, and the others' word of it on its way.
+        """
+        return super().lacks(worker) or self._table.waits(worker)
 
     def gone(self, event: Lost | Left, now: Seconds) -> None:
         """A rank's process has ended, which the others cannot do without."""

@@ -131,6 +131,10 @@ class RankHost:
         """Whether something has happened of which not everything is known yet."""
         return bool(self._entries)
 
+    def lacks(self, worker: WorkerId) -> bool:
+        """As `behind`."""
+        return self.behind
+
     def wake_at(self) -> Seconds | None:
         """When to `follow` at the latest."""
         return self._looked_at + LOOK_S if self._entries or any(self._said.values()) or self._coordinator.unsettled else None

@@ -81,6 +81,10 @@ class ServedHost:
         performer = Performer if policy.scope == "job" else ShardPerformer
         self._performer = performer(policy, coordinator, self.shard, shards, roster, announcer, self._schedules)
 
+    def lacks(self, worker: WorkerId) -> bool:
+        """Everything is known: all that happens passes here."""
+        return False
+
     def welcome(self, worker: WorkerId, connection: Connection, message: Message) -> None:
         """A worker's process has said hello, and brings its memory."""
         # Who comes to a running job reads a copy: its script may go on to load an old checkpoint into its model, and so into everybody's.

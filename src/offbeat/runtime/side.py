@@ -18,6 +18,9 @@ class Side(Protocol):
     def behind(self) -> bool:
         """Whether something has happened of which not everything is known yet."""
 
+    def lacks(self, worker: WorkerId) -> bool:
+        """Whether something that happened before a message of this worker is not known yet: its questions have to wait."""
+
     def follow(self, now: Seconds) -> None:
         """Deal with what has happened elsewhere since this was last called, and with what is due."""
 
