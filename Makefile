@@ -12,9 +12,8 @@ READY := $(VENV)/.ready
 PIP_FLAGS ?=
 # Extra words for pytest, for instance TESTS="tests/protocol -x"; with any, only what they say is run.
 TESTS ?=
-# Tests that wait for events more than they compute: they may run side by side. The others, which start processes, have the machine to
-# themselves.
-TOGETHER := tests/policies tests/protocol tests/report tests/sim tests/tensors tests/live tests/runtime tests/transport
+# Tests that start no process and look at no clock: they may run side by side. The others have the machine to themselves.
+PURE := tests/policies tests/protocol tests/report tests/sim tests/tensors
 
 help:  ## this list
 	@echo "offbeat: data-parallel training that keeps going when workers are slow, dead or new"; echo
@@ -25,8 +24,8 @@ demo: $(READY)  ## four workers under several rules; one is slow, one is killed 
 
 test: $(READY)  ## all tests and the examples in docstrings
 ifeq ($(strip $(TESTS)),)
-	@$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal $(TOGETHER)
-	@$(BIN)/python -m pytest $(addprefix --ignore=,$(TOGETHER))
+	@$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal $(PURE)
+	@$(BIN)/python -m pytest $(addprefix --ignore=,$(PURE))
 else
 	@$(BIN)/python -m pytest $(TESTS)
 endif
