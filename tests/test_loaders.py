@@ -153,6 +153,18 @@ def test_an_empty_stream_ends() -> None:
     assert optimizer.reports[0]["indices"] == 0
 
 
+def test_a_pass_that_was_left_may_be_gone_on_with() -> None:
+    """Its batches count for nobody any more, and do no harm, also where the pass under way is not as far."""
+    optimizer = optimizer_of()
+    loader = offbeat.elastic(range(16), batch_size=2, shuffle=False, num_workers=1)
+    left = iter(loader)
+    assert [next(left).tolist() for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert sorted(indices(loader, optimizer)) == list(range(16))
+    under_way = iter(loader)
+    assert next(left).tolist() == [8, 9]
+    assert next(under_way).tolist() == [0, 1]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_small_data_set_that_is_fetched_ahead_as_a_whole(workers: int) -> None:
     """The loader has asked for all batches before the first step; their epoch ends with that, and not before."""

@@ -137,9 +137,10 @@ class Passes:
         self._epoch, self._chosen = epoch + 1, False
         return epoch, chain(list(kept), self._grants(session, epoch))
 
-    def deliver(self, number: int) -> None:
-        """The script gets the batch of this pass's grant of that number, from 0."""
-        self._session.deliver(self._dealt[number])
+    @property
+    def dealt(self) -> list[Grant]:
+        """The grants of the last pass, in their order; the list grows while the pass goes on."""
+        return self._dealt
 
     def _grants(self, session: Session, epoch: Epoch) -> Iterator[Grant]:
         """Take new grants of an epoch until it has no more for this worker."""

@@ -161,12 +161,14 @@ class _Deliveries:
 
     Args:
         batches: the loader's own iterator.
-        loader: its sampler is told of each batch.
+        loader: the loader whose sampler hears of each batch that the script gets.
     """
 
     def __init__(self, batches: Iterator[Any], loader: ElasticLoader) -> None:
         assert isinstance(loader.batch_sampler, ElasticBatchSampler)
         self._batches, self._loader, self._sampler = batches, loader, loader.batch_sampler
+        self._grants = self._sampler.dealt if loader.num_workers else None
+        """Of this pass. Without worker processes the sampler begins the pass with the first batch, with them it has begun."""
         self._delivered = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -177,7 +179,9 @@ class _Deliveries:
 
     def __next__(self) -> Any:
         batch = next(self._batches)
-        self._sampler.deliver(self._delivered)
+        if self._grants is None:
+            self._grants = self._sampler.dealt
+        self._sampler.session.deliver(self._grants[self._delivered])
         self._delivered += 1
         return batch
 

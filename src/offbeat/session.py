@@ -170,7 +170,9 @@ class Session(ABC):
 
     def deliver(self, grant: Grant) -> None:
         """The script has the batch of this grant in its hands; a step uses none that a loader has only fetched ahead."""
-        self._in_hand.setdefault(grant.pool, set()).add(grant.lease)
+        in_hand = self._in_hand.setdefault(grant.pool, set())
+        if grant in self._outstanding:  # of a pass that was left early it may have gone back to the job
+            in_hand.add(grant.lease)
 
     def take_back(self, pool: int) -> None:
         """What was delivered of a sampler's batches will be delivered again."""

@@ -98,7 +98,7 @@ class Epochs:
             self._effects.append(self._no_epoch(event))
             return self._flush()
         elif self._may_begin(worker, pool) and self._grant(event):
-            return self._flush() if begun else self.deal(now)  # others may have waited for somebody to begin
+            return self._flush() if begun else self.deal(now)  # other workers may have waited for this epoch to begin
         elif self._leases.holds(worker, pool):
             reason = "the rest of this epoch is what this worker already holds"
             self._effects.append(NoMore(worker, incarnation, pool, epoch, False, reason))

@@ -132,7 +132,7 @@ class RankHost:
         return bool(self._entries)
 
     def lacks(self, worker: WorkerId) -> bool:
-        """As `behind`."""
+        """Whether anything is still to be dealt with: what it is about does not matter here."""
         return self.behind
 
     def wake_at(self) -> Seconds | None:
