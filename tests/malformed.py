@@ -118,6 +118,40 @@ TO_WORKER: dict[str, dict[str, Any]] = {
     "state": {"pieces": []},
 }
 
+GO = [0, 0, [[0, 0, 0, 1.0], [1, 1, 1, 0.5]], 3, 0, [0, 1, 2], 0]
+TO_SEAT: dict[str, dict[str, Any]] = {
+    "arrive": {"b": 0, "f": 1.0, "w": 1},
+    "catch": {},
+    "read": {"n": 0},
+    "pause": {"rank": 2},
+    "resume": {},
+    "enter": {"version": 0, "host": "host 2"},
+    "let": {"rank": 1, "version": 0, "ticket": 1, "pause": True},
+    "part": {},
+    "leave": {"rank": 2},
+    "report": {"v": 1, "upto": 0, "held": [0], "writes": [0] * 6},
+    "has": {"n": 0},
+    "cut": {"rank": 0, "why": "nonsense"},
+}
+BETWEEN_RANKS: dict[str, dict[str, Any]] = {
+    "on": {"t": 0, "go": GO},
+    "piece": {"n": 0, "v": 0, "t": 2},
+    "handed": {"n": 0, "v": 0},
+    "done": {"n": 0, "f": 0},
+    "what": {},
+    "memory": {},
+}
+FROM_SEAT: dict[str, dict[str, Any]] = {
+    "answer": {"answer": [2, 0, False, True, 1]},
+    "go": {"go": GO},
+    "halt": {"v": 1, "f": 0, "s": 0, "ranks": [0, 1, 2]},
+    "hand": {"n": 0, "v": 1, "to": [1]},
+    "hold": {},
+    "say": {"n": 0},
+    "fence": {"why": "declared dead"},
+}
+"""Of rounds across hosts, three ranks; the sender is rank 2."""
+
 
 def nested(depth: int) -> Any:
     """A list in a list in a list."""

@@ -91,7 +91,7 @@ class AcrossRounds:
         self._me = SEAT if rank is None else rank
         self._seed, self._followed = seed, followed
         self._lock = threading.Condition()
-        self._mesh = Mesh(self._me, hub, self._lock, self._heard, self._met)
+        self._mesh = Mesh(self._me, hub, self._lock, self._heard, self._met, self._cut)
         memory = HostMemory(ranks, numel, dtype, self.slots)
         self._node = Node(self._me, seat, memory, self._mesh.send, self._mesh.drop, expect=self._mesh.expect)
         self._filling: int | None = None
@@ -457,6 +457,11 @@ class AcrossRounds:
             self._node.heard(peer, message.header, message.payload, message.memory)
         elif not self._followed:
             self._node.gone(peer)
+        self._lock.notify_all()
+
+    def _cut(self, peer: WorkerId, reason: str) -> None:
+        """In the thread, with the lock."""
+        self._node.cut(peer, reason)
         self._lock.notify_all()
 
     def _met(self, peer: WorkerId) -> None:

@@ -122,6 +122,10 @@ class Decider:
         """Of each host the rank that has been there for the longest time, in order of rank."""
         return tuple(sorted(self._leader_of().values()))
 
+    def refuses(self, rank: WorkerId, buffer: int | None = None) -> str | None:
+        """Why a rank that takes part cannot arrive with this buffer, or catch up, now; None: it can."""
+        return self._rounds.refuses(rank, buffer)
+
     def follow(self, start: int) -> list[Entry]:
         """What has happened from entry ``start`` of the log on, as far as it is kept; who follows has dealt with what was before."""
         while self._followed and self._log and self._log[0].seq < start:
@@ -225,7 +229,7 @@ class Decider:
                 parting.missing.discard(rank)
         return self._parted()
 
-    def leave(self, rank: WorkerId) -> list[Order]:
+    def leave(self, rank: WorkerId, why: str = "it was declared dead, or has left") -> list[Order]:
         """A rank is gone, and its host with it if it was the only one there."""
         if self._rounds.state(rank) == ABSENT:
             return []
@@ -242,7 +246,7 @@ class Decider:
             for going in self._going.values():
                 going.gone.update(other for other, name in enumerate(self._hosts) if name == host)
         # Always a new view, also if it led nobody: it may have been about to pass a result on.
-        fence = Fence(rank, f"rank {rank} does not take part any more: it was declared dead, or has left")
+        fence = Fence(rank, f"rank {rank} does not take part any more: {why}")
         return [fence, *self._new_view(), *self._settled(), *self._parted()]
 
     def report(self, rank: WorkerId, view: int, upto: Version, held: Iterable[Version], writes: Sequence[int] | None = ()) -> list[Order]:

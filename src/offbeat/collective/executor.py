@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from offbeat.collective.orders import Go
+from offbeat.errors import ProtocolError
 from offbeat.protocol.reductions import partial_allreduce
 from offbeat.protocol.schedule import Kind, Passage
 from offbeat.tensors.layout import Memory
@@ -19,6 +20,9 @@ from offbeat.tensors.running_sum import RunningSum
 from offbeat.tensors.threads import single_threaded
 from offbeat.types import Version, WorkerId
 
+EARLY_MAX = 1 << 14
+"""Pieces that are kept for rounds of which this rank has not heard. Each round has a few, and only as many rounds are closed as results
+are kept."""
 Send: TypeAlias = Callable[[WorkerId, dict[str, Any], torch.Tensor | None], None]
 """To a rank: a header, and elements that may be changed as soon as it returns."""
 
@@ -90,6 +94,10 @@ class Executor:
             return
         execution = self._running.get(number) if view == self.view else None
         if execution is None:
+            if sum(map(len, self._early.values())) >= EARLY_MAX:
+                raise ProtocolError(
+                    f"rank {sender} sent a piece of round {number}, and {EARLY_MAX} pieces wait for rounds that have not begun"
+                )
             self._early.setdefault((view, number), []).append((sender, tag, content))
             return
         self._feed(execution, sender, tag, content)
@@ -106,6 +114,9 @@ class Executor:
         if view != self.view or self.has(number):
             return
         out = self._out(number)
+        nbytes = content.numel() * content.itemsize if isinstance(content, torch.Tensor) else len(content)
+        if nbytes != out.numel() * out.itemsize:
+            raise ProtocolError(f"a result of {nbytes} bytes was handed over for round {number} (expected {out.numel() * out.itemsize})")
         out.copy_(content if isinstance(content, torch.Tensor) else torch.frombuffer(content, dtype=out.dtype))
         self.have(number, out)
         self._finished(number, self._floor)

@@ -32,7 +32,8 @@ class HostMemory:
 
     def __init__(self, ranks: int, numel: int, dtype: torch.dtype, slots: int, block: SharedMemory | None = None) -> None:
         self.block = block
-        self._ranks, self._numel, self._dtype, self._slots = ranks, numel, dtype, slots
+        self.ranks, self.slots = ranks, slots
+        self._numel, self._dtype = numel, dtype
         self._vectors: dict[int, torch.Tensor] = {}
         self._writes = self._counts()
 
@@ -43,7 +44,7 @@ class HostMemory:
             ConfigurationError: there is not so much memory.
         """
         block = MemoryBlock.allocate(self._nbytes, "across", sparse=True)
-        return HostMemory(self._ranks, self._numel, self._dtype, self._slots, block)
+        return HostMemory(self.ranks, self._numel, self._dtype, self.slots, block)
 
     def within(self, block: SharedMemory) -> HostMemory:
         """The same, in a block that another rank of this host has made.
@@ -55,7 +56,7 @@ class HostMemory:
             raise ProtocolError(
                 f"a block of {block.nbytes} bytes is handed over, and this job's has {self._nbytes}: the ranks differ in their model"
             )
-        return HostMemory(self._ranks, self._numel, self._dtype, self._slots, block)
+        return HostMemory(self.ranks, self._numel, self._dtype, self.slots, block)
 
     def buffer(self, rank: WorkerId, index: int) -> torch.Tensor:
         """One of a rank's send buffers."""
@@ -72,7 +73,7 @@ class HostMemory:
 
     def result(self, number: Version) -> torch.Tensor:
         """Where the result of a round goes."""
-        return self._vector(self._ranks * BUFFERS + number % self._slots)
+        return self._vector(self.ranks * BUFFERS + number % self.slots)
 
     def close(self) -> None:
         """This process has done with it."""
@@ -83,14 +84,14 @@ class HostMemory:
 
     @property
     def _nbytes(self) -> int:
-        return self._counted_from + _in_pages(8 * self._ranks * BUFFERS)
+        return self._counted_from + _in_pages(8 * self.ranks * BUFFERS)
 
     @property
     def _counted_from(self) -> int:
-        return (self._ranks * BUFFERS + self._slots) * _vector_nbytes(self._numel, self._dtype)
+        return (self.ranks * BUFFERS + self.slots) * _vector_nbytes(self._numel, self._dtype)
 
     def _counts(self) -> memoryview:
-        count, start = self._ranks * BUFFERS, self._counted_from
+        count, start = self.ranks * BUFFERS, self._counted_from
         memory = memoryview(bytearray(8 * count)) if self.block is None else self.block.view[start : start + 8 * count]
         return memory.cast("B").cast("q")
 

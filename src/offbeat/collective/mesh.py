@@ -26,6 +26,8 @@ SEAT: Final = -1
 TURN_S = 1.0
 Heard: TypeAlias = Callable[[WorkerId, Message | None], None]
 """Called with what a peer has sent; None: it is gone."""
+Cut: TypeAlias = Callable[[WorkerId, str], None]
+"""Called with a peer that has broken the protocol, and how: its connection has been ended here."""
 
 
 class Mesh:
@@ -34,14 +36,17 @@ class Mesh:
     Args:
         peer: this process's number.
         hub: of these connections alone; closed with them.
-        lock: held while ``heard`` and ``met`` are called.
+        lock: held while ``heard``, ``met`` and ``cut`` are called.
         heard: takes what comes.
         met: called with a peer that has connected to this one.
+        cut: called with a peer whose connection this process has ended, after ``heard`` with None.
     """
 
-    def __init__(self, peer: WorkerId, hub: Hub, lock: threading.Condition, heard: Heard, met: Callable[[WorkerId], None]) -> None:
+    def __init__(
+        self, peer: WorkerId, hub: Hub, lock: threading.Condition, heard: Heard, met: Callable[[WorkerId], None], cut: Cut
+    ) -> None:
         self.peer, self.hub = peer, hub
-        self._lock, self._heard, self._met = lock, heard, met
+        self._lock, self._heard, self._met, self._cut = lock, heard, met, cut
         self._peers: dict[WorkerId, Connection] = {}
         self._names: dict[Connection, WorkerId] = {}
         self._kept: dict[WorkerId, list[tuple[dict[str, Any], torch.Tensor | None]]] = {}
@@ -162,6 +167,7 @@ class Mesh:
         else:
             self.drop(peer)
             self._heard(peer, None)
+            self._cut(peer, reason)
 
     def _take(self, connection: Connection, what: Message | Closed) -> None:
         peer = self._names.get(connection)

@@ -3,9 +3,10 @@
 A node is a rank, the seat (where the `Decider` is), or both. A rank that leads its host runs the schedules (`Executor`); the other ranks
 of the host find gradients and results in memory that they share with it, and are told when a result is there.
 
-Messages, by ``k``. To the seat: ``arrive``, ``catch``, ``read``, ``pause``, ``resume``, ``enter``, ``let``, ``part``, ``leave``, ``report``
-and ``has``. From it: ``answer``, ``go``, ``halt``, ``hand``, ``hold``, ``say``, ``fence``. Between leaders: ``on`` (activation), ``piece``,
-``handed``. Within a host: ``done``, and ``what`` to which one answers with ``memory`` and what is done.
+Messages, by ``k``; their fields are in ``messages.py``. To the seat: ``arrive``, ``catch``, ``read``, ``pause``, ``resume``, ``enter``,
+``let``, ``part``, ``leave``, ``report``, ``has`` and ``cut``. From it: ``answer``, ``go``, ``halt``, ``hand``, ``hold``, ``say`` and
+``fence``. Between leaders: ``on`` (activation), ``piece``, ``handed``. Within a host: ``done``, and ``what`` to which one answers with
+``memory`` and what is done.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from offbeat.collective.decider import Decider
 from offbeat.collective.executor import Executor
 from offbeat.collective.host_memory import HostMemory
+from offbeat.collective.messages import ORDERS, WITHIN_A_HOST, kinds_from
 from offbeat.collective.orders import Answer, Fence, Go, Halt, Hand, Hold, Order, Say
 from offbeat.collective.state import Fenced, TooOld
 from offbeat.errors import ProtocolError
@@ -29,7 +31,7 @@ from offbeat.types import Version, WorkerId
 Send: TypeAlias = Callable[[WorkerId, Mapping[str, Any], torch.Tensor | None, tuple[SharedMemory, ...]], None]
 """To a peer: a header, elements that may be changed as soon as it returns, and memory; nothing happens if the peer is gone."""
 UNKNOWN = -1
-ORDERS = frozenset(("answer", "go", "halt", "hand", "hold", "say", "fence"))
+WHY_MAX = 500
 
 
 class Node:
@@ -75,6 +77,8 @@ class Node:
         """The seat wants to know when the results of all rounds before these are here."""
         self.answers: list[Answer] = []
         self.fenced: str | None = None
+        self._kinds = {orders: kinds_from(memory.ranks, orders=orders, leaders=me >= 0, decides=me == seat) for orders in (False, True)}
+        """What may come: from others, and from the seat."""
         self._busy: list[Version | None] = [None] * BUFFERS
         """Of each buffer: which round it is in, `UNKNOWN` until the answer says so; None: in none."""
 
@@ -131,6 +135,8 @@ class Node:
                 orders = decider.has(rank, header["n"])
             elif kind == "read":
                 orders = decider.read(rank, header["n"])
+            elif kind == "cut":
+                orders = decider.leave(rank, f"another rank has ended its connection: {header['why']}")
             else:
                 does = {"pause": decider.pause, "catch": decider.catch_up, "part": decider.part}
                 orders = decider.leave(rank) if kind == "leave" else does[kind](rank)
@@ -174,20 +180,71 @@ class Node:
         if self.decider is not None and peer >= 0:
             self.do(self.decider.leave(peer))
 
+    def cut(self, peer: WorkerId, why: str) -> None:
+        """This process has ended the connection of a peer that broke the protocol. Rounds would wait for ever for what the two send each
+        other: the seat has the others go on without that rank."""
+        if peer >= 0 and self.fenced is None:
+            self.tell({"k": "cut", "rank": peer, "why": why[:WHY_MAX]})
+
     def heard(self, peer: WorkerId, header: Mapping[str, Any], content: Memory, memory: Sequence[SharedMemory] = ()) -> None:
         """A peer has sent this.
 
         Raises:
-            ProtocolError: it is no message of this protocol.
+            ProtocolError: it is no message of this protocol, or cannot be now.
         """
         try:
-            self._heard(peer, header, content, memory)
+            nbytes = content.numel() * content.itemsize if isinstance(content, torch.Tensor) else len(content)
+            kind = self._kinds[peer == self.seat].check(header, f"peer {peer}", nbytes, len(memory))
+            self._check_now(peer, kind, header)
+            self._heard(peer, kind, header, content, memory)
             self._say()
-        except (KeyError, TypeError, ValueError) as error:
-            raise ProtocolError(f"peer {peer} sent {header.get('k')!r} that cannot be understood: {error!r}") from error
+        except (ProtocolError, KeyError, ValueError) as error:
+            for block in memory:
+                block.close()
+            if isinstance(error, ProtocolError):
+                raise
+            raise ProtocolError(f"peer {peer} sent {header['k']!r} that is of no round here: {error!r}") from error
 
-    def _heard(self, peer: WorkerId, header: Mapping[str, Any], content: Memory, memory: Sequence[SharedMemory]) -> None:
-        kind = header["k"]
+    def _check_now(self, peer: WorkerId, kind: str, header: Mapping[str, Any]) -> None:
+        """Whether the peer can say this now, by what is known here. Nothing has been done yet."""
+        if kind in WITHIN_A_HOST:
+            if peer not in self.mates:
+                raise ProtocolError(f"rank {peer} sent {kind!r}, and shares no memory with rank {self.me}")
+            if kind == "done":
+                self._check_number(peer, kind, header["n"])
+        elif kind in ("piece", "handed") and header["v"] == self.executor.view:
+            self._check_number(peer, kind, header["n"])
+        elif kind == "on":
+            number, _, _, _, initiator, leaders, floor = header["go"]
+            if len(set(leaders)) != len(leaders) or not {peer, self.me, initiator} <= set(leaders) or floor > number:
+                raise ProtocolError(
+                    f"rank {peer} sent 'on' of round {number} to rank {self.me} with the leaders {leaders} and floor {floor}"
+                )
+            self._check_number(peer, kind, number)
+        elif self.decider is not None and kind not in ORDERS:
+            self._check_decidable(self.decider, peer, kind, header)
+
+    def _check_number(self, peer: WorkerId, kind: str, number: Version) -> None:
+        """No more rounds are closed than results are kept; before this rank has begun it does not know which."""
+        bound = self.executor.upto + self.memory.slots
+        if number >= bound and self.me in self.present:
+            raise ProtocolError(f"rank {peer} sent {kind!r} of round {number}, and none from {bound} on can be closed")
+
+    def _check_decidable(self, decider: Decider, rank: WorkerId, kind: str, header: Mapping[str, Any]) -> None:
+        about, newest = header.get("rank", rank), decider.number
+        if about != rank and kind not in ("let", "cut"):
+            raise ProtocolError(f"rank {rank} sent {kind!r} for rank {about} (expected for itself)")
+        for name in ("n", "version", "upto"):
+            if header.get(name, 0) > newest:
+                raise ProtocolError(f"rank {rank} sent {kind!r} with {name} = {header[name]} (expected at most {newest})")
+        present = rank in decider.present
+        if kind == "enter" and present:
+            raise ProtocolError(f"rank {rank} sent 'enter', and takes part")
+        refusal = decider.refuses(rank, header.get("b")) if present and kind in ("arrive", "catch") else None
+        if refusal is not None:
+            raise ProtocolError(f"rank {rank} sent {kind!r}, and {refusal}")
+
+    def _heard(self, peer: WorkerId, kind: str, header: Mapping[str, Any], content: Memory, memory: Sequence[SharedMemory]) -> None:
         if kind == "piece":
             self.executor.piece(peer, header, content)
         elif kind == "on":
@@ -195,16 +252,15 @@ class Node:
         elif kind == "handed":
             self.executor.handed(header["n"], header["v"], content)
         elif kind == "done":
-            self.executor.forget(header["f"])
+            self._forget(header["f"])
             self.executor.have(header["n"], self._out(header["n"]))
         elif kind == "what":
             self._tell_mate(peer)
         elif kind == "memory":
             self._share(memory, peer)
         elif kind in ORDERS:
-            if peer == self.seat:
-                self._ordered(header)
-        elif self.decider is not None:
+            self._ordered(header)
+        else:
             self.decide(peer, header)
 
     def _to(self, peer: WorkerId, header: dict[str, Any]) -> None:
@@ -267,8 +323,16 @@ class Node:
             tuple(leaders),
             floor,
         )
-        self.executor.forget(floor)
+        if sender is None:
+            self.executor.forget(floor)
+        else:
+            self._forget(floor)
         self.executor.go(go, sender, tag)
+
+    def _forget(self, floor: Version) -> None:
+        """Another rank says that results before this one are of no more use. Those that have not come here yet are left to the seat."""
+        if floor <= self.executor.upto:
+            self.executor.forget(floor)
 
     def _out(self, number: Version) -> torch.Tensor:
         return self.memory.result(number)

@@ -171,6 +171,15 @@ class Rounds:
         """Whether a rank has arrived on time and its round is still open."""
         return self._cells[(1 + rank) * WIDTH + ARRIVED] == ON_TIME
 
+    def refuses(self, rank: WorkerId, buffer: int | None) -> str | None:
+        """Why a rank cannot arrive with this buffer now; None: it can."""
+        row = (1 + rank) * WIDTH
+        if self._cells[row + THROUGH] or self._cells[row + ARRIVED] == ON_TIME:
+            return f"it waits for round {self.number}"
+        if buffer is not None and (self._cells[row + PENDING] | self._cells[row + FROZEN]) >> buffer & 1:
+            return f"buffer {buffer} is in use"
+        return None
+
     def free_buffer(self, rank: WorkerId) -> int | None:
         """Where this rank's next gradient can go; None: both are in use, as they may be until it goes on."""
         row = (1 + rank) * WIDTH
