@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import malformed
+from tests.collective.attack import EVERY, INTRUDER, attack
 from tests.collective.network import Network
 
 from offbeat.collective.mesh import SEAT
@@ -17,9 +18,7 @@ from offbeat.collective.messages import kinds_from
 from offbeat.collective.node import Node
 from offbeat.errors import ProtocolError
 
-INTRUDER = 2
 NOTHING = torch.empty(0)
-EVERY = {**malformed.TO_SEAT, **malformed.BETWEEN_RANKS, **malformed.FROM_SEAT}
 HOSTS = {"each alone": ["a", "b", "c"], "two together": ["a", "b", "b"], "all together": ["a", "a", "a"]}
 
 
@@ -154,3 +153,11 @@ def _is_refused(node: Node, header: dict[str, Any], content: torch.Tensor) -> bo
             node.heard(INTRUDER, header, content)
         return True
     return False
+
+
+@pytest.mark.parametrize("spelled", ["solo", "full"])
+def test_a_job_across_hosts_goes_on_under_attack(spelled: str) -> None:
+    """``python -m tests.collective.attack --messages 100000`` has all rules, and more messages."""
+    found = attack(spelled, 1000, seed=1)
+    assert found.problems == []
+    assert found.closed > 5
