@@ -390,6 +390,7 @@ def test_a_mate_may_tell_of_a_result_before_it_has_handed_over_where_that_is() -
     shared = private.shared()
     assert shared.block is not None
     node = Node(1, 0, private, lambda *_: None, lambda _: None)
+    node.mates = {0}
     node.has_memory = False
     node.heard(0, {"k": "done", "n": 0, "f": 0}, torch.empty(0))
     shared.result(0).fill_(7.0)
