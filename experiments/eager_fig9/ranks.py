@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple
 import psutil
 import torch
 
-from offbeat.collective import HostRounds
+from offbeat.collective.host import HostRounds
 from offbeat.policies import rule
 from offbeat.protocol.round_rule import RoundRule
 from offbeat.transport.shm import MemoryBlock

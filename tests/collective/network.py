@@ -12,8 +12,8 @@ from offbeat.collective.decider import Decider
 from offbeat.collective.host_memory import HostMemory
 from offbeat.collective.mesh import SEAT
 from offbeat.collective.node import Node
-from offbeat.collective.state import Kind
 from offbeat.policies import rule
+from offbeat.protocol.log import Kind
 from offbeat.protocol.round_rule import RoundRule
 from offbeat.types import Version, WorkerId
 

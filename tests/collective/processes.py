@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
-from offbeat.collective import Entry, HostRounds, Kind, TooOld
 from offbeat.collective.futex import process_state
+from offbeat.collective.host import HostRounds
 from offbeat.policies import rule
+from offbeat.protocol.log import Entry, Kind, TooOld
 from offbeat.protocol.partial import Round, Rounds
 from offbeat.protocol.round_rule import RoundRule
 from offbeat.transport.shm import MemoryBlock

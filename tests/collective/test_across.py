@@ -21,10 +21,10 @@ from offbeat.collective.across import AcrossRounds
 from offbeat.collective.host_memory import HostMemory
 from offbeat.collective.mesh import SEAT
 from offbeat.collective.node import Node
-from offbeat.collective.state import Fenced, Kind
 from offbeat.errors import JobError
 from offbeat.policies import rule
 from offbeat.protocol import reductions
+from offbeat.protocol.log import Fenced, Kind
 from offbeat.protocol.round_rule import RoundRule
 from offbeat.transport.base import Address
 from offbeat.transport.hub import SocketHub

@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.collective.processes import RANKS, SMALL, create, eager, ramp, replayed, seen, worth
 
-from offbeat.collective import Entry, Fenced, HostRounds, Kind, TooOld, shared
+from offbeat.collective import shared
+from offbeat.collective.host import HostRounds
 from offbeat.collective.layout import Layout
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
+from offbeat.protocol.log import Entry, Fenced, Kind, TooOld
 from offbeat.protocol.round_rule import ABSENT, ACTIVE, IDLE
 from offbeat.transport.shm import MemoryBlock
 

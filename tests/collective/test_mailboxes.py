@@ -18,13 +18,13 @@ from tests.together import together
 
 from offbeat.collective.mailbox_memory import Plan
 from offbeat.collective.mailboxes import HostGossip
-from offbeat.collective.state import Fenced, Kind
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.policies import ADPSGD, DPSGD, SGP, rule
 from offbeat.protocol.effects import Release
 from offbeat.protocol.events import Pushed
 from offbeat.protocol.gossip import GossipRule
 from offbeat.protocol.gossip_ledger import GossipLedger
+from offbeat.protocol.log import Fenced, Kind
 from offbeat.transport.shm import AVAILABLE, MemoryBlock
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="shared memory is Linux's")

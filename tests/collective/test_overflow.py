@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.protocol.test_schedule import WAYS, bits
 
-from offbeat.collective import HostRounds
 from offbeat.collective.clipping import clip_factor
 from offbeat.collective.executor import Executor
 from offbeat.collective.fold import mean
+from offbeat.collective.host import HostRounds
 from offbeat.collective.orders import Go
 from offbeat.policies.eager import Full
 from offbeat.protocol.reductions import activation

@@ -30,8 +30,9 @@ from tests.collective.processes import (
     worth,
 )
 
-from offbeat.collective import Fenced, HostRounds, Kind
 from offbeat.collective.futex import PATIENCE_S
+from offbeat.collective.host import HostRounds
+from offbeat.protocol.log import Fenced, Kind
 from offbeat.protocol.round_rule import ABSENT
 
 pytestmark = pytest.mark.faults

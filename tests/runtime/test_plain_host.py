@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.collective import Kind
+from offbeat.protocol.log import Kind
 from offbeat.runtime.plain_host import PlainTable
 
 

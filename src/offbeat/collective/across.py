@@ -23,8 +23,8 @@ from offbeat.collective.layout import DTYPES
 from offbeat.collective.mesh import SEAT, Mesh
 from offbeat.collective.node import Node
 from offbeat.collective.orders import Answer
-from offbeat.collective.state import Entry, Fenced
 from offbeat.errors import ConfigurationError, JobError
+from offbeat.protocol.log import Entry, Fenced
 from offbeat.protocol.partial import Arrival
 from offbeat.protocol.round_rule import RoundRule
 from offbeat.transport.base import Address, Hub, Message

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from offbeat.collective.orders import Answer, Fence, Go, Halt, Hold, Order, Say
-from offbeat.collective.state import Entry, Fenced, Kind, TooOld
 from offbeat.collective.view_change import ViewChange
+from offbeat.protocol.log import Entry, Fenced, Kind, TooOld
 from offbeat.protocol.partial import Part, Rounds
 from offbeat.protocol.round_rule import ABSENT, RoundRule
 from offbeat.types import Version, WorkerId

@@ -13,9 +13,9 @@ from typing import TypeVar
 import torch
 
 from offbeat.collective.mailbox_memory import MailboxMemory
-from offbeat.collective.state import Fenced
 from offbeat.errors import JobError
 from offbeat.protocol.gossip import Gossip
+from offbeat.protocol.log import Fenced
 from offbeat.transport.base import SharedMemory
 from offbeat.types import Seconds, WorkerId
 

@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 
 from offbeat.collective.futex import WORD_NBYTES, Futex, RobustLock
-from offbeat.collective.state import Entry, Kind
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.policies import rule as rule_of
 from offbeat.protocol.gossip import Gossip, GossipRule
+from offbeat.protocol.log import Entry, Kind
 from offbeat.transport.base import SharedMemory
 from offbeat.types import Clock, WorkerId
 

@@ -15,8 +15,8 @@ import torch
 
 from offbeat.collective.gossip_rank import GossipRank
 from offbeat.collective.mailbox_memory import MailboxMemory, Plan
-from offbeat.collective.state import Entry, Fenced, Kind
 from offbeat.protocol.gossip import Gossip, GossipRule, Loss, Message, Mixture
+from offbeat.protocol.log import Entry, Fenced, Kind
 from offbeat.transport.base import SharedMemory
 from offbeat.transport.shm import MemoryBlock
 from offbeat.types import Clock, Seconds, WorkerId

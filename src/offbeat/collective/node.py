@@ -21,8 +21,8 @@ from offbeat.collective.executor import Executor
 from offbeat.collective.host_memory import HostMemory
 from offbeat.collective.messages import ORDERS, WITHIN_A_HOST, kinds_from
 from offbeat.collective.orders import Answer, Fence, Go, Halt, Hand, Hold, Order, Say
-from offbeat.collective.state import Fenced, TooOld
 from offbeat.errors import ProtocolError
+from offbeat.protocol.log import Fenced, TooOld
 from offbeat.protocol.partial import BUFFERS
 from offbeat.tensors.layout import Memory
 from offbeat.transport.base import SharedMemory

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 from offbeat.collective.shared import Shared, Ts
-from offbeat.collective.state import Entry, State
+from offbeat.collective.state import State
+from offbeat.protocol.log import Entry
 from offbeat.protocol.partial import Part
 from offbeat.protocol.round_rule import ABSENT
 from offbeat.types import Version, WorkerId

@@ -17,8 +17,9 @@ from offbeat.collective.fold import CORES, Folder
 from offbeat.collective.futex import Futex, RobustLock
 from offbeat.collective.layout import Layout, rule_spelled
 from offbeat.collective.layout import pieces as pieces_of
-from offbeat.collective.state import Closing, Entry, State
+from offbeat.collective.state import Closing, State
 from offbeat.errors import JobError
+from offbeat.protocol.log import Entry
 from offbeat.protocol.round_rule import CLOSED, DONE, RoundRule
 from offbeat.transport.base import SharedMemory
 

@@ -6,13 +6,12 @@ everything that must change together is in here. What happens is written into th
 
 from __future__ import annotations
 
-from enum import IntEnum
 from struct import Struct
 from time import monotonic_ns
 from typing import NamedTuple
 
 from offbeat.collective.layout import LOG_WIDTH, Layout, Words
-from offbeat.errors import OffbeatError
+from offbeat.protocol.log import Entry, Fenced, Kind, TooOld
 from offbeat.protocol.partial import Arrival, Part, Round, Rounds
 from offbeat.protocol.round_rule import ABSENT, CLOSED, STATE, VERSION, WIDTH, RoundRule
 from offbeat.types import Version, WorkerId
@@ -22,52 +21,8 @@ _RECORD = Struct(f"{LOG_WIDTH}q")
 _RECORD_NBYTES = _RECORD.size
 
 
-class Fenced(OffbeatError):
-    """This rank is not taking part, or somebody else does in its place: it has been declared dead, or has left."""
-
-
-class TooOld(OffbeatError):
-    """A rank cannot enter with this version: results that it would have to apply are gone."""
-
-
-class Kind(IntEnum):
-    """What an entry of the log tells."""
-
-    ENTER = 0
-    LEAVE = 1
-    PAUSE = 2
-    RESUME = 3
-    ARRIVE = 4
-    FOLD_DONE = 5
-    CATCH_UP = 6
-    READ = 7
-    LOST = 8
-    """Across hosts: a gradient of this rank has gone with its host before it was in any result."""
-
-
 _ARRIVE = int(Kind.ARRIVE)
 """What every step writes. To look up an enumeration's member is a call, in Python 3.11."""
-
-
-class Entry(NamedTuple):
-    """One event, in the order in which all of them happened: what `Rounds` was told, by method, and what it said."""
-
-    seq: int
-    """From 0, without gaps."""
-    kind: Kind
-    rank: WorkerId
-    """-1 for `Kind.FOLD_DONE`."""
-    version: Version
-    """ENTER, ARRIVE: the version it came with; CATCH_UP: the one it has now; LOST: the round that it was for; else the rank's version at
-    the time, or the newest one."""
-    buffer: int | None
-    """ARRIVE, LOST: where its gradient is, or was; None: it has none."""
-    number: Version
-    """Of the open round before this happened."""
-    closed: bool
-    """Whether a round was closed with it."""
-    at_ns: int
-    """By the host's monotonic clock."""
 
 
 class Closing(NamedTuple):

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from offbeat.collective import Entry
 from offbeat.collective.across import AcrossRounds
 from offbeat.collective.mesh import SEAT
 from offbeat.errors import ProtocolError
 from offbeat.policies.eager import Full, Partial
 from offbeat.protocol.effects import Effect
+from offbeat.protocol.log import Entry
 from offbeat.runtime.model_means import means_numel
 from offbeat.runtime.rank_host import RankHost
 from offbeat.transport.base import Address, Connection, Hub, SharedMemory

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from offbeat.policies import rule
 from offbeat.protocol.policy import Policy
 from offbeat.runtime.job_session import JobSession
+from offbeat.runtime.rank_parts import part_of
 from offbeat.runtime.rank_session import RankSession
 from offbeat.runtime.settings import WorkerSettings
 from offbeat.runtime.worker import WorkerSession
@@ -34,8 +37,8 @@ def session_of(
         JobError: a server cannot be reached.
     """
     chosen = policy if settings.sync is None else rule(settings.sync)
-    kind = WorkerSession if chosen.family == "server" else RankSession
-    return kind(
+    made = WorkerSession if chosen.family == "server" else partial(RankSession, part_of=part_of)
+    return made(
         settings,
         layout,
         spec,

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from offbeat.collective import HostRounds
 from offbeat.collective.across import AcrossRounds
+from offbeat.collective.host import HostRounds
 from offbeat.runtime.replica import Replica
 from offbeat.types import Seconds, Version, WorkerId
 

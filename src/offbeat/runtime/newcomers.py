@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from offbeat.collective import TooOld
 from offbeat.errors import JobError, ProtocolError
 from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.log import TooOld
 from offbeat.runtime.roster import Roster
 from offbeat.runtime.table import Table
 from offbeat.transport.base import Message

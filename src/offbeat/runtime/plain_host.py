@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from offbeat.collective import Entry, Kind
 from offbeat.errors import ConfigurationError, JobError
 from offbeat.protocol.effects import Effect
 from offbeat.protocol.events import Left, Lost
+from offbeat.protocol.log import Entry, Kind
 from offbeat.runtime.plain_allreduce import MeetingPoint
 from offbeat.runtime.rank_host import RankHost
 from offbeat.transport.base import Connection, Message, SharedMemory

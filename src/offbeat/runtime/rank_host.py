@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from offbeat.collective import Entry, Kind
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.effects import Effect, EpochEnded, Grant, Paused, Release, SetAside, Settle, StateChanged, TakenBack
 from offbeat.protocol.events import Event, Folded, Initialised, Joined, Left, Lost, Pushed, Voided, Withdrawn
+from offbeat.protocol.log import Entry, Kind
 from offbeat.runtime.announcer import Announcer
 from offbeat.runtime.newcomers import Newcomers
 from offbeat.runtime.pushes import OPEN_MAX, pushed

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from offbeat.collective import Entry, HostRounds
+from offbeat.collective.host import HostRounds
 from offbeat.collective.mailboxes import HostGossip
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.policies.eager import Full, Partial
@@ -17,6 +17,7 @@ from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.effects import Effect, Source, WrittenOff
 from offbeat.protocol.events import Event, Pushed
 from offbeat.protocol.gossip import GossipRule
+from offbeat.protocol.log import Entry
 from offbeat.protocol.policy import Policy
 from offbeat.runtime.across_host import AcrossHost, AcrossTable, interface_of
 from offbeat.runtime.announcer import Announcer

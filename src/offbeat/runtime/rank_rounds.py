@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from offbeat.collective import HostRounds
 from offbeat.collective.across import AcrossRounds
+from offbeat.collective.host import HostRounds
 from offbeat.policies.eager import Partial
 from offbeat.runtime.model_means import ModelMeans
 from offbeat.runtime.rank_part import LOOK_S, RankPart

@@ -10,22 +10,22 @@ from __future__ import annotations
 import itertools
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
-from offbeat.collective import Fenced
 from offbeat.errors import JobError, OffbeatError
 from offbeat.policies import rule
-from offbeat.protocol.policy import Plan
+from offbeat.protocol.log import Fenced
+from offbeat.protocol.policy import Plan, Policy
 from offbeat.runtime.buffers import ModelBuffers
 from offbeat.runtime.job_session import LOOK_S, PARTS_S, JobSession
 from offbeat.runtime.library_calls import library_call
 from offbeat.runtime.loading import too_late
 from offbeat.runtime.local_work import LocalWork
 from offbeat.runtime.rank_part import RankPart
-from offbeat.runtime.rank_parts import part_of
 from offbeat.runtime.rehearsal import lateness
 from offbeat.runtime.replica import Replica
 from offbeat.runtime.settings import WorkerSettings
@@ -35,7 +35,10 @@ from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Hub, Message
 from offbeat.transport.hub import SocketHub
-from offbeat.types import Epoch, LeaseId, Version
+from offbeat.types import Epoch, LeaseId, Version, WorkerId
+
+PartOf: TypeAlias = Callable[[Policy, Message, WorkerId, Replica, Callable[[], None], Callable[[Version], None], WorkerLink], RankPart]
+"""See `rank_parts.part_of`."""
 
 
 class RankSession(JobSession):
@@ -44,6 +47,7 @@ class RankSession(JobSession):
     Args:
         siblings: see `JobSession`.
         hub: the connections of this rank; None: a hub of its own.
+        part_of: which part the rank takes, by the rule of the job that has welcomed it.
 
     Raises:
         JobError: the coordinator cannot be reached.
@@ -61,6 +65,7 @@ class RankSession(JobSession):
         local_only: str | None = None,
         siblings: list[JobSession] | None = None,
         hub: Hub | None = None,
+        part_of: PartOf,
     ) -> None:
         link = WorkerLink(
             hub if hub is not None else SocketHub(settings.token),
@@ -84,6 +89,7 @@ class RankSession(JobSession):
         self._replica = Replica(layout, model, optimizer, self.worker, self.workers)
         self._buffers = ModelBuffers(model)
         self._numbers = itertools.count(time.time_ns())
+        self._part_of = part_of
         self._part: RankPart | None = None
         self._given: tuple[Any, memoryview, Version] | None = None
         """Another rank's replica, and its version, to begin with."""
@@ -118,7 +124,7 @@ class RankSession(JobSession):
         welcome = self._link.greet({**self._hello(sync), **self._terms, "vector": vector})
         chosen = rule(self._link.sync)
         self._says_when_it_waits = chosen.family == "gossip"
-        self._part = part_of(chosen, welcome, self.worker, replica, self._hear, self._voided, self._link)
+        self._part = self._part_of(chosen, welcome, self.worker, replica, self._hear, self._voided, self._link)
         self._link.ready(self._mine.contact)
         self._admitted()
         self.tended = True

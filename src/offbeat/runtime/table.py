@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from offbeat.collective import Entry
 from offbeat.protocol.effects import Effect
+from offbeat.protocol.log import Entry
 from offbeat.transport.base import SharedMemory
 from offbeat.types import Incarnation, Version, WorkerId
 

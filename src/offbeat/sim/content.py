@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from offbeat.protocol.effects import Fold, Settle
+from offbeat.protocol.effects import Adopt, Fold, Mix, Pair, Settle, Share, WrittenOff
 from offbeat.protocol.events import Folded
 from offbeat.protocol.policy import Policy
-from offbeat.sim.gossip_links import Exchanged
 from offbeat.types import Clock, Epoch, Incarnation, Seconds, Version, WorkerId
+
+Exchanged: TypeAlias = Adopt | Share | Mix | Pair | WrittenOff
+"""What ranks that gossip do with each other."""
 
 
 class Step(NamedTuple):

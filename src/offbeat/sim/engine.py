@@ -12,8 +12,7 @@ import torch
 from offbeat.protocol.effects import Fold, Settle
 from offbeat.protocol.events import Folded
 from offbeat.protocol.policy import Policy
-from offbeat.sim.content import Content, Handed
-from offbeat.sim.gossip_links import Exchanged
+from offbeat.sim.content import Content, Exchanged, Handed
 from offbeat.sim.model import Model, Snapshots
 from offbeat.types import Clock, Incarnation, Version, WorkerId
 

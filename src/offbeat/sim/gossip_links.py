@@ -7,15 +7,14 @@ which is taken beside the computation. ``update_s`` is what a rank's own step co
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Final
 
-from offbeat.protocol.effects import Adopt, Mix, Pair, Share, WrittenOff
+from offbeat.protocol.effects import Mix, Share
 from offbeat.sim.cluster import Cluster
+from offbeat.sim.content import Exchanged
 from offbeat.sim.laws import Constant, derived
 from offbeat.sim.servers import Servers
 from offbeat.types import Clock, Seconds, WorkerId
-
-Exchanged: TypeAlias = Adopt | Share | Mix | Pair | WrittenOff
 
 REMEMBERED: Final = 64
 """Shares of each rank of which the time is known; older ones have arrived long since."""

@@ -15,9 +15,8 @@ import torch
 from offbeat.protocol.effects import Adopt, Fold, Mix, Pair, Settle, Share, Source, WrittenOff
 from offbeat.protocol.events import Folded
 from offbeat.protocol.gossip import GossipRule
-from offbeat.sim.content import Handed
+from offbeat.sim.content import Exchanged, Handed
 from offbeat.sim.engine import Engine, Key, Schedule
-from offbeat.sim.gossip_links import Exchanged
 from offbeat.sim.model import Model
 from offbeat.tensors.layout import DTYPES, Layout, elements
 from offbeat.types import Clock, Version, WorkerId

@@ -18,9 +18,8 @@ from offbeat.protocol.events import Folded
 from offbeat.protocol.gossip import GossipRule
 from offbeat.protocol.policy import Policy, whole_number
 from offbeat.protocol.round_rule import RoundRule
-from offbeat.sim.content import Content, Handed
+from offbeat.sim.content import Content, Exchanged, Handed
 from offbeat.sim.engine import Engine, Key, Schedule
-from offbeat.sim.gossip_links import Exchanged
 from offbeat.sim.gossip_replicas import GossipReplicas
 from offbeat.sim.local_steps import LocalSteps
 from offbeat.sim.model import Loss, Model

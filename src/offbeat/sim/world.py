@@ -37,10 +37,10 @@ from offbeat.protocol.policy import Policy
 from offbeat.runtime.journal import Journal, Record, fault_record, metrics_record, process_record
 from offbeat.sim.agenda import FAULT, Agenda
 from offbeat.sim.cluster import Cluster, Work
-from offbeat.sim.content import Content
+from offbeat.sim.content import Content, Exchanged
 from offbeat.sim.desk import Desk
 from offbeat.sim.faults import Fault, Freeze, Join, Kill, Restart, Slow, Stop, Vanish
-from offbeat.sim.gossip_links import Exchanged, Links
+from offbeat.sim.gossip_links import Links
 from offbeat.sim.laws import Constant, Sampler, derived
 from offbeat.sim.post import Post
 from offbeat.sim.process import Doing, Process

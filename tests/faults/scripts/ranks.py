@@ -14,9 +14,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
-from offbeat.collective import HostRounds
 from offbeat.collective.executor import Executor
 from offbeat.collective.fold import Folder
+from offbeat.collective.host import HostRounds
 from offbeat.collective.orders import Go
 from offbeat.protocol.round_rule import View
 
