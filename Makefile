@@ -10,10 +10,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Extra words for pip, for instance PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for the small torch without CUDA.
 PIP_FLAGS ?=
-# Extra words for pytest, for instance TESTS="tests/protocol -x"; with any, only what they say is run.
+# Extra words for pytest, for instance TESTS="tests/core -x"; with any, only what they say is run.
 TESTS ?=
 # Tests that start no process and look at no clock: they may run side by side. The others have the machine to themselves.
-PURE := tests/policies tests/protocol tests/report tests/sim tests/tensors
+PURE := tests/core tests/journal tests/policies tests/report tests/sim tests/tensors
 
 help:  ## this list
 	@echo "offbeat: data-parallel training that keeps going when workers are slow, dead or new"; echo

@@ -34,10 +34,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from benchmarks.job import save
-from offbeat.collective.across import AcrossRounds
-from offbeat.collective.mesh import SEAT
+from offbeat.core.allreduce.policy import RoundRule
 from offbeat.policies import rule
-from offbeat.protocol.round_rule import RoundRule
+from offbeat.runtime.allreduce.multi_host.connections import SEAT
+from offbeat.runtime.allreduce.multi_host.rounds import AcrossRounds
 from offbeat.transport.base import Address
 from offbeat.transport.hub import SocketHub
 

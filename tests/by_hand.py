@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from offbeat.policies import rule
-from offbeat.runtime.coordinator_hosts import CoordinatorHosts
-from offbeat.runtime.settings import JobSettings
+from offbeat.runtime.coordinators import CoordinatorHosts
+from offbeat.runtime.job.settings import JobSettings
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import hyperparameters, spec_of
 from offbeat.transport.base import Address, Arrivals, Buffer, Connection, Hub, Message, SharedMemory

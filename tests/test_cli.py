@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from offbeat.cli import app, check, finish, main
 from offbeat.errors import ConfigurationError
+from offbeat.journal.records import Journal, end_record, job_record, metrics_record
+from offbeat.journal.summary import Tally
 from offbeat.launch.outcome import Outcome
 from offbeat.launch.program import Program
 from offbeat.policies import RULES
-from offbeat.report.tally import Tally
-from offbeat.runtime.journal import Journal, end_record, job_record, metrics_record
-from offbeat.runtime.settings import JobSettings, Kill, Slow
+from offbeat.runtime.job.settings import JobSettings, Kill, Slow
 
 SCRIPT = str(Path(__file__).parent / "faults" / "scripts" / "train.py")
 

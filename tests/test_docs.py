@@ -22,7 +22,7 @@ import offbeat.types
 from offbeat.cli import app, check
 from offbeat.launch.program import Program
 from offbeat.policies import RULES
-from offbeat.sim.laws import LAWS
+from offbeat.sim.latency.registry import LAWS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(

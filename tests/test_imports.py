@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -14,57 +15,76 @@ import offbeat
 
 ROOT = Path(__file__).parents[1] / "src" / "offbeat"
 
-PURE = ("types", "errors", "spelling", "protocol", "policies")
-BOOKS = ("report/tally.py", "report/worker_tally.py", "report/audit.py", "report/pushes.py")
+CORE = ("core", "core.server", "core.allreduce", "core.gossip", "core.job")
+PURE = ("types", "errors", "spec", *CORE, "policies")
+BOOKS = ("journal/summary.py", "journal/worker_summary.py", "journal/audit.py", "journal/arrivals.py")
 IMPURE_STANDARD = {"time", "random", "threading", "socket", "logging", "asyncio", "multiprocessing", "subprocess", "os"}
 PURE_THIRD_PARTY = {"numpy", "scipy"}
 HEAVY = ("torch", "zmq", "ray")
 
-CORE = {"types", "errors"}
-RULES = {*CORE, "spelling", "protocol", "policies"}
-DATA_PLANE = {*CORE, "tensors", "transport"}
-# The server keeps a tally while the job runs, though reports are made of journals and look down at the runtime. Pure, standard library
-# only: the tally, its audit and their parts (`BOOKS`) are arithmetic over records, and know neither who writes them nor who looks. A test
-# below holds them to it.
-SHELLS = {*RULES, *DATA_PLANE, "collective", "session", "runtime", "report.tally"}
-FACE = {*SHELLS, "optimizer", "data", "orders", "loaders", "checkpoint"}
-TOOLS = {*FACE, "launch", "sim", "report"}
+BASE = {"types", "errors"}
+FAMILIES = {"core", "core.server", "core.allreduce", "core.gossip"}
+RULES = {*BASE, "spec", *CORE, "policies"}
+DATA_PLANE = {*BASE, "tensors", "transport"}
+ONE_HOST, MULTI_HOST = "runtime.allreduce.one_host", "runtime.allreduce.multi_host"
+TOOLS = {*RULES, *DATA_PLANE, "journal", "session", "runtime.job", "runtime.coordination", "runtime.worker"}
+RANKS = {*TOOLS, "runtime.ranks"}
+SERVED = {*TOOLS, "runtime.parameter_server"}
+LIVE = {*RANKS, *SERVED, ONE_HOST, MULTI_HOST, "runtime.allreduce", "runtime.allreduce.torch_distributed", "runtime.gossip", "runtime"}
+FACE = {*LIVE, "orders", "sampler", "optimizer"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
-    "spelling": CORE,
-    "protocol": CORE,
-    "policies": RULES,
-    "tensors": {*CORE, "protocol"},
-    "transport": DATA_PLANE,
-    "collective": {*RULES, *DATA_PLANE},
-    "session": RULES,
-    "runtime": SHELLS,
+    "spec": BASE,
+    "orders": BASE,
+    "transport": BASE,
+    "core": BASE,
+    "core.server": {*BASE, "core"},
+    "core.allreduce": {*BASE, "core"},
+    "core.gossip": {*BASE, "core"},
+    "core.job": {*BASE, *FAMILIES},
+    "policies": {*BASE, "spec", *FAMILIES},
+    "journal": {*BASE, "core"},
+    "session": {*BASE, "core"},
+    "sampler": {*BASE, "core", "session", "orders"},
+    "tensors": {*BASE, "core", "core.allreduce"},
+    "runtime.job": {*RULES, *DATA_PLANE},
+    "runtime.coordination": {*RULES, *DATA_PLANE, "journal", "runtime.job"},
+    "runtime.worker": {*RULES, *DATA_PLANE, "session", "runtime.job"},
+    "runtime.parameter_server": TOOLS,
+    "runtime.ranks": TOOLS,
+    ONE_HOST: {*RULES, *DATA_PLANE},
+    MULTI_HOST: {*RULES, *DATA_PLANE, ONE_HOST},
+    "runtime.allreduce": {*RANKS, ONE_HOST, MULTI_HOST},
+    "runtime.allreduce.torch_distributed": RANKS,
+    "runtime.gossip": RANKS,
+    "runtime": LIVE,
+    "sim.latency": {*BASE, "spec", "core", "journal"},
+    "sim.training": {*RULES, "tensors", "sim.latency"},
+    "sim": {*RULES, "journal", "session", "report", "sim.latency", "sim.training"},
+    "report": {*RULES, "journal"},
+    "launch": {*DATA_PLANE, "journal", "runtime.job", "runtime.worker"},
     "optimizer": FACE,
-    "data": {*RULES, "session", "orders"},
     "loaders": FACE,
     "checkpoint": FACE,
-    "orders": RULES,
-    "launch": TOOLS,
-    "sim": {*RULES, "tensors", "session", "runtime", "report"},
-    "report": {*RULES, "runtime"},
-    "cli": TOOLS,
-    "__init__": TOOLS,
+    "cli": {*RULES, "journal", "report", "launch", "runtime.job", "sim", "sim.latency"},
+    "__init__": {*FACE, "loaders", "checkpoint"},
 }
-"""Arrows point down: each part of the package, and the parts that it may import besides itself."""
+"""Arrows point down: each room of the package, a folder or a file beside the folders, and the rooms that it may import besides itself."""
 
 
 def sources() -> list[Path]:
     return sorted(ROOT.rglob("*.py"))
 
 
-def part_of(path: Path) -> str:
-    """The part of the package that a file belongs to.
+def room_of(path: Path) -> str:
+    """The room that a file is in.
 
-    >>> part_of(ROOT / "protocol" / "ledger.py"), part_of(ROOT / "types.py")
-    ('protocol', 'types')
+    >>> room_of(ROOT / "core" / "server" / "ledger.py"), room_of(ROOT / "types.py")
+    ('core.server', 'types')
     """
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+    *folders, name = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(folders) or name
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
@@ -78,28 +98,38 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
-def within(name: str, parts: set[str]) -> bool:
-    """Whether an import of ``offbeat...`` stays within these parts. Any part may read the version.
+def imported_room(name: str) -> str:
+    """The room that an import of ``offbeat...`` is about.
 
-    >>> within("offbeat.protocol.events.Pushed", {"protocol"}), within("offbeat.report.table.job_table", {"report.tally"})
-    (True, False)
+    >>> imported_room("offbeat.core.events.Pushed"), imported_room("offbeat.policies.rule"), imported_room("offbeat.SSP")
+    ('core', 'policies', '__init__')
     """
-    return name == "offbeat.__version__" or any(f"{name}.".startswith(f"offbeat.{part}.") for part in parts)
+    parts = name.split(".")[1:]
+    while parts and not (ROOT.joinpath(*parts).is_dir() or ROOT.joinpath(*parts).with_suffix(".py").is_file()):
+        parts.pop()
+    path = ROOT.joinpath(*parts)
+    return room_of(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
+
+
+def rooms_imported(path: Path) -> list[tuple[int, str]]:
+    """Line and room of everything of this package that a file imports. Any room may read the version."""
+    names = [(line, name) for line, name in imports(path) if name.split(".")[0] == "offbeat" and name != "offbeat.__version__"]
+    return [(line, imported_room(name)) for line, name in names]
 
 
 @pytest.mark.parametrize("path", BOOKS)
 def test_the_tally_that_the_server_keeps_knows_nothing_but_records(path: str) -> None:
     allowed = (set(sys.stdlib_module_names) - IMPURE_STANDARD) | {"offbeat"}
-    books = {book.removesuffix(".py").replace("/", ".") for book in BOOKS}
+    books = {f"offbeat.{book.removesuffix('.py').replace('/', '.')}." for book in BOOKS}
     outside = [
         f"line {line}: {name}"
         for line, name in imports(ROOT / path)
-        if name.split(".")[0] not in allowed or (name.startswith("offbeat.") and not within(name, books))
+        if name.split(".")[0] not in allowed or (name.startswith("offbeat.") and not name.startswith(tuple(books)))
     ]
-    assert not outside, f"{path} is used below report/ because it is pure and has the standard library only; it imports {outside}"
+    assert not outside, f"{path} is arithmetic over records, with the standard library only; it imports {outside}"
 
 
-@pytest.mark.parametrize("path", [p for p in sources() if part_of(p) in PURE], ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("path", [p for p in sources() if room_of(p) in PURE], ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_pure_core_imports_nothing_impure(path: Path) -> None:
     allowed = (set(sys.stdlib_module_names) - IMPURE_STANDARD) | PURE_THIRD_PARTY | {"offbeat"}
     outside = [f"line {line}: {name}" for line, name in imports(path) if name.split(".")[0] not in allowed]
@@ -108,11 +138,20 @@ def test_the_pure_core_imports_nothing_impure(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_arrows_point_down(path: Path) -> None:
-    part = part_of(path)
-    assert part in MAY_IMPORT, f"{part} is new: say in MAY_IMPORT which parts it may import"
-    reached = [(line, name) for line, name in imports(path) if name.split(".")[0] == "offbeat"]
-    upward = [f"line {line}: {name}" for line, name in reached if not within(name, MAY_IMPORT[part] | {part})]
-    assert not upward, f"{path.relative_to(ROOT)} may import {sorted(MAY_IMPORT[part])}; it imports {upward}"
+    room = room_of(path)
+    assert room in MAY_IMPORT, f"{room} is new: say in MAY_IMPORT which rooms it may import"
+    upward = [f"line {line}: {name}" for line, name in rooms_imported(path) if name not in MAY_IMPORT[room] | {room}]
+    assert not upward, f"{path.relative_to(ROOT)} may import {sorted(MAY_IMPORT[room])}; it imports {upward}"
+
+
+def test_rooms_stand_on_floors() -> None:
+    """No room imports one that imports it, over however many others: a room's floor is above those of all that it imports."""
+    graph: dict[str, set[str]] = {}
+    for path in sources():
+        room = room_of(path)
+        graph.setdefault(room, set()).update({name for _, name in rooms_imported(path)} - {room})
+    assert len(list(TopologicalSorter(graph).static_order())) == len(graph)
+    assert graph.keys() == MAY_IMPORT.keys()
 
 
 def loaded_after(*statements: str) -> set[str]:
@@ -124,7 +163,7 @@ def loaded_after(*statements: str) -> set[str]:
 
 
 def test_importing_the_pure_core_loads_neither_torch_nor_zmq_nor_ray() -> None:
-    modules = [".".join(["offbeat", *p.relative_to(ROOT).with_suffix("").parts]) for p in sources() if part_of(p) in PURE]
+    modules = [".".join(["offbeat", *p.relative_to(ROOT).with_suffix("").parts]) for p in sources() if room_of(p) in PURE]
     assert any(m.startswith("offbeat.policies.") for m in modules)
     assert loaded_after(*(f"import {m.removesuffix('.__init__')}" for m in modules)) == set()
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from experiments.result import Row
-from offbeat.protocol.effects import Fold
-from offbeat.protocol.events import Folded
+from offbeat.core.effects import Fold
+from offbeat.core.events import Folded
 from offbeat.sim.cluster import Cluster, Work
-from offbeat.sim.gradients import Training
 from offbeat.sim.run import simulate
+from offbeat.sim.training.gradients import Training
 from offbeat.types import Seconds, Version
 
 RANKS: Final = 8

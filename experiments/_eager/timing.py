@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.sim.cluster import Cluster
-from offbeat.sim.laws import derived
+from offbeat.sim.latency.registry import derived
 
 
 class Rounds(NamedTuple):

@@ -14,8 +14,8 @@ from torch import nn
 
 from experiments.data import Images
 from offbeat.sim.cluster import Cluster, Work
-from offbeat.sim.gradients import Training
 from offbeat.sim.run import Result, simulate
+from offbeat.sim.training.gradients import Training
 
 T = TypeVar("T")
 R = TypeVar("R")

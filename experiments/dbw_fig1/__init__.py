@@ -19,14 +19,14 @@ from experiments._dbw import BATCH, WORKERS, law, network
 from experiments.claims import Claim
 from experiments.dbw_fig1 import steps
 from experiments.result import COLOURS, Row, label, new_figure, save
+from offbeat.core.events import Folded
+from offbeat.core.policy import Policy
 from offbeat.policies import DBW
 from offbeat.policies.dbw_gain import GainEstimator
 from offbeat.policies.dbw_run import Run
-from offbeat.protocol.events import Folded
-from offbeat.protocol.policy import Policy
 from offbeat.sim.cluster import Cluster, Work
-from offbeat.sim.gradients import Training
 from offbeat.sim.run import simulate
+from offbeat.sim.training.gradients import Training
 
 PAPER = "DBW, figure 1: estimates of the gradient's norm, its variance and the gain beside exact values, MNIST, n = 16, eta = 0.01"
 SEED: Final = 0

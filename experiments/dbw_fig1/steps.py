@@ -23,8 +23,8 @@ from experiments._dbw import LR, WORKERS, law, network
 from experiments.result import COLOURS, Row, label, new_figure, save
 from offbeat.policies import DBW
 from offbeat.sim.cluster import Cluster, Work
-from offbeat.sim.gradients import Training
 from offbeat.sim.run import simulate
+from offbeat.sim.training.gradients import Training
 
 Vector: TypeAlias = list[Tensor]
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from experiments.data import locate
-from offbeat.sim.batches import Batches
-from offbeat.sim.content import Step
-from offbeat.sim.laws import Law, Sampler
+from offbeat.sim.latency.registry import Law, Sampler
+from offbeat.sim.training.batches import Batches
+from offbeat.sim.training.workload import Step
 from offbeat.types import Clock, Seconds, WorkerId
 
 BATCH: Final = 16

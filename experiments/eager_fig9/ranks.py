@@ -30,9 +30,9 @@ from typing import Any, Final, NamedTuple
 import psutil
 import torch
 
-from offbeat.collective.host import HostRounds
+from offbeat.core.allreduce.policy import RoundRule
 from offbeat.policies import rule
-from offbeat.protocol.round_rule import RoundRule
+from offbeat.runtime.allreduce.one_host.rounds import HostRounds
 from offbeat.transport.shm import MemoryBlock
 
 WARM_UP: Final = 8

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import offbeat
-from offbeat.sim.laws import law
+from offbeat.sim.latency.registry import law
 
 parser = argparse.ArgumentParser(description="Sleep in place of computing.")
 parser.add_argument("--steps", type=int, required=True)

@@ -19,7 +19,7 @@ from experiments._training.runs import Recipe, series, side_by_side, train
 from experiments.claims import Claim, near
 from experiments.data import Images
 from experiments.result import COLOURS, Row, label, new_figure, save
-from offbeat.protocol.splits import Splits
+from offbeat.core.partitions import Splits
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import Result
 

@@ -15,8 +15,8 @@ from experiments.claims import Claim
 from experiments.learning_rates.tasks import TASKS
 from experiments.result import COLOURS, Row, label, new_figure, save
 from offbeat.sim.cluster import Cluster, Work
-from offbeat.sim.gradients import Training
 from offbeat.sim.run import simulate
+from offbeat.sim.training.gradients import Training
 
 PAPER = "Learning rates under each rule, beside the linear scaling rule (Goyal et al. 2017: multiply by the number of workers)"
 SEED: Final = 0

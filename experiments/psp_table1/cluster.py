@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from offbeat.core.block_cache import Blocks
+from offbeat.core.effects import Effect, Fold, Publish, Release
+from offbeat.core.events import Pushed
+from offbeat.core.server.per_shard_ledger import ShardedLedger
 from offbeat.policies import PSP
-from offbeat.protocol.blocks import Blocks
-from offbeat.protocol.effects import Effect, Fold, Publish, Release
-from offbeat.protocol.events import Pushed
-from offbeat.protocol.sharded import ShardedLedger
 
 
 class Setting(NamedTuple):

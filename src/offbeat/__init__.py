@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from offbeat.checkpoint import load as load
     from offbeat.checkpoint import save as save
+    from offbeat.core.policy import Policy as Policy
     from offbeat.errors import ConfigurationError as ConfigurationError
     from offbeat.errors import JobError as JobError
     from offbeat.errors import OffbeatError as OffbeatError
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from offbeat.policies import Quorum as Quorum
     from offbeat.policies import Solo as Solo
     from offbeat.policies import rule as rule
-    from offbeat.protocol.policy import Policy as Policy
     from offbeat.session import chief as chief
     from offbeat.session import is_main_process as is_main_process
     from offbeat.session import log as log
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 if "OFFBEAT_TOKEN" in os.environ:  # a process of a job: before the script starts others, or shows its environment to an experiment logger
-    import_module("offbeat.runtime.settings").take_token()
+    import_module("offbeat.runtime.job.settings").take_token()
 
 _HOME = {
     "ADPSGD": "offbeat.policies",
@@ -79,7 +79,7 @@ _HOME = {
     "Majority": "offbeat.policies",
     "NaturalGradient": "offbeat.tensors.natural_gradient",
     "OffbeatError": "offbeat.errors",
-    "Policy": "offbeat.protocol.policy",
+    "Policy": "offbeat.core.policy",
     "ProtocolError": "offbeat.errors",
     "PSP": "offbeat.policies",
     "Quorum": "offbeat.policies",
@@ -137,7 +137,7 @@ __all__ = [
 
 
 if "OFFBEAT_WORKER" in os.environ:  # a launcher has started this process: it may want to know one day where it hangs
-    import_module("offbeat.runtime.stacks").register()
+    import_module("offbeat.runtime.worker.stacks").register()
 
 
 def __getattr__(name: str) -> Any:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from offbeat import session as sessions
-from offbeat.data import Passes
 from offbeat.errors import ConfigurationError
 from offbeat.optimizer import DistributedOptimizer
+from offbeat.sampler import Passes
 from offbeat.session import Snapshot
 
 FORMAT = 1

@@ -15,18 +15,18 @@ import typer
 from rich.console import Console
 
 from offbeat.errors import ConfigurationError, OffbeatError
+from offbeat.journal.records import read
+from offbeat.journal.summary import Tally
 from offbeat.launch.faults import parse_all, parse_late
-from offbeat.launch.local import Outcome, Supervisor
+from offbeat.launch.forkserver import check_preload
 from offbeat.launch.program import Program
-from offbeat.launch.zygote import check_preload
+from offbeat.launch.supervisor import Outcome, Supervisor
 from offbeat.policies import RULES, rule
 from offbeat.report.live import Progress
 from offbeat.report.table import comparison, console, job_table
-from offbeat.report.tally import Tally
-from offbeat.runtime.journal import read
-from offbeat.runtime.settings import JobSettings
+from offbeat.runtime.job.settings import JobSettings
 from offbeat.sim import command
-from offbeat.sim.laws import LAWS
+from offbeat.sim.latency.registry import LAWS
 
 app = typer.Typer(
     add_completion=False,

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from offbeat.data import ElasticBatchSampler, Passes
+from offbeat.core.policy import whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.orders import Order, batches_of
-from offbeat.protocol.policy import whole_number
+from offbeat.sampler import ElasticBatchSampler, Passes
 from offbeat.session import Grant, Session
 from offbeat.types import Epoch
 

@@ -10,12 +10,12 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from offbeat import session as sessions
-from offbeat.data import ElasticBatchSampler, elastic_batch_sampler
+from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
 from offbeat.policies import rule
-from offbeat.protocol.policy import Policy
-from offbeat.runtime import other_launchers
-from offbeat.runtime.settings import WorkerSettings
+from offbeat.runtime.job.settings import WorkerSettings
+from offbeat.runtime.worker import other_launchers
+from offbeat.sampler import ElasticBatchSampler, elastic_batch_sampler
 from offbeat.session import LocalSession, Session
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec, spec_of
@@ -30,7 +30,7 @@ def _job_is_told() -> Iterator[None]:
     try:
         yield
     except ConfigurationError as error:
-        from offbeat.runtime.last_words import from_outside  # a script without a launcher needs no sockets
+        from offbeat.runtime.job.last_words import from_outside  # a script without a launcher needs no sockets
 
         from_outside(error)
         raise
@@ -137,7 +137,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def reports(self) -> list[dict[str, Any]]:
-        """What became of each index: an entry for each epoch whose end this worker has seen, with the fields of ``protocol/leases.py``."""
+        """What became of each index: an entry for each epoch whose end this worker has seen, with the fields of ``core/leases.py``."""
         return self._session.reports
 
     def batch_sampler(self, dataset: Sized, *, batch_size: int, shuffle: bool = True, seed: int | None = None) -> ElasticBatchSampler:

@@ -1,6 +1,7 @@
-"""What one process knows of its job: the interface between the user's face (`optimizer`, `data`) and whatever runs beneath it.
+"""What one process knows of its job: the interface between the user's face (`optimizer`, `sampler`) and whatever runs beneath it.
 
-`LocalSession` is a job of one worker and no server: ``python script.py`` without a launcher. ``runtime/worker.py`` has the other.
+`LocalSession` is a job of one worker and no server: ``python script.py`` without a launcher. ``runtime/parameter_server/worker_side.py``
+has the other.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from offbeat.protocol.leases import Leases
-from offbeat.protocol.splits import Parts, size_of
+from offbeat.core.leases import Leases
+from offbeat.core.partitions import Parts, size_of
 from offbeat.types import Epoch, Fate, LeaseId, Version, WorkerId
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Snapshot(NamedTuple):
     optimizer: dict[str, Any]
     """The optimizer's ``state_dict``."""
     places: dict[int, dict[str, Any]]
-    """Where each sampler stands, by its number; see `protocol.leases.Leases.place`."""
+    """Where each sampler stands, by its number; see `core.leases.Leases.place`."""
     others: dict[WorkerId, dict[str, Any]]
     """What other workers have handed in for this checkpoint, by worker."""
 
@@ -230,7 +231,7 @@ class Session(ABC):
 
     @abstractmethod
     def place(self, pool: int) -> dict[str, Any] | None:
-        """Where a sampler stands; None: nobody has asked for samples of it. See `protocol.leases.Leases.place`."""
+        """Where a sampler stands; None: nobody has asked for samples of it. See `core.leases.Leases.place`."""
 
     def hand_in(self, part: dict[str, Any]) -> None:  # noqa: B027 without a launcher nobody else saves
         """Give this worker's part of a checkpoint to the worker that writes it."""

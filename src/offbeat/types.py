@@ -53,7 +53,7 @@ class Fate(StrEnum):
 
 
 class WorkerState(StrEnum):
-    """A worker in the coordinator's eyes (EnsembleSync, section 3.3; the transitions are in ``protocol/membership.py``)."""
+    """A worker in the coordinator's eyes (EnsembleSync, section 3.3; the transitions are in ``core/membership.py``)."""
 
     EXPECTED = "expected"
     """Announced, not heard of yet."""

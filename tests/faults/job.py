@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import psutil
 
 from offbeat.errors import ConfigurationError
-from offbeat.report.tally import Tally
-from offbeat.runtime.journal import Record, read
+from offbeat.journal.records import Record, read
+from offbeat.journal.summary import Tally
 
 SCRIPTS = Path(__file__).parent / "scripts"
 TRAIN = str(SCRIPTS / "train.py")

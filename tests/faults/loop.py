@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 from tests.faults.job import FAULTY, GONE, Job, signalled
 
-from offbeat.runtime.journal import Record
+from offbeat.journal.records import Record
 
 TIMEOUT_S, PROGRESS_S = 2.0, 8.0
 BOUND_S = 150.0

@@ -12,7 +12,7 @@ import pytest
 from tests.faults.job import MISTAKEN, TRAIN, Ended, Job, signalled
 from tests.faults.test_workers import CALM, accounted, began
 
-from offbeat.runtime.journal import Record
+from offbeat.journal.records import Record
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 Start = Callable[..., Job]

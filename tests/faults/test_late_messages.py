@@ -11,8 +11,8 @@ import pytest
 import torch
 from tests.by_hand import Mailbox, Worker, coordinator
 
-from offbeat.runtime.settings import JobSettings, WorkerSettings
-from offbeat.runtime.worker import WorkerSession
+from offbeat.runtime.job.settings import JobSettings, WorkerSettings
+from offbeat.runtime.parameter_server.worker_side import WorkerSession
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import spec_of
 from offbeat.transport.base import Address

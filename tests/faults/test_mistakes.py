@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.faults.job import DEADLINE_S, MISTAKEN, SCRIPTS, TRAIN, Job
 
-from offbeat.runtime.settings import WorkerSettings
+from offbeat.runtime.job.settings import WorkerSettings
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 Start = Callable[..., Job]

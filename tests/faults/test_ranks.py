@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.faults.job import SCRIPTS, Ended, Job, signalled
 
-from offbeat.runtime.journal import Record
+from offbeat.journal.records import Record
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 Start = Callable[..., Job]

@@ -10,8 +10,8 @@ import psutil
 import pytest
 from tests.faults.job import TRAIN, Ended, Job, signalled
 
-from offbeat.launch.zygote import POSSIBLE
-from offbeat.runtime.journal import Record
+from offbeat.journal.records import Record
+from offbeat.launch.forkserver import POSSIBLE
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 Start = Callable[..., Job]

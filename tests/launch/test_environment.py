@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from offbeat.launch.environment import server_environment, worker_environment
-from offbeat.runtime.settings import JobSettings, Slow, WorkerSettings, read_addresses
+from offbeat.runtime.job.settings import JobSettings, Slow, WorkerSettings, read_addresses
 from offbeat.transport.base import Address
 
 JOB = JobSettings(workers=2, servers=3, seed=7, timeout_s=1.5, slow=(Slow(worker=1, seconds=0.5),))

@@ -6,7 +6,7 @@ import pytest
 
 from offbeat.errors import ConfigurationError
 from offbeat.launch.faults import parse_all, parse_kill, parse_late, parse_slow
-from offbeat.runtime.settings import ANY, Kill, Late, Slow
+from offbeat.runtime.job.settings import ANY, Kill, Late, Slow
 
 
 @pytest.mark.parametrize(

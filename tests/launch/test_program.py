@@ -13,8 +13,8 @@ import pytest
 from tests.launch.waiting import printed, until
 
 from offbeat.errors import ConfigurationError
+from offbeat.launch.forkserver import POSSIBLE, Zygote
 from offbeat.launch.program import Program
-from offbeat.launch.zygote import POSSIBLE, Zygote
 
 SHOW = """
 import json, sys

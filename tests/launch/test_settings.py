@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.errors import ConfigurationError
-from offbeat.runtime.settings import JobSettings, Kill, Late, Slow, WorkerSettings, read_addresses
+from offbeat.runtime.job.settings import JobSettings, Kill, Late, Slow, WorkerSettings, read_addresses
 from offbeat.transport.base import Address
 
 SECONDS = st.floats(0.0, 1e6)
@@ -87,11 +87,11 @@ def test_addresses_keep_their_parts() -> None:
 
 SEEN = """
 import offbeat, os, subprocess, sys
-from offbeat.runtime.settings import WorkerSettings
+from offbeat.runtime.job.settings import WorkerSettings
 print("OFFBEAT_TOKEN" in os.environ, [WorkerSettings.from_environment().token for _ in range(2)])
 show = "import os; print('OFFBEAT_TOKEN' in os.environ, 'OFFBEAT_SERVERS' in os.environ)"
 print(subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True).stdout)
-refused = "from offbeat.runtime.settings import WorkerSettings as W; W.from_environment()"
+refused = "from offbeat.runtime.job.settings import WorkerSettings as W; W.from_environment()"
 print(subprocess.run([sys.executable, "-c", refused], capture_output=True, text=True).stderr)
 """
 

@@ -19,13 +19,13 @@ from typing import Any, Literal
 import torch
 from tests.live.freezing import FreezableHub
 
+from offbeat.core.policy import Policy
 from offbeat.errors import JobError
 from offbeat.optimizer import DistributedOptimizer
-from offbeat.protocol.policy import Policy
-from offbeat.runtime.job_session import JobSession
+from offbeat.runtime.job.settings import JobSettings, WorkerSettings
 from offbeat.runtime.joining import session_of
 from offbeat.runtime.server import serve
-from offbeat.runtime.settings import JobSettings, WorkerSettings
+from offbeat.runtime.worker.job_session import JobSession
 from offbeat.session import Session
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec

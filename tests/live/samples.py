@@ -12,10 +12,10 @@ from tests.live.harness import Job, Worker
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from offbeat.data import ElasticBatchSampler
+from offbeat.journal.records import read
+from offbeat.journal.summary import Tally
 from offbeat.optimizer import DistributedOptimizer
-from offbeat.report.tally import Tally
-from offbeat.runtime.journal import read
+from offbeat.sampler import ElasticBatchSampler
 
 Used = list[list[int]]
 """The indices that one worker used, epoch by epoch."""

@@ -11,8 +11,8 @@ from tests.live.harness import Job, Worker
 from tests.live.samples import Trainer
 from torch import Tensor, nn
 
+from offbeat.journal.records import read
 from offbeat.report.remarks import remarks
-from offbeat.runtime.journal import read
 
 RULES = ["bsp", "asp", "psp(c=2, b=1.0)", "ensemble(steps=2)", "majority", "adpsgd"]
 

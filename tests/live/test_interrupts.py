@@ -19,8 +19,8 @@ from tests.live.harness import Job, Worker, seeded, wait
 from tests.live.samples import data, finished
 from torch import Tensor, nn
 
-from offbeat.report.tally import Tally
-from offbeat.runtime.journal import read
+from offbeat.journal.records import read
+from offbeat.journal.summary import Tally
 
 Record = dict[str, Any]
 SLOW = 2

@@ -18,8 +18,8 @@ from tests.live.test_equality import CLOSE, JOBS, Batch, Case, adamw, mlp, sgd
 from torch import Tensor, nn
 
 import offbeat
-from offbeat.report.tally import Tally
-from offbeat.runtime.journal import read
+from offbeat.journal.records import read
+from offbeat.journal.summary import Tally
 from offbeat.tensors import fisher
 
 Values = dict[str, Tensor]

@@ -19,8 +19,8 @@ from tests.live.test_local_steps import Local, alike, natural, plain_sgd, values
 from torch import nn
 
 from offbeat.errors import JobError, RefusedError
-from offbeat.report.tally import Tally
-from offbeat.runtime.journal import read
+from offbeat.journal.records import read
+from offbeat.journal.summary import Tally
 
 Record = dict[str, Any]
 TCP = {worker: f"host{worker}" for worker in range(3)}

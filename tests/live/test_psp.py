@@ -15,10 +15,10 @@ from tests.live.test_rules import SIZE, WORKERS, script
 from torch import Tensor, nn
 
 from offbeat.errors import JobError, RefusedError
-from offbeat.report.tally import Tally
-from offbeat.runtime import block_shard
-from offbeat.runtime.journal import read
-from offbeat.runtime.settings import ANY, Late
+from offbeat.journal.records import read
+from offbeat.journal.summary import Tally
+from offbeat.runtime.job.settings import ANY, Late
+from offbeat.runtime.parameter_server import per_shard
 from offbeat.transport.wire import MEMBER
 
 Record = dict[str, Any]
@@ -141,7 +141,7 @@ def test_a_block_that_no_message_can_hold_is_refused(monkeypatch: pytest.MonkeyP
         with pytest.raises((RefusedError, JobError), match="spread the model over more than 1 servers"):
             Training(worker, "psp(c=1)")
 
-    monkeypatch.setattr(block_shard, "MEMBER", MEMBER._replace(payload_nbytes=100))
+    monkeypatch.setattr(per_shard, "MEMBER", MEMBER._replace(payload_nbytes=100))
     with Job(1) as job:
         job.run(refused)
         job.until(lambda: job.failure is not None, "the refusal")

@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
 from offbeat.errors import JobError, RefusedError
+from offbeat.journal.records import read
+from offbeat.journal.summary import Tally
 from offbeat.optimizer import DistributedOptimizer
-from offbeat.report.tally import Tally
-from offbeat.runtime.journal import read
 
 RULES = ["full", "majority", "solo", "first_of(m=2)", "all_of(m=2)", "quorum(q=3)", "solo(staleness=1)"]
 RANKS, STEPS = 4, 100

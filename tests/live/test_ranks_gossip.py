@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.collective.gossiping import NUMEL, STEPS, lockstep, moved
 from tests.live.harness import Job, Worker, barrier, wait
 from tests.live.test_ranks import RANKS, audited, parameters, train
 from tests.live.test_ranks_return import Trainer
+from tests.runtime.gossip.gossiping import NUMEL, STEPS, lockstep, moved
 from torch import Tensor, nn
 
+from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.policies import rule as parsed
-from offbeat.protocol.gossip import GossipRule
 
 RULES = ["dpsgd", "sgp", "sgp(out_degree=2, overlap=1)", "sgp(graph=bipartite_exponential)", "adpsgd"]
 

@@ -17,11 +17,11 @@ from torch.utils.data import TensorDataset
 
 from offbeat.errors import JobError, RefusedError
 from offbeat.optimizer import DistributedOptimizer
-from offbeat.runtime import job_session
-from offbeat.runtime.rank_across import RankAcross
-from offbeat.runtime.rank_part import RankPart
-from offbeat.runtime.rank_rounds import RankRounds
-from offbeat.runtime.rank_session import RankSession
+from offbeat.runtime.allreduce.multi_host_member import RankAcross
+from offbeat.runtime.allreduce.round_member import RankRounds
+from offbeat.runtime.ranks.member import RankPart
+from offbeat.runtime.ranks.worker_side import RankSession
+from offbeat.runtime.worker import job_session
 
 
 class Trainer:

@@ -12,8 +12,8 @@ import torch
 from tests.live.harness import Job, Worker, barrier, wait
 from torch import Tensor, nn
 
-from offbeat.report.tally import Tally
-from offbeat.runtime.journal import read
+from offbeat.journal.records import read
+from offbeat.journal.summary import Tally
 
 
 class WithNorm(nn.Module):

@@ -12,10 +12,10 @@ from tests.live.harness import Job, Worker, seeded
 from torch import Tensor, nn
 
 import offbeat
+from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError, RefusedError
-from offbeat.protocol.policy import Policy
-from offbeat.report.tally import Tally
-from offbeat.runtime.journal import read
+from offbeat.journal.records import read
+from offbeat.journal.summary import Tally
 
 WORKERS, EPOCHS, SIZE, BATCH = 4, 3, 200, 5
 

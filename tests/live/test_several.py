@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
-from offbeat.report.tally import Tally
-from offbeat.runtime.journal import of_optimizer, read
+from offbeat.journal.records import of_optimizer, read
+from offbeat.journal.summary import Tally
 
 SIZE, BATCH, EPOCHS = 60, 4, 2
 """Fifteen batches, which three workers share evenly."""

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.effects import Effect, Fold, Interrupt, Release, Settle
-from offbeat.protocol.events import Abandoned, Event, Folded, Initialised, Joined, Pushed
-from offbeat.protocol.policy import Policy
+from offbeat.core.effects import Effect, Fold, Interrupt, Release, Settle
+from offbeat.core.events import Abandoned, Event, Folded, Initialised, Joined, Pushed
+from offbeat.core.job.coordinator import Coordinator
+from offbeat.core.policy import Policy
 from offbeat.types import Fate
 
 

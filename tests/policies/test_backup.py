@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tests.core.hand import Hand, names, only
 from tests.policies.views import StillView, contribution
-from tests.protocol.hand import Hand, names, only
 
+from offbeat.core.effects import Fold, Interrupt, Release, Settle
+from offbeat.core.events import Abandoned, Lost
 from offbeat.errors import ConfigurationError
 from offbeat.policies import Backup, rule
-from offbeat.protocol.effects import Fold, Interrupt, Release, Settle
-from offbeat.protocol.events import Abandoned, Lost
 from offbeat.types import Fate
 
 

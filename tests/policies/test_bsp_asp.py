@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from tests.core.hand import Hand, names, only
 from tests.policies.views import StillView, contribution
-from tests.protocol.hand import Hand, names, only
 
+from offbeat.core.effects import Fold, Release
+from offbeat.core.policy import Admit, Hold
 from offbeat.policies import ASP, BSP
-from offbeat.protocol.effects import Fold, Release
-from offbeat.protocol.policy import Admit, Hold
 
 
 def test_bsp_golden_history() -> None:

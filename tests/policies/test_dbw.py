@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tests.core.hand import Hand, names, only
 from tests.policies.race import Race, norms, shifted, steady
-from tests.protocol.hand import Hand, names, only
 
+from offbeat.core.effects import Effect, Fold, Release, Settle
+from offbeat.core.events import Folded
+from offbeat.core.policy import Policy
 from offbeat.policies import BDBW, BSP, DBW
-from offbeat.protocol.effects import Effect, Fold, Release, Settle
-from offbeat.protocol.events import Folded
-from offbeat.protocol.policy import Policy
 from offbeat.types import Fate
 
 

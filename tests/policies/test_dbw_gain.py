@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from offbeat.core.events import Folded
 from offbeat.policies.dbw_gain import GainEstimator
-from offbeat.protocol.events import Folded
 
 Gradients = NDArray[np.float64]
 """(k, coordinates)."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.core.hand import Hand, only
 from tests.policies.race import Race, norms, shifted, steady
 from tests.policies.views import StillView, contribution
-from tests.protocol.hand import Hand, only
 
+from offbeat.core.effects import Fold
+from offbeat.core.events import Joined, Lost, Pushed
 from offbeat.errors import ConfigurationError
 from offbeat.policies import BDBW, DBW, rule
 from offbeat.policies.dbw_run import Run
-from offbeat.protocol.effects import Fold
-from offbeat.protocol.events import Joined, Lost, Pushed
 from offbeat.types import Fate
 
 # Who comes and goes.

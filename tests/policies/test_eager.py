@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offbeat.core.allreduce.policy import ACTIVE, IDLE, RoundRule
+from offbeat.core.allreduce.rounds import Rounds
 from offbeat.errors import ConfigurationError
 from offbeat.policies import AllOf, FirstOf, Full, Majority, Quorum, Solo, rule
-from offbeat.protocol.partial import Rounds
-from offbeat.protocol.round_rule import ACTIVE, IDLE, RoundRule
 
 
 def closing(policy: RoundRule, ranks: int, order: list[int], seed: int = 0) -> int:

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.protocol.hand import Hand, names, only
+from tests.core.hand import Hand, names, only
 
+from offbeat.core.effects import Effect, EpochEnded, Fold, Gather, Grant, Release
+from offbeat.core.events import Event, Initialised, Joined, Lost, Pushed
+from offbeat.core.job.coordinator import Coordinator
+from offbeat.core.policy import Averaging, Contribution, Policy
 from offbeat.errors import ConfigurationError
 from offbeat.policies import BSP, ElasticBSP, rule
 from offbeat.policies.elastic import shares
 from offbeat.policies.prediction import meet
 from offbeat.policies.superstep import Superstep
-from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.effects import Effect, EpochEnded, Fold, Gather, Grant, Release
-from offbeat.protocol.events import Event, Initialised, Joined, Lost, Pushed
-from offbeat.protocol.policy import Averaging, Contribution, Policy
 
 
 class Clockwork:

@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.core.hand import Hand, names, only
 from tests.policies.views import StillView, contribution
-from tests.protocol.hand import Hand, names, only
 
+from offbeat.core.effects import Effect, EpochEnded, Fold, Grant, NoMore, Release, Settle
+from offbeat.core.events import Joined, Left, Lost, Pushed
+from offbeat.core.job.coordinator import Coordinator
+from offbeat.core.policy import Averaging, Plan
 from offbeat.errors import ConfigurationError
 from offbeat.policies import BSP, EnsembleSync, rule
 from offbeat.policies.rounds import INTERVAL, next_period
-from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.effects import Effect, EpochEnded, Fold, Grant, NoMore, Release, Settle
-from offbeat.protocol.events import Joined, Left, Lost, Pushed
-from offbeat.protocol.policy import Averaging, Plan
 from offbeat.types import Fate
 
 # Rounds.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import offbeat
+from offbeat.core.allreduce.policy import RoundRule
+from offbeat.core.allreduce.rounds import Rounds
+from offbeat.core.gossip.topology import KINDS
 from offbeat.errors import ConfigurationError
 from offbeat.policies import ADPSGD, ALLREDUCE_RULES, DPSGD, GOSSIP_RULES, RULES, SGP, AllReduce, Full, rule
-from offbeat.protocol.graphs import KINDS
-from offbeat.protocol.partial import Rounds
-from offbeat.protocol.round_rule import RoundRule
 
 
 def test_words_and_families() -> None:

@@ -1,4 +1,4 @@
-"""PSP's shard side: what folds when, what is dropped, and which settings are refused. Its worker side: tests/protocol/test_blocks.py."""
+"""PSP's shard side: what folds when, what is dropped, and which settings are refused. Its worker side: tests/core/test_block_cache.py."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from experiments.psp_table1 import TABLE_1
 from experiments.psp_table1.cluster import Cluster, Setting
 from tests.policies.views import StillView
 
+from offbeat.core.block_cache import LiteralBlocks
+from offbeat.core.job.coordinator import Coordinator
+from offbeat.core.policy import Contribution, Decision
 from offbeat.errors import ConfigurationError
 from offbeat.policies import PSP, rule
-from offbeat.protocol.blocks import LiteralBlocks
-from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.policy import Contribution, Decision
 
 WORKERS = {0: 0, 1: 0, 2: 0, 3: 0}
 

@@ -10,6 +10,8 @@ import time
 import pytest
 from tests.policies.views import StillView
 
+from offbeat.core.job.coordinator import Coordinator
+from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
 from offbeat.policies import (
     ADPSGD,
@@ -35,9 +37,7 @@ from offbeat.policies import (
     Solo,
     rule,
 )
-from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.policy import Policy
-from offbeat.spelling import build, parse_call
+from offbeat.spec import build, parse_call
 
 SAMPLES: tuple[Policy, ...] = (
     BSP(),

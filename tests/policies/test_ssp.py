@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.core.hand import Hand, names, only
 from tests.policies.views import StillView
-from tests.protocol.hand import Hand, names, only
 
+from offbeat.core.effects import Release
+from offbeat.core.events import Lost
+from offbeat.core.policy import Admit, Hold
 from offbeat.errors import ConfigurationError
 from offbeat.policies import DSSP, SSP
-from offbeat.protocol.effects import Release
-from offbeat.protocol.events import Lost
-from offbeat.protocol.policy import Admit, Hold
 
 
 def test_ssp_golden_history() -> None:

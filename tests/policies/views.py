@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from offbeat.protocol.policy import Contribution
+from offbeat.core.policy import Contribution
 from offbeat.types import Clock, Seconds, Version, WorkerId
 
 

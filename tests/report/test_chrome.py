@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-from tests.report.records import END, Record, abandoned, interrupt, release, round_of_two, two_shards
+from tests.journal.records import END, Record, abandoned, interrupt, release, round_of_two, two_shards
 
 from offbeat.errors import ConfigurationError
+from offbeat.journal.records import Journal
 from offbeat.policies import ElasticBSP
 from offbeat.report.chrome import BARRIERS, SHARDS, WORKERS, timeline, write
 from offbeat.report.lanes import Chart
-from offbeat.runtime.journal import Journal
 
 RunJob: TypeAlias = Callable[..., list[Record]]
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from rich.console import Console
-from tests.report.records import abandoned, push, release, round_of_two, two_shards
+from tests.journal.records import abandoned, push, release, round_of_two, two_shards
 
+from offbeat.journal.summary import Tally
 from offbeat.policies import SSP
 from offbeat.report.live import PLAIN_EVERY_S, Progress, changes, headline, worker_cells, worker_table
-from offbeat.report.tally import Tally
 
 Record: TypeAlias = dict[str, Any]
 RunJob: TypeAlias = Callable[..., list[Record]]

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from rich.console import Console, RenderableType
 from rich.table import Table
-from tests.report.records import (
+from tests.journal.records import (
     JOB,
     abandoned,
     epoch_ended,
@@ -22,11 +22,11 @@ from tests.report.records import (
     two_shards,
 )
 
+from offbeat.journal.summary import Tally
 from offbeat.policies import BSP, SSP, Backup, ElasticBSP
 from offbeat.report.figures import accuracy, seconds, share, short
 from offbeat.report.remarks import remarks, slow_workers
 from offbeat.report.table import comparison, job_table
-from offbeat.report.tally import Tally
 
 RunJob: TypeAlias = Callable[..., list[dict[str, Any]]]
 

@@ -12,15 +12,15 @@ from typing import Any, TypeAlias
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.report.records import END, abandoned, interrupt, release, round_of_two, state, two_shards
+from tests.journal.records import END, abandoned, interrupt, release, round_of_two, state, two_shards
 
+from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
+from offbeat.journal.records import Journal
+from offbeat.journal.summary import Tally
 from offbeat.policies import ASP, BSP, SSP, Backup, ElasticBSP
-from offbeat.protocol.policy import Policy
 from offbeat.report.lanes import Chart, Span, shares
-from offbeat.report.tally import Tally
 from offbeat.report.timeline import draw
-from offbeat.runtime.journal import Journal
 
 Record: TypeAlias = dict[str, Any]
 RunJob: TypeAlias = Callable[..., list[Record]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from offbeat.protocol.policy import Policy
-from offbeat.report.tally import Tally
-from offbeat.runtime import journal as journals
+from offbeat.core.policy import Policy
+from offbeat.journal import records as journals
+from offbeat.journal.summary import Tally
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import Result, simulate
 

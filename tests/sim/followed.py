@@ -16,9 +16,9 @@ from scipy.stats import trim_mean
 from tests.sim.stepped import SteppedJob
 from tests.sim.stub_worker import LR
 
+from offbeat.core.policy import Averaging
+from offbeat.journal.records import Record
 from offbeat.policies import rule
-from offbeat.protocol.policy import Averaging
-from offbeat.runtime.journal import Record
 from offbeat.types import Clock, Incarnation, WorkerId
 
 Vector: TypeAlias = NDArray[np.float64]

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from offbeat.protocol.policy import Policy
-from offbeat.sim.batches import Batches
+from offbeat.core.policy import Policy
 from offbeat.sim.cluster import Cluster, Work
-from offbeat.sim.content import Step
-from offbeat.sim.gradients import Training
 from offbeat.sim.run import Result, simulate
+from offbeat.sim.training.batches import Batches
+from offbeat.sim.training.gradients import Training
+from offbeat.sim.training.workload import Step
 
 SIZE, BATCH, SEED = 90, 6, 4
 RANDOM = "shifted_exponential(shift=0.3, scale=0.7)"

@@ -18,14 +18,14 @@ import torch
 from tests.sim.stepped_network import SteppedHub, SteppedNetwork
 from tests.sim.stub_worker import StubWorker
 
+from offbeat.journal.records import Record, read
 from offbeat.policies import rule
-from offbeat.runtime.journal import Record, read
+from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.server import Finished, Server
-from offbeat.runtime.settings import JobSettings
-from offbeat.sim.agenda import FAULT, WAKE, Agenda
 from offbeat.sim.cluster import Cluster, Work
+from offbeat.sim.event_queue import FAULT, WAKE, Agenda
 from offbeat.sim.faults import Fault, Join, Kill, Restart, Vanish
-from offbeat.sim.laws import derived
+from offbeat.sim.latency.registry import derived
 from offbeat.transport.base import Address, Closed, Connection
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from offbeat.sim.laws import Sampler
+from offbeat.sim.latency.registry import Sampler
 from offbeat.transport import wire
 from offbeat.transport.memory import MemoryConnection, MemoryHub, MemoryNetwork
 from offbeat.types import Seconds, WorkerId

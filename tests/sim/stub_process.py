@@ -1,7 +1,7 @@
 """A worker's process for a thread that it does not own and a clock that it does not read: its connections, its model, what wakes it.
 
-It stands where ``runtime/worker_link.py`` stands, and sorts what comes as that does. A generator stands where the real process has its
-script (``stub_worker.py``), and yields what that would wait for: a time, until which it computes, or something to become true.
+It stands where ``runtime/worker/connection.py`` stands, and sorts what comes as that does. A generator stands where the real process has
+its script (``stub_worker.py``), and yields what that would wait for: a time, until which it computes, or something to become true.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from tests.sim.stepped_network import SteppedHub
 from torch import nn
 
+from offbeat.core.policy import Plan
 from offbeat.policies import rule
-from offbeat.protocol.policy import Plan
-from offbeat.runtime.block_pulls import BlockPulls
+from offbeat.runtime.parameter_server.per_shard_pulls import BlockPulls
 from offbeat.sim.process import BEATS
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tests.sim.stub_process import LR, StubProcess, Waits
 
-from offbeat.runtime.block_pulls import BlockPulls
-from offbeat.runtime.local_work import LocalWork
+from offbeat.runtime.parameter_server.per_shard_pulls import BlockPulls
+from offbeat.runtime.worker.local_work import LocalWork
 from offbeat.session import Progress
-from offbeat.sim.laws import stretched
+from offbeat.sim.latency.registry import stretched
 from offbeat.tensors.optimizers import hyperparameters
 from offbeat.types import Epoch, LeaseId, Seconds, WorkerId
 

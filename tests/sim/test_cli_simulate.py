@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from offbeat.cli import app, main
-from offbeat.report.tally import Tally
-from offbeat.runtime.journal import read
+from offbeat.journal.records import read
+from offbeat.journal.summary import Tally
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from offbeat.errors import ConfigurationError
 from offbeat.sim.fault_kinds import FAULTS, SETTINGS
 from offbeat.sim.faults import Fault, Freeze, Join, Kill, Restart, Script, Slow, Stop, Vanish, script, spelled
-from offbeat.sim.law import stretched
+from offbeat.sim.latency.base import stretched
 
 TEXT = """\
 # a bad day

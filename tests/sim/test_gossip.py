@@ -14,11 +14,11 @@ from tests.sim.clusters import cluster as times_only
 from tests.sim.learning import BATCH, SEED, SIZE, close, cluster, data, loss_of, network, one_thread, optimizer_of, train
 from torch.nn import functional
 
-from offbeat.runtime import journal as journals
-from offbeat.sim.batches import Batches
+from offbeat.journal import records as journals
 from offbeat.sim.cluster import Work
-from offbeat.sim.content import Step
 from offbeat.sim.run import simulate
+from offbeat.sim.training.batches import Batches
+from offbeat.sim.training.workload import Step
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tests.sim.followed import follow
 from tests.sim.stepped import SteppedJob, Timings
 
+from offbeat.core.effects import Effect, Fold
+from offbeat.core.events import Event, Folded
+from offbeat.journal.records import Record, read
 from offbeat.policies import RULES, SERVER_RULES, rule
-from offbeat.protocol.effects import Effect, Fold
-from offbeat.protocol.events import Event, Folded
-from offbeat.runtime.journal import Record, read
 from offbeat.sim.cluster import Cluster, Work
-from offbeat.sim.content import Content, Handed
 from offbeat.sim.run import simulate
+from offbeat.sim.training.workload import Content, Handed
 
 SETTINGS: Final = (
     "bsp",

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from offbeat.core.policy import Averaging
 from offbeat.errors import ProtocolError
-from offbeat.protocol.policy import Averaging
 from offbeat.tensors.averaging import AveragingShard, combine
 from offbeat.tensors.layout import Layout, view
 

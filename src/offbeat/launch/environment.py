@@ -11,7 +11,7 @@ import platform
 import socket
 from collections.abc import Mapping
 
-from offbeat.runtime.settings import JobSettings, WorkerSettings
+from offbeat.runtime.job.settings import JobSettings, WorkerSettings
 from offbeat.transport.base import Address
 from offbeat.types import WorkerId
 

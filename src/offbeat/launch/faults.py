@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from offbeat.errors import ConfigurationError
-from offbeat.runtime.settings import ANY, Kill, Late, Slow
+from offbeat.runtime.job.settings import ANY, Kill, Late, Slow
 
 _SLOW = re.compile(r"(any|\d+)=(\d+(?:\.\d*)?|\.\d+)(?:@(\d+)-(\d+))?")
 _KILL = re.compile(r"(\d+)@(\d+)")

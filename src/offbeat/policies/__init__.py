@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
 from offbeat.policies.asp import ASP
 from offbeat.policies.backup import Backup
@@ -13,8 +14,7 @@ from offbeat.policies.ensemble import EnsembleSync
 from offbeat.policies.gossip import ADPSGD, DPSGD, SGP, AllReduce
 from offbeat.policies.psp import PSP
 from offbeat.policies.ssp import DSSP, SSP
-from offbeat.protocol.policy import Policy
-from offbeat.spelling import build
+from offbeat.spec import build
 
 SERVER_RULES = (BSP, ASP, SSP, DSSP, Backup, DBW, BDBW, PSP, ElasticBSP, EnsembleSync)
 ALLREDUCE_RULES = (Solo, Majority, FirstOf, AllOf, Quorum, Full, AllReduce)

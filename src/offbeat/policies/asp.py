@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offbeat.protocol.policy import Admit, Decision, Hold, Policy, View
+from offbeat.core.policy import Admit, Decision, Hold, Policy, View
 from offbeat.types import WorkerId
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from offbeat.core.policy import Decision, View, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.fresh import FirstFresh, fresh, outdated
-from offbeat.protocol.policy import Decision, View, whole_number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from offbeat.core.policy import Policy, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.dbw_gain import GainEstimator
 from offbeat.policies.dbw_run import Run
 from offbeat.policies.fresh import FirstFresh, number
-from offbeat.protocol.policy import Policy, whole_number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.protocol.events import Folded
+from offbeat.core.events import Folded
 from offbeat.types import Version
 
 MEMORY = 0.9

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from offbeat.core.events import Folded
+from offbeat.core.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, Policy, View, by_samples
 from offbeat.policies.bimonotone import Table
 from offbeat.policies.dbw_gain import GainEstimator
 from offbeat.policies.dbw_time import ArrivalTimes
 from offbeat.policies.fresh import fresh, outdated
-from offbeat.protocol.events import Folded
-from offbeat.protocol.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, Policy, View, by_samples
 from offbeat.types import Epoch, Seconds, Version, WorkerId
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from offbeat.core.allreduce.policy import RoundRule, View
+from offbeat.core.policy import short_spelling, whole_number
 from offbeat.errors import ConfigurationError
-from offbeat.protocol.policy import short_spelling, whole_number
-from offbeat.protocol.round_rule import RoundRule, View
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from offbeat.core.policy import Admit, Averaging, Contribution, Decision, Hold, Plan, Policy, View, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.prediction import averaged, meet
 from offbeat.policies.superstep import Superstep
 from offbeat.policies.zipline import OBJECTIVES, Objective
-from offbeat.protocol.policy import Admit, Averaging, Contribution, Decision, Hold, Plan, Policy, View, whole_number
 from offbeat.types import Seconds, WorkerId
 
 MODES = ("async", "bulk", "local")
@@ -198,7 +198,7 @@ def shares(parts: Iterable[Contribution], *, equal: bool) -> tuple[float, ...]:
         parts: the contributions of a fold.
         equal: every worker has the same share.
 
-    >>> from offbeat.protocol.policy import Contribution
+    >>> from offbeat.core.policy import Contribution
     >>> def made(worker, samples):
     ...     return Contribution(worker, 1, 1, 0, samples, 0.0, 1.0, None, ())
     >>> shares([made(0, 30), made(0, 10), made(1, 40)], equal=False)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from math import ceil, inf
 from typing import Any, Literal
 
+from offbeat.core.policy import Averaging, Policy, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.rounds import Rounds
-from offbeat.protocol.policy import Averaging, Policy, whole_number
 
 WORDS = {
     "reallocate": ("none", "affine", "inverse"),
@@ -27,7 +27,7 @@ class EnsembleSync(Policy):
     died after its push count; one that dies before it is not waited for; one that returns takes part from the next epoch on.
     Communication is 1/T of that with a push each step. With an outer optimizer this is DiLoCo: ``outer_lr=0.7, outer_momentum=0.9``.
 
-    With ``overlap`` each worker has a split of its own (`protocol.splits`), and the dead ones' go to the living at the next epoch. With
+    With ``overlap`` each worker has a split of its own (`core.partitions`), and the dead ones' go to the living at the next epoch. With
     ``budget`` the rule sets the batch sizes: at each epoch's end so that all will take equally long over their splits, by the time
     that their steps have taken, waiting left out. ``inverse`` takes the time of a step not to depend on its batch (the paper's
     ``t = alpha/x``, by the last epoch alone); ``affine`` fits ``a + c*x`` to the last epochs, c being 0 until batch sizes have differed.

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
+from offbeat.core.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, Policy, View, short_spelling
 from offbeat.errors import ConfigurationError
-from offbeat.protocol.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, Policy, View, short_spelling
 from offbeat.types import WorkerId
 
 LrRule: TypeAlias = Literal["constant", "proportional", "table"]

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from offbeat.core.allreduce.policy import RoundRule, View
+from offbeat.core.gossip.push_sum import Exchange, GossipRule
+from offbeat.core.gossip.topology import KINDS, Graph, Kind
+from offbeat.core.policy import short_spelling, whole_number
 from offbeat.errors import ConfigurationError
-from offbeat.protocol.gossip import Exchange, GossipRule
-from offbeat.protocol.graphs import KINDS, Graph, Kind
-from offbeat.protocol.policy import short_spelling, whole_number
-from offbeat.protocol.round_rule import RoundRule, View
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
+from offbeat.core.block_cache import Blocks, LiteralBlocks
+from offbeat.core.policy import Contribution, Decision, ObsoleteWork, Policy, View, whole_number
 from offbeat.errors import ConfigurationError
-from offbeat.protocol.blocks import Blocks, LiteralBlocks
-from offbeat.protocol.policy import Contribution, Decision, ObsoleteWork, Policy, View, whole_number
 from offbeat.types import Seconds
 
 
@@ -18,7 +18,7 @@ class PSP(Policy):
 
     Update rule, per shard i at its version t: ``w_i[t+1] = step(w_i[t], mean of d gradients; learning rate d * eta)``, d >= c. A gradient
     of an earlier iteration than t is dropped. A worker whose iteration is t needs ``ceil(b * shards)`` blocks of version t or later, and
-    computes with older values of the others; see `protocol.blocks`. ``psp(c=n, b=1.0, scaling="none")`` with n workers is BSP.
+    computes with older values of the others; see `core.block_cache`. ``psp(c=n, b=1.0, scaling="none")`` with n workers is BSP.
 
     Where fewer than c workers are left, a shard folds when each active one has responded; so nobody waits for the dead. A gradient of
     a dead worker that has arrived still counts. A pull brings what the shards have folded; with b < 1 the worker's own last gradient may

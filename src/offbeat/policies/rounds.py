@@ -10,8 +10,8 @@ from math import ceil, isfinite, sqrt
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from offbeat.core.policy import Admit, Averaging, Contribution, Decision, Hold, Plan, Policy, View
 from offbeat.policies.allocation import Budget
-from offbeat.protocol.policy import Admit, Averaging, Contribution, Decision, Hold, Plan, Policy, View
 from offbeat.types import Version, WorkerId
 
 if TYPE_CHECKING:

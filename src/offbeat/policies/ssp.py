@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from offbeat.core.policy import Admit, Hold, Policy, View, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.asp import ASP
-from offbeat.protocol.policy import Admit, Hold, Policy, View, whole_number
 from offbeat.types import Clock, WorkerId
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from offbeat.core.policy import Admit, Contribution, Hold, View
 from offbeat.policies.prediction import LEAST, averaged, meet
-from offbeat.protocol.policy import Admit, Contribution, Hold, View
 from offbeat.types import Seconds, WorkerId
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from offbeat.errors import ConfigurationError
+from offbeat.journal.arrivals import Record
+from offbeat.journal.records import of_optimizer, read
 from offbeat.report.lanes import Chart, Lane, Moment
-from offbeat.report.pushes import Record
-from offbeat.runtime.journal import of_optimizer, read
 
 TraceEvent: TypeAlias = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""What follows from the figures of a summary (`report.tally.Tally.summary`), and how they are written, in tables and in sentences."""
+"""What follows from the figures of a summary (`journal.summary.Tally.summary`), and how they are written, in tables and in sentences."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from offbeat.report.pushes import Arrivals, Record
+from offbeat.journal.arrivals import Arrivals, Record
 
 SPANS: Final = ("computing", "waiting", "idle", "dead")
 CHANGES: Final = ("release", "pushed", "abandoned", "interrupt", "paused", "settle", "state_changed")

@@ -1,4 +1,4 @@
-"""Tables for people, made from summaries (`report.tally.Tally.summary`). It decides what is worth a column; it counts nothing itself.
+"""Tables for people, made from summaries (`journal.summary.Tally.summary`). It decides what is worth a column; it counts nothing itself.
 
 `job_table` shows one job worker by worker; `comparison` puts several jobs side by side, live ones or simulated ones. Columns that would
 say the same of everybody are left out.

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from offbeat.errors import ConfigurationError
+from offbeat.journal.arrivals import Record
+from offbeat.journal.records import of_optimizer, read
 from offbeat.report.figures import short
 from offbeat.report.lanes import SPANS, Chart, Lane, Span, shares
-from offbeat.report.pushes import Record
-from offbeat.runtime.journal import of_optimizer, read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,7 +5,7 @@ A job's processes talk in these messages (``kind`` of the header; *carry* names 
 | from | to | kind | |
 |---|---|---|---|
 | server | supervisor | listening, alive, loading, failed, failing, status, summary, kill | addresses first, then what it sees |
-| server 0 | supervisor | standing | how a worker's process stands (``runtime/standings.py``) |
+| server 0 | supervisor | standing | how a worker's process stands (``runtime/coordination/standings.py``) |
 | supervisor | server | job, process, lost, ended, noted, finish | settings first, then what becomes of the processes |
 | server s | server 0 | shard | here I am |
 | server 0 | server s | setup, orders | the layout and the rule's kind, then folds and releases in order |
@@ -21,8 +21,8 @@ One admitted worker gets one ``parameters`` message from every shard, all with t
 
 Where there are no servers (the allreduce and gossip families) server 0 is still the coordinator, and ranks decide among themselves, in
 memory that comes with the welcome, or by `torch.distributed`; ranks of different hosts by messages of their own, among each other and
-with a part of server 0 that decides when rounds close (``collective/node.py``). Then a push is a word about the gradient that is about to
-arrive there; ``initial``, ``donation`` and ``parameters`` have a replica as payload, and these come besides:
+with a part of server 0 that decides when rounds close (``runtime/allreduce/multi_host/node.py``). Then a push is a word about the gradient
+that is about to arrive there; ``initial``, ``donation`` and ``parameters`` have a replica as payload, and these come besides:
 
 | from | to | kind | |
 |---|---|---|---|

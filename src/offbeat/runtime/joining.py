@@ -6,13 +6,13 @@ from functools import partial
 
 import torch
 
+from offbeat.core.policy import Policy
 from offbeat.policies import rule
-from offbeat.protocol.policy import Policy
-from offbeat.runtime.job_session import JobSession
-from offbeat.runtime.rank_parts import part_of
-from offbeat.runtime.rank_session import RankSession
-from offbeat.runtime.settings import WorkerSettings
-from offbeat.runtime.worker import WorkerSession
+from offbeat.runtime.job.settings import WorkerSettings
+from offbeat.runtime.members import part_of
+from offbeat.runtime.parameter_server.worker_side import WorkerSession
+from offbeat.runtime.ranks.worker_side import RankSession
+from offbeat.runtime.worker.job_session import JobSession
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Hub

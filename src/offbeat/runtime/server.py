@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from offbeat.errors import ConfigurationError, JobError, OffbeatError, ProtocolError
-from offbeat.runtime import last_words, messages
-from offbeat.runtime.roster import refuse
-from offbeat.runtime.settings import JobSettings, read_addresses, take_token
+from offbeat.runtime.coordination.peers import refuse
+from offbeat.runtime.job import last_words, messages
+from offbeat.runtime.job.settings import JobSettings, read_addresses, take_token
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.types import Seconds
 
 if TYPE_CHECKING:
-    from offbeat.runtime.coordinator_hosts import CoordinatorHosts
-    from offbeat.runtime.shard_host import ShardHost
+    from offbeat.runtime.coordinators import CoordinatorHosts
+    from offbeat.runtime.parameter_server.shard import ShardHost
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ class Server:
     def _open(self) -> None:
         """Server 0, once every other server has called: workers may come."""
         self._supervisor.send({"kind": "loading"})
-        from offbeat.runtime.coordinator_hosts import CoordinatorHosts  # torch loads while workers start
+        from offbeat.runtime.coordinators import CoordinatorHosts  # torch loads while workers start
         from offbeat.transport.shm import MemoryBlock
 
         assert self._settings is not None
@@ -250,7 +250,7 @@ class Server:
     def _set_up(self, message: Message) -> None:
         self._supervisor.send({"kind": "loading"})
         from offbeat.policies import rule
-        from offbeat.runtime.block_shard import shard_of
+        from offbeat.runtime.parameter_server.per_shard import shard_of
         from offbeat.tensors.layout import Layout
         from offbeat.tensors.optimizers import OptimizerSpec
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
+from offbeat.core.policy import whole_number
 from offbeat.errors import ConfigurationError
-from offbeat.protocol.policy import whole_number
 from offbeat.sim.faults import Freeze, Script, Stop, Vanish, script
-from offbeat.sim.laws import Constant, Law, law
+from offbeat.sim.latency.registry import Constant, Law, law
 from offbeat.types import Seconds
 
 

@@ -11,17 +11,17 @@ from typing import Any, NamedTuple, TypeVar
 from rich.console import Console
 from rich.markup import escape
 
+from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
+from offbeat.journal.records import read
 from offbeat.policies import rule
-from offbeat.protocol.policy import Policy
 from offbeat.report.table import comparison, job_table
-from offbeat.runtime.journal import read
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.faults import script
-from offbeat.sim.laws import Law, law
-from offbeat.sim.noise import content
+from offbeat.sim.latency.registry import Law, law
+from offbeat.sim.latency.traces import Trace
 from offbeat.sim.run import Result, check_rule, simulate
-from offbeat.sim.traces import Trace
+from offbeat.sim.training.noise import content
 from offbeat.types import Seconds
 
 T = TypeVar("T")

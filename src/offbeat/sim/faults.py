@@ -1,4 +1,5 @@
-"""The script of a simulation's faults: which worker or server dies, stops or comes when. This file reads and checks it; ``world.py`` obeys.
+"""The script of a simulation's faults: which worker or server dies, stops or comes when. This file reads and checks it; ``simulation.py``
+obeys.
 
 One fault a line, or separated by ``;`` on a command line; what follows ``#`` is a remark. Times are seconds since the job began::
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from offbeat.protocol.effects import Mix, Share
+from offbeat.core.effects import Mix, Share
 from offbeat.sim.cluster import Cluster
-from offbeat.sim.content import Exchanged
-from offbeat.sim.laws import Constant, derived
+from offbeat.sim.latency.registry import Constant, derived
 from offbeat.sim.servers import Servers
+from offbeat.sim.training.workload import Exchanged
 from offbeat.types import Clock, Seconds, WorkerId
 
 REMEMBERED: Final = 64
@@ -23,7 +23,7 @@ REMEMBERED: Final = 64
 class Links(Servers):
     """Takes the servers' place where there are none.
 
-    >>> from offbeat.protocol.effects import Source
+    >>> from offbeat.core.effects import Source
     >>> links = Links(Cluster(workers=2, delay="constant(seconds=0.5)"))
     >>> links.exchanged(Share(0, 1, 1, (1,), 0.5), now=2.0)
     >>> links.exchanged(Mix(1, 1, 1, 0.5, (Source(0, 1, 0.5),), 1.0), now=2.2)

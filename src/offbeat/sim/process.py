@@ -1,7 +1,7 @@
 """A worker's process, as far as every kind of rule is concerned: its states, its iterations and samples, and what befalls it.
 
 How it comes to compute and what it does with the result is in ``workers.py`` for rules of job scope and in ``shard_workers.py`` for
-those of shard scope. Messages go out and come in as in `runtime.worker`, in the same order.
+those of shard scope. Messages go out and come in as in `runtime.parameter_server.worker_side`, in the same order.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from enum import IntEnum
 from math import isinf
 from typing import TYPE_CHECKING, Final
 
-from offbeat.protocol.effects import EpochEnded, Fence, Grant, Interrupt, NoMore, Paused, Publish, Release
-from offbeat.protocol.events import Event, Heard, Joined, LeaseWanted, Left, Lost
-from offbeat.protocol.policy import Plan
+from offbeat.core.effects import EpochEnded, Fence, Grant, Interrupt, NoMore, Paused, Publish, Release
+from offbeat.core.events import Event, Heard, Joined, LeaseWanted, Left, Lost
+from offbeat.core.policy import Plan
 from offbeat.session import Progress
-from offbeat.sim.content import Step
-from offbeat.sim.laws import stretched
+from offbeat.sim.latency.registry import stretched
+from offbeat.sim.training.workload import Step
 from offbeat.types import Epoch, Incarnation, LeaseId, Seconds, Version, WorkerId
 
 if TYPE_CHECKING:
-    from offbeat.sim.world import World
+    from offbeat.sim.simulation import World
 
 BEATS: Final = 10
 """Heartbeats in a timeout, as live."""

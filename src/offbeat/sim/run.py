@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
+from offbeat.journal.records import Journal, end_record, job_record
+from offbeat.journal.summary import Tally
 from offbeat.policies import rule
-from offbeat.protocol.policy import Policy
-from offbeat.report.tally import Tally
-from offbeat.runtime.journal import Journal, end_record, job_record
 from offbeat.sim.cluster import Cluster, Work
-from offbeat.sim.content import Content
-from offbeat.sim.world import Point, World
+from offbeat.sim.simulation import Point, World
+from offbeat.sim.training.workload import Content
 from offbeat.types import Seconds
 
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.protocol.schedule import Kind, Passage, Schedule
-from offbeat.sim.law import Law, derived
+from offbeat.core.allreduce.schedule import Kind, Passage, Schedule
+from offbeat.sim.latency.base import Law, derived
 from offbeat.types import Seconds, WorkerId
 
 Delay: TypeAlias = Callable[[WorkerId, WorkerId, int], Seconds]
@@ -115,15 +115,15 @@ def latency(
 
     Args:
         schedule: a program for each rank.
-        law: of the delay of messages, drawn for each; see ``sim.laws``.
+        law: of the delay of messages, drawn for each; see ``sim.latency.registry``.
         seed: of the law.
         rounds: how many.
         initiator: who triggers.
         element_s: what each element adds to a message's delay: ``itemsize / bandwidth``.
         send_s: as for `play`.
 
-    >>> from offbeat.protocol.reductions import activation
-    >>> from offbeat.sim.laws import Constant
+    >>> from offbeat.core.allreduce.algorithms import activation
+    >>> from offbeat.sim.latency.registry import Constant
     >>> latency(activation(8), Constant(seconds=0.001), seed=0, rounds=1).max().round(6)  # three messages one after another
     np.float64(0.003)
     """

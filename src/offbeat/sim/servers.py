@@ -10,7 +10,7 @@ import math
 
 from offbeat.sim.cluster import Cluster
 from offbeat.sim.faults import Stop
-from offbeat.sim.laws import Constant, Law, Sampler, derived, stretched
+from offbeat.sim.latency.registry import Constant, Law, Sampler, derived, stretched
 from offbeat.types import Seconds, WorkerId
 
 

@@ -1,6 +1,6 @@
 """A simulated worker of a rule of shard scope: it goes on by itself when it holds enough blocks, and pushes to each shard by itself.
 
-What it waits for is decided by the rule's own state machine (`protocol.blocks`). Blocks arrive one by one, also while it computes; a
+What it waits for is decided by the rule's own state machine (`core.block_cache`). Blocks arrive one by one, also while it computes; a
 `Release`, for who enters or comes back after an epoch's end, is a block of every shard at once.
 """
 
@@ -10,15 +10,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from offbeat.protocol.blocks import Blocks
-from offbeat.protocol.effects import Interrupt, Publish, Release
-from offbeat.protocol.events import Abandoned, Event, Pushed
-from offbeat.sim.content import Handed
+from offbeat.core.block_cache import Blocks
+from offbeat.core.effects import Interrupt, Publish, Release
+from offbeat.core.events import Abandoned, Event, Pushed
 from offbeat.sim.process import Doing, Process
+from offbeat.sim.training.workload import Handed
 from offbeat.types import Clock, Incarnation, Seconds, Version, WorkerId
 
 if TYPE_CHECKING:
-    from offbeat.sim.world import World
+    from offbeat.sim.simulation import World
 
 
 class ShardWorker(Process):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offbeat.protocol.effects import Interrupt, Publish, Release
-from offbeat.protocol.events import Abandoned, Event, Pushed
-from offbeat.sim.content import Handed
+from offbeat.core.effects import Interrupt, Publish, Release
+from offbeat.core.events import Abandoned, Event, Pushed
 from offbeat.sim.process import Doing, Process
+from offbeat.sim.training.workload import Handed
 from offbeat.types import Clock, Incarnation, WorkerId
 
 if TYPE_CHECKING:
-    from offbeat.sim.world import World
+    from offbeat.sim.simulation import World
 
 
 class JobWorker(Process):

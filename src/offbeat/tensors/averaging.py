@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from offbeat.core.policy import Averaging
 from offbeat.errors import ProtocolError
-from offbeat.protocol.policy import Averaging
 from offbeat.tensors.blocks import owned
 from offbeat.tensors.layout import DTYPES, Layout, Memory, Span, elements
 

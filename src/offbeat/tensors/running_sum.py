@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
+from offbeat.core.allreduce.schedule import Action, Kind, Operation, Program
 from offbeat.errors import ProtocolError
-from offbeat.protocol.schedule import Action, Kind, Operation, Program
 from offbeat.tensors.layout import Memory
 
 
@@ -27,7 +27,7 @@ class RunningSum:
         program: whose operations these are.
         rank: whose it is, for the order of operands.
 
-    >>> from offbeat.protocol.reductions import doubling
+    >>> from offbeat.core.allreduce.algorithms import doubling
     >>> total = RunningSum(torch.empty(2), [torch.ones(2), torch.ones(2)], 4, 2, doubling(1, 2)[0], 0)
     >>> total.do(1)
     >>> total.out

@@ -21,8 +21,8 @@ import torch
 from tests import malformed
 
 import offbeat
-from offbeat.runtime.replica import Replica
-from offbeat.runtime.settings import WorkerSettings
+from offbeat.runtime.job.settings import WorkerSettings
+from offbeat.runtime.ranks.replica import Replica
 from offbeat.tensors.layout import Layout
 from offbeat.transport import wire
 from offbeat.transport.base import Closed, Connection, Message

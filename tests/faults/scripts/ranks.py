@@ -14,11 +14,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
-from offbeat.collective.executor import Executor
-from offbeat.collective.fold import Folder
-from offbeat.collective.host import HostRounds
-from offbeat.collective.orders import Go
-from offbeat.protocol.round_rule import View
+from offbeat.core.allreduce.commands import Go
+from offbeat.core.allreduce.policy import View
+from offbeat.runtime.allreduce.multi_host.executor import Executor
+from offbeat.runtime.allreduce.one_host.reduce import Folder
+from offbeat.runtime.allreduce.one_host.rounds import HostRounds
 
 
 def options() -> argparse.Namespace:

@@ -1,1 +1,0 @@
-"""Partial allreduce without servers: among the ranks of one host, in shared memory, and of several, over TCP (``across.py``)."""

@@ -1,0 +1,210 @@
+"""The schedules of a partial allreduce, for any number of ranks: activation, and three ways to sum. Pure data, as in ``schedule.py``.
+
+All sums end the same at every rank, bit by bit: an element is either summed at one rank and copied, or the two that exchange it add the
+same two numbers in the same order. Under ``scale`` each element is divided once, by whoever has its sum.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from offbeat.core.allreduce.schedule import Action, Kind, Operation, Program, Schedule, Span, in_order
+
+FEW = 8
+SMALL_NBYTES = 128 << 10
+"""Up to here the whole vector goes over the wire log2(P) times, in few messages; above, in pieces, twice in all. A guess: about
+where the bytes begin to cost more than the messages on two cores; no series of measurements has placed it."""
+
+
+class _Writer:
+    """Puts one rank's program together. The first operation is a NOP that all others come after."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._operations = [Operation(Kind.NOP)]
+
+    def add(self, operation: Operation) -> int:
+        """Returns its index."""
+        self._operations.append(operation)
+        return len(self._operations) - 1
+
+    def send(self, peer: int, tag: int, span: Span, *after: int) -> int:
+        return self.add(Operation(Kind.SEND, after or (0,), peer=peer, tag=tag, span=span))
+
+    def receive(self, peer: int, tag: int, span: Span, action: Action, *after: int) -> int:
+        """Receive and use it; returns the index of the computation."""
+        source = self.add(Operation(Kind.RECEIVE, peer=peer, tag=tag, span=span))
+        return self.add(Operation(Kind.COMPUTE, (*(after or (0,)), source), peer=peer, span=span, action=action, source=source))
+
+    def scale(self, span: Span, *after: int) -> int:
+        return self.add(Operation(Kind.COMPUTE, after or (0,), span=span, action=Action.SCALE))
+
+    def finish(self, *after: int) -> Program:
+        done = self.add(Operation(Kind.NOP, tuple(dict.fromkeys(after)) or (0,)))
+        return Program(tuple(self._operations), done)
+
+
+def activation(ranks: int) -> Schedule:
+    """Everybody hears that the round is on, whoever starts it and however many do at once: recursive doubling.
+
+    In step j rank r tells ``(r + 2^j) mod P``, if it has been told in an earlier step or has started the round itself: each send has an
+    OR over those. A rank at distance d from one that starts is reached along the binary digits of d, so ``ceil(log2 P)`` messages one
+    after another are enough, whatever else is on its way. At most ``P ceil(log2 P)`` messages in all; with one rank that starts,
+    ``2^ceil(log2 P) - 1``.
+
+    Source: Li et al. 2020, "Taming unbalanced training workloads in deep learning with partial collective operations", section 4.1.
+    Departures: distances on a ring instead of exclusive ors, so that any number of ranks will do.
+
+    >>> [len(program.operations) for program in activation(3)]
+    [6, 6, 6]
+    """
+    steps = (ranks - 1).bit_length()
+    schedule = []
+    for rank in range(ranks):
+        operations = [Operation(Kind.NOP, any_of=True)]
+        told = [0]
+        for step in range(steps):
+            operations.append(Operation(Kind.SEND, tuple(told), any_of=True, peer=(rank + (1 << step)) % ranks, tag=step))
+            operations.append(Operation(Kind.RECEIVE, peer=(rank - (1 << step)) % ranks, tag=step))
+            told.append(len(operations) - 1)
+        operations.append(Operation(Kind.NOP, tuple(told), any_of=True))
+        schedule.append(Program(tuple(operations), done=len(operations) - 1, trigger=0))
+    return tuple(schedule)
+
+
+def doubling(ranks: int, numel: int, scale: bool = True) -> Schedule:
+    """Recursive doubling of whole vectors: for small ones. ``2^k`` ranks exchange sums in k steps; the others send theirs to one of those
+    first, and get the result last: ``2^k k + 2 (P - 2^k)`` messages of the whole vector, at most ``k + 2`` one after another.
+
+    Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations in MPICH", section 4. Departures:
+    the ranks from ``2^k`` on are the ones that are folded in.
+    """
+    steps = ranks.bit_length() - 1
+    inner = 1 << steps
+    whole = Span(0, numel)
+    schedule = []
+    for rank in range(ranks):
+        writer = _Writer(rank)
+        if rank >= inner:
+            schedule.append(_outsider(writer, rank - inner, whole))
+            continue
+        now = _fold_in(writer, rank + inner, ranks, whole)
+        for step in range(steps):
+            peer = rank ^ (1 << step)
+            sent = writer.send(peer, 1 + step, whole, now)
+            # The vector must have left before it changes.
+            now = writer.receive(peer, 1 + step, whole, Action.ADD, sent)
+        schedule.append(_fold_out(writer, rank + inner, ranks, whole, [writer.scale(whole, now) if scale else now]))
+    return tuple(schedule)
+
+
+def halving(ranks: int, numel: int, scale: bool = True) -> Schedule:
+    """Reduce-scatter by recursive halving, then allgather by recursive doubling: for large vectors. ``2 k`` steps for ``2^k`` ranks, each
+    of which sends ``2 (1 - 2^-k)`` vectors in all; the others are folded in and out as in `doubling`.
+
+    Source: Thakur, Rabenseifner and Gropp 2005, section 4 (Rabenseifner's algorithm).
+    """
+    steps = ranks.bit_length() - 1
+    inner = 1 << steps
+    whole = Span(0, numel)
+    schedule = []
+    for rank in range(ranks):
+        writer = _Writer(rank)
+        if rank >= inner:
+            schedule.append(_outsider(writer, rank - inner, whole))
+            continue
+        now = _fold_in(writer, rank + inner, ranks, whole)
+        given: list[tuple[int, Span, int]] = []
+        low, high = 0, inner
+        for step in range(steps):
+            peer, middle = rank ^ (high - low) // 2, (low + high) // 2
+            kept, other = ((low, middle), (middle, high)) if rank < middle else ((middle, high), (low, middle))
+            span = _piece(numel, inner, *other)
+            sent = writer.send(peer, 1 + step, span, now) if span.numel else now
+            given.append((peer, span, sent))
+            low, high = kept
+            mine = _piece(numel, inner, low, high)
+            if mine.numel:
+                now = writer.receive(peer, 1 + step, mine, Action.ADD, now)
+        mine = _piece(numel, inner, low, high)
+        have = [writer.scale(mine, now) if scale and mine.numel else now]
+        for back, (peer, span, sent) in enumerate(reversed(given)):
+            if mine.numel:
+                writer.send(peer, 1 + steps + back, mine, *have)
+            if span.numel:
+                have.append(writer.receive(peer, 1 + steps + back, span, Action.COPY, sent))
+            mine = Span(min(mine.start, span.start), max(mine.stop, span.stop))
+        schedule.append(_fold_out(writer, rank + inner, ranks, whole, have))
+    return tuple(schedule)
+
+
+def ring(ranks: int, numel: int, scale: bool = True) -> Schedule:
+    """Reduce-scatter and allgather round a ring: ``2 (P - 1)`` steps, in each of which every rank sends one piece of P to the next.
+
+    Whole vectors are sent ``2 (P - 1) / P`` times by each, the least there can be, for any P.
+
+    Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
+    """
+    schedule = []
+    for rank in range(ranks):
+        writer = _Writer(rank)
+        following, previous = (rank + 1) % ranks, (rank - 1) % ranks
+        last = dict.fromkeys(range(ranks), 0)
+        """By piece: after which operation it is as it should be now."""
+        sends: dict[int, int] = {}
+        for step in range(2 * (ranks - 1)):
+            gathers = step >= ranks - 1
+            out, piece = (rank - step) % ranks, (rank - step - 1) % ranks
+            span = _piece(numel, ranks, out, out + 1)
+            if span.numel:
+                sends[out] = writer.send(following, step, span, last[out])
+            span = _piece(numel, ranks, piece, piece + 1)
+            if span.numel:
+                action = Action.COPY if gathers else Action.ADD
+                last[piece] = writer.receive(previous, step, span, action, last[piece], *([sends[piece]] if piece in sends else []))
+            if step == ranks - 2 and scale and span.numel:
+                last[piece] = writer.scale(span, last[piece])
+        if ranks == 1 and scale:
+            last[0] = writer.scale(Span(0, numel))
+        schedule.append(writer.finish(*last.values()))
+    return tuple(schedule)
+
+
+@cache
+def partial_allreduce(ranks: int, numel: int, itemsize: int) -> Schedule:
+    """Activation, then the sum in the way that suits the size, each element divided once; made once and used in every round.
+
+    Args:
+        ranks: how many, at least 1.
+        numel: elements of the vector.
+        itemsize: bytes of one.
+    """
+    if numel * itemsize <= SMALL_NBYTES:
+        way = doubling
+    else:
+        # Where the number is no power of two, a ring sends no more in all and never whole vectors; with many ranks it takes too many steps.
+        way = ring if ranks & (ranks - 1) and ranks < FEW else halving
+    return in_order(activation(ranks), way(ranks, numel))
+
+
+def _piece(numel: int, pieces: int, first: int, stop: int) -> Span:
+    """The elements of pieces ``first`` up to ``stop``, of so many that are as equal as can be."""
+    return Span(first * numel // pieces, stop * numel // pieces)
+
+
+def _outsider(writer: _Writer, peer: int, whole: Span) -> Program:
+    """The program of a rank that is folded in: its vector goes to the peer, the result comes back."""
+    sent = writer.send(peer, 0, whole)
+    return writer.finish(writer.receive(peer, 0, whole, Action.COPY, sent))
+
+
+def _fold_in(writer: _Writer, other: int, ranks: int, whole: Span) -> int:
+    """Take in the vector of a rank that is folded in here, if there is one; returns what the rest comes after."""
+    return writer.receive(other, 0, whole, Action.ADD) if other < ranks else 0
+
+
+def _fold_out(writer: _Writer, other: int, ranks: int, whole: Span, have: list[int]) -> Program:
+    """Send the result to it."""
+    if other < ranks:
+        writer.send(other, 0, whole, *have)
+    return writer.finish(*have)

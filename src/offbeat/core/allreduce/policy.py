@@ -1,0 +1,173 @@
+"""What a rule sees of a partial allreduce: the round's table, the view of it that is passed on, and what a rule is.
+
+Who arrives, what is folded and who may read what is in ``core/allreduce/rounds.py``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offbeat.core.policy import Family, Policy
+from offbeat.types import Version, WorkerId
+
+Table: TypeAlias = NDArray[np.int64]
+Mask: TypeAlias = NDArray[np.bool_]
+
+LATE, ON_TIME = 1, 2
+ABSENT, ACTIVE, IDLE = 0, 1, 2
+"""The states of a rank: not there; a round may wait for it; there, but at the end of an epoch, and not waited for."""
+
+# Where things are in the table. Constants of the module: those of a class, or an enumeration's members, take two and eight times as long to
+# look up in Python 3.11, and whoever arrives from a computation finds neither in the processor's caches.
+
+# Columns of a rank's row.
+STATE: Final = 0
+"""`ABSENT`, `ACTIVE` or `IDLE`."""
+VERSION: Final = 1
+"""The rounds whose results it has."""
+NEEDS: Final = 2
+"""The first round whose result must be kept for it."""
+ARRIVED: Final = 3
+"""In the open round: `LATE`, `ON_TIME`, or 0."""
+PENDING: Final = 4
+"""Which of its buffers hold a gradient for the open round: bits."""
+FROZEN: Final = 5
+"""Which of them are in the round that is being folded: bits."""
+THROUGH: Final = 6
+"""It waits until so many rounds are done; 0: it does not wait."""
+
+# Columns of the first row, which is the job's.
+CLOSED: Final = 0
+"""How many rounds are closed: the number of the open one."""
+DONE: Final = 1
+"""How many are folded: as many as are closed, or one less."""
+LIVE: Final = 2
+"""How many ranks were there when the last round closed: what its sum is divided by."""
+INITIATOR: Final = 3
+"""Who closed it; -1: nobody, somebody's end or pause did."""
+ACTIVES: Final = 4
+"""How many ranks are active: this and the next two could be counted anew each time, and that takes much longer."""
+ARRIVALS: Final = 5
+"""How many of them have arrived."""
+WAITING: Final = 6
+"""How many of these on time: they wait."""
+CHANGES: Final = 7
+"""How often the active ranks have changed."""
+
+WIDTH: Final = 8
+"""Columns: a row is one cache line."""
+
+_WORD: Final = (1 << 64) - 1
+
+
+class View:
+    """What a rule may look at to say whether the open round closes. Masks have an entry for each rank."""
+
+    def __init__(self, table: Table, seed: int) -> None:
+        self._cells = table.reshape(-1).data
+        self._columns = table[1:].T
+        self._seed = seed
+        self._rows = range(WIDTH, len(self._cells), WIDTH)
+        self._drawn: dict[int, Sequence[WorkerId]] = {}
+        self._drawn_at = (-1, -1)
+
+    @property
+    def number(self) -> Version:
+        """Of the open round."""
+        return self._cells[CLOSED]
+
+    @property
+    def active(self) -> Mask:
+        """Ranks that the round may wait for. `actives` says how many, without counting."""
+        active: Mask = np.equal(self._columns[STATE], ACTIVE)
+        return active
+
+    @property
+    def arrived(self) -> Mask:
+        """Active ranks that have arrived in this round, late or not. `arrivals` says how many, without counting."""
+        arrived: Mask = np.logical_and(self.active, self._columns[ARRIVED])
+        return arrived
+
+    @property
+    def actives(self) -> int:
+        return self._cells[ACTIVES]
+
+    @property
+    def arrivals(self) -> int:
+        return self._cells[ARRIVALS]
+
+    def arrivals_of(self, ranks: Sequence[WorkerId]) -> int:
+        """How many of these active ranks have arrived."""
+        return sum(self._cells[(1 + rank) * WIDTH + ARRIVED] != 0 for rank in ranks)
+
+    def drawn(self, count: int) -> Sequence[WorkerId]:
+        """So many active ranks, or all if they are fewer, as seed and round draw them. If one of them is gone the next takes its place,
+        and the others stay."""
+        now = self._cells[CLOSED], self._cells[CHANGES]
+        if now != self._drawn_at:
+            self._drawn.clear()
+            self._drawn_at = now
+        drawn = self._drawn.get(count)
+        if drawn is None:
+            drawn = self._drawn[count] = self._draw(count)
+        return drawn
+
+    def _draw(self, count: int) -> Sequence[WorkerId]:
+        cells = self._cells
+        if count >= cells[ACTIVES]:
+            return [rank for rank, row in enumerate(self._rows) if cells[row + STATE] == ACTIVE]
+        # Ranks are drawn until so many active ones are among them. To draw an order of all would be simpler, but whoever is on time draws,
+        # in its own process and under the lock that the next waits for.
+        key, numbers, ranks = _hashed(self._seed, cells[CLOSED]), itertools.count(), len(self._rows)
+        drawn: dict[WorkerId, None] = {}
+        while len(drawn) < count:
+            rank = _hashed(key, next(numbers)) % ranks
+            if cells[self._rows[rank] + STATE] == ACTIVE:
+                drawn[rank] = None
+        return list(drawn)
+
+
+class RoundRule(Policy):
+    """A rule of the allreduce family: says when a round closes. `Policy` has what it shares with the others."""
+
+    @property
+    def family(self) -> Family:
+        return "allreduce"
+
+    @property
+    def staleness(self) -> int | None:
+        """A round waits for a rank whose next gradient could otherwise be folded onto a version that is further than this from its own."""
+        return None
+
+    @property
+    def delivery(self) -> Literal["replay", "latest"]:
+        """Whether a rank applies every result or only the newest of those that it has missed."""
+        return "replay"
+
+    @property
+    def model_sync_every(self) -> int | None:
+        """After so many rounds replicas that differ are set to their mean."""
+        return None
+
+    @property
+    def carry_clip(self) -> float | None:
+        """The greatest norm of a gradient that comes late."""
+        return None
+
+    def closes(self, view: View) -> bool:
+        """Whether the open round closes now. Asked after each arrival, and when a rank goes or pauses, if somebody waits for the round:
+        late gradients alone make none. It must say yes once all active ranks have arrived."""
+        raise TypeError(f"{type(self).__name__} does not say when a round closes")
+
+
+def _hashed(key: int, number: int) -> int:
+    """An unpredictable 64-bit number for each of these, the same in every process (splitmix64)."""
+    x = (number * 0x9E3779B97F4A7C15 + key) & _WORD
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
+    return x ^ (x >> 31)

@@ -1,0 +1,366 @@
+"""The rounds of a partial allreduce: who has arrived, whose gradients the round takes, when it closes, and who may read what.
+
+All that changes is in one array of integers, so that the processes of a host can share it, under a lock of theirs: whoever arrives there
+decides, with this class, and nobody has to be asked. The coordinator and the simulator run the same class on an array of their own.
+
+A round is *open* until the rule closes it. What is in the send buffers then is its sum; it is *folded* by whoever is present, and with
+that it is *done*: version r + 1 of every replica. A rank that arrives computed its gradient from some version. If that is the newest it
+waits until the round is done, or closes it. If not, it is late: its gradient waits in its buffer for the round to close, *carried*, while
+the rank takes the results that it has missed, that of a round that is just being folded too, and goes on.
+
+A late rank counts as arrived if somebody waits for the round already, and not otherwise: then it will be here again. Else whoever misses
+one round by a little would count as arrived in the next before that has begun, and each round of a majority would close with the first
+who comes. On the other hand nobody waits longer for a slow rank than until it is here next.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from offbeat.core.allreduce.policy import (
+    ABSENT,
+    ACTIVE,
+    ACTIVES,
+    ARRIVALS,
+    ARRIVED,
+    CHANGES,
+    CLOSED,
+    DONE,
+    FROZEN,
+    IDLE,
+    INITIATOR,
+    LATE,
+    LIVE,
+    NEEDS,
+    ON_TIME,
+    PENDING,
+    STATE,
+    THROUGH,
+    VERSION,
+    WAITING,
+    WIDTH,
+    RoundRule,
+    Table,
+    View,
+)
+from offbeat.types import Version, WorkerId
+
+BUFFERS: Final = 2
+"""Of each rank: while one is carried, or is being folded, the next gradient goes into the other."""
+
+ALL: Final = (1 << BUFFERS) - 1
+_BUFFERS_IN: Final = tuple(tuple(buffer for buffer in range(BUFFERS) if bits >> buffer & 1) for bits in range(ALL + 1))
+"""Those whose bits are set, by the bits."""
+
+
+class Part(NamedTuple):
+    """A gradient in a round."""
+
+    rank: WorkerId
+    buffer: int
+
+
+class Round(NamedTuple):
+    """A closed round."""
+
+    number: Version
+    parts: tuple[Part, ...]
+    """None, if all who have arrived came without a gradient that can be used: the result is zero then."""
+    divisor: int
+    """The living ranks: the result is the sum of the parts divided by this."""
+    initiator: WorkerId | None
+
+
+class Arrival(NamedTuple):
+    """What an arrival has come to."""
+
+    number: Version
+    """The open round, which the gradient is for."""
+    late: bool
+    """Computed from an older version than the newest: the rank does not wait for this round."""
+    closed: bool
+    """The round is closed with it."""
+    through: Version
+    """The rank goes on when so many rounds are done, with the results of all of them. Late: at once, or after the fold that is under way:
+    else it would be late again with its next gradient, and have no buffer for the one after. On time: after that of its round. Late with
+    both buffers full, as one may be who was idle: like one on time."""
+
+
+class Rounds:
+    """The rounds of one job.
+
+    Args:
+        rule: when a round closes.
+        ranks: how many there may be.
+        seed: of what a rule draws.
+        slots: how many results can be kept for ranks that have not read them; a round does not close while there is no room for its
+            result. None: any number.
+        table: (1 + ranks, `WIDTH`), int64 without gaps: zeros, or that of a run under way; None: a new one.
+        follows: the rounds are closed elsewhere, and this copy is told with `close`: it never closes one by itself.
+
+    >>> from offbeat.policies import rule
+    >>> rounds = Rounds(rule("solo"), ranks=3, seed=0)
+    >>> for rank in range(3):
+    ...     _ = rounds.enter(rank, 0)
+    >>> rounds.arrive(1, 0)
+    Arrival(number=0, late=False, closed=True, through=1)
+    >>> rounds.closed()
+    Round(number=0, parts=(Part(rank=1, buffer=0),), divisor=3, initiator=1)
+    >>> rounds.fold_done()  # nobody else has arrived
+    False
+    >>> rounds.version(1)
+    1
+    >>> rounds.arrive(2, 0).late  # it has computed from version 0, and there is version 1
+    True
+    >>> rounds.version(2)
+    1
+    """
+
+    def __init__(
+        self,
+        rule: RoundRule,
+        ranks: int,
+        seed: int = 0,
+        *,
+        slots: int | None = None,
+        table: Table | None = None,
+        follows: bool = False,
+    ) -> None:
+        self._rule, self._slots, self._seed, self._follows = rule, slots, seed, follows
+        self._staleness = rule.staleness
+        self.use(np.zeros((1 + ranks, WIDTH), dtype=np.int64) if table is None else table)
+
+    def use(self, table: Table) -> None:
+        """Go on with the state that is in this array; its rows say how many ranks there may be."""
+        assert table.ndim == 2 and table.shape[1] == WIDTH and table.dtype == np.int64 and table.flags.c_contiguous, table.shape
+        self.table = table
+        self.ranks = len(table) - 1
+        # A memoryview's items are Python's own integers: a fifth of the time that NumPy's scalars take. And whoever arrives has just
+        # computed a gradient: with NumPy's code out of the processor's caches, the first of its calls takes 0.1 ms.
+        self._cells = table.reshape(-1).data
+        self._rows = range(WIDTH, len(self._cells), WIDTH)
+        """Where each rank's row begins."""
+        self._view = View(table, self._seed)
+
+    @property
+    def number(self) -> Version:
+        """Of the open round: how many are closed."""
+        return self._cells[CLOSED]
+
+    @property
+    def done(self) -> Version:
+        """How many rounds are folded: the newest version that can be had."""
+        return self._cells[DONE]
+
+    @property
+    def awaited(self) -> bool:
+        """Whether any rank waits until a round is done."""
+        return any(self._column(THROUGH))
+
+    def state(self, rank: WorkerId) -> int:
+        """`ABSENT`, `ACTIVE` or `IDLE`."""
+        return self._cells[(1 + rank) * WIDTH + STATE]
+
+    def version(self, rank: WorkerId) -> Version:
+        """How many results a rank has been given. They are kept until it says `read` or arrives."""
+        return self._cells[(1 + rank) * WIDTH + VERSION]
+
+    def waits(self, rank: WorkerId) -> bool:
+        """Whether a rank has arrived on time and its round is still open."""
+        return self._cells[(1 + rank) * WIDTH + ARRIVED] == ON_TIME
+
+    def refuses(self, rank: WorkerId, buffer: int | None) -> str | None:
+        """Why a rank cannot arrive with this buffer now; None: it can."""
+        row = (1 + rank) * WIDTH
+        if self._cells[row + THROUGH] or self._cells[row + ARRIVED] == ON_TIME:
+            return f"it waits for round {self.number}"
+        if buffer is not None and (self._cells[row + PENDING] | self._cells[row + FROZEN]) >> buffer & 1:
+            return f"buffer {buffer} is in use"
+        return None
+
+    def free_buffer(self, rank: WorkerId) -> int | None:
+        """Where this rank's next gradient can go; None: both are in use, as they may be until it goes on."""
+        row = (1 + rank) * WIDTH
+        used = self._cells[row + PENDING] | self._cells[row + FROZEN]
+        return next((buffer for buffer in range(BUFFERS) if not used >> buffer & 1), None)
+
+    def free_from(self) -> Version:
+        """The results of all rounds before this one are of no more use."""
+        there = [needs for state, needs in zip(self._column(STATE), self._column(NEEDS), strict=True) if state != ABSENT]
+        return min(there, default=self.done)
+
+    def closed(self) -> Round | None:
+        """The round that is to be folded; None: all that are closed are done."""
+        if self.done == self.number:
+            return None
+        parts = tuple(Part(rank, buffer) for rank, bits in enumerate(self._column(FROZEN)) if bits for buffer in _BUFFERS_IN[bits])
+        initiator = self._cells[INITIATOR]
+        return Round(self.done, parts, self._cells[LIVE], None if initiator < 0 else initiator)
+
+    # What happens. Everything that may close a round returns whether it has.
+
+    def enter(self, rank: WorkerId, version: Version) -> tuple[Part, ...]:
+        """A rank takes part, with the parameters of this version, and needs the results from there on.
+
+        Returns:
+            What its predecessor has pending: dropped, since the buffers are the newcomer's now.
+        """
+        row, cells = (1 + rank) * WIDTH, self._cells
+        assert not cells[row + FROZEN], f"rank {rank} entered while its predecessor's gradient is being folded"
+        pending = cells[row + PENDING]
+        self._count(row, -1)
+        for column in range(WIDTH):
+            cells[row + column] = 0
+        cells[row + STATE], cells[row + VERSION], cells[row + NEEDS] = ACTIVE, version, version
+        self._count(row, 1)
+        return tuple(Part(rank, buffer) for buffer in _BUFFERS_IN[pending])
+
+    def leave(self, rank: WorkerId) -> bool:
+        """A rank is gone. What it has pending stays in the round."""
+        row = (1 + rank) * WIDTH
+        self._count(row, -1)
+        self._cells[row + STATE], self._cells[row + THROUGH] = ABSENT, 0
+        return self._close(None)
+
+    def pause(self, rank: WorkerId) -> bool:
+        """A rank has nothing to compute until the epoch ends; no round waits for it. If that is so for all, what is pending is folded."""
+        row = (1 + rank) * WIDTH
+        if self._cells[row + STATE] == ACTIVE:
+            self._count(row, -1)
+            self._cells[row + STATE] = IDLE
+        return self._close(None)
+
+    def resume(self, rank: WorkerId) -> None:
+        """A rank computes again."""
+        row = (1 + rank) * WIDTH
+        if self._cells[row + STATE] == IDLE:
+            self._cells[row + STATE] = ACTIVE
+            self._count(row, 1)
+
+    def arrive(self, rank: WorkerId, buffer: int | None, version: Version | None = None) -> Arrival:
+        """A rank has a gradient in this buffer; it has done with the results that it was given last, and gets what it has missed: now, if
+        it does not wait, or with the fold that it waits for.
+
+        Args:
+            rank: active or idle, and not waiting.
+            buffer: one of `BUFFERS` that is free; None: its gradient cannot be used, and it comes without.
+            version: that it has computed from, if another than it has been given results for: where `catch_up` is not told in time.
+        """
+        row, cells = (1 + rank) * WIDTH, self._cells
+        state = cells[row + STATE]
+        assert state != ABSENT, f"rank {rank} arrived, and is not there"
+        if state == IDLE:
+            self.resume(rank)
+        if version is not None:
+            cells[row + VERSION] = version
+        cells[row + NEEDS] = version = cells[row + VERSION]
+        pending = cells[row + PENDING]
+        if buffer is not None:
+            assert not (pending | cells[row + FROZEN]) >> buffer & 1, f"buffer {buffer} of rank {rank} is in use"
+            pending |= 1 << buffer
+            cells[row + PENDING] = pending
+        number = cells[CLOSED]
+        late = version < number
+        waits = not late or pending == ALL
+        if waits or cells[WAITING]:
+            before = cells[row + ARRIVED]
+            assert before != ON_TIME, f"rank {rank} arrived while it waits for round {number}"
+            cells[row + ARRIVED] = ON_TIME if waits else LATE
+            cells[ARRIVALS] += before == 0
+            cells[WAITING] += waits
+        closed = cells[WAITING] > 0 and self._close(rank)
+        through = number + (waits or closed)
+        done = cells[DONE]
+        if through > done:
+            cells[row + THROUGH] = through
+        else:
+            cells[row + VERSION] = done
+        return Arrival(number, late, closed, through)
+
+    def fold_done(self) -> bool:
+        """The closed round is folded: whoever has waited for that has its result. Returns whether the next is closed with that: if all
+        have paused meanwhile, it is."""
+        assert self.done < self.number, "nothing is being folded"
+        cells = self._cells
+        done = cells[DONE] = cells[DONE] + 1
+        for row in self._rows:
+            cells[row + FROZEN] = 0
+            if cells[row + THROUGH] == done:
+                cells[row + VERSION], cells[row + THROUGH] = done, 0
+        return self._close(None)
+
+    def catch_up(self, rank: WorkerId) -> range:
+        """A rank that does not wait is given the results that it has not had: of these rounds."""
+        row, cells = (1 + rank) * WIDTH, self._cells
+        through, before, done = cells[row + THROUGH], cells[row + VERSION], cells[DONE]
+        assert not through, f"rank {rank} catches up while it waits until {through} rounds are done"
+        cells[row + VERSION] = done
+        return range(before, done)
+
+    def read(self, rank: WorkerId, version: Version = 0) -> bool:
+        """A rank has done with the results that it was given last, and with all before this version, which an idle one may have taken."""
+        row, cells = (1 + rank) * WIDTH, self._cells
+        cells[row + NEEDS] = cells[row + VERSION] = max(cells[row + VERSION], version)
+        return self._close(None)
+
+    def close(self, initiator: WorkerId | None) -> None:
+        """The open round has been closed elsewhere, by this rank, with what is pending here."""
+        assert self._follows and self.done == self.number, f"round {self.number} is closed by its rule"
+        self._freeze(initiator)
+        if initiator is not None:
+            self._cells[(1 + initiator) * WIDTH + THROUGH] = self.number  # if late, it was not known to wait
+
+    def _column(self, column: int) -> list[int]:
+        """Of each rank."""
+        return self._cells[WIDTH + column :: WIDTH].tolist()
+
+    def _count(self, row: int, comes: int) -> None:
+        """A rank becomes active (1) or ceases to be (-1), if it is."""
+        cells = self._cells
+        if cells[row + STATE] != ACTIVE:
+            return
+        arrived = cells[row + ARRIVED]
+        cells[ACTIVES] += comes
+        cells[ARRIVALS] += comes * (arrived != 0)
+        cells[WAITING] += comes * (arrived == ON_TIME)
+        cells[CHANGES] += 1
+
+    def _close(self, initiator: WorkerId | None) -> bool:
+        """Close the open round, if it is time."""
+        if self._follows or not self._due():
+            return False
+        self._freeze(initiator)
+        return True
+
+    def _freeze(self, initiator: WorkerId | None) -> None:
+        cells, live = self._cells, 0
+        for row in self._rows:
+            cells[row + FROZEN] = cells[row + PENDING]
+            cells[row + PENDING] = cells[row + ARRIVED] = 0
+            live += cells[row + STATE] != ABSENT
+        cells[ARRIVALS] = cells[WAITING] = 0
+        cells[LIVE] = max(1, live)
+        cells[INITIATOR] = -1 if initiator is None else initiator
+        cells[CLOSED] += 1
+
+    def _due(self) -> bool:
+        cells = self._cells
+        number = cells[CLOSED]
+        if cells[DONE] < number:
+            return False
+        if cells[ACTIVES]:
+            return bool(cells[WAITING]) and self._rule.closes(self._view) and self._has_room() and not self._leaves_behind(number)
+        # All have paused. If all are gone nobody is there to fold.
+        return any(self._column(PENDING)) and any(self._column(STATE)) and self._has_room()
+
+    def _has_room(self) -> bool:
+        return self._slots is None or self.number - self.free_from() < self._slots
+
+    def _leaves_behind(self, number: Version) -> bool:
+        """Whether this round cannot close without somebody who is as far behind as the rule allows, and has not arrived."""
+        if self._staleness is None or number < self._staleness:
+            return False
+        cells, oldest = self._cells, number - self._staleness
+        return any(cells[row + VERSION] <= oldest and cells[row + STATE] == ACTIVE and not cells[row + ARRIVED] for row in self._rows)

@@ -1,0 +1,212 @@
+"""Schedules: what each rank of a collective sends, receives and computes, as data, and one rank's way through it.
+
+A rank's `Program` is a directed acyclic graph of operations. An operation fires when all that it comes after has fired (AND) or, where it
+says so, any of it (OR); a receive fires when its message comes. Each fires once in a round, however often it is asked to: operations are
+consumed. Programs are persistent: they are made once, and each round is a new `Passage` through the same program. Nothing here knows
+bytes, sockets or clocks: whoever executes a passage moves the bytes. Which schedules there are is in ``algorithms.py``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias
+
+
+class Kind(StrEnum):
+    """What an operation is."""
+
+    SEND = "send"
+    """Send a span of the vector to the peer; it may be changed as soon as the operation has fired."""
+    RECEIVE = "receive"
+    """The peer's message of this tag has come."""
+    COMPUTE = "compute"
+    """Change a span of the vector; `Operation.action` says how."""
+    NOP = "nop"
+    """Nothing: a joint of the graph."""
+
+
+class Action(StrEnum):
+    """What a computation does with its span."""
+
+    ADD = "add"
+    """``span = span + received``, or ``received + span`` where the sender's number is the lower: sums have one order everywhere."""
+    COPY = "copy"
+    """``span = received``."""
+    SCALE = "scale"
+    """``span = span / divisor``."""
+
+
+class Span(NamedTuple):
+    """Elements ``start`` up to, not including, ``stop`` of the vector."""
+
+    start: int
+    stop: int
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One node of a rank's graph."""
+
+    kind: Kind
+    after: tuple[int, ...] = ()
+    """The operations of this program that it comes after. A receive has none: its message is what it waits for."""
+    any_of: bool = False
+    """Any one of ``after`` is enough. With an empty ``after`` it fires only when it is told to."""
+    peer: int | None = None
+    """The rank that is sent to or received from."""
+    tag: int | None = None
+    """Tells the messages from one rank to another apart: equal at both ends."""
+    span: Span | None = None
+    """None: a message without content."""
+    action: Action | None = None
+    source: int | None = None
+    """Of a computation: the receive whose message it uses."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one rank does in a round.
+
+    Raises:
+        AssertionError: an operation comes after a later one, so that there might be a cycle; or a receive comes after something.
+    """
+
+    operations: tuple[Operation, ...]
+    done: int
+    """The operation with which the rank has all that it is to have."""
+    trigger: int | None = None
+    """The operation that is fired from outside, where there is one: it starts an activation here."""
+    needs: tuple[int, ...] = field(init=False, repr=False)
+    followers: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
+    receives: dict[tuple[int, int], int] = field(init=False, repr=False)
+    """By peer and tag."""
+
+    def __post_init__(self) -> None:
+        followers: list[list[int]] = [[] for _ in self.operations]
+        needs: list[int] = []
+        receives: dict[tuple[int, int], int] = {}
+        for index, operation in enumerate(self.operations):
+            assert all(0 <= before < index for before in operation.after), f"operation {index} comes after {operation.after}"
+            for before in operation.after:
+                followers[before].append(index)
+            needs.append(1 if operation.any_of else len(operation.after))
+            if operation.kind is Kind.RECEIVE:
+                assert operation.peer is not None and operation.tag is not None and not operation.after, operation
+                receives[operation.peer, operation.tag] = index
+        object.__setattr__(self, "needs", tuple(needs))
+        object.__setattr__(self, "followers", tuple(map(tuple, followers)))
+        object.__setattr__(self, "receives", receives)
+
+
+Schedule: TypeAlias = tuple[Program, ...]
+"""A program for each rank."""
+
+
+class Passage:
+    """One rank's way through its program in one round: `take` an operation that is ready, do it, say that it is `finished`.
+
+    >>> program = Program((Operation(Kind.RECEIVE, peer=1, tag=0), Operation(Kind.NOP, after=(0,))), done=1)
+    >>> passage = Passage(program)
+    >>> passage.take() is None
+    True
+    >>> passage.received(peer=1, tag=0)
+    0
+    >>> passage.take(), passage.done
+    (1, False)
+    >>> passage.finished(1)
+    >>> passage.done
+    True
+    """
+
+    __slots__ = ("_consumed", "_left", "_ready", "program")
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._left = list(program.needs)
+        self._consumed = bytearray(len(program.operations))
+        """1: ready or being done; 2: fired."""
+        self._ready: deque[int] = deque()
+        for index, operation in enumerate(program.operations):
+            if not operation.after and not operation.any_of and operation.kind is not Kind.RECEIVE:
+                self._make_ready(index)
+
+    @property
+    def done(self) -> bool:
+        """Whether the rank has all that it is to have. It may still have to send to others: go on until `take` gives nothing."""
+        return self._consumed[self.program.done] == 2
+
+    def fired(self, index: int) -> bool:
+        """Whether this operation has fired."""
+        return self._consumed[index] == 2
+
+    def trigger(self) -> None:
+        """Start the activation here. Any number of ranks may, and it may be on already."""
+        assert self.program.trigger is not None, "this program has nothing to trigger"
+        self._make_ready(self.program.trigger)
+
+    def received(self, peer: int, tag: int) -> int:
+        """A message has come; returns the receive that fires with it.
+
+        Raises:
+            KeyError: the program has no such message, so that the peer follows another one.
+        """
+        index = self.program.receives[peer, tag]
+        if not self._consumed[index]:
+            self._consumed[index] = 1
+            self.finished(index)
+        return index
+
+    def take(self) -> int | None:
+        """An operation that is ready, in the order in which they became so; None: nothing is until a message comes."""
+        return self._ready.popleft() if self._ready else None
+
+    def finished(self, index: int) -> None:
+        """What was taken is done: it has fired."""
+        assert self._consumed[index] == 1, f"operation {index} was not taken, or is done already"
+        self._consumed[index] = 2
+        for follower in self.program.followers[index]:
+            self._left[follower] -= 1
+            if self._left[follower] == 0:
+                self._make_ready(follower)
+
+    def _make_ready(self, index: int) -> None:
+        if not self._consumed[index]:
+            self._consumed[index] = 1
+            self._ready.append(index)
+
+
+def joined(first: Program, second: Program) -> Program:
+    """The first program, then the second: what is ready at once in the second waits for the first to be done. Tags of the second follow.
+
+    The two are one graph: messages of the second that come early are kept, and sends of the first that nobody waits for go on.
+    """
+    offset = len(first.operations)
+    tags = 1 + max((o.tag for o in first.operations if o.tag is not None), default=-1)
+    moved = tuple(
+        Operation(
+            o.kind,
+            tuple(before + offset for before in o.after) or (() if o.kind is Kind.RECEIVE else (first.done,)),
+            o.any_of,
+            o.peer,
+            None if o.tag is None else o.tag + tags,
+            o.span,
+            o.action,
+            None if o.source is None else o.source + offset,
+        )
+        for o in second.operations
+    )
+    return Program(first.operations + moved, second.done + offset, first.trigger)
+
+
+def in_order(first: Sequence[Program], second: Sequence[Program]) -> Schedule:
+    """`joined` for every rank. Tags of the second follow the highest of the first, which must be the same at all ranks."""
+    highest = {max((o.tag for o in program.operations if o.tag is not None), default=-1) for program in first}
+    assert len(highest) == 1, f"the ranks of the first schedule have different highest tags: {sorted(highest)}"
+    return tuple(joined(a, b) for a, b in zip(first, second, strict=True))

@@ -1,0 +1,311 @@
+"""The books of a job without a server whose ranks mix parameters: what became of each gradient, who waits, who may go on.
+
+What `core.server.ledger` is for the server family, with the same entrances. A gradient is folded into its own rank's replica at its own
+step, and nowhere else; the neighbours get it with the parameters. The job's *version* counts these folds over all ranks, as if every
+gradient were one step of one model: with P ranks a step of everybody is P versions. A gradient's *staleness* is how many steps others have
+made, each on its own replica, since its rank went on; nothing need be stale in it. A worker's *clock* counts its own steps.
+
+Whom to wait for and what to mix is `core.gossip.push_sum`'s to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from offbeat.core.effects import Adopt, Effect, Fold, Mix, Pair, Part, Release, Settle, Share, Source, WrittenOff
+from offbeat.core.events import Abandoned, Folded, Pushed
+from offbeat.core.gossip.push_sum import Gossip, GossipRule, Message, Mixture
+from offbeat.core.policy import Contribution
+from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
+
+
+@dataclass(slots=True)
+class _Standing:
+    incarnation: Incarnation
+    clock: Clock
+    """Steps made, and one more while it waits for the others to come as far."""
+    on: WorkerId | None = None
+    """For whom it waits: the first of them."""
+
+
+class GossipLedger:
+    """The books of one job. Each method that changes something returns the effects, in the order in which they are to be carried out.
+
+    Args:
+        policy: the rule.
+        seed: of what it draws.
+    """
+
+    def __init__(self, policy: GossipRule, seed: int = 0) -> None:
+        self.exchange = policy.exchange
+        self.gossip = Gossip(policy, seed)
+        self._standings: dict[WorkerId, _Standing] = {}
+        self._pending: dict[WorkerId, Contribution] = {}
+        """Not folded yet: of ranks that mix before their step, and wait for it."""
+        self._waiting: dict[WorkerId, None] = {}
+        self._awaited: dict[WorkerId, dict[WorkerId, None]] = {}
+        """By whom each rank is waited for."""
+        self._effects: list[Effect] = []
+        self.version: Version = 0
+        self.waiting: Collection[WorkerId] = self._waiting.keys()
+        """Workers that have pushed and are not admitted yet."""
+
+    @property
+    def active(self) -> Collection[WorkerId]:
+        """Workers that others wait for."""
+        return self.gossip.active
+
+    @property
+    def unsettled(self) -> Collection[WorkerId]:
+        """Workers with contributions that have no fate yet."""
+        return self._pending.keys()
+
+    def clock(self, worker: WorkerId) -> Clock:
+        return self._standings[worker].clock
+
+    # What the coordinator asks.
+
+    def begins(self, event: Pushed) -> bool:
+        """Whether this is the first that is heard of a push."""
+        return True
+
+    def recalled(self, worker: WorkerId) -> tuple[LeaseId, ...]:
+        """The samples of what this worker has pending: if it enters anew, that is dropped."""
+        return self._pending[worker].leases if worker in self._pending else ()
+
+    def fates(self, effects: Iterable[Effect]) -> list[Settle]:
+        """The fates among these effects of this ledger's, which the samples of the contributions share."""
+        return [effect for effect in effects if isinstance(effect, Settle)]
+
+    # Who takes part.
+
+    def enter(self, worker: WorkerId, incarnation: Incarnation, now: Seconds, *, more: bool = False) -> list[Effect]:
+        """A worker takes part from now on: with a copy of a living rank's model, and as many steps as the slowest has made."""
+        if worker in self._standings and worker in self.gossip.present:
+            self._take_out(worker, "its worker has come back and begins anew")
+        source = next((rank for rank in (*self.gossip.active, *self.gossip.present) if rank != worker), None) if self.version else None
+        steps = self.gossip.enter(worker)
+        self._standings[worker] = _Standing(incarnation, steps)
+        reason = "begins with the initial parameters" if source is None else f"begins with the model of worker {source}"
+        self._effects.append(Adopt(worker, incarnation, steps, source, reason))
+        self._share_kept(worker)
+        self._release(worker, "takes part from now on")
+        return self._look_again()
+
+    def leave(self, worker: WorkerId, now: Seconds) -> list[Effect]:
+        """A worker is dead or has finished. Nobody waits for it, and its replica is gone with it."""
+        self._take_out(worker, "its replica is gone with it")
+        return self._look_again()
+
+    def pause(self, worker: WorkerId, now: Seconds) -> list[Effect]:
+        """An admitted worker has no samples to work on: nobody waits for it, or mixes its parameters in, until `resume`. What is on its
+        way to it is mixed in at once."""
+        self.gossip.pause(worker)
+        mixture = self.gossip.pending(worker)
+        if mixture.messages:
+            self._mix(worker, self.gossip.took(worker, mixture))
+        return self._look_again()
+
+    def resume(self, worker: WorkerId, now: Seconds) -> list[Effect]:
+        """A paused worker works again; it is taken to have made as many steps as the slowest."""
+        if self.gossip.resume(worker):
+            self._standings[worker].clock = self.gossip.steps(worker)
+            self._share_kept(worker)
+        return self._look_again()
+
+    def refresh(self, worker: WorkerId, now: Seconds, reason: str) -> list[Effect]:
+        """A worker that is not waiting wants to go on with the newest parameters: these are its own."""
+        self._release(worker, reason)
+        return self._flush()
+
+    def begin_epoch(self, epoch: Epoch, shares: Mapping[WorkerId, int]) -> None:
+        """Nothing here depends on it."""
+
+    # Contributions.
+
+    def push(self, event: Pushed, now: Seconds, refusal: str | None = None) -> list[Effect]:
+        """An active worker has a gradient; ``refusal`` says why it must not be used, if so. Its step counts all the same."""
+        worker, standing = event.worker, self._standings[event.worker]
+        assert worker not in self._waiting, f"worker {worker} pushed without having been admitted"
+        standing.clock += 1
+        c = Contribution(
+            worker, event.incarnation, standing.clock, event.version, event.samples, now, event.compute_s, event.loss, event.leases
+        )
+        if refusal is not None:
+            self._settle(c, Fate.REJECTED, refusal)
+        if self.exchange == "average":
+            if refusal is None:
+                self._pending[worker] = c
+        elif self.exchange == "push":
+            if refusal is None:
+                self._fold(c, f"step {standing.clock} of its own rank")
+            self._share(worker)
+        else:
+            self._average_pair(worker, None if refusal is not None else c)
+        self._waiting[worker] = None
+        return self._look([worker, *self._awaited.pop(worker, ())])
+
+    def abandon(self, event: Abandoned, now: Seconds) -> list[Effect]:
+        """A worker has given up what it was computing; no rule of this family asks for that."""
+        self._release(event.worker, "has given up its computation")
+        return self._flush()
+
+    def folded(self, event: Folded, now: Seconds) -> list[Effect]:
+        """What was measured in a fold; no rule of this family looks at it."""
+        return []
+
+    def wake(self, now: Seconds) -> list[Effect]:
+        return []
+
+    def wake_at(self) -> Seconds | None:
+        """Time does not matter here."""
+        return None
+
+    def close(self, now: Seconds, reason: str) -> list[Effect]:
+        """The job is over: whatever has no fate yet is dropped."""
+        for c in list(self._pending.values()):
+            self._settle(self._pending.pop(c.worker), Fate.DROPPED, reason)
+        return self._flush()
+
+    # What comes of it.
+
+    def _look_again(self) -> list[Effect]:
+        """Somebody has come or gone, and the graph is another one: all who wait may have others to wait for."""
+        self._awaited.clear()
+        return self._look(list(self._waiting))
+
+    def _look(self, workers: Collection[WorkerId]) -> list[Effect]:
+        """Let those of them go on who have nobody to wait for any more, and those who waited for them, and so on."""
+        asked = dict.fromkeys(workers)
+        while asked:
+            worker = next(iter(asked))
+            del asked[worker]
+            if worker not in self._waiting:
+                continue
+            behind = self.gossip.behind(worker)
+            if behind:
+                self._awaited.setdefault(behind[0], {})[worker] = None
+                continue
+            del self._waiting[worker]
+            self._go_on(worker)
+            if self.exchange == "average":  # its step is made now
+                asked.update(self._awaited.pop(worker, {}))
+        return self._flush()
+
+    def _go_on(self, worker: WorkerId) -> None:
+        if self.exchange == "pair":
+            self._release(worker, "waits for nobody")
+            return
+        mixture = self.gossip.mix(worker)
+        count = len(mixture.messages)
+        if count or mixture.own != 1.0:
+            self._mix(worker, mixture)
+        if self.exchange == "average":
+            c = self._pending.pop(worker, None)
+            if c is not None:
+                self._fold(c, f"step {c.clock} of its own rank, with the parameters of {count} neighbours")
+            self._share(worker)
+        self._release(worker, f"has what {count} neighbours have sent")
+
+    def _mix(self, worker: WorkerId, mixture: Mixture) -> None:
+        standing, sources = self._standings[worker], _sources(mixture.messages)
+        self._effects.append(Mix(worker, standing.incarnation, standing.clock, mixture.own, sources, mixture.mass))
+
+    def _average_pair(self, worker: WorkerId, c: Contribution | None) -> None:
+        partner = self.gossip.partner(worker)
+        standing = self._standings[worker]
+        if partner is not None:
+            self._effects.append(Pair(worker, standing.incarnation, standing.clock, partner))
+        if c is not None:
+            self._fold(c, f"step {standing.clock} of its own rank")
+        self.gossip.step(worker)
+
+    def _share(self, worker: WorkerId) -> None:
+        standing = self._standings[worker]
+        to, weight = self.gossip.step(worker)
+        if to or self.exchange == "average":
+            self._effects.append(Share(worker, standing.incarnation, standing.clock, to, weight))
+
+    def _share_kept(self, worker: WorkerId) -> None:
+        """average: neighbours may ask for its parameters before its next step."""
+        if self.exchange == "average":
+            standing = self._standings[worker]
+            self._effects.append(Share(worker, standing.incarnation, standing.clock, (), 0.0))
+
+    def _fold(self, c: Contribution, reason: str) -> None:
+        before, self.version = self.version, self.version + 1
+        part = Part(c.worker, c.incarnation, c.clock, 1.0, before - c.version)
+        self._effects.append(Fold(self.version, (part,), reason))
+        self._settle(c, Fate.FOLDED, reason)
+
+    def _settle(self, c: Contribution, fate: Fate, reason: str) -> None:
+        self._effects.append(Settle(c.worker, c.incarnation, c.clock, fate, reason, self.version, c.samples))
+
+    def _take_out(self, worker: WorkerId, reason: str) -> None:
+        pending = self._pending.pop(worker, None)
+        if pending is not None:
+            self._settle(pending, Fate.DROPPED, reason)
+        self._waiting.pop(worker, None)
+        loss = self.gossip.leave(worker)
+        if loss is not None and self.exchange == "push":
+            standing = self._standings[worker]
+            self._effects.append(WrittenOff(worker, standing.incarnation, loss.mass, _sources(loss.messages), reason))
+
+    def _release(self, worker: WorkerId, reason: str) -> None:
+        standing = self._standings[worker]
+        self._effects.append(Release(worker, standing.incarnation, self.version, standing.clock, reason))
+
+    def _flush(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+
+class FollowedGossipLedger(GossipLedger):
+    """The books of a job whose ranks decide for themselves whom to wait for and what to mix: what they say is true when they say it.
+
+    Each step is folded as it is told, and nobody is held here. Who mixes with whom is seen where it happens, and not journaled.
+    """
+
+    def enter(self, worker: WorkerId, incarnation: Incarnation, now: Seconds, *, more: bool = False) -> list[Effect]:
+        """A worker takes part from now on, with as many steps as the slowest has made."""
+        self.gossip.leave(worker)
+        clocks = [self._standings[other].clock for other in self.gossip.active]
+        before = [standing.clock for standing in self._standings.values()]
+        self._standings[worker] = _Standing(incarnation, min(clocks or before, default=0))
+        self.gossip.enter(worker)
+        self._release(worker, "takes part from now on")
+        return self._flush()
+
+    def leave(self, worker: WorkerId, now: Seconds) -> list[Effect]:
+        """A worker is dead or has finished, and its replica gone with it."""
+        self.gossip.leave(worker)
+        return []
+
+    def pause(self, worker: WorkerId, now: Seconds) -> list[Effect]:
+        """A worker has no samples to work on."""
+        self.gossip.pause(worker)
+        return []
+
+    def resume(self, worker: WorkerId, now: Seconds) -> list[Effect]:
+        """A paused worker works again."""
+        self.gossip.resume(worker)
+        return []
+
+    def push(self, event: Pushed, now: Seconds, refusal: str | None = None) -> list[Effect]:
+        """A worker has made a step, or none if its gradient must not be used."""
+        worker, standing = event.worker, self._standings[event.worker]
+        standing.clock += 1
+        c = Contribution(
+            worker, event.incarnation, standing.clock, event.version, event.samples, now, event.compute_s, event.loss, event.leases
+        )
+        if refusal is None:
+            self._fold(c, f"step {standing.clock} of its own rank")
+        else:
+            self._settle(c, Fate.REJECTED, refusal)
+        self._release(worker, "goes on when it has mixed")
+        return self._flush()
+
+
+def _sources(messages: Iterable[Message]) -> tuple[Source, ...]:
+    return tuple(Source(message.sender, message.steps, message.weight) for message in messages)

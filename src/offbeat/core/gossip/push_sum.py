@@ -1,0 +1,327 @@
+"""Gossip: ranks that mix their parameters with those of a few neighbours. Who exchanges with whom at which step, with what weights.
+
+This file has the graph over the living and active ranks, everybody's number of steps, the weights of push-sum and the messages on their
+way. It does not know what a contribution is (``core/gossip/ledger.py`` does) and sees no parameters: `Mixture` says what to add up.
+
+There are three kinds of exchange. *average*: the new parameters are a weighted mean of one's own and those of all neighbours, each as of
+the same step. *push*: after its step a rank sends shares of its parameters, and of its mass, to the peers whose turn it is, and adds up
+what has been sent to it. *pair*: two ranks take on their mean, at any time, and nobody waits.
+
+A rank waits only for neighbours that have made fewer steps than itself, so whoever has made the fewest never waits, whatever the graph
+and whoever comes or goes. Nobody waits for a rank that is not active. What a dead rank has, and what is on its way to it, is lost: in
+push-sum that is mass, which `leave` says, since ``sum of mass = mass entered - mass lost``, what is on its way included.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple, TypeAlias
+
+from offbeat.core.gossip.topology import Graph
+from offbeat.core.policy import Family, Policy
+from offbeat.types import Clock, WorkerId
+
+Exchange: TypeAlias = Literal["average", "push", "pair"]
+Edges: TypeAlias = Callable[[int, int, int], tuple[int, ...]]
+
+
+class GossipRule(Policy):
+    """A rule of this family: says how to exchange, and on which graph. `Policy` has what it shares with the others."""
+
+    exchange: ClassVar[Exchange]
+
+    @property
+    def family(self) -> Family:
+        return "gossip"
+
+    @property
+    def edges(self) -> Graph:
+        """Who are neighbours."""
+        raise TypeError(f"{type(self).__name__} does not say who are neighbours")
+
+    @property
+    def delay_steps(self) -> int:
+        """push: what is sent at step k is added up at step k + this."""
+        return 0
+
+
+class Message(NamedTuple):
+    """Parameters that are to be mixed in: those that a rank had after so many steps, times a weight."""
+
+    sender: WorkerId
+    steps: Clock
+    weight: float
+    mass: float = 0.0
+    """push: what comes with it."""
+
+
+class Mixture(NamedTuple):
+    """A rank's new parameters: ``x = own * x + sum of weight * message``."""
+
+    own: float
+    messages: tuple[Message, ...]
+    mass: float
+    """The rank's mass after it; 1 but for push. Its model is x / mass."""
+
+
+class Sent(NamedTuple):
+    """What a rank has given away."""
+
+    to: tuple[WorkerId, ...]
+    weight: float
+    """Of each share, and of what the rank has kept."""
+
+
+class Loss(NamedTuple):
+    """What went with a rank."""
+
+    mass: float
+    """Its own, and that of the messages."""
+    messages: tuple[Message, ...]
+    """That it had not read."""
+
+
+@dataclass(slots=True)
+class _Standing:
+    steps: Clock
+    oldest: Clock
+    """average: it still has its parameters as of this many steps, and all since: those of its last two."""
+    mass: float = 1.0
+    own: float = 1.0
+    """push: how much of its parameters it has kept since its last step; they are scaled down when it next mixes."""
+    inbox: list[Message] = field(default_factory=list)
+
+
+class Gossip:
+    """The exchanges of one job.
+
+    Args:
+        rule: how, and on which graph.
+        seed: of what is drawn.
+
+    >>> from offbeat.policies import rule
+    >>> gossip = Gossip(rule("sgp"))
+    >>> for rank in range(4):
+    ...     _ = gossip.enter(rank)
+    >>> gossip.step(0), gossip.behind(0)
+    (Sent(to=(1,), weight=0.5), (3,))
+    >>> gossip.step(3), gossip.behind(0)
+    (Sent(to=(0,), weight=0.5), ())
+    >>> gossip.mix(0)
+    Mixture(own=0.5, messages=(Message(sender=3, steps=1, weight=0.5, mass=0.5),), mass=1.0)
+    """
+
+    def __init__(self, rule: GossipRule, seed: int = 0) -> None:
+        self._edges, self._exchange, self._delay, self._seed = rule.edges, rule.exchange, rule.delay_steps, seed
+        self._there: dict[WorkerId, _Standing] = {}
+        self._active: list[WorkerId] = []
+        """In ascending order: the places of the graph."""
+        self._floor: Clock = 0
+        """The fewest steps of an active rank, when there last was one."""
+        self._before: dict[WorkerId, Clock] = {}
+        """The steps of ranks that have left."""
+        self.entered = 0.0
+        """The mass of all that have ever entered."""
+        self.lost = 0.0
+        """The mass of all that have left."""
+
+    @property
+    def active(self) -> tuple[WorkerId, ...]:
+        """Ranks that others wait for."""
+        return tuple(self._active)
+
+    @property
+    def present(self) -> tuple[WorkerId, ...]:
+        """Active or idle, in the order in which they have entered."""
+        return tuple(self._there)
+
+    def steps(self, rank: WorkerId) -> Clock:
+        return self._there[rank].steps
+
+    def mass(self, rank: WorkerId) -> float:
+        """A rank's own; what is on its way to it is not in it."""
+        return self._there[rank].mass
+
+    def in_flight(self) -> float:
+        """The mass of all messages that have not been read."""
+        return sum(message.mass for standing in self._there.values() for message in standing.inbox)
+
+    def slowest(self) -> Clock:
+        """The fewest steps that an active rank has made; where there is none, of the last that was. It never falls."""
+        return min((self._there[rank].steps for rank in self._active), default=self._floor)
+
+    # Who is there.
+
+    def enter(self, rank: WorkerId) -> Clock:
+        """A rank takes part from now on, with somebody's model, a mass of 1, and as many steps behind it as the slowest has, or as it
+        had itself before if that is more: what it sends must not be taken for what it has sent."""
+        assert rank not in self._there, f"rank {rank} is there already"
+        steps = max(self.slowest(), self._before.get(rank, 0))
+        self._there[rank] = _Standing(steps, steps)
+        insort(self._active, rank)
+        self.entered += 1.0
+        return steps
+
+    def leave(self, rank: WorkerId) -> Loss | None:
+        """A rank is gone; what it has and what is on its way to it is lost. None: it was not there."""
+        if rank not in self._there:
+            return None
+        self._deactivate(rank)
+        standing = self._there.pop(rank)
+        self._before[rank] = standing.steps
+        mass = standing.mass + sum(message.mass for message in standing.inbox)
+        self.lost += mass
+        return Loss(mass, tuple(standing.inbox))
+
+    def pause(self, rank: WorkerId) -> None:
+        """A rank has nothing to compute: it is no place of the graph until `resume`. It should mix in what is on its way to it (`pending`),
+        as nobody knows how long it will be idle."""
+        self._deactivate(rank)
+
+    def _deactivate(self, rank: WorkerId) -> None:
+        if rank in self._active:
+            self._active.remove(rank)
+            if not self._active:
+                self._floor = self._there[rank].steps
+
+    def resume(self, rank: WorkerId) -> bool:
+        """A rank computes again. Returns whether its number of steps was set forward, to that of the slowest."""
+        if rank in self._active:
+            return False
+        standing, before = self._there[rank], self._there[rank].steps
+        standing.steps = max(before, self.slowest())
+        standing.oldest = standing.steps if standing.steps > before else standing.oldest
+        insort(self._active, rank)
+        return standing.steps > before
+
+    # Exchanges.
+
+    def neighbours(self, rank: WorkerId) -> tuple[WorkerId, ...]:
+        """average: whose parameters go into this rank's."""
+        return self._at(self._edges.into, rank, 0)
+
+    def behind(self, rank: WorkerId) -> tuple[WorkerId, ...]:
+        """Whom this rank must wait for before it can `mix`."""
+        if self._exchange == "pair" or rank not in self._active:
+            return ()
+        steps = self._there[rank].steps
+        if self._exchange == "average":
+            return tuple(other for other in self.neighbours(rank) if self._there[other].steps < steps)
+        due = steps - self._delay
+        if due < 1:
+            return ()
+        return tuple(other for other in self._at(self._edges.into, rank, due - 1) if self._there[other].steps < due)
+
+    def step(self, rank: WorkerId) -> Sent:
+        """A rank has made its step; in *push*, its shares are on their way with this. In *average* it has mixed before, in *push* it
+        mixes afterwards."""
+        standing = self._there[rank]
+        standing.oldest = max(standing.oldest, standing.steps)
+        standing.steps += 1
+        if self._exchange == "average":
+            others = self.neighbours(rank)
+            return Sent(others, 1.0 / (1 + len(others)))
+        if self._exchange == "pair":
+            return Sent((), 1.0)
+        others = self._at(self._edges.out, rank, standing.steps - 1)
+        share = 1.0 / (1 + len(others))
+        standing.mass *= share
+        standing.own *= share
+        for other in others:
+            self._there[other].inbox.append(Message(rank, standing.steps, share, standing.mass))
+        return Sent(others, share)
+
+    def mix(self, rank: WorkerId) -> Mixture:
+        """What a rank's parameters become; it must not be `behind` anybody."""
+        assert not self.behind(rank), f"rank {rank} mixes before {self.behind(rank)}"
+        if self._exchange == "push":
+            return self.took(rank, self.due(rank))
+        others = self.neighbours(rank)
+        weight = 1.0 / (1 + len(others))
+        steps = self._there[rank].steps
+        return Mixture(weight, tuple(Message(other, self._kept(other, steps), weight) for other in others), 1.0)
+
+    def due(self, rank: WorkerId) -> Mixture:
+        """push: what of a rank's messages it may mix in by now, also while it waits for more. It stays where it is until `took`."""
+        standing = self._there[rank]
+        limit = standing.steps - self._delay
+        messages = tuple(message for message in standing.inbox if message.steps <= limit)
+        return Mixture(standing.own, messages, standing.mass + sum(message.mass for message in messages))
+
+    def pending(self, rank: WorkerId) -> Mixture:
+        """push: as `due`, with all of its messages."""
+        standing = self._there[rank]
+        return Mixture(standing.own, tuple(standing.inbox), standing.mass + sum(message.mass for message in standing.inbox))
+
+    def took(self, rank: WorkerId, mixture: Mixture) -> Mixture:
+        """push: these messages are mixed in. Returns the same, with the rank's mass now."""
+        standing = self._there[rank]
+        if mixture.messages:
+            standing.inbox = [message for message in standing.inbox if message not in mixture.messages]
+        standing.mass += sum(message.mass for message in mixture.messages)
+        standing.own = 1.0
+        return mixture._replace(mass=standing.mass)
+
+    def unread(self, rank: WorkerId, steps: Clock) -> bool:
+        """push: whether anybody has still to mix in what this rank has sent at this step or before."""
+        return any(m.sender == rank and m.steps <= steps for standing in self._there.values() for m in standing.inbox)
+
+    def partner(self, rank: WorkerId) -> WorkerId | None:
+        """pair: with whom this rank takes on the mean at its next step; None: it is not its turn to choose, others choose it."""
+        place = bisect_left(self._active, rank)
+        if place % 2 == 0:
+            return None
+        partners = self._edges.partners(place, len(self._active))
+        return self._active[partners[_drawn(self._seed, rank, self._there[rank].steps) % len(partners)]]
+
+    # For processes that share it.
+
+    def words(self) -> list[float]:
+        """All that changes, as numbers, for `restore`."""
+        out = [self._floor, self.entered, self.lost, len(self._before), len(self._there)]
+        for rank, steps in self._before.items():
+            out += (rank, steps)
+        for rank, s in self._there.items():
+            out += (rank, rank in self._active, s.steps, s.oldest, s.mass, s.own, len(s.inbox))
+            for message in s.inbox:
+                out += message
+        return out
+
+    def restore(self, words: Sequence[float]) -> None:
+        """Go on from the state that `words` has told."""
+        take = iter(words)
+        self._floor, self.entered, self.lost = int(next(take)), next(take), next(take)
+        before, there = int(next(take)), int(next(take))
+        self._before = {int(next(take)): int(next(take)) for _ in range(before)}
+        self._there, self._active = {}, []
+        for _ in range(there):
+            rank, active, steps, oldest = (int(next(take)) for _ in range(4))
+            mass, own, count = next(take), next(take), int(next(take))
+            inbox = [Message(int(next(take)), int(next(take)), next(take), next(take)) for _ in range(count)]
+            self._there[rank] = _Standing(steps, oldest, mass, own, inbox)
+            if active:
+                insort(self._active, rank)
+
+    def _at(self, edges: Edges, rank: WorkerId, step: Clock) -> tuple[WorkerId, ...]:
+        """The ranks at the other ends of this one's edges at a step."""
+        active = self._active
+        place = bisect_left(active, rank)
+        if place == len(active) or active[place] != rank:
+            return ()
+        return tuple(active[other] for other in edges(place, len(active), step))
+
+    def _kept(self, rank: WorkerId, steps: Clock) -> Clock:
+        """Its parameters as of this step, or the nearest that it has. It is the very step but after somebody has come or gone."""
+        standing = self._there[rank]
+        return min(max(steps, standing.oldest), standing.steps)
+
+
+def _drawn(seed: int, rank: WorkerId, step: Clock) -> int:
+    """An unpredictable number, the same for everybody (splitmix64)."""
+    mask = 0xFFFFFFFFFFFFFFFF
+    x = (seed * 0x9E3779B97F4A7C15 + rank * 0xBF58476D1CE4E5B9 + step * 0x94D049BB133111EB + 0x2545F4914F6CDD1D) & mask
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & mask
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & mask
+    return x ^ (x >> 31)

@@ -1,0 +1,251 @@
+"""Dealing samples while an epoch runs, and its end.
+
+A worker for whom an epoch has nothing left is paused until its end, so that the samples of those who die still find somebody; the rule
+does not wait for the paused. An epoch ends when every index is settled, or when every living worker waits for its end. It does not end
+while anybody holds samples that are not pushed yet: who is told that there is no more pushes what its local steps have come to, and asks
+again, since samples of those who die may come back.
+
+Where workers have splits of their own (`core.partitions`), each epoch's are decided when the one before it ends, for all who are alive
+then, newcomers included; and once more if that has changed when the first samples are asked for.
+
+A worker that has come to the running job does not begin an epoch, except a sampler's first: it waits until a worker that was there when the
+job began, and has used this sampler, takes the first samples. Its script may count epochs from an old checkpoint, and would else train one
+alone that no other script asks for. If no such worker is left, it begins the epoch unless one of their scripts has come to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from offbeat.core.allreduce.ledger import RoundLedger
+from offbeat.core.effects import Effect, EpochEnded, Grant, NoMore, Paused
+from offbeat.core.events import Abandoned, EpochWanted, LeaseWanted, Pushed
+from offbeat.core.gossip.ledger import GossipLedger
+from offbeat.core.leases import Leases
+from offbeat.core.partitions import Splits, size_of
+from offbeat.core.server.ledger import Ledger
+from offbeat.core.server.per_shard_ledger import ShardedLedger
+from offbeat.types import Clock, Epoch, Incarnation, LeaseId, Seconds, WorkerId
+
+
+class Epochs:
+    """The sample pools of one job.
+
+    Each method that changes something returns the effects, the ledger's own among them.
+
+    Args:
+        ledger: who pauses here is paused there.
+        alive: the living workers.
+        present: these and those who are let in when an epoch ends; None: the same.
+        workers: how many the job was started with.
+        overlap: each worker has a split of its own, this fraction of the data being in all of them; None: one pool for all.
+        first: whether a worker was there when the job began; None: all were.
+        ended: whether the script of a worker that was there then has come to its end; None: of none.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger | ShardedLedger | RoundLedger | GossipLedger,
+        alive: Callable[[], list[WorkerId]],
+        present: Callable[[], list[WorkerId]] | None = None,
+        *,
+        workers: int = 1,
+        overlap: float | None = None,
+        first: Callable[[WorkerId], bool] | None = None,
+        ended: Callable[[], bool] | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._first = first or (lambda _: True)
+        self._ended = ended or (lambda: False)
+        self._users: dict[int, set[WorkerId]] = {}
+        """The workers there when the job began that have taken samples, by pool."""
+        self._alive, self._present = alive, present or alive
+        self._workers, self._overlap = workers, overlap
+        self._leases = Leases()
+        self._idle: dict[WorkerId, LeaseWanted | EpochWanted] = {}
+        self._riding: dict[tuple[WorkerId, Incarnation, Clock], tuple[LeaseId, ...]] = {}
+        self._effects: list[Effect] = []
+
+    @property
+    def under_way(self) -> bool:
+        """Whether some samples of an epoch have been dealt, and it has not ended."""
+        return bool(self._leases.under_way())
+
+    @property
+    def idle(self) -> Collection[WorkerId]:
+        """The workers that wait for an epoch's end, or for samples to come back."""
+        return self._idle.keys()
+
+    def want(self, event: LeaseWanted | EpochWanted, now: Seconds) -> list[Effect]:
+        """A worker asks for samples, or for the end of an epoch of which it will take no more."""
+        worker, incarnation, pool, epoch = event.worker, event.incarnation, event.pool, event.epoch
+        begun = self._leases.begun(pool)
+        if not begun:
+            self._open(pool, epoch, event.size, self._alive(), event.rest if isinstance(event, LeaseWanted) else None)
+        current = self._leases.epoch(pool)
+        if epoch < current:
+            just = epoch == current - 1
+            self._effects.append(NoMore(worker, incarnation, pool, epoch, just, f"epoch {epoch} is over, epoch {current} is next"))
+            if just:
+                self._do(self._ledger.refresh(worker, now, f"epoch {epoch} is over"))
+            return self._flush()
+        if epoch == current:
+            self._leases.bound(pool, event.size)
+        if isinstance(event, EpochWanted) or epoch > current:
+            self._leases.give_back(worker, pool)
+        elif not self._may_begin(worker, pool) and not self._others_begin(pool):
+            self._effects.append(self._no_epoch(event))
+            return self._flush()
+        elif self._may_begin(worker, pool) and self._grant(event):
+            return self._flush() if begun else self.deal(now)  # other workers may have waited for this epoch to begin
+        elif self._leases.holds(worker, pool):
+            reason = "the rest of this epoch is what this worker already holds"
+            self._effects.append(NoMore(worker, incarnation, pool, epoch, False, reason))
+            return self._flush()
+        self._idle[worker] = event
+        self._effects.append(Paused(worker, incarnation, pool, current, f"waits for the end of epoch {current}"))
+        self._do(self._ledger.pause(worker, now))
+        return self.deal(now)
+
+    def resume(self, worker: WorkerId, now: Seconds) -> list[Effect]:
+        """A worker that was to wait works after all."""
+        if self._idle.pop(worker, None) is not None:
+            self._do(self._ledger.resume(worker, now))
+        return self._flush()
+
+    def prepare(self) -> None:
+        """Others take part than before: splits of epochs of which nothing has been dealt yet are decided anew."""
+        for pool in self._leases.between():
+            self._open(pool, self._leases.epoch(pool), self._leases.size(pool), self._alive())
+
+    def claim(self, push: Pushed, clock: Clock) -> str | None:
+        """A contribution over these leases has arrived: from here on they share its fate. Returns why not, if they are not its worker's.
+
+        ``clock`` is the worker's after the push: with it the fate of the contribution will be told.
+        """
+        if not push.leases:
+            return None
+        if not self._leases.valid(push.worker, push.leases):
+            return "its samples have gone to another worker"
+        self._leases.submit(push.leases)
+        self._riding[push.worker, push.incarnation, clock] = push.leases
+        return None
+
+    def abandon(self, event: Abandoned) -> None:
+        """What these leases were taken for will not be pushed."""
+        if self._leases.valid(event.worker, event.leases):
+            self._leases.withdraw(event.leases)
+
+    def settle(self, effects: Sequence[Effect]) -> None:
+        """Note the fates among a ledger's effects."""
+        fates = self._ledger.fates(effects)
+        if not self._riding:
+            return
+        for fate in fates:
+            leases = self._riding.pop((fate.worker, fate.incarnation, fate.clock), ())
+            self._leases.settle(leases, fate.fate, fate.reason)
+
+    def withdraw(self, leases: tuple[LeaseId, ...]) -> None:
+        """A contribution over these leases will not be used: somebody else is to do the work."""
+        self._leases.withdraw(leases)
+
+    def gone(self, worker: WorkerId) -> None:
+        """A worker is dead or has finished: what it holds goes back."""
+        self._idle.pop(worker, None)
+        self._leases.close(worker)
+
+    def deal(self, now: Seconds) -> list[Effect]:
+        """Give samples that have come back to workers that wait for some, and end the epochs that have no more to wait for."""
+        if not self._idle:
+            return self._flush()
+        for worker, event in list(self._idle.items()):
+            if not isinstance(event, LeaseWanted) or event.epoch != self._leases.epoch(event.pool):
+                continue
+            if not self._may_begin(worker, event.pool):
+                if not self._others_begin(event.pool):
+                    del self._idle[worker]
+                    self._effects.append(self._no_epoch(event))
+                    self._do(self._ledger.resume(worker, now))
+            elif self._grant(event, True):
+                del self._idle[worker]
+                self._do(self._ledger.resume(worker, now))
+                self._do(self._ledger.refresh(worker, now, "samples have come back"))
+        for pool in sorted({event.pool for event in self._idle.values()}):
+            if self._leases.accounted(pool) or (self._leases.quiet(pool) and self._all_wait_for(pool)):
+                self._end(pool, now)
+        return self._flush()
+
+    def close(self, workers: Sequence[WorkerId], now: Seconds) -> list[Effect]:
+        """The job is over: report the epochs under way as they stand."""
+        for worker in workers:
+            self._leases.give_back(worker)
+        for pool in self._leases.under_way():
+            self._end(pool, now)
+        return self._flush()
+
+    def _grant(self, event: LeaseWanted, refreshed: bool = False) -> bool:
+        lease = self._leases.take(event.worker, event.pool, event.batch)
+        if lease is None:
+            return False
+        if self._first(event.worker):
+            self._users.setdefault(event.pool, set()).add(event.worker)
+        parts = self._leases.parts(event.worker, event.pool)
+        self._effects.append(
+            Grant(event.worker, event.incarnation, event.pool, lease.epoch, lease.id, lease.start, lease.stop, refreshed, parts)
+        )
+        return True
+
+    def _may_begin(self, worker: WorkerId, pool: int) -> bool:
+        """Whether the worker may take the first samples of this epoch, or they have been taken."""
+        if self._leases.begun(pool) or pool not in self._users or self._first(worker):
+            return True
+        return not self._ended() and not self._others_begin(pool)
+
+    def _others_begin(self, pool: int) -> bool:
+        """Whether a worker is there that has used this sampler since the job began."""
+        return any(self._first(worker) and worker in self._users.get(pool, ()) for worker in self._alive())
+
+    def _no_epoch(self, event: LeaseWanted) -> NoMore:
+        reason = f"the scripts of the job's first workers have ended before epoch {event.epoch}"
+        return NoMore(event.worker, event.incarnation, event.pool, event.epoch, False, reason)
+
+    def places(self) -> dict[int, dict[str, Any]]:
+        """Where each sampler stands, for a checkpoint: see `Leases.place`."""
+        return {pool: place for pool in self._leases.pools() if (place := self._leases.place(pool)) is not None}
+
+    def waits(self, worker: WorkerId) -> bool:
+        """Whether the worker waits for samples, or for an epoch's end."""
+        return worker in self._idle
+
+    def _open(
+        self, pool: int, epoch: Epoch, size: int | None, workers: list[WorkerId], rest: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        """Prepare an epoch of which nothing has been dealt yet."""
+        splits = None if self._overlap is None or size is None else Splits(size, self._workers, self._overlap).among(workers)
+        self._leases.open(pool, epoch, size, splits, rest)
+        if pool == 0:
+            self._ledger.begin_epoch(self._leases.epoch(pool), {worker: size_of(parts) for worker, parts in (splits or {}).items()})
+
+    def _all_wait_for(self, pool: int) -> bool:
+        waiting = {worker for worker, event in self._idle.items() if event.pool == pool}
+        return waiting.issuperset(self._alive())
+
+    def _end(self, pool: int, now: Seconds) -> None:
+        epoch = self._leases.epoch(pool)
+        waiting = tuple(sorted(w for w, event in self._idle.items() if event.pool == pool))
+        self._effects.append(EpochEnded(pool, epoch, self._leases.end(pool), waiting))
+        self._open(pool, epoch + 1, self._leases.size(pool), self._present())
+        for worker in waiting:
+            del self._idle[worker]
+            self._do(self._ledger.resume(worker, now))
+        for worker in waiting:
+            self._do(self._ledger.refresh(worker, now, f"epoch {epoch} is over"))
+
+    def _do(self, effects: list[Effect]) -> None:
+        self.settle(effects)
+        self._effects += effects
+
+    def _flush(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects

@@ -1,0 +1,89 @@
+"""Several optimizers in one job, for instance of a GAN's two models: each has a `Coordinator` of its own, and the workers are the same.
+
+A worker waits in one of these jobs at a time, and cannot push in the others meanwhile. A rule that waits for it there may wait for ever:
+under bsp, worker 0 waits for worker 1 with the first optimizer, and worker 1 for worker 0 with the second. So each coordinator is told of
+workers that wait elsewhere, and sets them aside: its rule does not wait for them until they return.
+
+A worker that is idle until an epoch's end is set aside at once. One that waits for others is not, as they are about to come; only when
+every living worker waits, so that nothing would happen any more, those that wait elsewhere are set aside, in the job of one optimizer
+after the other, until somebody goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from offbeat.core.events import Elsewhere, Event, Lost, Returned
+from offbeat.core.job.coordinator import Coordinator
+from offbeat.types import Seconds, WorkerId, WorkerState
+
+GONE = (WorkerState.DEAD, WorkerState.RECOVERED, WorkerState.FINISHED)
+
+
+class Several:
+    """What the coordinators of one job have to tell each other. It changes nothing by itself: it says which events to feed to whom.
+
+    Args:
+        jobs: the coordinators by the numbers of their optimizers, 0 first; more may be added while the job runs.
+        patience_s: how long nothing may happen while every worker waits before somebody is set aside, in seconds: where workers decide
+            among themselves, a coordinator hears of it late.
+    """
+
+    def __init__(self, jobs: Mapping[int, Coordinator], patience_s: Seconds = 0.0) -> None:
+        self._jobs = jobs
+        self.patience_s = patience_s
+        self._still_since: Seconds | None = None
+        """Since when every living worker waits, and waits for the same."""
+        self._waits: frozenset[tuple[int, WorkerId, int]] = frozenset()
+
+    def wake_at(self) -> Seconds | None:
+        """When to ask `next` again even if nothing happens; None: only events matter."""
+        return None if self._still_since is None else self._still_since + self.patience_s
+
+    def next(self, now: Seconds) -> tuple[int, Event] | None:
+        """The next event to feed, and the number of the optimizer; None: no more for now. To be asked until then after every event."""
+        if len(self._jobs) < 2:
+            return None
+        return next(self._overdue(), None) or next(self._standstill(now), None)
+
+    def _overdue(self) -> Iterator[tuple[int, Event]]:
+        """What is to be said at once: who is idle elsewhere, who has returned, and who will not come."""
+        for number, job in self._jobs.items():
+            others = [other for key, other in self._jobs.items() if key != number]
+            held = set().union(*(other.held for other in others)) if job.aside else set()
+            for worker in job.aside:
+                if worker not in held:
+                    yield number, Returned(worker)
+            if not job.begun and number:
+                first = self._jobs[0].membership
+                for worker in job.membership.in_state(WorkerState.EXPECTED):
+                    if first[worker].state in GONE:
+                        yield number, Lost(worker, "it has left the job before it made this optimizer")
+            for worker in sorted(set().union(*(other.idle for other in others))):
+                if _counts(job, worker):
+                    yield number, Elsewhere(worker, "waits for the end of an epoch with another optimizer")
+
+    def _standstill(self, now: Seconds) -> Iterator[tuple[int, Event]]:
+        """If nobody can go on: whom not to wait for."""
+        held = {number: job.held for number, job in self._jobs.items()}
+        living = {worker for job in self._jobs.values() for worker in job.membership.in_state(WorkerState.ALIVE)}
+        if not living or not living <= set().union(*held.values()):
+            self._still_since = None
+            return
+        waits = frozenset((number, worker, self._jobs[number].version) for number, workers in held.items() for worker in workers)
+        if self._still_since is None or waits != self._waits:
+            self._still_since, self._waits = now, waits
+        if now < self._still_since + self.patience_s:
+            return
+        for number in sorted(self._jobs, reverse=True):
+            job, elsewhere = self._jobs[number], set().union(*(held[other] for other in held if other != number))
+            if held[number]:
+                for worker in sorted(elsewhere):
+                    if _counts(job, worker):
+                        yield number, Elsewhere(worker, "every worker waits, this one with another optimizer")
+        self._still_since = None  # all that can be done is done: what remains is for those who are expected, or have died, to decide
+
+
+def _counts(job: Coordinator, worker: WorkerId) -> bool:
+    """Whether this job's rule would wait for a worker that waits elsewhere."""
+    return job.begun and worker not in job.aside and worker in job.inside and worker not in job.held

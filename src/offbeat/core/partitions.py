@@ -1,0 +1,81 @@
+"""Which part of the data is whose, where workers have splits of their own: a common pool for everybody, and a private part for each.
+
+A split is some ranges of positions; what sample stands at a position is a fixed order's business, the same in every epoch, so that a worker
+sees its own samples again and again. Who has the positions of a worker that is not there is decided anew for each epoch, here; dealing
+them out batch by batch is `core.leases`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple, TypeAlias
+
+from offbeat.types import WorkerId
+
+Parts: TypeAlias = tuple[tuple[int, int], ...]
+"""Ranges of positions, start and stop. A position *in* a split is one in the concatenation of its parts."""
+
+
+def size_of(parts: Parts) -> int:
+    """How many positions these are.
+
+    >>> size_of(((0, 10), (25, 30)))
+    15
+    """
+    return sum(stop - start for start, stop in parts)
+
+
+class Splits(NamedTuple):
+    """Fixed splits with overlap: of N positions the first ``f*N`` are everybody's, the rest is cut into M private parts.
+
+    Each worker's split has ``f*N + (1 - f)*N/M`` positions while all M are there. The private parts of those who are not go round robin
+    to those who are, and back to their owners once these have returned.
+
+    Source: EnsembleSync, sections 3.3 and 4.1. Two workers with 37,500 of 50,000 examples that "share 50 %": half of the *data* is in both.
+
+    >>> Splits(50_000, workers=2, overlap=0.5).among([0, 1])
+    {0: ((0, 37500),), 1: ((0, 25000), (37500, 50000))}
+    >>> Splits(50_000, workers=2, overlap=0.5).among([1])
+    {1: ((0, 50000),)}
+    """
+
+    size: int
+    """N, the number of samples in the data set."""
+    workers: int
+    """M, how many private parts there are; worker i owns the i-th."""
+    overlap: float
+    """f, from 0 (everybody for himself) to 1 (all data are everybody's)."""
+
+    def private(self, owner: WorkerId) -> tuple[int, int]:
+        """The private part of a worker."""
+        common = self.common
+        rest = self.size - common
+        return common + owner * rest // self.workers, common + (owner + 1) * rest // self.workers
+
+    @property
+    def common(self) -> int:
+        """The number of positions that everybody has."""
+        return round(self.overlap * self.size)
+
+    def among(self, living: Collection[WorkerId]) -> dict[WorkerId, Parts]:
+        """The split of each living worker. One without a private part, numbered M or higher, has the common pool and what it inherits."""
+        present = sorted(living)
+        parts = {worker: [(0, self.common)] for worker in present}
+        for worker in present:
+            if worker < self.workers:
+                parts[worker].append(self.private(worker))
+        orphans = [owner for owner in range(self.workers) if owner not in parts]
+        for number, owner in enumerate(orphans if present else ()):
+            parts[present[number % len(present)]].append(self.private(owner))
+        return {worker: _joined(ranges) for worker, ranges in parts.items()}
+
+
+def _joined(ranges: list[tuple[int, int]]) -> Parts:
+    """In order, neighbours made one, empty ones left out."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        elif start < stop:
+            joined.append((start, stop))
+    return tuple(joined)

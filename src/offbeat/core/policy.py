@@ -1,0 +1,304 @@
+"""The contract of a synchronization rule: two questions, and what the rule may look at to answer them.
+
+A rule never sees a tensor, a socket or a clock. It sees who has pushed what, and says which contributions become the next
+version now (`Policy.fold`) and whether a waiting worker may go on (`Policy.admit`). The ledger asks after each event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+
+from offbeat.errors import ConfigurationError
+from offbeat.types import Clock, Epoch, Incarnation, LeaseId, Seconds, Version, WorkerId
+
+if TYPE_CHECKING:
+    from offbeat.core.block_cache import Blocks
+    from offbeat.core.events import Folded
+
+ObsoleteWork: TypeAlias = Literal["push_and_wait", "pull_and_wait", "push_and_interrupt"]
+"""What a worker does with a computation whose version has been overtaken: hand it in all the same; leave it at that once it is
+finished, and pull; or break it off."""
+
+
+Family: TypeAlias = Literal["server", "allreduce", "gossip"]
+"""Who folds: servers, which hold the parameters; or the workers, called ranks then, each with a replica and an optimizer of its own, all
+from the same sum of gradients (allreduce) or each from its own gradient, mixing parameters with a few neighbours (gossip)."""
+
+
+class Contribution(NamedTuple):
+    """What a push hands in, a gradient or parameters, as far as a rule is concerned."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    clock: Clock
+    """The worker's clock after this push."""
+    version: Version
+    """The version it was computed from."""
+    samples: int
+    arrived: Seconds
+    compute_s: Seconds
+    loss: float | None
+    leases: tuple[LeaseId, ...]
+    steps: int = 1
+    """The local optimizer steps in it; 1 where gradients are exchanged."""
+
+
+class Decision(NamedTuple):
+    """An answer to *fold*: what becomes the next version, and what is of no more use. An empty ``fold`` makes no version."""
+
+    fold: tuple[Contribution, ...]
+    reason: str
+    drop: tuple[Contribution, ...] = ()
+    gather: tuple[Contribution, ...] = ()
+    """Of the pending: taken over from their workers into a sum that a later fold will use. They have no fate yet, and do not
+    keep their workers from being admitted."""
+    weights: tuple[float, ...] | None = None
+    """Of each in ``fold``, adding up to 1; None: in proportion to their samples, which what was gathered from one worker must keep
+    among itself in any case."""
+    scale: float = 1.0
+    """The factor of the learning rate in this one step."""
+
+
+class Plan(NamedTuple):
+    """What an admitted worker does until its next push."""
+
+    steps: int = 1
+    """Local optimizer steps; 1 where gradients are exchanged."""
+    per_epoch: int = 0
+    """More than 0: do not count steps, push at this many equal fractions of the worker's own share of an epoch."""
+    batch: int | None = None
+    """The batch size of its samplers from now on; None: the script's."""
+
+    def due(self, since: int, done: int, batches: int, taken: int = 1) -> bool:
+        """Whether to push now: ``since`` local steps after the last push, ``done`` of ``batches`` batches into the epoch.
+
+        With ``per_epoch`` the boundaries are ``round(i * batches / per_epoch)``, so that every worker has as many as every other,
+        whatever the sizes of its share and its batches. A step over more batches than one, ``taken``, may go past some.
+
+        >>> [done for done in range(1, 30) if Plan(per_epoch=10).due(1, done, 29)]
+        [3, 6, 9, 12, 14, 17, 20, 23, 26, 29]
+        >>> [done for done in range(4, 13, 4) if Plan(per_epoch=2).due(1, done, 12, taken=4)]
+        [8, 12]
+        >>> Plan(steps=4).due(3, 0, 0), Plan(steps=4).due(4, 0, 0)
+        (False, True)
+        """
+        if self.per_epoch:
+            return any(done - taken < round(i * batches / self.per_epoch) <= done for i in range(1, self.per_epoch + 1))
+        return since >= self.steps
+
+
+class Averaging(NamedTuple):
+    """How parameters are exchanged instead of gradients: workers step by themselves, and shards fold what they have come to."""
+
+    combine: Literal["mean", "median", "trimmed_mean"] = "mean"
+    """Mean: weighted. Median and trimmed mean are taken for each coordinate, without weights."""
+    trim: float = 0.0
+    """Trimmed mean: the fraction cut off at each end."""
+    outer_lr: float = 1.0
+    """``w[v+1] = w[v] - outer_lr * (d + outer_momentum * m)``, ``d = w[v] - combined``, ``m = outer_momentum * m + d`` (Nesterov, as
+    torch has it). 1 and 0: the combined parameters themselves."""
+    outer_momentum: float = 0.0
+    momentum: Literal["keep", "reset", "average"] = "keep"
+    """What becomes of the state of the workers' own optimizers at a fold."""
+
+
+class Admit(NamedTuple):
+    """An answer to *admit*: go on, with the newest version."""
+
+    reason: str
+
+
+class Hold(NamedTuple):
+    """An answer to *admit*: wait. The rule is asked again when the worker's contribution is settled or gathered, when the slowest active
+    clock has reached ``slowest``, when every active worker waits, whenever an active worker comes or goes, and at `Policy.wake_at`."""
+
+    reason: str
+    slowest: Clock | None = None
+
+
+class View(Protocol):
+    """What a rule may look at. Every attribute costs O(1)."""
+
+    @property
+    def now(self) -> Seconds: ...
+
+    @property
+    def version(self) -> Version: ...
+
+    @property
+    def active(self) -> Collection[WorkerId]:
+        """Workers the rule may wait for: alive, admitted or waiting for it, and not idle at the end of an epoch."""
+
+    @property
+    def pending(self) -> Mapping[WorkerId, Contribution]:
+        """Contributions not folded, dropped or gathered yet, in the order of arrival. A dead worker's stay until they are settled."""
+
+    @property
+    def gathered(self) -> Collection[Contribution]:
+        """Contributions that have been gathered and wait for their fold, in the order of arrival."""
+
+    @property
+    def waiting(self) -> Collection[WorkerId]:
+        """Active workers that wait to be admitted."""
+
+    @property
+    def epoch(self) -> Epoch:
+        """How many epochs of the job's first sampler have ended; 0 where samples are not dealt out."""
+
+    @property
+    def missing(self) -> int:
+        """How many active workers have nothing pending."""
+
+    @property
+    def slowest(self) -> Clock:
+        """The least clock of the active workers; 0 where there are none."""
+
+    @property
+    def fastest(self) -> Clock:
+        """The greatest clock of the active workers; 0 where there are none."""
+
+    def slowest_worker(self) -> WorkerId:
+        """The active worker with the least clock, the lowest number among equals. This one costs O(active)."""
+
+    def clock(self, worker: WorkerId) -> Clock: ...
+
+    def pushed_at(self, worker: WorkerId) -> Seconds | None:
+        """When the worker's last push arrived; None before its first."""
+
+    def interval(self, worker: WorkerId) -> Seconds | None:
+        """Between the worker's last two pushes; None before its second."""
+
+    def share(self, worker: WorkerId) -> int | None:
+        """How many samples the worker's own split has in the epoch under way; None: samples are dealt out from one pool, or not at all."""
+
+
+class Policy:
+    """One synchronization rule. Subclasses are frozen dataclasses: the configuration, checked when it is made.
+
+    A rule that keeps state during a run returns a fresh object from `start`; the others are their own rule.
+    """
+
+    word: ClassVar[str] = ""
+    """How the rule is called in a spelling; empty: its class's name in lower case."""
+
+    lockstep: bool = False
+    """True promises that nothing folds while an active worker computes, so that one copy of the parameters serves all."""
+
+    in_step: bool = False
+    """True promises that active workers have made equally many steps whenever they compute: one that writes a checkpoint can wait until
+    the others have come to the same line of the script."""
+
+    @property
+    def family(self) -> Family:
+        """Who folds; rules of the allreduce family are asked by ``core/allreduce/rounds.py``, and never for `fold` and `admit`."""
+        return "server"
+
+    @property
+    def obsolete_work(self) -> ObsoleteWork:
+        """What workers do with a computation whose version has been overtaken by a fold."""
+        return "push_and_wait"
+
+    @property
+    def averaging(self) -> Averaging | None:
+        """How parameters are exchanged; None: gradients are."""
+        return None
+
+    @property
+    def measures(self) -> Literal["nothing", "norms", "differences"]:
+        """What the shards measure at each fold for `observe`: the gradients' norms, and that of g[t] - g[t-1] too."""
+        return "nothing"
+
+    @property
+    def uses_loss(self) -> bool:
+        """Whether the rule looks at the losses of contributions; the simulator computes them only then."""
+        return False
+
+    @property
+    def entry(self) -> Literal["at_once", "next_epoch"]:
+        """When a worker that joins a running job takes part: at once, or from the next epoch on, if samples are dealt out."""
+        return "at_once"
+
+    @property
+    def split_overlap(self) -> float | None:
+        """Each worker has its own split of the data, this fraction of all data being in every split; None: one pool for all."""
+        return None
+
+    @property
+    def scope(self) -> Literal["job", "shard"]:
+        """Whether one ledger decides for the job, or each shard has one of its own (see ``core/server/per_shard_ledger.py``)."""
+        return "job"
+
+    def blocks(self, shards: int) -> Blocks:
+        """A worker's side of a rule of shard scope: which blocks it waits for."""
+        raise TypeError(f"{type(self).__name__} has job scope: its workers wait to be admitted")
+
+    def start(self) -> Policy:
+        """The rule of one run."""
+        return self
+
+    def check(self, workers: int) -> None:
+        """Raise `ConfigurationError` if the rule cannot work with this number of workers."""
+
+    def fold(self, view: View) -> Decision | None:
+        """Which contributions become the next version now? None: nothing to do yet. Asked again until it says so."""
+        raise TypeError(f"{type(self).__name__} does not say what to fold")
+
+    def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
+        """May this waiting worker go on?"""
+        raise TypeError(f"{type(self).__name__} does not say whom to admit")
+
+    def plan(self, view: View, worker: WorkerId) -> Plan:
+        """What this worker, which is being released, does until its next push."""
+        return Plan()
+
+    def observe(self, view: View, event: Folded) -> None:
+        """Every shard has made a version, and this is what they have measured."""
+
+    def wake_at(self, view: View) -> Seconds | None:
+        """When the rule wants to be asked again even if nothing happens; None: never."""
+        return None
+
+    @classmethod
+    def called(cls) -> str:
+        """The word that spells the rule."""
+        return cls.word or cls.__name__.lower()
+
+    @property
+    def spelling(self) -> str:
+        """How the rule is written in a script or on the command line, for instance ``ssp(staleness=3)``."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        arguments = ", ".join(f"{name}={_spell(value)}" for name, value in values.items())
+        name = self.called()
+        return f"{name}({arguments})" if arguments else name
+
+
+def _spell(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def short_spelling(rule: Policy, always: Collection[str] = ()) -> str:
+    """A rule spelled with what differs from the defaults, and ``always``; what a running rule remembers is no setting."""
+    settings = [f for f in fields(rule) if f.repr and (f.name in always or getattr(rule, f.name) != f.default)]  # type: ignore[arg-type]
+    arguments = ", ".join(f"{f.name}={_spell(getattr(rule, f.name))}" for f in settings)
+    return f"{rule.called()}({arguments})" if arguments else rule.called()
+
+
+def whole_number(owner: str, name: str, value: Any, *, least: int) -> None:
+    """Check one setting of a rule.
+
+    Raises:
+        ConfigurationError: it is no whole number, or less than ``least``.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigurationError(f"{owner}({name}={value!r}): {name} must be a whole number, at least {least}")
+
+
+def by_samples(contributions: Sequence[Contribution]) -> tuple[float, ...]:
+    """Weights in proportion to the samples; equal ones where a worker does not know how many it has used."""
+    if len(contributions) == 1:
+        return (1.0,)
+    known = all(c.samples > 0 for c in contributions)
+    total = sum(c.samples for c in contributions) if known else len(contributions)
+    return tuple((c.samples if known else 1) / total for c in contributions)

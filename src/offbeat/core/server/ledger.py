@@ -1,0 +1,344 @@
+"""Who contributed what to which version. The ledger keeps the books, asks the rule its two questions, and gives each push one fate.
+
+It owns versions, clocks, contributions without a fate, and who waits for admission. It does not know who is alive or which samples
+belong to whom: `core.job.coordinator` tells it who enters, leaves, or pauses at the end of an epoch.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from offbeat.core.effects import Effect, Fold, Gather, Interrupt, Part, Release, Settle
+from offbeat.core.events import Abandoned, Folded, Pushed
+from offbeat.core.policy import Admit, Contribution, Decision, Policy, by_samples
+from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What the ledger remembers of a worker, also while it is away."""
+
+    incarnation: Incarnation = 0
+    clock: Clock = 0
+    pushed_at: Seconds | None = None
+    interval: Seconds | None = None
+    told: bool = False
+    """That what it computes is of no more use."""
+
+
+class Ledger:
+    """The books of one job, and the `View` that its rule looks at.
+
+    Each method that changes something returns the effects, in the order in which they are to be carried out.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy.start()
+        self._standings: dict[WorkerId, _Standing] = {}
+        self._active: dict[WorkerId, None] = {}
+        self._pending: dict[WorkerId, Contribution] = {}
+        self._gathered: dict[Contribution, float] = {}
+        """Each with the factor with which it is in its worker's sum."""
+        self._shares: dict[WorkerId, int] = {}
+        self._obsolete_work = self._policy.obsolete_work
+        self._waiting: dict[WorkerId, None] = {}
+        self._missing = 0
+        self._census: dict[Clock, int] = {}
+        self._slowest: Clock = 0
+        """The least clock of the active workers; while there are none, of the last that was. It never falls."""
+        self._ask: dict[WorkerId, None] = {}
+        self._gates: list[tuple[Clock, WorkerId]] = []
+        self._effects: list[Effect] = []
+        self.now: Seconds = 0.0
+        self.version: Version = 0
+        self.epoch: Epoch = 0
+        # Rules look at these several times for every push: as attributes they cost nothing.
+        self.active: Collection[WorkerId] = self._active.keys()
+        self.pending: Mapping[WorkerId, Contribution] = self._pending
+        self.gathered: Collection[Contribution] = self._gathered.keys()
+        self.waiting: Collection[WorkerId] = self._waiting.keys()
+        """Workers that have pushed or entered and are not admitted yet."""
+
+    # What a rule may look at.
+
+    @property
+    def unsettled(self) -> Collection[WorkerId]:
+        """Workers, dead ones too, with contributions that have no fate yet."""
+        return self._pending.keys() | {contribution.worker for contribution in self._gathered}
+
+    @property
+    def missing(self) -> int:
+        return self._missing
+
+    @property
+    def slowest(self) -> Clock:
+        return self._slowest if self._active else 0
+
+    @property
+    def fastest(self) -> Clock:
+        return max(self._census, default=0)
+
+    def slowest_worker(self) -> WorkerId:
+        return min(self._active, key=lambda worker: (self._standings[worker].clock, worker))
+
+    def clock(self, worker: WorkerId) -> Clock:
+        return self._standings[worker].clock
+
+    def pushed_at(self, worker: WorkerId) -> Seconds | None:
+        return self._standings[worker].pushed_at
+
+    def interval(self, worker: WorkerId) -> Seconds | None:
+        return self._standings[worker].interval
+
+    def share(self, worker: WorkerId) -> int | None:
+        return self._shares.get(worker)
+
+    # What the coordinator asks, here as in `core.server.per_shard_ledger`, where a push arrives shard by shard.
+
+    def begins(self, event: Pushed) -> bool:
+        """Whether this is the first that is heard of a push."""
+        return True
+
+    def recalled(self, worker: WorkerId) -> tuple[LeaseId, ...]:
+        """The samples of what this worker has pending: if it enters anew, that is dropped."""
+        return self._pending[worker].leases if worker in self._pending else ()
+
+    def fates(self, effects: Iterable[Effect]) -> list[Settle]:
+        """The fates among these effects of this ledger's, which the samples of the contributions share."""
+        return [effect for effect in effects if isinstance(effect, Settle)]
+
+    # What happens.
+
+    def enter(self, worker: WorkerId, incarnation: Incarnation, now: Seconds, *, more: bool = False) -> list[Effect]:
+        """A worker takes part from now on, with the slowest clock, and waits to be admitted.
+
+        What its previous incarnation has pending is dropped: the same process may already be overwriting that gradient. With ``more``
+        to come at the same instant nobody is admitted yet, so that the rule makes its first plans for all of them.
+        """
+        self.now = now
+        old = self._pending.get(worker)
+        if old is not None:
+            self._settle(old, Fate.DROPPED, "its worker has come back before the fold and contributes anew", self.version)
+        standing = self._standings.setdefault(worker, _Standing())
+        standing.incarnation = incarnation
+        standing.pushed_at = standing.interval = None
+        standing.clock = self._slowest
+        self._activate(worker)
+        self._waiting[worker] = None
+        return self._flush() if more else self._advance(membership=True)
+
+    def push(self, event: Pushed, now: Seconds, refusal: str | None = None) -> list[Effect]:
+        """A contribution of an active worker has arrived; ``refusal`` says why it must not be used, if so."""
+        self.now = now
+        worker, standing = event.worker, self._standings[event.worker]
+        assert worker in self._active and worker not in self._waiting, f"worker {worker} pushed without having been admitted"
+        self._tick(worker, standing, now)
+        contribution = Contribution(
+            worker,
+            event.incarnation,
+            standing.clock,
+            event.version,
+            event.samples,
+            now,
+            event.compute_s,
+            event.loss,
+            event.leases,
+            event.steps,
+        )
+        self._waiting[worker] = None
+        self._ask[worker] = None
+        if refusal is None:
+            self._pending[worker] = contribution
+            self._missing -= 1
+        else:
+            self._fate(contribution, Fate.REJECTED, refusal, self.version)
+        return self._advance()
+
+    def abandon(self, event: Abandoned, now: Seconds) -> list[Effect]:
+        """An active worker has given up what it was computing. Its clock stands still."""
+        self.now = now
+        assert event.worker in self._active and event.worker not in self._waiting, f"worker {event.worker} abandoned nothing"
+        self._waiting[event.worker] = None
+        self._ask[event.worker] = None
+        return self._advance()
+
+    def folded(self, event: Folded, now: Seconds) -> list[Effect]:
+        """The shards have measured a fold."""
+        self.now = now
+        self._policy.observe(self, event)
+        return self._advance()
+
+    def begin_epoch(self, epoch: Epoch, shares: Mapping[WorkerId, int]) -> None:
+        """For the rule to know; ``shares`` where workers have splits of their own."""
+        self.epoch, self._shares = epoch, dict(shares)
+
+    def leave(self, worker: WorkerId, now: Seconds) -> list[Effect]:
+        """A worker is dead or has finished. Nobody waits for it; what it has pushed still counts."""
+        self.now = now
+        self._waiting.pop(worker, None)
+        self._deactivate(worker)
+        return self._advance(membership=True)
+
+    def pause(self, worker: WorkerId, now: Seconds) -> list[Effect]:
+        """An admitted worker has no samples to work on: the rule does not wait for it until `resume`."""
+        return self.leave(worker, now)
+
+    def resume(self, worker: WorkerId, now: Seconds) -> list[Effect]:
+        """A paused worker works again; its clock is at least the slowest, or the last slowest where all have paused."""
+        self.now = now
+        if worker not in self._active:
+            standing = self._standings[worker]
+            standing.clock = max(standing.clock, self._slowest)
+            self._activate(worker)
+        return self._advance(membership=True)
+
+    def refresh(self, worker: WorkerId, now: Seconds, reason: str) -> list[Effect]:
+        """Give a worker that is not waiting for admission the newest parameters."""
+        self.now = now
+        self._release(worker, reason)
+        return self._flush()
+
+    def wake(self, now: Seconds) -> list[Effect]:
+        """The time that the rule asked for has come."""
+        self.now = now
+        self._ask.update(self._waiting)
+        return self._advance()
+
+    def wake_at(self) -> Seconds | None:
+        return self._policy.wake_at(self)
+
+    def close(self, now: Seconds, reason: str) -> list[Effect]:
+        """The job is over: whatever has no fate yet is dropped."""
+        self.now = now
+        for contribution in [*self._gathered, *self._pending.values()]:
+            self._settle(contribution, Fate.DROPPED, reason, self.version)
+        return self._flush()
+
+    # The two questions.
+
+    def _advance(self, membership: bool = False) -> list[Effect]:
+        if membership:
+            self._ask.update(self._waiting)
+        while (decision := self._policy.fold(self)) is not None:
+            self._carry_out(decision)
+        while self._gates and self._gates[0][0] <= self._slowest:
+            self._ask[heapq.heappop(self._gates)[1]] = None
+        if len(self._waiting) == len(self._active):  # nothing will happen by itself any more
+            self._ask.update(self._waiting)
+        asked, self._ask = self._ask, {}
+        for worker in asked:
+            if worker in self._waiting:
+                answer = self._policy.admit(self, worker)
+                if isinstance(answer, Admit):
+                    assert worker not in self._pending, f"worker {worker} was admitted before its contribution had a fate"
+                    del self._waiting[worker]
+                    self._release(worker, answer.reason)
+                elif answer.slowest is not None:
+                    heapq.heappush(self._gates, (answer.slowest, worker))
+        return self._flush()
+
+    def _carry_out(self, decision: Decision) -> None:
+        assert decision.fold or decision.drop or decision.gather, "a decision folds, gathers or drops something"
+        for contribution in decision.drop:
+            self._settle(contribution, Fate.DROPPED, decision.reason, self.version)
+        for contribution in decision.gather:
+            self._gather(contribution, decision.reason)
+        if decision.fold:
+            self._fold(decision)
+
+    def _gather(self, c: Contribution, reason: str) -> None:
+        weight = float(c.samples or 1)
+        self._take(c)
+        self._gathered[c] = weight
+        self._effects.append(Gather(c.worker, c.incarnation, c.clock, weight, reason))
+
+    def _fold(self, decision: Decision) -> None:
+        before, self.version = self.version, self.version + 1
+        weights = decision.weights or by_samples(decision.fold)
+        gathered = self._gathered
+        parts = [
+            Part(c.worker, c.incarnation, c.clock, weight, before - c.version, gathered.get(c, 0.0) if gathered else 0.0)
+            for c, weight in zip(decision.fold, weights, strict=True)
+        ]
+        self._effects.append(Fold(self.version, tuple(parts), decision.reason, decision.scale))
+        for contribution in decision.fold:
+            self._settle(contribution, Fate.FOLDED, decision.reason, self.version)
+        if self._obsolete_work != "push_and_wait":
+            self._overtake()
+
+    def _overtake(self) -> None:
+        """Tell those who still compute from an older version."""
+        at_once = self._obsolete_work == "push_and_interrupt"
+        for worker in self._active:
+            standing = self._standings[worker]
+            if worker not in self._waiting and not standing.told:
+                standing.told = True
+                reason = f"version {self.version} has overtaken what this worker computes"
+                self._effects.append(Interrupt(worker, standing.incarnation, self.version, at_once, reason))
+
+    def _settle(self, contribution: Contribution, fate: Fate, reason: str, version: Version) -> None:
+        if self._gathered and contribution in self._gathered:
+            del self._gathered[contribution]
+        else:
+            self._take(contribution)
+        self._fate(contribution, fate, reason, version)
+
+    def _take(self, contribution: Contribution) -> None:
+        """Out of its worker's memory."""
+        worker = contribution.worker
+        assert self._pending[worker] is contribution, f"not pending: {contribution}"
+        del self._pending[worker]
+        if worker in self._active:
+            self._missing += 1
+        if worker in self._waiting:
+            self._ask[worker] = None
+
+    def _fate(self, c: Contribution, fate: Fate, reason: str, version: Version) -> None:
+        self._effects.append(Settle(c.worker, c.incarnation, c.clock, fate, reason, version, c.samples))
+
+    def _release(self, worker: WorkerId, reason: str) -> None:
+        standing = self._standings[worker]
+        standing.told = False
+        plan = self._policy.plan(self, worker)
+        self._effects.append(Release(worker, standing.incarnation, self.version, standing.clock, reason, plan))
+
+    def _flush(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+    # Clocks: how many active workers stand at each, so that the slowest is known without a search.
+
+    def _activate(self, worker: WorkerId) -> None:
+        if worker in self._active:
+            self._deactivate(worker)
+        clock = self._standings[worker].clock
+        self._slowest = min(self._slowest, clock) if self._active else clock
+        self._active[worker] = None
+        self._census[clock] = self._census.get(clock, 0) + 1
+        self._missing += worker not in self._pending
+
+    def _deactivate(self, worker: WorkerId) -> None:
+        if worker not in self._active:
+            return
+        del self._active[worker]
+        self._missing -= worker not in self._pending
+        self._uncount(self._standings[worker].clock)
+        if self._active:
+            self._slowest = min(self._census)
+
+    def _tick(self, worker: WorkerId, standing: _Standing, now: Seconds) -> None:
+        self._census[standing.clock + 1] = self._census.get(standing.clock + 1, 0) + 1
+        self._uncount(standing.clock)
+        standing.clock += 1
+        while self._slowest not in self._census:
+            self._slowest += 1
+        if standing.pushed_at is not None:
+            standing.interval = now - standing.pushed_at
+        standing.pushed_at = now
+
+    def _uncount(self, clock: Clock) -> None:
+        self._census[clock] -= 1
+        if self._census[clock] == 0:
+            del self._census[clock]

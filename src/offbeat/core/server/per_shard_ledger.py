@@ -1,0 +1,279 @@
+"""The ledger of a rule of shard scope: each shard decides for itself what it folds, and each worker for itself when it goes on.
+
+It answers to the same calls as `core.server.ledger`, so that membership, epochs and the journal of a job know no difference. What differs:
+
+- A push arrives once per shard, each arrival an event of its own, and has one fate at each.
+- Nobody waits to be admitted. A shard publishes its new version to every active worker, and `core.block_cache` lets the worker go on.
+  A `Release` brings the whole model: to whoever enters, comes back after an epoch's end, or asks for it.
+- The samples of a gradient share one fate, decided when it has met one at every shard: folded if any shard has folded its block.
+
+All books are kept here, in the coordinator; shards report arrivals and carry out folds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from offbeat.core.effects import Effect, Fold, Part, Publish, Release, Settle
+from offbeat.core.events import Abandoned, Folded, Pushed
+from offbeat.core.policy import Contribution, Decision, Policy, by_samples
+from offbeat.core.server.shard_pushes import Push, Pushes
+from offbeat.core.server.shard_view import Book, Roll, Standing
+from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
+
+
+class ShardedLedger:
+    """The books of one job, one per shard.
+
+    Each method that changes something returns the effects, in the order in which they are to be carried out.
+
+    Args:
+        policy: a rule of shard scope; each shard runs one of its own.
+        shards: how many there are.
+    """
+
+    def __init__(self, policy: Policy, shards: int) -> None:
+        self._policy = policy
+        self._roll = Roll()
+        self._books = [Book(policy, self._roll) for _ in range(shards)]
+        self._pushes = Pushes(shards)
+        self._missed: dict[WorkerId, list[Version]] = {}
+        """The version of each shard when a worker paused: it is sent nothing before it is back."""
+        self._wakes: dict[int, Seconds] = {}
+        self._effects: list[Effect] = []
+
+    @property
+    def version(self) -> Version:
+        """The least version of a shard."""
+        return min(book.version for book in self._books)
+
+    @property
+    def books(self) -> Sequence[Book]:
+        """Of each shard."""
+        return self._books
+
+    @property
+    def active(self) -> Collection[WorkerId]:
+        return self._roll.active.keys()
+
+    @property
+    def waiting(self) -> Collection[WorkerId]:
+        """Nobody: who enters is released at once, and workers go on by themselves."""
+        return ()
+
+    @property
+    def unsettled(self) -> Collection[WorkerId]:
+        """Workers, dead ones too, with contributions that some shard has not settled yet."""
+        return self._pushes.workers
+
+    def clock(self, worker: WorkerId) -> Clock:
+        return self._roll.standings[worker].clock
+
+    def begins(self, event: Pushed) -> bool:
+        """Whether this is the first arrival of its push at any shard."""
+        return self._pushes.known(event) is None
+
+    def arriving(self, event: Pushed) -> Clock | None:
+        """The clock of the push of which this is one more arrival; None: this is the first arrival of its push."""
+        push = self._pushes.known(event)
+        return None if push is None else push.clock
+
+    def recalled(self, worker: WorkerId) -> tuple[LeaseId, ...]:
+        """The samples of what this worker has pushed and no shard has folded: if it enters anew, that is dropped."""
+        return self._pushes.recalled(worker)
+
+    def fates(self, effects: Iterable[Effect]) -> list[Settle]:
+        """The fates of whole contributions, which their samples share, since this was asked last."""
+        return self._pushes.fates()
+
+    # What happens.
+
+    def enter(self, worker: WorkerId, incarnation: Incarnation, now: Seconds, *, more: bool = False) -> list[Effect]:
+        """A worker takes part from now on, with the slowest clock, and goes on from the newest version of every block.
+
+        What its previous incarnation has pending is dropped, as in `core.server.ledger`. Whether ``more`` enter at the same instant makes
+        no difference here.
+        """
+        self._roll.now = now
+        self._pushes.expect_no_more(worker)
+        reason = "its worker has come back before the fold and contributes anew"
+        for shard, book in enumerate(self._books):
+            for contribution in book.waiting_of(worker):
+                self._settle(shard, contribution, Fate.DROPPED, reason, book.version)
+        standing = self._roll.standings.setdefault(worker, Standing())
+        standing.incarnation = incarnation
+        standing.pushed_at = standing.interval = None
+        standing.clock = self._roll.slowest()
+        assert worker not in self._roll.active, f"worker {worker} takes part already"
+        self._activate(worker)
+        self._release(worker, "takes part from now on")
+        return self._advance(range(len(self._books)))
+
+    def push(self, event: Pushed, now: Seconds, refusal: str | None = None) -> list[Effect]:
+        """A contribution has arrived at one shard; ``refusal``, known at its first arrival, says why it must not be used, if so."""
+        self._roll.now = now
+        shard = event.shard
+        assert shard is not None and len(event.held) == len(self._books), f"a push of shard scope names its shard and all blocks: {event}"
+        known = self._pushes.known(event)
+        push = known or self._begin(event, refusal)
+        self._pushes.arrived(push, shard)
+        contribution = Contribution(
+            event.worker,
+            event.incarnation,
+            push.clock,
+            event.version,
+            event.samples,
+            now,
+            event.compute_s,
+            event.loss,
+            event.leases,
+            event.steps,
+        )
+        book = self._books[shard]
+        if push.refusal is not None:
+            self._fate(shard, contribution, Fate.REJECTED, push.refusal, book.version)
+            if known is None:  # no shard will answer with a new version on account of it
+                self._release(event.worker, "its gradient is rejected")
+            return self._flush()
+        book.add(contribution)
+        return self._advance((shard,))
+
+    def abandon(self, event: Abandoned, now: Seconds) -> list[Effect]:
+        """A worker has given up what it was computing, because it holds newer blocks, and goes on from those."""
+        self._roll.now = now
+        self._make_up(event.worker, event.incarnation)
+        return self._flush()
+
+    def folded(self, event: Folded, now: Seconds) -> list[Effect]:
+        """Rules of shard scope have nothing measured."""
+        self._roll.now = now
+        return self._flush()
+
+    def begin_epoch(self, epoch: Epoch, shares: Mapping[WorkerId, int]) -> None:
+        """For the rule to know; ``shares`` where workers have splits of their own."""
+        self._roll.epoch, self._roll.shares = epoch, dict(shares)
+
+    def leave(self, worker: WorkerId, now: Seconds) -> list[Effect]:
+        """A worker is dead or has finished. Nobody waits for it; what has arrived of its pushes still counts."""
+        self._roll.now = now
+        self._missed.pop(worker, None)
+        self._pushes.expect_no_more(worker)
+        self._deactivate(worker)
+        return self._advance(range(len(self._books)))
+
+    def pause(self, worker: WorkerId, now: Seconds) -> list[Effect]:
+        """A worker has no samples to work on: the rule does not wait for it until `resume`. Its last push may still be arriving."""
+        self._roll.now = now
+        self._missed[worker] = [book.version for book in self._books]
+        self._deactivate(worker)
+        return self._advance(range(len(self._books)))
+
+    def resume(self, worker: WorkerId, now: Seconds) -> list[Effect]:
+        """A paused worker works again; its clock is at least the slowest, or the last slowest where all have paused."""
+        self._roll.now = now
+        if worker not in self._roll.active:
+            standing = self._roll.standings[worker]
+            standing.clock = max(standing.clock, self._roll.slowest())
+            self._activate(worker)
+        return self._advance(range(len(self._books)))
+
+    def refresh(self, worker: WorkerId, now: Seconds, reason: str) -> list[Effect]:
+        """Give a worker the newest version of every block."""
+        self._roll.now = now
+        self._release(worker, reason)
+        return self._flush()
+
+    def wake(self, now: Seconds) -> list[Effect]:
+        """The time that a shard's rule asked for has come."""
+        self._roll.now = now
+        return self._advance([shard for shard, at in self._wakes.items() if at <= now])
+
+    def wake_at(self) -> Seconds | None:
+        return min(self._wakes.values(), default=None)
+
+    def close(self, now: Seconds, reason: str) -> list[Effect]:
+        """The job is over: whatever has no fate yet is dropped."""
+        self._roll.now = now
+        self._pushes.close()
+        for shard, book in enumerate(self._books):
+            for contribution in [*book.gathered, *book.pending.values()]:
+                self._settle(shard, contribution, Fate.DROPPED, reason, book.version)
+        return self._flush()
+
+    def _begin(self, event: Pushed, refusal: str | None) -> Push:
+        self._make_up(event.worker, event.incarnation)
+        return self._pushes.begin(event, self._roll.tick(event.worker).clock, refusal)
+
+    def _make_up(self, worker: WorkerId, incarnation: Incarnation) -> None:
+        """A worker that was to wait for an epoch's end has gone on without: it has been sent nothing meanwhile."""
+        missed = self._missed.pop(worker, None)
+        for shard, book in enumerate(self._books):
+            if missed is not None and book.version > missed[shard]:
+                self._effects.append(Publish(shard, book.version, ((worker, incarnation),), "this worker had paused"))
+
+    # Decisions.
+
+    def _advance(self, shards: Iterable[int]) -> list[Effect]:
+        for shard in shards:
+            book = self._books[shard]
+            while (decision := book.policy.fold(book)) is not None:
+                self._carry_out(shard, book, decision)
+            wake_at = book.policy.wake_at(book)
+            if wake_at is not None:
+                self._wakes[shard] = wake_at
+            else:
+                self._wakes.pop(shard, None)
+        return self._flush()
+
+    def _carry_out(self, shard: int, book: Book, decision: Decision) -> None:
+        assert decision.fold or decision.drop, "a decision folds or drops something"
+        assert not decision.gather, "a shard takes over every gradient as it arrives"
+        for contribution in decision.drop:
+            self._settle(shard, contribution, Fate.DROPPED, decision.reason, book.version)
+        if not decision.fold:
+            return
+        before, book.version = book.version, book.version + 1
+        weights = decision.weights or by_samples(decision.fold)
+        held = [self._pushes.held(c, shard) for c in decision.fold]
+        parts = tuple(
+            Part(c.worker, c.incarnation, c.clock, weight, before - version)
+            for c, weight, version in zip(decision.fold, weights, held, strict=True)
+        )
+        self._effects.append(Fold(book.version, parts, decision.reason, decision.scale, shard))
+        for contribution in decision.fold:
+            self._settle(shard, contribution, Fate.FOLDED, decision.reason, book.version)
+        self._effects.append(Publish(shard, book.version, self._roll.present, decision.reason))
+
+    def _settle(self, shard: int, contribution: Contribution, fate: Fate, reason: str, version: Version) -> None:
+        self._books[shard].take(contribution)
+        self._fate(shard, contribution, fate, reason, version)
+
+    def _fate(self, shard: int, c: Contribution, fate: Fate, reason: str, version: Version) -> None:
+        self._effects.append(Settle(c.worker, c.incarnation, c.clock, fate, reason, version, c.samples, shard))
+        self._pushes.settle(c, fate, reason, version)
+
+    def _release(self, worker: WorkerId, reason: str) -> None:
+        self._missed.pop(worker, None)
+        standing = self._roll.standings[worker]
+        plan = self._policy.plan(self._books[0], worker)
+        self._effects.append(Release(worker, standing.incarnation, self.version, standing.clock, reason, plan))
+
+    def _flush(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+    # Who is active.
+
+    def _activate(self, worker: WorkerId) -> None:
+        self._roll.active[worker] = None
+        self._roll.changed()
+        for book in self._books:
+            book.count(worker, 1)
+
+    def _deactivate(self, worker: WorkerId) -> None:
+        if worker in self._roll.active:
+            self._roll.slowest()
+            del self._roll.active[worker]
+            self._roll.changed()
+            for book in self._books:
+                book.count(worker, -1)

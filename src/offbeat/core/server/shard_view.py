@@ -1,0 +1,148 @@
+"""One shard's book in a rule of shard scope, which is what the rule looks at, and the roll of workers that all books share.
+
+A book knows its shard's version and which contributions wait there for a fate. It does not know what the other shards have done with the
+other blocks of the same gradients: `core.server.per_shard_ledger` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from offbeat.core.policy import Contribution, Policy
+from offbeat.types import Clock, Epoch, Incarnation, Seconds, Version, WorkerId
+
+
+@dataclass(slots=True)
+class Standing:
+    """What is remembered of a worker, also while it is away."""
+
+    incarnation: Incarnation = 0
+    clock: Clock = 0
+    pushed_at: Seconds | None = None
+    interval: Seconds | None = None
+
+
+@dataclass(slots=True)
+class Roll:
+    """Who takes part, and how far each worker has come."""
+
+    now: Seconds = 0.0
+    epoch: Epoch = 0
+    standings: dict[WorkerId, Standing] = field(default_factory=dict)
+    active: dict[WorkerId, None] = field(default_factory=dict)
+    present: tuple[tuple[WorkerId, Incarnation], ...] = ()
+    """The active workers with their incarnations."""
+    shares: Mapping[WorkerId, int] = field(default_factory=dict)
+    last_slowest: Clock = 0
+    """The least clock of the active workers when there last were some."""
+
+    def changed(self) -> None:
+        """The active workers are others than before."""
+        self.present = tuple((worker, self.standings[worker].incarnation) for worker in self.active)
+
+    def slowest(self) -> Clock:
+        """The least clock of the active workers, or of the last that were active."""
+        if self.active:
+            self.last_slowest = min(self.standings[worker].clock for worker in self.active)
+        return self.last_slowest
+
+    def tick(self, worker: WorkerId) -> Standing:
+        """A worker has completed an iteration."""
+        standing = self.standings[worker]
+        standing.clock += 1
+        if standing.pushed_at is not None:
+            standing.interval = self.now - standing.pushed_at
+        standing.pushed_at = self.now
+        return standing
+
+
+class Book:
+    """The book of one shard, and the `View` that its rule looks at.
+
+    ``version`` is the shard's own. ``pending`` holds the newest contribution of each worker that has no fate at this shard; ``gathered``
+    those that the same worker has pushed before it, since a worker of such a rule goes on while its gradient waits. Clocks are
+    counted over all shards. The slowest and the fastest clock cost O(active) here, everything else O(1).
+    """
+
+    def __init__(self, policy: Policy, roll: Roll) -> None:
+        self.policy = policy.start()
+        self.version: Version = 0
+        self.missing = 0
+        self.pending: dict[WorkerId, Contribution] = {}
+        self.gathered: list[Contribution] = []
+        self._roll = roll
+
+    # What changes it.
+
+    def add(self, contribution: Contribution) -> None:
+        """A contribution has arrived at this shard."""
+        worker = contribution.worker
+        earlier = self.pending.pop(worker, None)
+        if earlier is not None:
+            self.gathered.append(earlier)
+        elif worker in self._roll.active:
+            self.missing -= 1
+        self.pending[worker] = contribution
+
+    def take(self, contribution: Contribution) -> None:
+        """A contribution has met its fate."""
+        worker = contribution.worker
+        if self.pending.get(worker) is contribution:
+            del self.pending[worker]
+            self.missing += worker in self._roll.active
+        else:
+            # By identity, not with `remove`: comparing tuples of ten fields one by one takes longer.
+            self.gathered = [other for other in self.gathered if other is not contribution]
+
+    def waiting_of(self, worker: WorkerId) -> list[Contribution]:
+        """What this worker has pushed and this shard has not settled, in the order of arrival."""
+        newest = self.pending.get(worker)
+        return [c for c in self.gathered if c.worker == worker] + ([newest] if newest is not None else [])
+
+    def count(self, worker: WorkerId, comes: int) -> None:
+        """A worker becomes active (1) or ceases to be (-1)."""
+        if worker not in self.pending:
+            self.missing += comes
+
+    # What else a rule may look at.
+
+    @property
+    def now(self) -> Seconds:
+        return self._roll.now
+
+    @property
+    def active(self) -> Collection[WorkerId]:
+        return self._roll.active.keys()
+
+    @property
+    def waiting(self) -> Collection[WorkerId]:
+        """Nobody: workers go on by themselves."""
+        return ()
+
+    @property
+    def epoch(self) -> Epoch:
+        return self._roll.epoch
+
+    @property
+    def slowest(self) -> Clock:
+        return self._roll.slowest() if self._roll.active else 0
+
+    @property
+    def fastest(self) -> Clock:
+        return max((self._roll.standings[worker].clock for worker in self._roll.active), default=0)
+
+    def slowest_worker(self) -> WorkerId:
+        return min(self._roll.active, key=lambda worker: (self._roll.standings[worker].clock, worker))
+
+    def clock(self, worker: WorkerId) -> Clock:
+        return self._roll.standings[worker].clock
+
+    def pushed_at(self, worker: WorkerId) -> Seconds | None:
+        return self._roll.standings[worker].pushed_at
+
+    def interval(self, worker: WorkerId) -> Seconds | None:
+        return self._roll.standings[worker].interval
+
+    def share(self, worker: WorkerId) -> int | None:
+        return self._roll.shares.get(worker)

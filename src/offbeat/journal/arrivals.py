@@ -1,0 +1,145 @@
+"""Which records of a journal are one push, and which clock it has.
+
+In rules of shard scope a push comes once per shard, each arrival a record of its own; `Arrivals` brings these together. No ``pushed``
+record has a clock, but those of one sender are counted up from its last release; `Sender` keeps the pushes without a fate by their clocks.
+Whether their fates are right is `journal.audit`'s to say. Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+Record: TypeAlias = dict[str, Any]
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Pushes of one sender whose clocks follow one another."""
+
+    certain: bool
+    """False: the sender has paused before, and its clock may have been set forward meanwhile."""
+
+
+SURE: Final = _Run(certain=True)
+
+
+@dataclass(slots=True, eq=False)
+class Push:
+    """One push, over all shards."""
+
+    t: float
+    """When it was first heard of."""
+    version: int
+    samples: int
+    held: tuple[int, ...] = ()
+    absent: frozenset[int] = frozenset()
+    """The shards at which it has not arrived and still may."""
+    arrived: int = 0
+    """How many records it has so far."""
+    open: set[int | None] = field(default_factory=set)
+    """Where it has arrived and has no fate; None stands for all shards together."""
+    clock: int = 0
+    """0: none yet."""
+    run: _Run = SURE
+
+    def computed_from(self, shard: int | None) -> int:
+        """The version that its staleness at this shard counts from."""
+        return self.version if shard is None else self.held[shard]
+
+
+class Arrivals:
+    """Brings the arrivals of each push together. It keeps those that may still arrive somewhere.
+
+    >>> arrivals = Arrivals()
+    >>> push = {"kind": "pushed", "t": 0.5, "worker": 1, "incarnation": 1, "version": 0, "samples": 8, "held": [0, 0]}
+    >>> arrivals.begins(push | {"shard": 1}), arrivals.begins(push | {"shard": 0})
+    (True, False)
+    """
+
+    def __init__(self) -> None:
+        self._under_way: dict[tuple[int, int], list[Push]] = {}
+
+    def of(self, record: Record) -> Push:
+        """The push of a ``pushed`` record: the oldest with its version that has not arrived at its shard, or a new one."""
+        shard, version = record.get("shard"), record["version"]
+        if shard is None:
+            return Push(record["t"], version, record["samples"], arrived=1)
+        under_way = self._under_way.setdefault((record["worker"], record["incarnation"]), [])
+        push = next((push for push in under_way if push.version == version and shard in push.absent), None)
+        if push is None:
+            held = tuple(record["held"])
+            push = Push(record["t"], version, record["samples"], held, frozenset(range(len(held))))
+            under_way.append(push)
+        push.arrived += 1
+        push.absent -= {shard}
+        if not push.absent:
+            under_way.remove(push)
+        return push
+
+    def begins(self, record: Record) -> bool:
+        """Whether a ``pushed`` record is the first of its push. To be asked once for each."""
+        return record.get("shard") is None or self.of(record).arrived == 1
+
+
+class Sender:
+    """What one incarnation of a worker has pushed and what has no fate yet."""
+
+    def __init__(self) -> None:
+        self.clock = 0
+        """Of its newest push."""
+        self.open: dict[int, Push] = {}
+        """By clock, oldest first."""
+        self._run = SURE
+        self._newest: Push | None = None
+        self._numbered = False
+        """Whether the newest arrival is the one that gave its push a clock."""
+
+    def pushed(self, push: Push, shard: int | None) -> None:
+        """A push has arrived."""
+        self._newest, self._numbered = push, push.clock == 0
+        if self._numbered:
+            self.clock += 1
+            push.clock, push.run = self.clock, self._run
+        push.open.add(shard)
+        self.open[push.clock] = push
+
+    def released(self, clock: int) -> None:
+        """It goes on with this clock."""
+        self.clock = max(self.clock, clock)
+        if not self._run.certain:
+            self._run = _Run(certain=False)  # another number may be missing here than before
+
+    def paused(self) -> None:
+        """Nobody waits for it: when it works again, its clock is at least the slowest then."""
+        self._run = _Run(certain=False)
+
+    def find(self, clock: int, shard: int | None) -> Push | None:
+        """The open push with this clock at this shard. Clock 0 is that of a fenced push, which is the newest."""
+        if clock == 0:
+            return self._newest if self._newest is not None and shard in self._newest.open else None
+        push = self.open.get(clock)
+        if push is None or shard not in push.open:
+            push = next((p for p in self.open.values() if p.clock < clock and shard in p.open and not p.run.certain), None)
+            if push is None:
+                return None
+            self._set_forward(push.run, clock - push.clock)
+        push.run.certain = True
+        return push
+
+    def settle(self, push: Push, shard: int | None, *, fenced: bool) -> None:
+        """A push that was found has its fate at this shard. One that was fenced has used up no clock."""
+        push.open.discard(shard)
+        if not push.open:
+            del self.open[push.clock]
+        if fenced and self._numbered:
+            self.clock -= 1
+            push.clock = 0
+
+    def _set_forward(self, run: _Run, by: int) -> None:
+        pushes = list(self.open.values())
+        for push in pushes:
+            push.clock += by if push.run is run else 0
+        self.open = {push.clock: push for push in pushes}
+        if self._run is run:
+            self.clock += by

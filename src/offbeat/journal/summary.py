@@ -1,0 +1,256 @@
+"""The tally: what a job has done so far, counted record by record. Standard library only, nothing is printed here.
+
+The same object serves the live display (`summary` costs O(workers), whenever it is wanted), the summary file and the report of an old
+journal, a simulated one as well. It counts; whether the books are right is the audit's business (`Tally.problems`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from offbeat.journal.arrivals import Arrivals, Record
+from offbeat.journal.audit import Audit
+from offbeat.journal.worker_summary import FATES, Spread, WorkerTally, plain
+
+
+@dataclass(slots=True)
+class _Shard:
+    """What is counted of one shard, in rules of shard scope."""
+
+    version: int = 0
+    staleness: Spread = field(default_factory=Spread)
+
+
+class Tally:
+    """Counts the records of one journal.
+
+    >>> tally = Tally()
+    >>> tally.add({"kind": "job", "t": 0, "format": 1, "sync": "asp", "workers": 1, "servers": 1, "seed": 0})
+    >>> tally.add({"kind": "release", "t": 0.5, "worker": 0, "incarnation": 1, "version": 0, "clock": 0, "reason": ""})
+    >>> tally.add({"kind": "pushed", "t": 1.5, "worker": 0, "incarnation": 1, "version": 0, "samples": 8, "compute_s": 0.9})
+    >>> tally.summary()["pushes"], tally.summary()["per_worker"][0]["compute_s"]
+    (1, 0.9)
+    """
+
+    def __init__(self) -> None:
+        self._audit = Audit()
+        self._arrivals = Arrivals()
+        self._job: Record = {}
+        self._end: Record = {}
+        self._t = 0.0
+        self._first_release: float | None = None
+        self._last_fold: float | None = None
+        self._version = 0
+        self._blocks = 0
+        self._workers: dict[int, WorkerTally] = {}
+        self._shards: dict[int, _Shard] = {}
+        self._folding: dict[tuple[int, int, int], tuple[int, bool]] = {}
+        """Of pushes that some shards have settled: how many, and whether any of them has folded its block."""
+        self._parts = Spread()
+        self._scale = Spread()
+        self._planned = False
+        """Whether the rule has ever said how large batches are."""
+        self._metrics: dict[str, tuple[tuple[int, int], Any]] = {}
+        self._epochs: list[Record] = []
+        self._faults: list[Record] = []
+        self._warnings: list[Record] = []
+        self._others: dict[int, Tally] = {}
+        """Of each optimizer after the first, where a job has several."""
+        self.journal_failure: str | None = None
+        """Why the journal of these records is not complete; told by the journal's owner."""
+        self._handlers: dict[str, Callable[[Record], None]] = {
+            "job": self._on_job,
+            "optimizer": lambda record: self._job.update(sync=record["sync"]),
+            "pushed": self._on_pushed,
+            "abandoned": lambda record: self._worker(record["worker"]).gave_up(record, blocks=bool(self._shards)),
+            "settle": self._on_settle,
+            "undone": lambda record: self._worker(record["worker"]).undone(record),
+            "fold": self._on_fold,
+            "release": self._on_release,
+            "interrupt": self._on_interrupt,
+            "paused": lambda record: self._worker(record["worker"]).turn("idle", record["t"]),
+            "epoch_ended": self._on_epoch_ended,
+            "state_changed": lambda record: self._worker(record["worker"]).changed(record),
+            "metrics": self._on_metrics,
+            "fault": self._on_fault,
+            "warning": self._on_warning,
+            "end": self._on_end,
+        }
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> Tally:
+        """The tally of a whole journal, for instance of ``journal.read(path)``."""
+        tally = cls()
+        for record in records:
+            tally.add(record)
+        return tally
+
+    def add(self, record: Record) -> None:
+        """Count the next record. Kinds that are not known are passed over, as the format demands."""
+        self._t = max(self._t, record["t"])
+        if number := record.get("optimizer", 0):
+            if number not in self._others:
+                self._others[number] = Tally()
+                self._others[number].add(self._job)
+            self._others[number].add({key: value for key, value in record.items() if key != "optimizer"})
+            if record["kind"] == "warning":  # the user is told whichever optimizer it is about
+                self._on_warning(record)
+            return
+        self._audit.add(record)
+        handler = self._handlers.get(record["kind"])
+        if handler is not None:
+            handler(record)
+
+    def problems(self) -> list[str]:
+        """What in the books does not add up: a push without a fate or with two, a fold of what was never pushed, and the like."""
+        others = [f"optimizer {number}: {text}" for number, tally in self._others.items() for text in tally.problems()]
+        return self._audit.problems() + others
+
+    def summary(self) -> dict[str, Any]:
+        """Everything counted so far, as plain data that JSON can carry; described in ``docs/journal.md``.
+
+        ``wall_s`` runs from the first release to the last fold, and ``samples_per_s = samples / wall_s`` counts folded samples only.
+        """
+        workers = [self._workers[number] for number in sorted(self._workers)]
+        per_worker = [worker.report(number) for number, worker in zip(sorted(self._workers), workers, strict=True)]
+        losses = [float(worker.loss) for worker in workers if worker.loss is not None]
+        samples = sum(worker.samples for worker in workers)
+        parts = sum(worker.staleness.count for worker in workers)
+        wall_s = 0.0
+        if self._first_release is not None and self._last_fold is not None:
+            wall_s = max(0.0, self._last_fold - self._first_release)
+        return {
+            **{key: self._job.get(key) for key in ("sync", "workers", "servers", "seed", "started", "script")},
+            "elapsed_s": self._t,
+            "wall_s": round(wall_s, 6),
+            "version": self._version,
+            "samples": samples,
+            "samples_per_s": samples / wall_s if wall_s > 0 else 0.0,
+            **{key: sum(worker[key] for worker in per_worker) for key in ("pushes", "steps", "abandoned", "interrupts")},
+            "blocks": self._blocks,
+            "fates": {fate: sum(worker["fates"][fate] for worker in per_worker) for fate in FATES},
+            "staleness_mean": sum(worker.staleness.total for worker in workers) / parts if parts else 0.0,
+            "staleness_max": max((worker["staleness_max"] for worker in per_worker), default=0),
+            "parts": self._parts.report(),
+            "scale": self._scale.report() if (self._scale.least, self._scale.most) != (1.0, 1.0) else None,
+            "shards": self._per_shard(),
+            "per_worker": per_worker,
+            "metrics": {name: value for name, (_, value) in self._metrics.items()},
+            "epochs": list(self._epochs),
+            "faults": list(self._faults),
+            "warnings": list(self._warnings),
+            "loss": plain(sum(losses) / len(losses)) if losses else None,
+            "optimizers": self._per_optimizer(),
+            "journal_failure": self.journal_failure,
+            "ok": self._end.get("ok"),
+            "reason": self._end.get("reason"),
+        }
+
+    def _per_shard(self) -> list[dict[str, Any]] | None:
+        if not self._shards:
+            return None
+        return [
+            {
+                "shard": number,
+                "version": shard.version,
+                "staleness_mean": shard.staleness.mean,
+                "staleness_max": int(shard.staleness.most) if shard.staleness.count else 0,
+            }
+            for number, shard in sorted(self._shards.items())
+        ]
+
+    def _per_optimizer(self) -> list[dict[str, Any]] | None:
+        if not self._others:
+            return None
+        fields = ("sync", "version", "pushes", "fates", "staleness_mean", "staleness_max")
+        found = ((number, tally.summary()) for number, tally in sorted(self._others.items()))
+        return [{"optimizer": number, **{key: summary[key] for key in fields}} for number, summary in found]
+
+    def _worker(self, number: int) -> WorkerTally:
+        worker = self._workers.get(number)
+        if worker is None:
+            worker = self._workers[number] = WorkerTally()
+        return worker
+
+    def _on_job(self, record: Record) -> None:
+        self._job = dict(record)
+        for number in range(record["workers"]):
+            self._worker(number)
+
+    def _on_pushed(self, record: Record) -> None:
+        self._blocks += 1
+        if "shard" in record and not self._shards:
+            self._shards = {shard: _Shard() for shard in range(len(record["held"]))}
+        if self._arrivals.begins(record):
+            self._worker(record["worker"]).pushed(record, blocks=bool(self._shards))
+
+    def _on_settle(self, record: Record) -> None:
+        worker, folded = self._worker(record["worker"]), record["fate"] == "folded"
+        worker.fates[record["fate"]] += 1
+        if "shard" in record:
+            folded = self._first_folded(record, folded)
+        if folded:
+            worker.samples += record["samples"]
+
+    def _first_folded(self, record: Record, folded: bool) -> bool:
+        """Whether this is the first shard that folds its block of a push: the samples of an iteration count once."""
+        key = record["worker"], record["incarnation"], record["clock"]
+        count, before = self._folding.pop(key, (0, False))
+        if record["clock"] and count + 1 < len(self._shards):
+            self._folding[key] = count + 1, before or folded
+        return folded and not before
+
+    def _on_fold(self, record: Record) -> None:
+        shard, parts = self._shards.get(record.get("shard", -1)), record["parts"]
+        if shard is None:
+            self._version = record["version"]
+        else:
+            shard.version = record["version"]
+            self._version = min(one.version for one in self._shards.values())
+        self._last_fold = record["t"]
+        self._parts.add(len(parts))
+        self._scale.add(float(record.get("scale", 1.0)))
+        for part in parts:
+            staleness = part["staleness"]
+            self._worker(part["worker"]).staleness.add(staleness)
+            if shard is not None:
+                shard.staleness.add(staleness)
+
+    def _on_release(self, record: Record) -> None:
+        if self._first_release is None:
+            self._first_release = record["t"]
+        worker = self._worker(record["worker"])
+        worker.released(record)
+        self._planned = self._planned or worker.batch is not None
+
+    def _on_interrupt(self, record: Record) -> None:
+        self._worker(record["worker"]).interrupts += 1
+
+    def _on_epoch_ended(self, record: Record) -> None:
+        epoch = {"pool": record["pool"], "epoch": record["epoch"], "t": record["t"], **record["report"]}
+        if self._planned:
+            alive = {number: worker.batch for number, worker in sorted(self._workers.items()) if worker.state == "alive"}
+            epoch["batches"] = {str(number): batch for number, batch in alive.items() if batch is not None}
+        self._epochs.append(epoch)
+
+    def _on_metrics(self, record: Record) -> None:
+        # The newest version counts; of several workers that measured it, the one with the lowest number.
+        key = (record["version"], -record["worker"])
+        for name, value in record["values"].items():
+            if name not in self._metrics or key >= self._metrics[name][0]:
+                self._metrics[name] = (key, plain(value) if isinstance(value, float) else value)
+
+    def _on_fault(self, record: Record) -> None:
+        self._faults.append({key: record.get(key) for key in ("t", "worker", "what", "detail")})
+
+    def _on_warning(self, record: Record) -> None:
+        self._warnings.append({key: record.get(key) for key in ("t", "about", "workers", "step", "detail")})
+
+    def _on_end(self, record: Record) -> None:
+        self._end = record
+        for tally in self._others.values():
+            tally.add(record)
+        for worker in self._workers.values():
+            worker.turn("absent", record["t"])

@@ -1,0 +1,273 @@
+"""Workers that need not import anything: forked from a process that has imported, once, what they all need.
+
+Loading PyTorch takes seconds of a core for each process, at the start of a job and whenever a dead worker returns. A zygote loads what
+``--preload`` names and then waits; each worker is a fork of it, which becomes what ``python script.py`` would have been. `Zygote` is the
+supervisor's side of it, `main` is what runs in the process itself.
+
+Not the default, because a script may want to set variables before it imports something (``OMP_NUM_THREADS``, say), which is then too late.
+Linux only: elsewhere libraries do not survive a fork, and every worker is a new process all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import IO, NoReturn
+
+from offbeat.errors import ConfigurationError
+from offbeat.launch import process_exit, program
+from offbeat.launch.processes import Child, die_with_parent, start
+from offbeat.launch.program import Program, module_spec
+from offbeat.runtime.job.settings import TOKEN, take_token
+from offbeat.runtime.worker import stacks
+from offbeat.types import Seconds
+
+MESSAGE_BYTES = 1 << 16
+REFUSED = -1
+"""In place of a fork's number: there could be none, for instance because there are too many processes."""
+POSSIBLE = sys.platform.startswith("linux")
+"""Whether this system has zygotes."""
+
+
+def check_preload(modules: Sequence[str], program: Program) -> None:
+    """Whether these modules can be imported by this program, as far as that can be told without importing them.
+
+    Raises:
+        ConfigurationError: there is no such module.
+    """
+    for name in modules:
+        top = name.split(".", maxsplit=1)[0]
+        if top not in sys.builtin_module_names and module_spec(top, program.folder) is None:
+            raise ConfigurationError(f"--preload {name}: there is no module {top!r} that {program.name} could import")
+
+
+class Zygote:
+    """The process that has imported, as its parent sees it.
+
+    Args:
+        program: what the forks will run; its folder is where they look first for modules.
+        modules: imported once.
+        environment: all variables; those of the forks are these and more.
+        capture: keep what the forks print for `Child.read`.
+    """
+
+    def __init__(self, program: Program, modules: Sequence[str], environment: Mapping[str, str], *, capture: bool = False) -> None:
+        self._environment = environment
+        self._capture = capture
+        self._ready = False
+        self._statuses: dict[int, int] = {}
+        self.over = False
+        """Whether it has ended."""
+        self.failure: str | None = None
+        """Why it could not import something."""
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-m", "offbeat.launch.forkserver", str(theirs.fileno()), program.folder, *modules]
+            self.child = start(command, environment, capture=capture, keep=[theirs.fileno()])
+
+    def settled(self) -> bool:
+        """Whether it has imported everything, or never will."""
+        self._hear(0.0)
+        return self._ready or self.over
+
+    def fork(self, environment: Mapping[str, str], program: Program) -> Child | None:
+        """A new process that runs a program; None: there is no zygote any more, or the system refuses.
+
+        Args:
+            environment: all of its variables.
+            program: the user's.
+        """
+        more = {name: value for name, value in environment.items() if self._environment.get(name) != value}
+        request = json.dumps({"environment": more, "command": program.command}).encode()
+        with contextlib.ExitStack() as ends:
+            outputs: list[IO[bytes]] = []
+            theirs: list[int] = []
+            for _ in range(2 if self._capture else 0):
+                reading, writing = os.pipe()
+                ends.callback(os.close, writing)
+                theirs.append(writing)
+                outputs.append(open(reading, "rb", buffering=0))  # noqa: SIM115 - the child's, until its end
+            with contextlib.suppress(OSError):
+                socket.send_fds(self._channel, [request], theirs)
+            while not self.over and (pid := self._hear(None)) != REFUSED:
+                if pid is not None:
+                    return Child(Fork(self, pid, *outputs))
+        for output in outputs:
+            output.close()
+        return None
+
+    def status(self, pid: int, timeout_s: Seconds) -> int | None:
+        """How a fork has ended, negative for a signal; None: it has not, as far as is heard in this time."""
+        if pid not in self._statuses:
+            self._hear(timeout_s)
+        return self._statuses.get(pid, -signal.SIGKILL if self.over else None)  # the kernel kills the forks of a dead zygote
+
+    def release(self, pid: int) -> None:
+        """Nobody will send a signal to a fork that has ended: the system may give its number to another."""
+        with contextlib.suppress(OSError):
+            self._channel.send(json.dumps({"release": pid}).encode())
+
+    def _hear(self, timeout_s: Seconds | None) -> int | None:
+        """Read all that it has said, but no further than the number of a new fork, which is returned."""
+        while not self.over and select.select([self._channel], [], [], timeout_s)[0]:
+            message = {}
+            with contextlib.suppress(ConnectionResetError):
+                message = json.loads(self._channel.recv(MESSAGE_BYTES) or "{}")
+            match message:
+                case {"forked": pid}:
+                    return int(pid)
+                case {"ended": pid, "status": status}:
+                    self._statuses[pid] = status
+                case {"ready": _}:
+                    self._ready = True
+                case {"failed": reason}:
+                    self.failure = reason
+                case _:
+                    self.over = True
+            if timeout_s is not None:
+                timeout_s = 0.0
+        return None
+
+
+class Fork:
+    """A zygote's fork, with as much of `subprocess.Popen` as `Child` needs."""
+
+    def __init__(self, zygote: Zygote, pid: int, stdout: IO[bytes] | None = None, stderr: IO[bytes] | None = None) -> None:
+        self._zygote = zygote
+        self._status: int | None = None
+        self.pid = pid
+        self.stdout, self.stderr = stdout, stderr
+
+    def poll(self) -> int | None:
+        return self._look(0.0)
+
+    def wait(self, timeout: Seconds) -> int:
+        deadline = time.monotonic() + timeout
+        while (status := self._look(max(0.0, deadline - time.monotonic()))) is None:
+            if time.monotonic() >= deadline:
+                raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self._status is None:
+            os.kill(self.pid, number)
+
+    def _look(self, timeout_s: Seconds) -> int | None:
+        if self._status is None and (status := self._zygote.status(self.pid, timeout_s)) is not None:
+            self._status = status
+            self._zygote.release(self.pid)
+        return self._status
+
+
+# In the zygote itself.
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Import, then fork whenever it is asked for; in a fork, run the program, as if it were this process' own."""
+    channel = socket.socket(fileno=int(arguments[0]))
+    folder, *modules = arguments[1:]
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            channel.send(json.dumps({"failed": f"--preload {name}: {type(error).__name__}: {error}"[: MESSAGE_BYTES // 8]}).encode())
+            sys.exit(1)
+    gc.freeze()  # what is there for good: a collection in a fork would touch, and so copy, its pages
+    channel.send(b'{"ready": true}')
+    command = _serve(channel)
+    if command is not None:
+        channel.close()
+        _become(command)
+
+
+def _serve(channel: socket.socket) -> list[str] | None:
+    """Fork and tell how forks end, until nobody asks any more: None then, and in a fork what it is to run."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(channel, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.data is not None:
+                    ended = os.waitid(os.P_PID, key.data, os.WEXITED | os.WNOWAIT)  # its number stays taken until it is released
+                    assert ended is not None
+                    status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+                    channel.send(json.dumps({"ended": key.data, "status": status}).encode())
+                    continue
+                text, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
+                match json.loads(text or "{}"):
+                    case {"command": command, "environment": environment}:
+                        pid = _fork(environment, descriptors)
+                        if pid == 0:
+                            for other in selector.get_map().values():
+                                if other.data is not None:
+                                    os.close(other.fd)
+                            return list(command)
+                        if pid != REFUSED:
+                            selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
+                        channel.send(json.dumps({"forked": pid}).encode())
+                    case {"release": pid}:
+                        os.waitpid(pid, 0)
+                    case _:
+                        return None
+
+
+def _fork(environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
+    """0 in a new process, which has a session, environment and output of its own and dies with this one; here its number, or `REFUSED`."""
+    prepare = die_with_parent()
+    waiting, prepared = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads; the libraries' own know of forks
+        try:
+            pid = os.fork()
+        except OSError:
+            pid = REFUSED
+    if pid == 0:
+        os.setsid()
+        prepare()
+        for number, descriptor in enumerate(descriptors, start=1):
+            os.dup2(descriptor, number)
+        os.environ.update(environment)
+        if TOKEN in os.environ:
+            take_token()
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed()  # as in a new process; Python's own generator sees to that itself
+    os.close(prepared)
+    if pid != 0:
+        os.read(waiting, 1)  # its end: from now on a signal to the new session finds it
+    os.close(waiting)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return pid
+
+
+def _become(command: Sequence[str]) -> NoReturn:
+    stacks.register()
+    sys.excepthook = _show
+    process_exit.run_and_exit(Program.of(command).run)
+
+
+def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Show an exception as Python does, from the program on."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in (process_exit.__file__, program.__file__):
+        trace = trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,74 @@
+"""Every kind of message that the processes of rounds across hosts send each other, with its fields, for a job of a given size.
+
+The description of a kind says what its fields may be at all. What a message may say at this moment is checked in ``node.py``, with what
+the process knows. A message that does not fit costs its sender the connection.
+"""
+
+from __future__ import annotations
+
+from offbeat.core.allreduce.rounds import BUFFERS
+from offbeat.transport.schema import Kind, Kinds, fields, flag, many, maybe, number, row, text, whole
+
+KEY = "k"
+"""The field that names the kind: short, for a message may be a few bytes."""
+ORDERS = frozenset(("answer", "go", "halt", "hand", "hold", "say", "fence"))
+"""What the seat alone sends."""
+WITHIN_A_HOST = frozenset(("done", "what", "memory"))
+"""What ranks send that share memory."""
+TAGS_MAX = 1 << 10
+HELD_MAX = 1 << 16
+"""Results that a rank has. It forgets those of no more use when it hears so, and may have more of them than are kept until then."""
+
+
+def kinds_from(ranks: int, *, orders: bool, leaders: bool, decides: bool) -> Kinds:
+    """The kinds that a process takes from a peer.
+
+    Args:
+        ranks: how many there may be.
+        orders: the peer is the seat.
+        leaders: this process is a rank, to which other ranks pass on what is summed.
+        decides: this process is the seat.
+    """
+    rank, buffer = whole(0, ranks - 1), whole(0, BUFFERS - 1)
+    factor = number(0.0, 1.0)
+    some = many(rank, ranks)
+    writes = maybe(many(whole(), ranks * BUFFERS, least=ranks * BUFFERS))
+    parts = many(row(rank, rank, buffer, factor), ranks * BUFFERS)
+    go = row(whole(), whole(), parts, whole(1, ranks), rank, many(rank, ranks, least=1), whole())
+    of_itself = fields({}, {"rank": rank})
+    kinds: dict[str, Kind] = {}
+    if decides:
+        kinds |= {
+            "arrive": Kind(fields({"b": maybe(buffer), "f": factor, "w": whole()})),
+            "catch": Kind(of_itself),
+            "read": Kind(fields({"n": whole()})),
+            "pause": Kind(of_itself),
+            "resume": Kind(of_itself),
+            "enter": Kind(fields({"version": whole(), "host": text()})),
+            "let": Kind(fields({"rank": rank, "version": whole(), "ticket": whole(), "pause": flag})),
+            "part": Kind(of_itself),
+            "leave": Kind(of_itself),
+            "report": Kind(fields({"v": whole(), "upto": whole(), "held": many(whole(), HELD_MAX), "writes": writes})),
+            "has": Kind(fields({"n": whole()})),
+            "cut": Kind(fields({"rank": rank, "why": text()})),
+        }
+    if leaders:
+        kinds |= {
+            "on": Kind(fields({"t": whole(0, TAGS_MAX), "go": go})),
+            "piece": Kind(fields({"n": whole(), "v": whole(), "t": whole(0, TAGS_MAX)}), payload=True),
+            "handed": Kind(fields({"n": whole(), "v": whole()}), payload=True),
+            "done": Kind(fields({"n": whole(), "f": whole()})),
+            "what": Kind(),
+            "memory": Kind(memory=1),
+        }
+    if orders:
+        kinds |= {
+            "answer": Kind(fields({"answer": row(rank, whole(), flag, flag, whole())})),
+            "go": Kind(fields({"go": go})),
+            "halt": Kind(fields({"v": whole(), "f": whole(), "s": whole(), "ranks": some})),
+            "hand": Kind(fields({"n": whole(), "v": whole(), "to": some})),
+            "hold": Kind(),
+            "say": Kind(fields({"n": whole()})),
+            "fence": Kind(fields({"why": text(1 << 14)})),
+        }
+    return Kinds(kinds, key=KEY)

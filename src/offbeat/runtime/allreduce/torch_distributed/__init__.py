@@ -1,0 +1,1 @@
+"""The rule ``allreduce``, live: `torch.distributed` sums."""

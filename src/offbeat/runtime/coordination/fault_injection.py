@@ -1,0 +1,66 @@
+"""Rehearsed faults, for demos, for tests, and for users who want to know beforehand: what ``--slow``, ``--late`` and ``--kill`` order.
+
+A slow worker lets the time pass before it pushes (`worker_link.WorkerLink.linger`), a late server before it sends
+(``runtime/parameter_server/per_shard.py``).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from offbeat.journal.records import Record, fault_record
+from offbeat.runtime.job.settings import ANY, JobSettings, Kill, WorkerSettings
+from offbeat.types import Seconds, Version, WorkerId
+
+
+def lateness(settings: WorkerSettings, step: int, version: Version) -> Seconds:
+    """How much longer this worker's step takes, in seconds.
+
+    >>> from offbeat.runtime.job.settings import Slow
+    >>> slow = (Slow(worker=1, seconds=0.2, start=10, stop=20), Slow(worker=1, seconds=0.1))
+    >>> settings = WorkerSettings(worker=1, workers=4, token="", servers=(), slow=slow)
+    >>> lateness(settings, step=0, version=3), round(lateness(settings, step=0, version=10), 3)
+    (0.1, 0.3)
+    """
+    chosen = {settings.worker}
+    if drawn(settings.seed, step, settings.workers) == settings.worker:
+        chosen.add(ANY)
+    late = (s for s in settings.slow if s.worker in chosen and s.start <= version and (s.stop is None or version <= s.stop))
+    return sum(slow.seconds for slow in late)
+
+
+def drawn(seed: int, step: int, workers: int) -> WorkerId:
+    """The one worker that ``any`` names in everybody's step number ``step``: the same draw in every process."""
+    return random.Random(seed * 1_000_003 + step).randrange(workers)
+
+
+class Kills:
+    """The deaths that ``--kill`` orders, each told once.
+
+    >>> from offbeat.runtime.job.settings import Kill
+    >>> kills = Kills([Kill(worker=1, version=5)])
+    >>> kills.due(4), kills.due(6), kills.due(7)
+    ([], [1], [])
+    """
+
+    def __init__(self, ordered: Sequence[Kill]) -> None:
+        self._ordered = list(ordered)
+
+    def due(self, version: Version) -> list[WorkerId]:
+        """Who is to die, the job having reached this version."""
+        due = [kill for kill in self._ordered if version >= kill.version]
+        self._ordered = [kill for kill in self._ordered if kill not in due]
+        return [kill.worker for kill in due]
+
+
+def announced(settings: JobSettings, now: Seconds) -> list[Record]:
+    """What is ordered for the whole job, for its journal."""
+    records = []
+    for slow in settings.slow:
+        who = "one worker, drawn anew each step" if slow.worker == ANY else "each step"
+        records.append(fault_record(now, slow.worker, "slow", f"{slow.seconds:g} s, {who}"))
+    for late in settings.late:
+        whose = "every server" if late.server == ANY else f"server {late.server}"
+        records.append(fault_record(now, -1, "late", f"{late.seconds:g} s, {late.share:.4g} of the blocks of {whose}"))
+    return records

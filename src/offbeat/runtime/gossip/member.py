@@ -1,0 +1,81 @@
+"""A rank's place in the gossip: its optimizer makes a step with its own gradient, and then parameters are mixed with others'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from offbeat.runtime.gossip.exchange import HostGossip
+from offbeat.runtime.ranks.member import RankPart
+from offbeat.runtime.ranks.replica import Replica
+from offbeat.transport.base import SharedMemory
+from offbeat.types import Version, WorkerId
+
+
+class RankGossip(RankPart):
+    """One rank's part in the gossip.
+
+    Args:
+        memory: what came with the welcome.
+        rank: this one.
+        replica: whose parameters are mixed.
+        hear: called while this rank waits.
+    """
+
+    def __init__(self, memory: Sequence[SharedMemory], rank: WorkerId, replica: Replica, hear: Callable[[], None]) -> None:
+        self._memory, self._hear = memory, hear
+        self._gradient = torch.zeros(replica.numel, dtype=replica.dtype)
+        self._moved = torch.zeros(replica.size, dtype=replica.dtype)
+        super().__init__(rank, replica)
+
+    def attach(self) -> None:
+        """Be this rank, whoever was it before."""
+        self._gossip = HostGossip.attach(self._memory[0], self._rank)
+        self._started = False
+        self._gossip.meanwhile = self._hear
+
+    def _enter(self) -> None:
+        self._replica.aim(self._gradient)
+        self._started = False
+
+    def start(self) -> None:
+        """Let others mix with the replica's parameters, from the first step on: until then a script may load others."""
+        if not self._started:
+            self._started = True
+            self._replica.read_share(0, self._moved)
+            self._gossip.begin(self._moved)
+            self._gossip.resume()
+            self.version = self._gossip.steps
+
+    def resume(self) -> None:
+        """This rank computes: others may wait for it."""
+        if self._started:
+            self._gossip.resume()
+
+    def contribute(self, usable: bool) -> None:
+        """Let the optimizer make its step, if the gradient can be used, and exchange parameters as the rule says.
+
+        What counts as moved is all that has become of the parameters since the last exchange, also by the script's own hand.
+        """
+        if usable:
+            self._replica.step_alone()
+        self._replica.read_share(0, self._moved)
+        self._gossip.step(self._moved.sub_(self._gossip.model))
+        self._replica.write_share(0, self._gossip.model)
+        self.version = self._gossip.steps
+
+    def catch_up(self, goal: Version = 0) -> None:
+        """Mix in what is still on its way to this rank, if nobody counts on it any more."""
+        if self._gossip.catch_up():
+            self._replica.write_share(0, self._gossip.model)
+        self.version = self._gossip.steps
+
+    def _let_in(self, rank: WorkerId, ticket: Sequence[int]) -> None:
+        self._gossip.let_in(rank, ticket[0])
+
+    def close(self) -> None:
+        """Let go of the memory; to be called once, and last."""
+        self._gossip.close()
+        del self._gossip
+        self._memory = ()

@@ -1,0 +1,94 @@
+"""What a rank of a gossip job needs for its steps: to begin, to wait until it may go on, to hold vectors.
+
+The exchanges themselves are in ``runtime/gossip/exchange.py``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+from offbeat.core.gossip.push_sum import Gossip
+from offbeat.core.rank_log import Fenced
+from offbeat.errors import JobError
+from offbeat.runtime.gossip.memory import MailboxMemory
+from offbeat.transport.base import SharedMemory
+from offbeat.types import Seconds, WorkerId
+
+T = TypeVar("T")
+
+TICK_S = 0.05
+"""How often somebody who waits looks again, even if nobody has told him to."""
+
+
+class GossipRank:
+    """One process's hold on the memory of its host's gossip: as a rank, or (``rank`` None) only to look and to report the dead."""
+
+    def __init__(self, block: SharedMemory, memory: MailboxMemory, rank: WorkerId | None) -> None:
+        self.block, self.rank, self._memory = block, rank, memory
+        self.rule = memory.rule
+        own = memory.plan.numel if rank is not None else 0
+        self.model = torch.zeros(own, dtype=memory.plan.dtype)
+        """With which this rank computes, shape (numel,); its own copy, and always the same memory."""
+        self._own = torch.zeros_like(self.model)
+        """push, average: this rank's parameters."""
+        self._spare = torch.zeros_like(self.model if memory.rule.exchange == "average" else self.model[:0])
+        self._incarnation = 0.0
+        self.meanwhile: Callable[[], None] = lambda: None
+        """Called now and then while this rank waits for others; if it raises, the step is given up."""
+
+    def _mine(self) -> WorkerId:
+        assert self.rank is not None, "only a rank can do this; attach as one"
+        return self.rank
+
+    def _check(self, incarnations: Sequence[float]) -> None:
+        if incarnations[self._mine()] != self._incarnation:
+            raise Fenced(f"another process is rank {self.rank} now: this one was declared dead while it was silent")
+
+    def _look(self, what: Callable[[Gossip], T]) -> T:
+        """Read the state, as a rank that takes part."""
+
+        def look(gossip: Gossip, incarnations: list[float]) -> T:
+            self._check(incarnations)
+            return what(gossip)
+
+        return self._memory.look(look)
+
+    def _renew(self, mass: float) -> None:
+        torch.div(self._own, mass, out=self.model)
+
+    @contextmanager
+    def _hold(self, *ranks: WorkerId) -> Iterator[None]:
+        """pair: nobody else touches the vectors of these ranks meanwhile. A process that dies in here leaves some of the elements of two
+        vectors averaged and the others not, which is no harm: each is a mean, or what it was."""
+        locks = [self._memory.vector_locks[rank] for rank in sorted(ranks)] if self.rule.exchange == "pair" else []
+        for lock in locks:
+            lock.acquire()
+        try:
+            yield
+        finally:
+            for lock in locks:
+                lock.release()
+
+    def _wait(self, blocked: Callable[[Gossip], object], what: str, deadline: float | None) -> Seconds:
+        """Until the state says that this rank is not blocked; how long that was."""
+        began = time.monotonic()
+
+        while True:
+            told = self._memory.events.value
+            if not self._look(blocked):
+                return time.monotonic() - began
+            self._sleep(told, what, deadline)
+
+    def _sleep(self, told: int, what: str, deadline: float | None) -> None:
+        """Until something has changed since the events had this value, or for a while."""
+        if deadline is not None and time.monotonic() > deadline:
+            raise JobError(
+                f"rank {self.rank} has waited too long for {what}; report ranks that are dead with leave(), or give it more time"
+            )
+        self.meanwhile()
+        self._memory.events.sleep(told, TICK_S)

@@ -1,0 +1,69 @@
+"""What all workers of a job must have in common: the model's layout, the optimizer, and the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from offbeat.core.policy import Policy
+from offbeat.errors import ConfigurationError
+from offbeat.policies import rule
+from offbeat.tensors.layout import Layout
+from offbeat.tensors.optimizers import OptimizerSpec
+from offbeat.types import WorkerId
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms that one worker comes with. Those of the first to come are the job's."""
+
+    layout: Layout
+    spec: OptimizerSpec
+    policy: Policy
+
+    @classmethod
+    def of(cls, header: Mapping[str, Any], override: str | None) -> Terms:
+        """Read a worker's hello; ``override`` is the rule of the command line, which goes before the script's.
+
+        Raises:
+            ConfigurationError: there is no such rule, or the optimizer is none that can step on servers, and the rule needs that.
+            ProtocolError: the layout or the optimizer cannot be read.
+        """
+        policy = rule(override or header["sync"])
+        if header["local_only"] is not None and policy.averaging is None and policy.family == "server":
+            raise ConfigurationError(
+                f"{header['local_only']} ({policy.spelling} exchanges gradients; under ensemble workers step by themselves)"
+            )
+        return cls(Layout.from_wire(header["layout"]), OptimizerSpec.from_wire(header["optimizer"]), policy)
+
+    def check(self, worker: WorkerId, other: Terms) -> None:
+        """Compare the terms that another worker comes with.
+
+        Raises:
+            ConfigurationError: they differ; the message names the first difference.
+        """
+        difference = self.layout.difference(other.layout)
+        if difference is not None:
+            raise ConfigurationError(f"worker {worker} has another model than the workers before it: {difference}")
+        if other.spec != self.spec:
+            difference = _difference(other.spec, self.spec)
+            raise ConfigurationError(
+                f"worker {worker} has another optimizer than the workers before it: {difference}; every worker runs the same script"
+            )
+        if other.policy.spelling != self.policy.spelling:
+            raise ConfigurationError(
+                f"worker {worker} asks for {other.policy.spelling}, the workers before it for {self.policy.spelling}: "
+                "give every worker the same rule, or choose with --sync"
+            )
+
+
+def _difference(one: OptimizerSpec, other: OptimizerSpec) -> str:
+    """In what two optimizers differ first."""
+    if one.name != other.name:
+        return f"{one.name}, not {other.name}"
+    for number, (mine, theirs) in enumerate(zip(one.groups, other.groups, strict=False)):
+        for name in sorted(mine.keys() | theirs.keys()):
+            if mine.get(name) != theirs.get(name):
+                return f"{name}={mine.get(name)!r} in parameter group {number}, not {theirs.get(name)!r}"
+    return f"{len(one.groups)} parameter groups, not {len(other.groups)}"

@@ -1,0 +1,75 @@
+"""Effects that the shards carry out, as orders: plain maps that every server gets, in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from offbeat.core.effects import Fold, Gather, Release
+from offbeat.core.events import Folded
+from offbeat.tensors.shard import SquaredNorms
+from offbeat.types import Version, WorkerId
+
+Order: TypeAlias = dict[str, Any]
+
+
+def fold_order(effect: Fold, hyper: Any) -> Order:
+    """``hyper``: each parameter group's settings from now on; None: as before.
+
+    What was gathered is in one sum for each worker, with the factors of its gathering: one factor brings all of it to its weight.
+    """
+    parts = [(part.worker, part.weight) for part in effect.parts if not part.gathered]
+    sums = {part.worker: part.weight / part.gathered for part in effect.parts if part.gathered}
+    return {"do": "fold", "version": effect.version, "parts": parts, "sums": list(sums.items()), "hyper": hyper, "scale": effect.scale}
+
+
+def gather_order(effect: Gather) -> Order:
+    """The gradient in a worker's memory goes into its sum."""
+    return {"do": "gather", "worker": effect.worker, "weight": effect.weight}
+
+
+def release_order(effect: Release, serial: int, chief: WorkerId | None, *, begins: bool) -> Order:
+    """``serial`` counts this worker's releases, ``chief`` is the worker that evaluates and saves. ``begins``: the job began with this
+    worker's process, which did not come to it later."""
+    return {
+        "do": "release",
+        "worker": effect.worker,
+        "serial": serial,
+        "version": effect.version,
+        "incarnation": effect.incarnation,
+        "chief": chief,
+        "begins": begins,
+        "plan": list(effect.plan),
+    }
+
+
+class Measurements:
+    """What the shards have measured at a fold; complete when every shard has.
+
+    Args:
+        shards: how many there are.
+    """
+
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+        self._lr: dict[Version, float] = {}
+        self._seen: dict[Version, list[SquaredNorms]] = {}
+
+    def ordered(self, version: Version, lr: float) -> None:
+        """A fold has been ordered; ``lr`` is the learning rate of its step."""
+        self._lr[version] = lr
+
+    def note(self, version: Version, norms: SquaredNorms) -> None:
+        """One shard has measured it."""
+        self._seen.setdefault(version, []).append(norms)
+
+    def complete(self) -> list[Folded]:
+        """Those that have become complete, by version; each is returned once."""
+        done = sorted(version for version, seen in self._seen.items() if len(seen) == self._shards)
+        return [_summed(version, self._seen.pop(version), self._lr.pop(version)) for version in done]
+
+
+def _summed(version: Version, norms: Sequence[SquaredNorms], lr: float) -> Folded:
+    squares = tuple(sum(column) for column in zip(*(shard.parts for shard in norms), strict=True))
+    differences = [shard.difference for shard in norms if shard.difference is not None]
+    return Folded(version, squares, sum(shard.total for shard in norms), lr, sum(differences) if len(differences) == len(norms) else None)

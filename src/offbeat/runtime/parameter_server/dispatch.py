@@ -1,0 +1,125 @@
+"""Carries out what the coordinator decides: orders to the shards, and words to the workers, in the order of the effects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from offbeat.core.effects import Effect, Fold, Gather, Release, Settle, StateChanged
+from offbeat.core.events import Folded
+from offbeat.core.job.coordinator import Coordinator
+from offbeat.core.policy import Policy
+from offbeat.runtime.coordination.arrivals import Schedules
+from offbeat.runtime.coordination.notifier import Announcer
+from offbeat.runtime.coordination.peers import Roster
+from offbeat.runtime.parameter_server.commands import Measurements, Order, fold_order, gather_order, release_order
+from offbeat.runtime.parameter_server.shard import ShardHost
+from offbeat.tensors.shard import SquaredNorms
+from offbeat.transport.base import Connection
+from offbeat.types import Version, WorkerId, WorkerState
+
+
+class Performer:
+    """The hands of one job's coordinator.
+
+    Args:
+        policy: for what it says of the machinery.
+        coordinator: asked who is alive and whose memory must be kept; never told anything.
+        host: server 0's own shard.
+        shards: connections to the other servers, by number.
+        roster: the workers' processes.
+        announcer: says to workers what is no order.
+        schedules: the hyperparameters that folds go by.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        coordinator: Coordinator,
+        host: ShardHost,
+        shards: Mapping[int, Connection],
+        roster: Roster,
+        announcer: Announcer,
+        schedules: Schedules,
+    ) -> None:
+        self._policy, self._coordinator, self._host, self._shards = policy, coordinator, host, shards
+        self._roster, self._announcer, self._schedules = roster, announcer, schedules
+        self._measurements = Measurements(1 + len(shards))
+        self._hyper: Any = None
+        self._entering: set[WorkerId] = set()
+        """Whose process is ready and has not been released yet."""
+
+    def enter(self, worker: WorkerId) -> None:
+        """A worker's process is ready. While the rule lets it wait outside, what its predecessor has pushed may still be folded."""
+        if self._policy.entry == "next_epoch" and self._coordinator.begun:
+            self._entering.add(worker)
+        else:
+            self.order([{"do": "enter", "worker": worker}])
+
+    def perform(self, effects: Sequence[Effect]) -> None:
+        """Do all of this."""
+        orders: list[Order] = []
+        for effect in effects:
+            match effect:
+                case Fold():
+                    orders.append(self._fold_order(effect))
+                case Gather():
+                    orders.append(gather_order(effect))
+                case Release():
+                    if effect.worker in self._entering:
+                        self._entering.discard(effect.worker)
+                        orders.append({"do": "enter", "worker": effect.worker})
+                    orders.append(self._release_order(effect))
+                case Settle():
+                    pass  # a fate is for the journal only
+                case _:  # what is said to workers keeps its place among the orders
+                    self.order(orders)
+                    orders = []
+                    self._announcer.tell(effect)
+                    if isinstance(effect, StateChanged) and effect.state is WorkerState.DEAD:
+                        self._schedules.forget(effect.worker)
+        self.order(orders)
+        self._forget_the_gone()
+
+    def order(self, orders: Sequence[Order]) -> None:
+        """Carry out at every shard; the others first, so that they work while we do."""
+        if orders:
+            for shard in self._shards.values():
+                shard.send({"kind": "orders", "orders": list(orders)})
+            for version, norms in self._host.apply(orders):
+                self._measurements.note(version, norms)
+
+    def measured(self, version: Version, norms: SquaredNorms) -> None:
+        """Another server has measured a fold."""
+        self._measurements.note(version, norms)
+
+    def complete(self) -> list[Folded]:
+        """The folds that every shard has measured since this was last asked."""
+        return self._measurements.complete()
+
+    def _fold_order(self, effect: Fold) -> Order:
+        self._hyper = self._schedules.newest(self._roster.gone) or self._hyper
+        if self._policy.measures != "nothing":
+            self._measurements.ordered(effect.version, self._hyper[0]["lr"] * effect.scale)
+        if self._policy.averaging is not None:
+            self._announcer.average(part.worker for part in effect.parts)
+        return fold_order(effect, self._hyper)
+
+    def _release_order(self, effect: Release) -> Order:
+        peer = self._roster[effect.worker]
+        peer.serial += 1
+        self._announcer.send_average(effect.worker)  # before the parameters, with which the worker goes on
+        begins = self._coordinator.began_with(effect.worker, effect.incarnation)
+        return release_order(effect, peer.serial, self._coordinator.membership.chief, begins=begins)
+
+    def _forget_the_gone(self) -> None:
+        """Free a dead worker's memory, once the gradients of it have a fate."""
+        if not self._roster.gone:
+            return
+        unsettled = self._coordinator.unsettled
+        freed = [worker for worker in self._roster.gone if worker not in unsettled]
+        self.order([{"do": "forget", "worker": worker} for worker in freed])
+        for worker in freed:
+            self._roster.gone.discard(worker)
+            self._schedules.forget(worker)
+            self._announcer.buffers.forget(worker)

@@ -1,0 +1,205 @@
+"""What one worker sends to the shards and gets from them: its memory, gradients or parameters, blocks, buffers, and optimizer state.
+
+When any of this happens is the session's business (``worker_side.py``).
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from offbeat.core.policy import Averaging, Policy
+from offbeat.policies import rule
+from offbeat.runtime.coordination.buffers import ModelBuffers
+from offbeat.runtime.job.loading import checksum
+from offbeat.runtime.parameter_server.per_shard_pulls import BlockPulls
+from offbeat.runtime.worker.connection import WorkerLink
+from offbeat.tensors.flat import FlatModel
+from offbeat.tensors.layout import Layout
+from offbeat.tensors.optimizers import OptimizerSpec, hyperparameters
+from offbeat.tensors.state import assemble_state_dict, split_state_dict
+from offbeat.transport.base import SharedMemory
+from offbeat.transport.shm import MemoryBlock, PrivateBlock
+
+
+class Exchange:
+    """One worker's data plane.
+
+    Args:
+        link: its connections.
+        name: of the worker, for the names of its memory.
+        layout, spec, model, optimizer: what is trained.
+        fenced: called when this worker was thought dead and is about to join again.
+    """
+
+    def __init__(
+        self,
+        link: WorkerLink,
+        name: str,
+        layout: Layout,
+        spec: OptimizerSpec,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        fenced: Callable[[], None],
+    ) -> None:
+        self._link, self._name, self._layout, self._spec, self._model, self._optimizer = link, name, layout, spec, model, optimizer
+        self._fenced = fenced
+        self._spans = layout.spans(len(link.servers), spec.elementwise)
+        self._numbers = itertools.count(time.time_ns())
+        self._sent_hyper: Any = None
+        self._push_block = self._allocate("gradients")
+        self._pull_block = self._allocate("parameters")
+        self.flat = FlatModel(layout, model, self._push_block.view, self._pull_block.view)
+        self.buffers = ModelBuffers(model)
+        self.policy: Policy | None = None
+        """The job's rule; known once the job has welcomed this worker."""
+        self.blocks: BlockPulls | None = None
+        """In rules of shard scope: what this worker waits for, instead of being admitted."""
+        self.flat.attach()
+
+    def _allocate(self, what: str) -> SharedMemory:
+        kind = MemoryBlock if any(server.shares_memory for server in self._link.servers) else PrivateBlock
+        return kind.allocate(self._layout.nbytes, f"{what} of {self._name}")
+
+    @property
+    def averaging(self) -> Averaging | None:
+        """How parameters are exchanged; None: gradients are, and the servers step."""
+        return self.policy.averaging if self.policy is not None else None
+
+    def introduce(self, hello: dict[str, Any]) -> SharedMemory | None:
+        """Join the job with this worker's memory.
+
+        Returns:
+            What to pass to `share` after the first release, where all workers read the same parameters.
+        """
+        common = self._link.introduce(
+            {**hello, "layout": self._layout.to_wire(), "optimizer": self._spec.to_wire()}, self._push_block, self._pull_block
+        )
+        self.policy = rule(self._link.sync)
+        if self.policy.scope == "shard":
+            self.blocks = BlockPulls(self.policy, self._spans, self._pull_block.view)
+        if self.averaging is not None and self.averaging.momentum == "average":
+            self.buffers = ModelBuffers(self._model, self._optimizer)
+        return common
+
+    def share(self, common: SharedMemory) -> None:
+        """From now on the parameters are those that all workers read."""
+        self.flat.repoint(common.view)
+        self._link.bind(self._push_block, common)
+        self._pull_block = common
+
+    # Push and pull.
+
+    def push(self, steps: int, push: dict[str, Any], news: dict[str, Any]) -> None:
+        """Send the gradient, or the parameters that local steps have come to.
+
+        ``steps``: of the script so far; ``news``: what else the coordinator is told.
+        """
+        # What made a gradient infinite may be in BatchNorm's statistics too; and an optimizer that has not stepped yet has no state.
+        if push["nonfinite"] is None and (layout := self.buffers.layout):
+            self._link.coordinator.send({"kind": "buffers", "layout": layout}, payload=self.buffers.read())
+        if self.averaging is not None:
+            self.flat.offer()
+        hyper = hyperparameters(self._optimizer)
+        changed = {"hyper": hyper} if hyper != self._sent_hyper else {}
+        self._sent_hyper = hyper
+        header = {"kind": "push", "number": next(self._numbers), "steps": steps, **changed, **news, "push": push}
+        if self.blocks is not None:
+            push |= {"version": self.blocks.t, "held": self.blocks.used}
+            self.blocks.push(self._link.servers, {**header, "worker": self._link.worker}, self._push_block.view)
+            return
+        for server in self._link.servers[1:]:
+            server.send({"kind": "push", "worker": self._link.worker, "number": header["number"]}, carry="push")
+        self._link.coordinator.send(header, carry="push")
+
+    def admitted(self) -> None:
+        """Wait for the parameters of the next release, joining again if we were thought dead."""
+        while not self._link.released():
+            self._sent_hyper = None
+            self._fenced()
+            if self.blocks is not None:
+                self.blocks.reset()
+            self._link.rejoin()
+        if self.blocks is not None:
+            self.blocks.released()
+            self.blocks.load()
+        self.flat.pulled()
+
+    def go_on(self) -> None:
+        """Wait until this worker may compute again: to be admitted, or, in rules of shard scope, for enough blocks."""
+        blocks = self.blocks
+        if blocks is not None:
+            self._link.wait(lambda: blocks.ready() or self._link.due, blocks.wake_at)
+            if not self._link.due:
+                blocks.load()
+                self.flat.pulled()
+                return
+        self.admitted()
+
+    def initialise(self, state: dict[str, Any] | None = None, *, provided: bool) -> None:
+        """Hand every shard this model's parameters with the optimizer's state: the servers begin with both, or neither.
+
+        Args:
+            state: a ``state_dict`` of the optimizer; None: servers begin without.
+            provided: the job has asked for it, before it begins; otherwise the script has loaded it.
+
+        Raises:
+            ConfigurationError: the state is that of another optimizer or model, or cannot be sent.
+        """
+        parts = split_state_dict(self._layout, self._spec, state, self._optimizer, self._spans) if state is not None else []
+        number = next(self._numbers)
+        self.flat.offer()
+        for server, (pieces, payload) in zip(self._link.servers, parts, strict=False):
+            server.send({"kind": "state", "do": "offer", "pieces": pieces}, payload=payload)
+        for server in self._link.servers:
+            server.send({"kind": "initial", "worker": self._link.worker, "number": number, "provided": provided}, carry="push")
+
+    # The optimizer's state.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Gathered from the servers, or this worker's own where it steps by itself."""
+        if self.averaging is not None:
+            return self._optimizer.state_dict()
+        self._link.expect_states()
+        for server in self._link.servers:
+            server.send({"kind": "state", "do": "get"})
+        return self.assembled()
+
+    def assembled(self) -> dict[str, Any]:
+        """Wait for the state of every server, which has been asked for, and put it together."""
+        pieces = [(answer.header["pieces"], answer.payload) for answer in self._link.states()]
+        return assemble_state_dict(self._layout, self._spec, pieces, self._optimizer)
+
+    def provide(self) -> None:
+        """Hand every shard what the job is to begin with: this worker's parameters and, where the servers step, its optimizer's state."""
+        state = self._optimizer.state_dict() if self.averaging is None and self._optimizer.state else None
+        self.initialise(state, provided=True)
+
+    def begin(self) -> None:
+        """The job has begun. Where the servers step they have the optimizer's state: a copy here would only get old."""
+        if self.averaging is None:
+            self._optimizer.state.clear()
+
+    def load_state_dict(self, state: dict[str, Any], *, begins: bool) -> int:
+        """Load a state, and the parameters that the model has now, into a job that ``begins``; the state of a running job goes before.
+
+        Returns:
+            A checksum of what was loaded.
+
+        Raises:
+            ConfigurationError: the state is that of another optimizer or model, or cannot be sent.
+        """
+        if self.averaging is not None:
+            self._optimizer.load_state_dict(state)
+        else:
+            split_state_dict(self._layout, self._spec, state, self._optimizer, [])  # it is checked before anything has changed
+            for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=True):
+                group.update({key: copy.deepcopy(value) for key, value in saved.items() if key != "params"})
+        if begins:
+            self.initialise(state if self.averaging is None else None, provided=False)
+        return checksum(self.flat.parameters, state)

@@ -1,0 +1,205 @@
+"""One server's shard in rules of shard scope: it keeps gradients until they have a fate, and sends every new version of its block around.
+
+Gradients and blocks travel as payload, not in memory that both ends map: a worker goes on, and overwrites its gradient, before the slowest
+shard has taken it, and a shard makes its next version while workers still compute from the last.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from offbeat.core.policy import Policy
+from offbeat.errors import ConfigurationError, ProtocolError
+from offbeat.runtime.coordination.arrivals import OPEN_MAX
+from offbeat.runtime.job.settings import ANY, JobSettings, Late
+from offbeat.runtime.parameter_server.shard import Measured, ShardHost
+from offbeat.tensors.layout import Layout, Span
+from offbeat.tensors.optimizers import OptimizerSpec
+from offbeat.tensors.shard import SquaredNorms
+from offbeat.transport.base import Connection, Message, SharedMemory
+from offbeat.transport.wire import MEMBER
+from offbeat.types import Seconds, Version, WorkerId
+
+IN_FLIGHT: Final = 4
+"""Blocks under way to one worker. It reads nothing while it computes: what is more is left out, and it gets the newest once it has read."""
+
+
+def shard_of(
+    number: int,
+    layout: Layout,
+    spec: OptimizerSpec,
+    policy: Policy,
+    settings: JobSettings,
+    now: Callable[[], Seconds],
+    memory: SharedMemory | None,
+) -> ShardHost:
+    """The shard of one server, of the kind that the rule wants.
+
+    Raises:
+        ConfigurationError: a block is too large to be sent in one message, or replies are to be late and the rule has none.
+    """
+    span = layout.spans(settings.servers, spec.elementwise)[number]
+    if policy.scope == "job":
+        if settings.late:
+            raise ConfigurationError(
+                f"--late delays the blocks that shards publish, and under {policy.spelling} they publish none: use psp"
+            )
+        return ShardHost(number, layout, span, spec, policy, memory=memory)
+    if span.nbytes > MEMBER.payload_nbytes:
+        raise ConfigurationError(
+            f"under {policy.spelling} a shard's {span.nbytes} bytes travel in one message of at most {MEMBER.payload_nbytes}: "
+            f"spread the model over more than {settings.servers} servers (--servers)"
+        )
+    late = [late for late in settings.late if late.server in (ANY, number)]
+    return BlockShard(number, layout, span, spec, policy, late=late, seed=settings.seed, now=now)
+
+
+@dataclass(slots=True)
+class _Flow:
+    """What is under way to one worker's process."""
+
+    blocks: int = 0
+    behind: bool = False
+    """A newer block has been left out."""
+
+
+class BlockShard(ShardHost):
+    """A shard that folds and publishes by itself, as far as the coordinator orders it to.
+
+    Args:
+        number: which server this is, and so which shard.
+        late: rehearsed delays of this server's blocks.
+        seed: which of them are late.
+        now: the job's clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        layout: Layout,
+        span: Span,
+        spec: OptimizerSpec,
+        policy: Policy,
+        *,
+        late: Sequence[Late] = (),
+        seed: int = 0,
+        now: Callable[[], Seconds],
+    ) -> None:
+        super().__init__(number, layout, span, spec, policy)
+        self._number = number
+        self._version: Version = 0
+        self._gradients: dict[tuple[WorkerId, int], memoryview] = {}
+        """By worker and the number of the push."""
+        self._flows: dict[Connection, _Flow] = {}
+        self._late, self._seed, self._now = tuple(late), seed, now
+        self._delayed: list[tuple[Seconds, int, Connection, Mapping[str, Any], bytes]] = []
+        """A heap: when to send, in order of publication, and what."""
+        self._serial = 0
+
+    def attach(self, worker: WorkerId, connection: Connection, message: Message, *, in_place: bool) -> None:
+        super().attach(worker, connection, message, in_place=in_place)
+        self._flows[connection] = _Flow()
+
+    def take(self, worker: WorkerId, number: int, gradient: memoryview) -> None:
+        """A worker's gradient has arrived.
+
+        Raises:
+            ProtocolError: it has another size than the shard, its number has been used, or too many gradients wait here already.
+        """
+        if len(gradient) != len(self._memory):
+            raise ProtocolError(f"worker {worker} sent a gradient of {len(gradient)} bytes to a shard of {len(self._memory)}")
+        if (worker, number) in self._gradients:
+            raise ProtocolError(f"worker {worker} sent push number {number} twice (expected another number for each push)")
+        if len(self._gradients) >= OPEN_MAX and sum(other == worker for other, _ in self._gradients) >= OPEN_MAX:
+            raise ProtocolError(f"worker {worker} has {OPEN_MAX} gradients without a fate here (expected it to wait for new blocks)")
+        self._gradients[worker, number] = gradient
+
+    def got(self, connection: Connection) -> None:
+        """A worker has read a block.
+
+        Raises:
+            ProtocolError: none is under way to it.
+        """
+        flow = self._flows.get(connection)
+        if flow is not None:
+            if flow.blocks == 0:
+                raise ProtocolError(f"{connection.peer} sent 'got' and no block was under way to it (expected once for each block)")
+            flow.blocks -= 1
+            worker = self.worker_at(connection)
+            if flow.behind and worker in self._slots and self._slots[worker].connection is connection:
+                flow.behind = False
+                self._send_block(worker, self._header(chief=None), bytes(self._memory))
+
+    def apply(self, orders: Sequence[Mapping[str, Any]]) -> list[Measured]:
+        measured = []
+        for order in orders:
+            match order["do"]:
+                case "publish":
+                    self._publish(order)
+                case "discard":
+                    self._gradients.pop((order["worker"], order["number"]), None)
+                case "enter" | "forget":
+                    measured += super().apply([order])
+                    known = {slot.connection for slot in [*self._slots.values(), *self._next.values()]}
+                    self._flows = {connection: flow for connection, flow in self._flows.items() if connection in known}
+                case _:
+                    measured += super().apply([order])
+        return measured
+
+    def tick(self, now: Seconds) -> None:
+        """Send what has been late for long enough."""
+        while self._delayed and self._delayed[0][0] <= now:
+            _, _, connection, header, block = heapq.heappop(self._delayed)
+            connection.send(header, payload=(block,))
+
+    def wake_at(self) -> Seconds | None:
+        return self._delayed[0][0] if self._delayed else None
+
+    def _fold(self, order: Mapping[str, Any]) -> SquaredNorms | None:
+        assert self._shard is not None, "rules of shard scope exchange gradients"
+        self.folded = True
+        parts = [(self._gradients.pop((worker, number)), weight) for worker, number, weight in order["parts"]]
+        self._shard.fold(parts, order["hyper"], scale=order["scale"])
+        self._version = order["version"]
+        return None
+
+    def _release(self, order: Mapping[str, Any]) -> None:
+        fields = {key: value for key, value in order.items() if key not in ("do", "worker")}
+        header = {"kind": "parameters", "shard": self._number, "block": self._version, **fields}
+        if order["worker"] in self._slots:  # else it has said that it is ready to server 0, and has never attached here
+            self._slots[order["worker"]].connection.send(header, payload=(bytes(self._memory),))
+
+    def _publish(self, order: Mapping[str, Any]) -> None:
+        # One copy for all: what the system does not take at once waits in it, while the memory goes on to the next version.
+        header, block = self._header(order["chief"]), bytes(self._memory)
+        for worker in order["workers"]:
+            if worker in self._slots:
+                self._send_block(worker, header, block)
+
+    def _header(self, chief: WorkerId | None) -> dict[str, Any]:
+        return {"kind": "block", "shard": self._number, "block": self._version, "chief": chief}
+
+    def _send_block(self, worker: WorkerId, header: Mapping[str, Any], block: bytes) -> None:
+        connection = self._slots[worker].connection
+        flow = self._flows[connection]
+        if flow.blocks >= IN_FLIGHT:
+            flow.behind = True
+            return
+        flow.blocks += 1
+        delay_s = self._lateness(worker)
+        if delay_s > 0.0:
+            self._serial += 1
+            heapq.heappush(self._delayed, (self._now() + delay_s, self._serial, connection, header, block))
+        else:
+            connection.send(header, payload=(block,))
+
+    def _lateness(self, worker: WorkerId) -> Seconds:
+        """The same for equal seeds, whatever the order of things."""
+        if not self._late:
+            return 0.0
+        chance = random.Random(f"{self._seed} {self._number} {self._version} {worker}")
+        return sum(late.seconds for late in self._late if chance.random() < late.share)

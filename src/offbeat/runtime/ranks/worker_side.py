@@ -1,0 +1,402 @@
+"""A rank's shell, where there are no servers: its own replica, its own optimizer, and its place among the other ranks.
+
+A step tells the coordinator what its gradient was computed from and over, then takes part in a round (``member.py``). Everything that
+changes the replica happens in the script's main thread, inside the library's calls. The replica is in ``replica.py``; connections,
+heartbeat and samples are those of any worker.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from typing import Any, TypeAlias
+
+import torch
+
+from offbeat.core.policy import Plan, Policy
+from offbeat.core.rank_log import Fenced
+from offbeat.errors import JobError, OffbeatError
+from offbeat.policies import rule
+from offbeat.runtime.coordination.buffers import ModelBuffers
+from offbeat.runtime.coordination.fault_injection import lateness
+from offbeat.runtime.job.loading import too_late
+from offbeat.runtime.job.settings import WorkerSettings
+from offbeat.runtime.ranks.member import RankPart
+from offbeat.runtime.ranks.replica import Replica
+from offbeat.runtime.worker.connection import WorkerLink
+from offbeat.runtime.worker.job_session import LOOK_S, PARTS_S, JobSession
+from offbeat.runtime.worker.library_calls import library_call
+from offbeat.runtime.worker.local_work import LocalWork
+from offbeat.session import Grant, Snapshot
+from offbeat.tensors.layout import Layout
+from offbeat.tensors.optimizers import OptimizerSpec
+from offbeat.transport.base import Hub, Message
+from offbeat.transport.hub import SocketHub
+from offbeat.types import Epoch, LeaseId, Version, WorkerId
+
+PartOf: TypeAlias = Callable[[Policy, Message, WorkerId, Replica, Callable[[], None], Callable[[Version], None], WorkerLink], RankPart]
+"""See `rank_parts.part_of`."""
+
+
+class RankSession(JobSession):
+    """One rank's part in a job without servers, from `join` on. The owner of its process calls `follow_process` before that.
+
+    Args:
+        siblings: see `JobSession`.
+        hub: the connections of this rank; None: a hub of its own.
+        part_of: which part the rank takes, by the rule of the job that has welcomed it.
+
+    Raises:
+        JobError: the coordinator cannot be reached.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        layout: Layout,
+        spec: OptimizerSpec,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        stop_on_nonfinite: bool = False,
+        local_only: str | None = None,
+        siblings: list[JobSession] | None = None,
+        hub: Hub | None = None,
+        part_of: PartOf,
+    ) -> None:
+        link = WorkerLink(
+            hub if hub is not None else SocketHub(settings.token),
+            settings.worker,
+            settings.servers[:1],
+            [],
+            {
+                "parameters": self._on_parameters,
+                "provide": self._on_provide,
+                "donate": self._on_donate,
+                "meet": self._on_meet,
+                "absent": self._on_absent,
+                "chief": self._on_chief,
+                "buffers": lambda message: self._buffers.write(message.header["layout"], message.payload),
+            },
+            settings.timeout_s / 10,
+        )
+        super().__init__(settings, link, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, siblings=siblings)
+        self._terms = {"layout": layout.to_wire(), "optimizer": spec.to_wire()}
+        self._optimizer = optimizer
+        self._replica = Replica(layout, model, optimizer, self.worker, self.workers)
+        self._buffers = ModelBuffers(model)
+        self._numbers = itertools.count(time.time_ns())
+        self._part_of = part_of
+        self._part: RankPart | None = None
+        self._given: tuple[Any, memoryview, Version] | None = None
+        """Another rank's replica, and its version, to begin with."""
+        self._enters = True
+        """This rank does not take part yet: the first time, or again."""
+        self._may_load = True
+        """No result of a round can have changed the replica yet."""
+        self._goal: Version = 0
+        """A version that there is, by the coordinator's word."""
+        self._fenced = False
+        """This rank does not take part: word of why is on its way, or of its return."""
+        self._says_when_it_waits = False
+        self._parted = False
+        """The others can do without this rank."""
+        self._postponed: list[Message] | None = None
+        """Who has asked for this rank's replica while it waits for that."""
+        self._stale: set[LeaseId] = set()
+        """Leases that are somebody else's by now."""
+
+    @property
+    def _mine(self) -> RankPart:
+        """Of the job, from the welcome to the end."""
+        assert self._part is not None, "this rank is not in a job"
+        return self._part
+
+    # Joining and leaving.
+
+    @library_call
+    def join(self, sync: str) -> None:
+        replica = self._replica
+        vector = {"numel": replica.numel, "dtype": str(replica.dtype).removeprefix("torch."), "size": replica.size}
+        welcome = self._link.greet({**self._hello(sync), **self._terms, "vector": vector})
+        chosen = rule(self._link.sync)
+        self._says_when_it_waits = chosen.family == "gossip"
+        self._part = self._part_of(chosen, welcome, self.worker, replica, self._hear, self._voided, self._link)
+        self._link.ready(self._mine.contact)
+        self._admitted()
+        self.tended = True
+        self.tend_while_waiting()
+        self._since = time.monotonic()
+
+    def _detach(self) -> None:
+        self._replica.detach()
+        part, self._part = self._part, None
+        if part is not None:
+            part.close()
+
+    @library_call
+    def close(self) -> None:
+        self._leave()
+        self._detach()
+
+    def _leave(self) -> None:
+        if self._link.incarnation and not self._link.failed and not self._link.closed.is_set():
+            self.tended = False
+            if not self._enters:
+                self._idle()
+            with suppress(Fenced, JobError):
+                self._take_leave()
+            # Somebody may want a copy of the replica before it is gone; if the coordinator is gone instead nobody will.
+            with suppress(JobError):
+                self._coordinator.send({"kind": "leaving"})
+                self._link.answer("farewell")
+            with suppress(Fenced, JobError):
+                self._take_leave()
+        super()._leave()
+
+    def _take_leave(self) -> None:
+        """Wait until the others can do without this rank, and those as well that come with its replica meanwhile."""
+        while not (self._parted or self._enters or self._fenced):
+            self._parted, self._postponed = True, []
+            try:
+                self._mine.part()
+            finally:
+                postponed, self._postponed = self._postponed, None
+                self.version = self._mine.version
+            for message in postponed:
+                self._on_donate(message)
+
+    def _admitted(self) -> None:
+        """Wait for word to go on, joining again if this rank was thought dead, and get the version that word is of, at least."""
+        while True:
+            if not self._link.released():
+                self._rejoin()
+                continue
+            try:
+                self._go_on()
+            except Fenced as error:
+                self._fall_out(error)
+            else:
+                return
+
+    def _fall_out(self, why: Fenced) -> None:
+        """This rank does not take part any more, and is to hear so from the coordinator, who may not know."""
+        self._fenced = True
+        if self._mine.others_decide:
+            self._coordinator.send({"kind": "outside", "incarnation": self._link.incarnation, "reason": str(why)})
+
+    def _rejoin(self) -> None:
+        self._work = LocalWork()
+        self._stale.update(grant.lease for grant in self._outstanding)
+        # Once somebody has let it in there are results for it, but not for the replica that it still has.
+        self._fenced = True
+        self._mine.attach()
+        self._link.rejoin(self._mine.contact)
+
+    def _go_on(self) -> None:
+        if self._enters:
+            given, self._given = self._given, None
+            self._enters = self._fenced = False
+            self._mine.begin(given, self._goal, first=self.resumes)
+        else:
+            self._mine.catch_up(self._goal)
+        self.version = self._mine.version
+        self._mine.resume()
+
+    # What the coordinator says.
+
+    def _on_parameters(self, message: Message) -> None:
+        header = message.header
+        self._goal, self.chief = header["version"], header["chief"] == self.worker
+        self.resumes = header["begins"]
+        self.batch = Plan(*header["plan"]).batch
+        if header["enters"]:
+            self._enters = True
+            self._mine.meet(header)
+            self._given = (header["replica"], message.payload, header["from"]) if header["replica"] is not None else None
+
+    def _on_provide(self, message: Message) -> None:
+        replica, payload = self._replica.give()
+        header = {"kind": "initial", "number": next(self._numbers), "provided": True, "replica": replica, "from": self.version}
+        self._coordinator.send(header, payload=payload)
+
+    def _on_donate(self, message: Message) -> None:
+        """Let another rank have what this one has, and see that it will have the results from there on."""
+        if self._postponed is not None:
+            self._postponed.append(message)
+            return
+        to, header = message.header["to"], {"kind": "donation", "to": message.header["to"], "number": message.header["number"]}
+        self._parted = self._parted and to is None
+        try:
+            replica, payload = self._mine.give_to(to, message.header["ticket"])
+        except OffbeatError as error:
+            self._coordinator.send({**header, "failed": str(error)})
+        else:
+            self._coordinator.send({**header, "failed": None, "replica": replica, "from": self._mine.version}, payload=payload)
+
+    def _on_meet(self, message: Message) -> None:
+        self._mine.come_to(message.header)
+        self._coordinator.send({"kind": "met"})
+
+    def _on_absent(self, message: Message) -> None:
+        """The others' round needs this rank too, which waits for samples."""
+        self._mine.sit_out()
+        self.version = self._mine.version
+
+    def _on_chief(self, message: Message) -> None:
+        self.chief = message.header["chief"] == self.worker
+
+    def _hear(self) -> None:
+        self._link.glance()
+        self._link.heed_notice()
+        self._tend_others()
+
+    def _refresh(self) -> None:
+        if not self._enters:
+            self._link.glance()
+            self._idle()
+
+    # Rounds.
+
+    def _start(self) -> None:
+        """The script has loaded what it wants to load: from now on results of rounds change the replica."""
+        self._may_load = False
+        self._mine.start()
+
+    @library_call
+    def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> Grant | None:
+        self._mine.restore(again=True)
+        try:
+            self._start()
+        except Fenced as error:
+            self._fall_out(error)
+            self._admitted()
+        return super().take(pool, epoch, size, batch)
+
+    def _voided(self, number: Version) -> None:
+        """The mean of a round is not finite, though each gradient in it is. All ranks see the same bits, and none makes a step."""
+        reason = (
+            f"round {number}: the mean of the ranks' gradients is beyond the range of {str(self._replica.dtype).removeprefix('torch.')}, "
+            "though each of them is finite"
+        )
+        if self._stop_on_nonfinite:
+            self._coordinator.send({"kind": "abort", "reason": reason})
+            raise FloatingPointError(reason)
+        warnings.warn(f"{reason}: this step is left out on every rank; lower the learning rate, or clip gradients", stacklevel=2)
+        self._coordinator.send({"kind": "voided", "number": number})
+
+    def _step(self, samples: int | None) -> None:
+        nonfinite = self._finite(self._replica.collect())
+        self._link.linger(lateness(self._settings, self._steps, self.version), unless=lambda: False)
+        self._link.glance()
+        leases, counted = self.consume(self._replica.flat.made())
+        self._work.nonfinite = nonfinite
+        counted = self._weight(samples, counted)
+        self._work.add(leases, counted, self._loss)
+        self._loss = None
+        self._stepped(self._replica.flat, leases, counted, nonfinite)
+        self._mine.restore()
+        try:
+            self._start()
+            self._push()
+        except Fenced as error:
+            self._fall_out(error)
+            self._admitted()
+        self._since = time.monotonic()
+        self._link.heed_notice()
+
+    def _push(self) -> None:
+        """Say what the gradient is of, and take part in a round with it."""
+        work, self._work = self._work, LocalWork()
+        usable = work.nonfinite is None and not self._stale.intersection(work.leases)
+        push = {
+            "incarnation": self._link.incarnation,
+            "version": self.version,
+            "samples": work.samples,
+            "compute_s": time.monotonic() - self._since,
+            "leases": work.leases,
+            "nonfinite": work.nonfinite,
+            "loss": work.loss,
+            "steps": 1,
+        }
+        if usable:
+            self._replica.sign(self._steps)
+            if layout := self._buffers.layout:
+                self._coordinator.send({"kind": "buffers", "layout": layout}, payload=self._buffers.read())
+        news = {**self._first.header(), **self._loaded_news()}
+        self._coordinator.send({"kind": "push", "number": next(self._numbers), "steps": self._steps, **news, "push": push})
+        # Rounds are followed by the coordinator; who has to wait for neighbours says so itself.
+        with self._standing() if self._says_when_it_waits else nullcontext():
+            self._mine.contribute(usable)
+        self.version = self._mine.version
+
+    def _idle(self) -> None:
+        """While this rank waits for the coordinator: a gradient that is being accumulated stays one of one version."""
+        if not self._fenced and not self._replica.flat.accumulating:
+            try:
+                self._mine.catch_up()
+            except Fenced as error:
+                self._fall_out(error)
+            self.version = self._mine.version
+
+    @library_call
+    def pull(self) -> None:
+        """Take the results that there are; if this rank has left an epoch before its end, wait for that."""
+        self._mine.restore()
+        self._may_load = False
+        began = time.monotonic()
+        if not self._samples.finish():
+            self._hear()
+            try:
+                self._start()
+                self._mine.pull()
+                self.version = self._mine.version
+            except Fenced as error:
+                self._fall_out(error)
+                self._admitted()
+        self._since += time.monotonic() - began
+
+    # State.
+
+    @library_call
+    def snapshot(self) -> Snapshot:
+        """Return the replica's state, once it and the coordinator know of the same results, as far as they come to in `PARTS_S` seconds.
+
+        The coordinator hears of a round's gradients by messages, the last of which may still be on its way when the round has closed.
+        """
+        until = time.monotonic() + PARTS_S
+        while True:
+            self._coordinator.send({"kind": "place", "incarnation": self._link.incarnation, "pull": False})
+            answer = self._link.answer("place")
+            if answer is None:
+                self._admitted()
+            elif answer.header["version"] >= self.version or time.monotonic() > until:
+                break
+            else:
+                time.sleep(LOOK_S)
+        if not self._may_load and not self._fenced:
+            try:
+                self._mine.catch_up(answer.header["version"])
+                self.version = self._mine.version
+            except Fenced as error:
+                self._fall_out(error)
+                self._admitted()
+        return Snapshot(self.version, self.state_dict(), dict(answer.header["places"]), self._others())
+
+    @library_call
+    def state_dict(self) -> dict[str, Any]:
+        return self._optimizer.state_dict()
+
+    @library_call
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._steps or not self._may_load:
+            what = f"this worker's first step (it has made {self._steps})" if self._steps else "this worker's first batch or pull()"
+            raise too_late(what)
+        if self.resumes:
+            self._optimizer.load_state_dict(state)
+            self._loaded = self._replica.checksum()
+        else:
+            self._mine.restore(again=True)

@@ -1,0 +1,309 @@
+"""What a process's part in a job is like whoever folds: how it begins and ends, what it tells of itself, and where its samples come from.
+
+`runtime.parameter_server.worker_side.WorkerSession` is the part of a worker among servers, `runtime.ranks.worker_side.RankSession` that of
+a rank without.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from offbeat.runtime.job import last_words
+from offbeat.runtime.job.first_steps import FirstSteps
+from offbeat.runtime.job.packing import Packer, unpack
+from offbeat.runtime.job.settings import WorkerSettings
+from offbeat.runtime.worker import process_end
+from offbeat.runtime.worker.connection import WorkerLink
+from offbeat.runtime.worker.library_calls import library_call
+from offbeat.runtime.worker.local_work import LocalWork
+from offbeat.runtime.worker.samples import WorkerSamples
+from offbeat.session import Grant, Session
+from offbeat.tensors.flat import FlatModel
+from offbeat.types import Epoch, LeaseId, Seconds, WorkerId
+
+IDLE_S: Seconds = 0.02
+"""How often a process that waits tends its sessions that need it."""
+PARTS_S: Seconds = 5.0
+"""How long the worker that writes a checkpoint waits for what the others hand in."""
+LOOK_S: Seconds = 0.005
+"""How often it asks."""
+
+
+class JobSession(Session):
+    """One process's part in a job, from `join` on. The owner of its process calls `follow_process` before that.
+
+    Args:
+        link: its connections.
+        siblings: the sessions of this process, one for each of its optimizers in the order in which they were made; this one is added when
+            it joins.
+        stop_on_nonfinite: whether a gradient that is not finite ends the job.
+        local_only: why this optimizer cannot step on servers, if so.
+    """
+
+    tended = False
+    """This session needs something done while the process waits, whichever of its sessions it waits with."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        link: WorkerLink,
+        *,
+        stop_on_nonfinite: bool,
+        local_only: str | None,
+        siblings: list[JobSession] | None,
+    ) -> None:
+        super().__init__()
+        self.worker, self.workers, self.seed = settings.worker, settings.workers, settings.seed
+        self._settings, self._link, self._coordinator, self._calls = settings, link, link.coordinator, link.calls
+        self._in_step = False
+        self._siblings: list[JobSession] = [] if siblings is None else siblings
+        self._seen = 0
+        """How many steps over samples another session had made at this one's last step."""
+        self._stop_on_nonfinite, self._local_only = stop_on_nonfinite, local_only
+        self._steps = 0
+        self.resumes = False  # until the job says that it begins with this process
+        self._loaded: int | None = 0
+        """A checksum of the state that the script has loaded since it joined, 0: none; None: the coordinator has been told."""
+        self._work = LocalWork()
+        self._first = FirstSteps()
+        self._since = time.monotonic()
+        self._samples = WorkerSamples(link, admitted=self._admitted, drop=self.drop, reports=self.reports)
+
+    @abstractmethod
+    def join(self, sync: str) -> None:
+        """Introduce this process to the job and wait for the first parameters. ``sync`` is the script's rule, spelled.
+
+        Raises:
+            RefusedError: the job does not take this worker.
+            JobError: a server is gone.
+        """
+
+    @abstractmethod
+    def _admitted(self) -> None:
+        """Wait for the newest parameters."""
+
+    @abstractmethod
+    def _detach(self) -> None:
+        """Give the model memory of its own."""
+
+    def _hand_in(self) -> bool:
+        """Push what has been kept back; whether there was anything."""
+        return False
+
+    def _hello(self, sync: str) -> dict[str, Any]:
+        number = len(self._siblings)
+        self._siblings.append(self)
+        self.tend_while_waiting()
+        self._calls = self._link.calls = self._siblings[0]._link.calls  # a call of any session is progress of the script
+        if number:  # what is rehearsed happens to a worker once, not once for each of its optimizers
+            self._settings = replace(self._settings, slow=())
+        hello = {"kind": "hello", "worker": self.worker, "pid": os.getpid(), "sync": sync, "local_only": self._local_only}
+        return {**hello, "number_of_optimizer": number} if number else hello
+
+    # Several optimizers in one process.
+
+    def tend_while_waiting(self) -> None:
+        """Whichever session this process waits with, those that need something done meanwhile get it."""
+        if any(session.tended for session in self._siblings):
+            for session in self._siblings:
+                session._link.meanwhile = IDLE_S, session._tend
+
+    def _tend(self) -> None:
+        """This process waits with this session."""
+        if self.tended:
+            self._idle()
+        self._tend_others()
+
+    def _tend_others(self) -> None:
+        """In the middle of a step the script may hold a graph of another's model, which must not change then."""
+        for session in self._siblings:
+            if session.tended and session is not self:
+                session._link.glance()
+                if not self._in_step:
+                    session._idle()
+
+    def _idle(self) -> None:
+        """What a session that is `tended` does while the process computes nothing."""
+
+    def _refresh(self) -> None:
+        """Take the newest parameters, after this process has waited with another session for an epoch's end."""
+
+    @contextmanager
+    def _standing(self) -> Iterator[None]:
+        """Say that this process waits, where others cannot know, and somebody may wait for it with another optimizer."""
+        if len(self._siblings) < 2:
+            yield
+            return
+        self._coordinator.send({"kind": "stands", "incarnation": self._link.incarnation, "still": True})
+        yield
+        if not self._link.closed.is_set():
+            self._coordinator.send({"kind": "stands", "incarnation": self._link.incarnation, "still": False})
+
+    def _weight(self, samples: int | None, counted: int) -> int:
+        """How many samples a step is over: as the script says, or of this session's sampler, or of the batch under way of another's."""
+        if samples is not None:
+            return samples
+        source = next((session for session in self._siblings if session.has_sampler), self)
+        if source is self or self.has_sampler:
+            return counted
+        stepped, self._seen = source.consumed != self._seen, source.consumed
+        return source.under_way(stepped)
+
+    def _loaded_news(self) -> dict[str, Any]:
+        """What goes with the first push of a worker that the job has begun with: the workers must have loaded the same."""
+        loaded, self._loaded = self._loaded, None
+        return {"loaded": loaded} if self.resumes and loaded is not None else {}
+
+    # The end.
+
+    def follow_process(self) -> None:
+        """Leave the job when this process ends: an exception that ends the script is a death, SIGTERM a notice to leave after the step."""
+        process_end.follow(leave=self._at_exit, fail=self._tell_why, notice=self._notice, interrupt=self._interrupt)
+
+    def _notice(self) -> None:
+        """The process is to leave, with all its sessions: the first of them that waits ends it at once."""
+        for session in self._siblings or [self]:
+            session._link.notice()
+
+    def _interrupt(self) -> bool:
+        """Ctrl-C: whether to raise `KeyboardInterrupt` at once, which no session of this process is to be broken off by."""
+        at_once = [session._link.interrupt() for session in self._siblings or [self]]  # each of them takes note
+        return all(at_once)
+
+    def _tell_why(self, error: BaseException) -> None:
+        pushed = any(session._steps > 0 for session in self._siblings)
+        self._link.fail(last_words.failing(self.worker, error, pushed=pushed))
+
+    @library_call
+    def _at_exit(self) -> None:
+        if not self._link.failed:
+            self._link.leaving()
+            self._hand_in()
+            self._leave()
+
+    @library_call
+    def close(self) -> None:
+        """Leave the job with private parameters."""
+        if not self._link.closed.is_set():
+            self._hand_in()
+        self._detach()
+        self._leave()
+
+    def _leave(self) -> None:
+        if not self._link.closed.is_set():
+            if self._loss is not None:  # no push has taken it along
+                self._coordinator.send({"kind": "metrics", "values": {"loss": self._loss}})
+            self._coordinator.send({"kind": "left", "incarnation": self._link.incarnation, "noticed": self._link.told_to_leave})
+            self.vanish()
+
+    def vanish(self) -> None:
+        """Close the connections without a word: to the job, this worker is dead."""
+        self._link.close()
+
+    # Steps.
+
+    @library_call
+    def step(self, samples: int | None) -> None:
+        self._in_step = True
+        try:
+            self._step(samples)
+        finally:
+            self._in_step = False
+
+    @abstractmethod
+    def _step(self, samples: int | None) -> None:
+        """What `step` does."""
+
+    # What it tells.
+
+    def _stepped(self, flat: FlatModel, leases: tuple[LeaseId, ...], samples: int, nonfinite: str | None) -> None:
+        """Count a step whose gradient is in ``flat``, computed over this many samples (0: nobody knows)."""
+        self._steps += 1
+        if not leases and self.workers > 1:
+            self._first.note(self._steps, lambda: None if nonfinite else flat.digest(), known=samples > 0 or self.has_sampler)
+
+    def _finite(self, nonfinite: str | None) -> str | None:
+        """The tensor in which this step's gradient is not finite, if there is one, and the job goes on nevertheless."""
+        if nonfinite is not None and self._stop_on_nonfinite:
+            reason = f"the gradient of {nonfinite} is not finite"
+            self._coordinator.send({"kind": "abort", "reason": reason})
+            raise FloatingPointError(reason)
+        return nonfinite
+
+    @library_call
+    def log(self, values: dict[str, float]) -> None:
+        super().log(values)
+        rest = {name: value for name, value in values.items() if name != "loss"}
+        if rest and not self._link.closed.is_set():
+            self._coordinator.send({"kind": "metrics", "values": rest})
+
+    # Checkpoints.
+
+    def place(self, pool: int) -> dict[str, Any] | None:
+        while True:
+            self._coordinator.send({"kind": "place", "incarnation": self._link.incarnation, "pull": False})
+            if (answer := self._link.answer("place")) is not None:
+                places = dict(answer.header["places"])
+                return places.get(pool)
+            self._admitted()
+
+    def hand_in(self, part: dict[str, Any]) -> None:
+        packer = Packer()
+        plain = packer.pack(part, "this worker's part of a checkpoint")
+        self._coordinator.send({"kind": "part", "steps": self._steps, "part": plain}, payload=packer.payload)
+
+    def _others(self) -> dict[WorkerId, dict[str, Any]]:
+        """What other workers have handed in for the checkpoint that this one writes after as many steps.
+
+        Under lockstep rules those that have come as far are waited for, at most `PARTS_S` seconds in all.
+        """
+        until = time.monotonic() + PARTS_S
+        while True:
+            self._coordinator.send({"kind": "parts", "steps": self._steps})
+            answer = self._link.receive("parts")
+            awaited = answer.header["awaited"]
+            if not awaited or time.monotonic() > until:
+                break
+            time.sleep(LOOK_S)
+        if awaited:
+            workers = ", ".join(str(worker) for worker in awaited)
+            warnings.warn(
+                f"offbeat.save: worker {workers} has not called it within {PARTS_S:.0f} s, so the checkpoint lacks its random generators: "
+                "call offbeat.save on every worker",
+                stacklevel=4,
+            )
+        parts, at = {}, 0
+        for worker, plain, nbytes in answer.header["parts"]:
+            parts[worker] = unpack(plain, answer.payload[at : at + nbytes])
+            at += nbytes
+        return parts
+
+    # Samples.
+
+    @library_call
+    def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> Grant | None:
+        if self._samples.leaves(pool, epoch):
+            self._hand_in()
+        while True:
+            began = time.monotonic()
+            grant = self._samples.take(pool, epoch, size, lambda: self.batch or batch, self.rest_of(pool, epoch))
+            self._since += time.monotonic() - began
+            if grant is not None:
+                self._outstanding.append(grant)
+            elif self._outstanding:
+                self._work.ending = True
+            elif self._hand_in() and self._samples.open(pool):
+                continue  # it holds nothing any more: now it can take over what others leave undone
+            else:
+                self._samples.over(pool)
+                for session in self._siblings:
+                    if session is not self and not session._link.closed.is_set():
+                        session._refresh()
+            return grant

@@ -1,0 +1,279 @@
+"""The elastic batch sampler: which samples this worker computes on next, decided batch by batch while the epoch runs.
+
+A standard ``DataLoader`` takes it as ``batch_sampler``. Workers lease positions of the epoch's order from the coordinator, so the fast take
+more than the slow, and what a dead worker held is dealt out again: each index of an epoch is used once, and its report lists exceptions.
+Where the rule gives each worker a split of its own, a worker goes through that, in an order of its own, and leases positions in it.
+
+`Passes` is what any elastic source of batches has in common, also one of a stream (``loaders.py``): epochs, grants, and looks at the data.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sized
+from functools import reduce
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+from offbeat import session as sessions
+from offbeat.core.partitions import Parts, Splits, size_of
+from offbeat.core.policy import whole_number
+from offbeat.errors import ConfigurationError
+from offbeat.orders import Drawn, Order
+from offbeat.session import Grant, Progress, Session
+from offbeat.types import Epoch
+
+
+class Passes:
+    """Passes over the data, an epoch each, in which this worker is granted positions.
+
+    Args:
+        session: this worker's part in the job; None: that of the `DistributedOptimizer` made last, or of the first that will be made.
+        batch_size: positions in a grant.
+    """
+
+    _size: int | None
+    """How many positions an epoch has; None: a stream, whose length is known only at its end."""
+    _seed: int | None = None
+    """Of the orders; None: the job's."""
+
+    def __init__(self, session: Session | None, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self._joined: tuple[Session, int] | None = None
+        """The session, and the number of this source's pool in it."""
+        self._epoch = 0
+        self._chosen = False
+        """`set_epoch` has named the epoch of the next pass."""
+        self._begun: Epoch | None = None
+        """The epoch of the last pass."""
+        self._dealt: list[Grant] = []
+        """The grants of the last pass, in their order."""
+        self._progress = Progress()
+        self._warned = False
+        if session is not None:
+            self._join(session)
+        else:
+            sessions.when_made(self._join)
+
+    def _join(self, session: Session) -> None:
+        self._joined = session, session.new_pool()
+
+    @property
+    def _session(self) -> Session:
+        return self._membership[0]
+
+    @property
+    def _pool(self) -> int:
+        return self._membership[1]
+
+    @property
+    def _membership(self) -> tuple[Session, int]:
+        if self._joined is None:
+            raise ConfigurationError(
+                "elastic data are dealt out by the job, and this process has none yet: make the offbeat.DistributedOptimizer first, and "
+                "look at the data set itself if the model's size depends on it (dataset[0])"
+            )
+        return self._joined
+
+    @property
+    def session(self) -> Session:
+        """This worker's part in the job that deals out the samples."""
+        return self._session
+
+    @property
+    def pool(self) -> int:
+        """This sampler's number: scripts make their samplers in the same order on every worker."""
+        return self._pool
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass over the loader is this epoch, for resuming; otherwise epochs count by themselves."""
+        self._epoch, self._chosen = epoch, True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epoch, and what is left of it if it has begun and not ended, also after a loop that was left early.
+
+        Positions that a worker has been dealt and not stepped on are left; in a job, also those whose step has no fate yet.
+        """
+        return self.state_at(self._session.place(self._pool))
+
+    def state_at(self, place: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the `state_dict` for this place of the job's, see `core.leases.Leases.place`."""
+        epoch = place["epoch"] if place is not None and place["epoch"] == self._begun and not self._chosen else self._next
+        seed = self._session.seed if self._seed is None else self._seed
+        state = {"epoch": epoch, "size": self._size, "seed": seed, "rest": None}
+        if place is not None and place["epoch"] == epoch and place["rest"] != [[0, self._size]]:
+            state["rest"] = place["rest"]
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where a `state_dict` was taken: the next pass is of that epoch, and of what was left of it.
+
+        On a worker that comes to a running job the job decides what is left.
+
+        Raises:
+            ConfigurationError: the state is of a data set of another size.
+        """
+        if None not in (self._size, state.get("size")) and state["size"] != self._size:
+            raise ConfigurationError(
+                f"the sampler's saved state is of a data set of {state['size']} samples, this one has {self._size}: take the same data"
+            )
+        self.set_epoch(state["epoch"])
+        self._seed = state.get("seed", self._seed)
+        if state.get("rest") is not None:
+            self._session.go_on_from(self._pool, state["epoch"], state["rest"])
+
+    def _pass(self) -> tuple[Epoch, Iterator[Grant]]:
+        """Begin the next pass: its epoch, and its grants as they come."""
+        session, epoch = self._session, self._next
+        kept = list(self._dealt) if self._peeked and epoch == self._begun else []
+        if kept:
+            session.take_back(self._pool)
+        else:
+            self._progress = Progress()
+        self._begun, self._dealt = epoch, kept
+        self._epoch, self._chosen = epoch + 1, False
+        return epoch, chain(list(kept), self._grants(session, epoch))
+
+    @property
+    def dealt(self) -> list[Grant]:
+        """The grants of the last pass, in their order; the list grows while the pass goes on."""
+        return self._dealt
+
+    def _grants(self, session: Session, epoch: Epoch) -> Iterator[Grant]:
+        """Take new grants of an epoch until it has no more for this worker."""
+        dealt, progress = self._dealt, self._progress  # of this pass, whatever the next one has
+        while (grant := session.take(self._pool, epoch, self._size, self._batch_size)) is not None:
+            self._check(grant)
+            dealt.append(grant)
+            if self._pool == 0:
+                session.progress = progress
+                progress.deal(grant.parts, grant.stop - grant.start, session.batch or self._batch_size)
+            yield grant
+        if dealt and self._peeked and not torch.is_grad_enabled() and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "an elastic loader was gone through without gradients: what it deals out belongs to this worker's next steps, and counts "
+                "as their samples. To evaluate, use a plain DataLoader, on the chief or over a slice by offbeat.rank()",
+                stacklevel=2,
+            )
+
+    def _check(self, grant: Grant) -> None:
+        """Raise `ConfigurationError` if a grant cannot be of this worker's data."""
+
+    @property
+    def _peeked(self) -> bool:
+        """Whether the last pass was only a look at the data: it took batches, and no step has used any of them."""
+        return bool(self._dealt) and self._session.held(self._pool) == self._dealt
+
+    @property
+    def _next(self) -> Epoch:
+        """The epoch of the next pass."""
+        return self._begun if self._begun is not None and not self._chosen and self._peeked else self._epoch
+
+
+class ElasticBatchSampler(Passes, Sampler[list[int]]):
+    """Batches of indices for a ``DataLoader``; made by `DistributedOptimizer.batch_sampler` and `offbeat.elastic`.
+
+    The epoch ends for all workers together: one that finds no samples left waits until every index is settled (taking over those of
+    workers that die meanwhile), and then has the newest parameters. With ``num_workers > 0`` a loader takes batches ahead of their use;
+    then the wait is at the start of the next epoch.
+
+    A look at the data costs nothing: after a pass of which no batch was stepped on, such as ``next(iter(loader))``, the next pass is of the
+    same epoch and begins with the batches that this worker has already been dealt.
+
+    A rule may ask for another batch size (``Plan.batch``): then batches have that, from the next one taken on.
+
+    Args:
+        session: this worker's part in the job; None: see `Passes`.
+        order: of the indices in an epoch. Splits of workers are cut from an order that is the same in every epoch, drawn from the seed.
+        batch_size: samples in a batch; the last of an epoch may be smaller.
+        seed: of the orders; None: the job's.
+    """
+
+    _size: int
+
+    def __init__(self, session: Session | None, order: Order, batch_size: int, *, seed: int | None) -> None:
+        self._order, self._size, self._seed = order, order.size, seed
+        self._parts: Parts | None = None
+        """This worker's split in the epoch that it has taken samples of last; empty: it has none of its own."""
+        super().__init__(session, batch_size)
+
+    def _join(self, session: Session) -> None:
+        if self._size < session.workers:
+            raise ConfigurationError(
+                f"the data set has {self._size} samples for {session.workers} workers: each needs at least one, use fewer workers"
+            )
+        super()._join(session)
+
+    @property
+    def _batch(self) -> int:
+        return self._session.batch or self._batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, grants = self._pass()
+        indices = None
+        for grant in grants:
+            if indices is None or grant.parts != self._parts:
+                indices = self._indices(epoch, grant.parts)
+                self._parts = grant.parts
+            yield indices[grant.start : grant.stop].tolist()
+
+    def __len__(self) -> int:
+        """This worker's number of batches in an epoch: of its own split, or of an equal part, the slow taking fewer and the fast more."""
+        parts, session = self._parts, self._session
+        if parts is None and session.overlap is not None:
+            parts = Splits(self._size, session.workers, session.overlap).among(range(session.workers))[session.worker]
+        if parts:
+            return _ceil(size_of(parts), self._batch)
+        return _ceil(_ceil(self._size, self._batch), session.workers)
+
+    def _check(self, grant: Grant) -> None:
+        reach = max((stop for _, stop in grant.parts), default=grant.stop)
+        if reach > self._size:
+            raise ConfigurationError(
+                f"this worker's data set has {self._size} samples, that of the workers before it at least {reach}: "
+                "every worker needs the same data set"
+            )
+
+    def _indices(self, epoch: Epoch, parts: Parts) -> torch.Tensor | Drawn:
+        """The indices that positions count along: of all data, or of a split."""
+        if not parts and self._order.block:
+            return Drawn(self._order, self._generator, epoch)
+        if not parts:
+            return self._order.indices(self._generator(epoch), epoch)
+        if not self._order.splits:
+            raise ConfigurationError("this rule gives each worker a split of the data set: it needs all of that, in order or shuffled")
+        fixed = self._order.indices(self._generator(-1), -1)  # no epoch's number: the same in all
+        split = torch.cat([fixed[start:stop] for start, stop in parts])
+        if not self._order.shuffles:
+            return split
+        return split[torch.randperm(len(split), generator=self._generator(epoch, 1 + self._session.worker))]
+
+    def _generator(self, *numbers: int) -> torch.Generator:
+        seed = self._session.seed if self._seed is None else self._seed
+        mixed = reduce(lambda value, number: value * 1_000_003 + number, (seed, *numbers))
+        return torch.Generator().manual_seed(mixed % 2**63)
+
+
+def _ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)
+
+
+def elastic_batch_sampler(session: Session, dataset: Sized, batch_size: int, *, shuffle: bool, seed: int | None) -> ElasticBatchSampler:
+    """Check the user's arguments and make the sampler.
+
+    Raises:
+        ConfigurationError: a batch size below 1, a data set without a length, or with fewer samples than the job has workers.
+    """
+    whole_number("batch_sampler", "batch_size", batch_size, least=1)
+    try:
+        size = len(dataset)
+    except TypeError:
+        raise ConfigurationError(
+            f"batch_sampler needs a data set with a length, not a {type(dataset).__name__}: "
+            "use offbeat.elastic(dataset, batch_size=...) for an iterable data set"
+        ) from None
+    return ElasticBatchSampler(session, Order.plain(size, shuffle=shuffle), batch_size, seed=seed)

@@ -1,0 +1,174 @@
+"""Server 0's desk: what is sent to the coordinator is handled there, one message after the other, and it is woken when it wants to be.
+
+Everything that the coordinator hears comes through here, in one order that equal seeds repeat. Control messages take no time on their way,
+but wait while server 0 folds or stands still.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from offbeat.core.effects import Effect
+from offbeat.core.events import Event, Folded, Heard
+from offbeat.core.job.coordinator import Coordinator
+from offbeat.journal.records import Journal
+from offbeat.sim.event_queue import MEASURED, WAKE, Agenda
+from offbeat.sim.process import BEATS
+from offbeat.sim.servers import Servers
+from offbeat.types import Seconds
+
+PATIENCE: Final = 3.0
+"""So many timeouts without anything but heartbeats, and nothing will happen any more."""
+WAKES: Final = 10_000
+"""So many times the coordinator may be woken without anything else happening."""
+
+
+class Desk:
+    """The coordinator and its messages.
+
+    Args:
+        coordinator: of the run.
+        agenda: the virtual clock.
+        servers: tell when server 0 is free.
+        journal: None: nothing is recorded.
+        carry_out: does what the coordinator says.
+        stuck: is called when nothing but heartbeats and wake-ups will ever happen again.
+        wakes: False: neither the rule nor the membership ever wants to be woken.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        agenda: Agenda,
+        servers: Servers,
+        journal: Journal | None,
+        carry_out: Callable[[list[Effect]], None],
+        stuck: Callable[[], None],
+        timeout_s: Seconds | None,
+        wakes: bool,
+    ) -> None:
+        self.handled = 0
+        """Events that the coordinator was told, and effects that it answered with."""
+        self._coordinator, self._agenda, self._servers, self._journal = coordinator, agenda, servers, journal
+        self._carry_out, self._stuck = carry_out, stuck
+        self._timeout_s, self._may_wake = timeout_s, wakes
+        self._inbox: deque[Event] = deque()
+        self._measured: list[Folded] = []
+        """By folds that take no time; told as soon as all that the coordinator has said is carried out."""
+        self._busy = False
+        self._free_at: Seconds = 0.0
+        self._closed = False
+        self._wake_due: Seconds | None = None
+        self._wake_serial = 0
+        self._wakes = 0
+        """On the agenda."""
+        self._beats = 0
+        """On the agenda."""
+        self._idle_wakes = 0
+        self._stirred_at: Seconds = 0.0
+
+    def send(self, event: Event) -> None:
+        """A message to server 0. What is sent while it is at another is handled after that one, at the same instant if it is free."""
+        self._inbox.append(event)
+        if not self._busy:
+            self._work()
+
+    def measured(self, folded: Folded, done: Seconds) -> None:
+        """A fold is done at this time, and server 0 hears what was measured before it looks at its next message."""
+        if done > self._agenda.now:
+            self._agenda.at(done, partial(self._measured_now, folded), MEASURED)
+        else:
+            self._measured.append(folded)
+
+    def beat(self, again: Callable[[int], None]) -> None:
+        """A worker's heart beats again after a while. If that is all that happens any more, nothing will."""
+        assert self._timeout_s is not None
+
+        def once(serial: int) -> None:
+            self._beats -= 1
+            again(serial)
+
+        self._beats += 1
+        self._agenda.at(self._agenda.now + self._timeout_s / BEATS, once)
+        only = len(self._agenda) == self._beats + self._wakes
+        if only and self._agenda.now > self._stirred_at + PATIENCE * self._timeout_s:
+            self._stuck()
+
+    def close(self, reason: str) -> None:
+        """The run is over: nobody is listened to any more."""
+        self._closed = True
+        self._inbox.clear()
+        self._answer(self._coordinator.close(self._agenda.now, reason))
+
+    def stop(self) -> None:
+        """Handle nothing more after what is being carried out."""
+        self._closed = True
+
+    def _work(self, serial: int = 0) -> None:
+        self._busy = True
+        inbox, agenda = self._inbox, self._agenda
+        while inbox and not self._closed:
+            if not self._servers.never_busy:
+                free = self._servers.free(0, agenda.now)
+                if free > agenda.now:
+                    if free != self._free_at:
+                        self._free_at = free
+                        agenda.at(free, self._work)
+                    break
+            event = inbox.popleft()
+            if self._journal is not None:
+                self._journal.log(event, agenda.now)
+            if type(event) is not Heard:
+                self._stirred_at, self._idle_wakes = agenda.now, 0
+            self.handled += 1
+            self._answer(self._coordinator.on(event, agenda.now))
+        self._busy = False
+
+    def _answer(self, effects: list[Effect]) -> None:
+        self.handled += len(effects)
+        if self._journal is not None:
+            for effect in effects:
+                self._journal.log(effect, self._agenda.now)
+        self._carry_out(effects)
+        if self._measured:
+            self._inbox.extendleft(reversed(self._measured))
+            self._measured.clear()
+        if self._may_wake:
+            self._arm()
+
+    def _measured_now(self, folded: Folded, serial: int) -> None:
+        self._inbox.appendleft(folded)
+        self._work()
+
+    def _arm(self) -> None:
+        due = self._coordinator.wake_at()
+        if due is None:
+            self._wake_due, self._wake_serial = None, 0
+        elif (due := max(due, self._agenda.now)) != self._wake_due:
+            self._wake_up_at(due)
+
+    def _wake_up_at(self, due: Seconds) -> None:
+        self._wake_due = due
+        self._wakes += 1
+        self._wake_serial = self._agenda.at(due, self._wake, WAKE)
+
+    def _wake(self, serial: int) -> None:
+        self._wakes -= 1
+        if serial != self._wake_serial or self._closed:
+            return
+        now = self._agenda.now
+        free = self._servers.free(0, now)
+        if free > now:
+            self._wake_up_at(free)
+            return
+        self._wake_due = None
+        self._idle_wakes += 1
+        if self._idle_wakes > WAKES:
+            self._stuck()
+            return
+        self._busy = True
+        self._answer(self._coordinator.wake(now))
+        self._work()

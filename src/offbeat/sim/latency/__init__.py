@@ -1,0 +1,1 @@
+"""Laws of seconds: how long a computation or a message takes, drawn or read from measured traces."""

@@ -1,0 +1,73 @@
+"""The law of measured times: each worker goes through its column of a trace, row by row and then from the first row again.
+
+How files are read is in ``trace_files.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from offbeat.core.policy import whole_number
+from offbeat.errors import ConfigurationError
+from offbeat.sim.latency.base import Law, Sampler
+from offbeat.sim.latency.trace_files import Times, read
+from offbeat.types import Clock, Seconds, WorkerId
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace(Law):
+    """``scale`` times the measured seconds of worker p at step ``(offset + t) mod steps``. The seed has no influence.
+
+    Reads CSV (one column per worker), the mini-batch times of Alibaba PAI, the straggler traces of ByteDance Seed, and any journal of
+    offbeat, and so answers what another rule would have made of a measured run: ``trace(path="run.jsonl")``. A journal's times are those
+    of computing alone, since they are taken before anything waits.
+    """
+
+    path: str
+    """The file. It is opened when the law is checked or started, and read once."""
+    job: str = ""
+    """Which of several jobs in an npz file, for instance ``SE``."""
+    scale: float = 1.0
+    """Seconds per unit of the file; greater than 0. Alibaba's times are normalised to 0 .. 1000, so there only ratios mean anything."""
+    offset: int = 0
+    """The row to begin with, from 0; runs with different offsets meet different parts of the trace first."""
+
+    def __post_init__(self) -> None:
+        for name in ("path", "job"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigurationError(f'trace({name}={getattr(self, name)!r}): write it in quotes: {name}="..."')
+        if not self.path:
+            raise ConfigurationError("trace(path=''): name a file")
+        self._check_number("scale", above=True)
+        whole_number("trace", "offset", self.offset, least=0)
+
+    @cached_property
+    def times(self) -> Times:
+        """Seconds, steps x workers, scaled."""
+        return read(self.path, self.job) * self.scale
+
+    def check(self, workers: int) -> None:
+        steps, columns = self.times.shape
+        if columns < workers:
+            raise ConfigurationError(
+                f"{self.spelling}: a trace with too few workers: it has times of {columns} ({steps} steps), the job has {workers}; "
+                f"use at most {columns} workers or another trace"
+            )
+
+    def start(self, seed: int, workers: int) -> Sampler:
+        self.check(workers)
+        return _Cycle(self.times, self.offset)
+
+
+class _Cycle(Sampler):
+    __slots__ = ("_columns", "_steps")
+
+    def __init__(self, times: Times, offset: int) -> None:
+        self._columns: list[list[float]] = np.roll(times, -offset, axis=0).T.tolist()
+        self._steps = len(times)
+
+    def draw(self, worker: WorkerId, clock: Clock, now: Seconds) -> Seconds:
+        return self._columns[worker][clock % self._steps]

@@ -1,0 +1,271 @@
+"""The simulated job: the coordinator that live jobs have, simulated workers and servers around it, and a virtual clock.
+
+This file carries what the coordinator says to whom it concerns, and makes the script's faults happen. It decides nothing: what is folded
+and who may go on is the rule's, how long things take is said by the cluster's laws, what workers do is in ``workers.py`` and
+``shard_workers.py``, and how the coordinator hears of it in ``coordinator_inbox.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from offbeat.core.effects import (
+    Adopt,
+    Effect,
+    EpochEnded,
+    Fence,
+    Fold,
+    Grant,
+    Initialise,
+    Interrupt,
+    Mix,
+    NoMore,
+    Pair,
+    Paused,
+    Publish,
+    Release,
+    Settle,
+    Share,
+    StateChanged,
+    WrittenOff,
+)
+from offbeat.core.events import Event, Initialised, Joined, Lost
+from offbeat.core.job.coordinator import Coordinator
+from offbeat.core.policy import Policy
+from offbeat.journal.records import Journal, Record, fault_record, metrics_record, process_record
+from offbeat.sim.cluster import Cluster, Work
+from offbeat.sim.coordinator_inbox import Desk
+from offbeat.sim.event_queue import FAULT, Agenda
+from offbeat.sim.faults import Fault, Freeze, Join, Kill, Restart, Slow, Stop, Vanish
+from offbeat.sim.gossip_links import Links
+from offbeat.sim.latency.registry import Constant, Sampler, derived
+from offbeat.sim.process import Doing, Process
+from offbeat.sim.servers import Servers
+from offbeat.sim.shard_workers import ShardWorker
+from offbeat.sim.training.workload import Content, Exchanged
+from offbeat.sim.uplink import Post
+from offbeat.sim.workers import JobWorker
+from offbeat.types import Seconds, Version, WorkerId, WorkerState
+
+
+class Point(NamedTuple):
+    """What was evaluated of one version."""
+
+    t: Seconds
+    version: Version
+    values: dict[str, float]
+
+
+class World:
+    """One run.
+
+    Args:
+        policy: the rule.
+        cluster: checked.
+        work: when it is enough.
+        content: what contributions hold.
+        journal: None: nothing is recorded.
+
+    Raises:
+        ConfigurationError: the rule cannot work with that many workers.
+    """
+
+    def __init__(self, policy: Policy, cluster: Cluster, work: Work, content: Content, journal: Journal | None) -> None:
+        self.cluster, self.work, self.content = cluster, work, content
+        self.policy = policy
+        self.coordinator = Coordinator(policy, cluster.workers, cluster.silence_s, cluster.servers, seed=cluster.seed)
+        self.agenda = Agenda()
+        self.servers = Links(cluster) if policy.family == "gossip" else Servers(cluster)
+        self.post = Post(self.agenda, self.servers)
+        wakes = cluster.silence_s is not None or type(policy.start()).wake_at is not Policy.wake_at
+        self.desk = Desk(self.coordinator, self.agenda, self.servers, journal, self._carry_out, self._give_up, cluster.silence_s, wakes)
+        self.send: Callable[[Event], None] = self.desk.send
+        self.compute: Sampler = cluster.law("compute").start(derived(cluster.seed, "compute"), cluster.total)
+        per_sample = cluster.law("per_sample")
+        free = isinstance(per_sample, Constant) and per_sample.seconds == 0.0
+        self.per_sample = None if free else per_sample.start(derived(cluster.seed, "per sample"), cluster.total)
+        self.workers: dict[WorkerId, Process] = {}
+        self.blocks: list[Version] = [0] * cluster.servers
+        """The version of each shard, in rules of shard scope."""
+        self.curve: list[Point] = []
+        self.ended: tuple[bool, str] | None = None
+        """How the run has ended: well or not, and why."""
+        self._present: set[WorkerId] = set()
+        """Whom the coordinator takes for living, or may hear of again."""
+        self._to_come = sum(isinstance(fault, Restart | Join) for fault in cluster.script.faults)
+        self._journal = journal
+        self._version: Version = 0
+        self._measures = policy.measures != "nothing"
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Initialise: lambda effect: self.send(Initialised(effect.worker)),
+            Fold: self._fold,
+            Release: self._release,
+            Interrupt: lambda effect: self._tell(effect, lambda worker: worker.interrupted(effect)),
+            Fence: lambda effect: self._tell(effect, lambda worker: worker.fenced(effect)),
+            Grant: lambda effect: self._tell(effect, lambda worker: worker.granted(effect)),
+            Paused: lambda effect: self._tell(effect, lambda worker: worker.paused(effect)),
+            NoMore: lambda effect: self._tell(effect, lambda worker: worker.no_more(effect)),
+            Publish: self._publish,
+            EpochEnded: self._end_epoch,
+            StateChanged: self._change_state,
+        }
+        self._handlers |= dict.fromkeys((Adopt, Share, Mix, Pair, WrittenOff), self._exchanged)
+        if not content.empty:
+            self._handlers[Settle] = content.settled
+
+    def run(self) -> tuple[bool, str]:
+        """Go through everything until it is enough; whether it has ended well, and why it has ended."""
+        absent = self.cluster.script.absent
+        for fault in self.cluster.script.faults:
+            self.agenda.at(fault.at_s, partial(self._strike, fault), FAULT)
+        for worker in range(self.cluster.workers):
+            if worker in absent:
+                self.send(Lost(worker, "joins later"))
+        for worker in range(self.cluster.workers):
+            if worker not in absent:
+                self._start(worker)
+        until = self.work.time_s if self.work.time_s is not None else float("inf")
+        step = self.agenda.step
+        while self.ended is None and step(until):
+            pass
+        if self.ended is None and len(self.agenda):
+            self.agenda.now = until
+            self._end(True, f"{until:g} s are over")
+        elif self.ended is None:
+            self._give_up()
+        self.desk.close("the job has ended")
+        assert self.ended is not None
+        return self.ended
+
+    # What the coordinator says.
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        handlers = self._handlers
+        for effect in effects:
+            handler = handlers.get(type(effect))
+            if handler is not None:
+                handler(effect)
+
+    def _fold(self, effect: Fold) -> None:
+        done = self.servers.fold(self.agenda.now, effect.shard)
+        if self._measures or not self.content.empty:
+            folded = self.content.fold(effect)
+            if self._measures:
+                self.desk.measured(folded, done)
+        version = effect.version
+        if effect.shard is not None:
+            self.blocks[effect.shard] = version
+            version = min(self.blocks)
+            if version == self._version:
+                return  # other shards are behind
+        self._version = version
+        if not self.content.empty:
+            self._evaluate(version)
+        if self.work.versions is not None and version >= self.work.versions:
+            self._end(True, f"version {self.work.versions} is reached")
+
+    def _evaluate(self, version: Version) -> None:
+        values = self.content.evaluate(version, self.agenda.now)
+        if values is None:
+            return
+        self.curve.append(Point(self.agenda.now, version, dict(values)))
+        self._note(metrics_record(self.agenda.now, 0, version, values))
+        if self.content.reached(values):
+            self._end(True, f"version {version} is good enough")
+
+    def _release(self, effect: Release) -> None:
+        worker = self.workers[effect.worker]
+        if worker.incarnation == effect.incarnation and worker.doing is not Doing.GONE:
+            if not self.content.empty:
+                self.content.released(effect.worker, effect.version)
+            worker.released(effect)
+
+    def _exchanged(self, effect: Exchanged) -> None:
+        assert isinstance(self.servers, Links)
+        self.servers.exchanged(effect, self.agenda.now)
+        if not self.content.empty:
+            self.content.exchanged(effect)
+
+    def _publish(self, effect: Publish) -> None:
+        there = [self.workers[number] for number, incarnation in effect.workers if self.workers[number].incarnation == incarnation]
+        there = [worker for worker in there if worker.doing is not Doing.GONE]
+        if not self.content.empty:
+            self.content.published(effect.shard, effect.version, tuple(worker.number for worker in there))
+        for worker in there:
+            worker.published(effect)
+
+    def _tell(self, effect: Any, message: Callable[[Process], None]) -> None:
+        """A message for a worker's process, if there still is the one for which it is meant."""
+        worker = self.workers[effect.worker]
+        if worker.incarnation == effect.incarnation and worker.doing is not Doing.GONE:
+            message(worker)
+
+    def _end_epoch(self, effect: EpochEnded) -> None:
+        for number in effect.workers:
+            if self.workers[number].doing is not Doing.GONE:
+                self.workers[number].epoch_ended(effect)
+
+    def _change_state(self, effect: StateChanged) -> None:
+        if effect.state is WorkerState.ALIVE:
+            self._present.add(effect.worker)
+            self.workers[effect.worker].joined(effect.incarnation)
+        elif effect.state is WorkerState.RECOVERED:
+            self._present.add(effect.worker)
+        else:
+            self._present.discard(effect.worker)
+            self.content.gone(effect.worker)
+            if not self._present and not self._to_come and all(worker.doing is Doing.GONE for worker in self.workers.values()):
+                self._give_up()  # now: what is on the agenda still, such as finishes of broken-off computations, is nobody's
+
+    # Processes and faults, and the end.
+
+    def _start(self, number: WorkerId) -> None:
+        before = self.workers.get(number)
+        kind = JobWorker if self.policy.scope == "job" else ShardWorker
+        worker = self.workers[number] = kind(self, number, 0 if before is None else before.iteration)
+        self.send(Joined(number))
+        if self.cluster.silence_s is not None:
+            worker.beat()
+
+    def _strike(self, fault: Fault, serial: int) -> None:
+        """A fault of the script, unless its victim has come to its end before."""
+        now = self.agenda.now
+        if isinstance(fault, Stop):
+            self._note(process_record(now, "server", fault.server, "stopped", f"for {fault.for_s:g} s"))
+            return
+        if isinstance(fault, Restart | Join):
+            self._to_come -= 1
+            self._note(process_record(now, "worker", fault.worker, "restarted" if isinstance(fault, Restart) else "started"))
+            self._start(fault.worker)
+            return
+        worker = self.workers[fault.worker]
+        if worker.doing is Doing.GONE:
+            return
+        detail = f"for {fault.for_s:g} s" if isinstance(fault, Freeze | Slow) else ""
+        if isinstance(fault, Slow):
+            detail = f"{fault.factor:g} times as long {detail}"
+        self._note(fault_record(now, fault.worker, type(fault).__name__.lower(), detail))
+        if isinstance(fault, Kill | Vanish):
+            worker.end("killed by the script of faults", seen=isinstance(fault, Kill))
+
+    def _note(self, record: Record) -> None:
+        if self._journal is not None:
+            self._journal.write(record)
+
+    def _end(self, ok: bool, reason: str) -> None:
+        if self.ended is None:
+            self.ended = ok, reason
+            self.desk.stop()
+
+    def _give_up(self) -> None:
+        """Nothing happens any more."""
+        stuck = [number for number, worker in sorted(self.workers.items()) if worker.doing is not Doing.GONE]
+        if stuck:
+            who = ", ".join(map(str, stuck[:10])) + (f" and {len(stuck) - 10} more" if len(stuck) > 10 else "")
+            self._end(False, f"nothing happens any more: worker {who} waits for ever")
+        elif self.coordinator.membership.in_state(WorkerState.FINISHED):
+            self._end(True, "every worker has finished")
+        else:
+            self._end(False, "no worker is left")

@@ -1,0 +1,60 @@
+"""Which samples an iteration of a simulated worker sees: the same ones whatever the rule, and whenever somebody asks."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import numpy as np
+import torch
+
+from offbeat.core.partitions import Parts
+from offbeat.sim.latency.registry import derived
+from offbeat.sim.training.workload import Step
+from offbeat.types import Epoch, WorkerId
+
+REMEMBERED = 64
+"""Orders kept: one for each worker where workers have splits of their own."""
+
+
+class Batches:
+    """Indices into a data set of ``size`` samples, for each iteration of each worker.
+
+    Where samples are dealt out in leases they are what a live job's sampler deals (``sampler.py``). Elsewhere each iteration draws its
+    samples from all, independently and with replacement.
+
+    >>> batches = Batches(100, seed=0)
+    >>> bool((batches.of(2, Step(number=7, samples=8)) == Batches(100, seed=0).of(2, Step(7, 8))).all())
+    True
+    """
+
+    def __init__(self, size: int, seed: int) -> None:
+        self._size, self._seed = size, seed
+        self._key = derived(seed, "batches")
+        self._orders: dict[tuple[Epoch, WorkerId, Parts], torch.Tensor] = {}
+
+    def of(self, worker: WorkerId, step: Step) -> torch.Tensor:
+        """The indices of one iteration's samples, a flat tensor of int64."""
+        if step.epoch is None:
+            generator = np.random.Generator(np.random.Philox(key=self._key, counter=[0, 0, worker, step.number]))
+            return torch.from_numpy(generator.integers(self._size, size=step.samples))
+        key = step.epoch, worker if step.parts else -1, step.parts
+        order = self._orders.get(key)
+        if order is None:
+            order = self._order(*key)
+            self._orders[key] = order
+            if len(self._orders) > REMEMBERED:
+                del self._orders[next(iter(self._orders))]
+        return order[step.start : step.stop]
+
+    def _order(self, epoch: Epoch, worker: WorkerId, parts: Parts) -> torch.Tensor:
+        """As `data.ElasticBatchSampler` has it."""
+        if not parts:
+            return _permuted(self._size, self._seed, epoch)
+        fixed = _permuted(self._size, self._seed, -1)
+        split = torch.cat([fixed[start:stop] for start, stop in parts])
+        return split[_permuted(len(split), self._seed, epoch, 1 + worker)]
+
+
+def _permuted(size: int, *seeds: int) -> torch.Tensor:
+    seed = reduce(lambda value, number: value * 1_000_003 + number, seeds)
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed % 2**63))

@@ -1,0 +1,101 @@
+"""Real training where parameters are exchanged: each worker steps by itself, with its own optimizer, from the version that it had."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, TypeAlias
+
+import torch
+
+from offbeat.core.effects import Fold, Settle
+from offbeat.core.events import Folded
+from offbeat.core.policy import Averaging, Policy
+from offbeat.sim.training.engine import Engine, Key, Schedule
+from offbeat.sim.training.model import Model
+from offbeat.sim.training.workload import Handed
+from offbeat.tensors.averaging import AveragingShard
+from offbeat.tensors.layout import Span
+from offbeat.types import WorkerId
+
+State: TypeAlias = defaultdict[torch.Tensor, Any]
+
+
+class LocalSteps(Engine):
+    """Parameters of rules that average them.
+
+    The steps of a contribution are made when it is folded. One that is dropped leaves no trace, in its worker's optimizer neither: what is
+    dropped here is what a process pushed that died and came back, and its optimizer begins anew. ``Averaging.momentum``: ``reset``
+    forgets a worker's optimizer state when it is folded, ``average`` replaces it by the mean over those folded.
+    """
+
+    def __init__(
+        self, model: Model, policy: Policy, schedule: Schedule | None, optimizer: torch.optim.Optimizer, averaging: Averaging
+    ) -> None:
+        super().__init__(model, policy, schedule, model.memory.clone())
+        self._averaging = averaging
+        self._shard = AveragingShard(model.layout, Span(0, model.layout.nbytes), self.memory, averaging)
+        self._optimizer = optimizer
+        self._lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        self._states: dict[WorkerId, State] = {}
+        self._results: dict[Key, torch.Tensor] = {}
+        """Parameters that contributions have come to, because the rule wanted their loss."""
+        self._factor = 1.0
+
+    def gone(self, worker: WorkerId) -> None:
+        super().gone(worker)
+        self._states.pop(worker, None)
+
+    def loss(self, push: Handed) -> float | None:
+        parameters, loss = self._run(push)
+        self._results[push.worker, push.incarnation, push.clock] = parameters
+        return loss
+
+    def settled(self, effect: Settle) -> None:
+        self._results.pop((effect.worker, effect.incarnation, effect.clock), None)
+        super().settled(effect)
+
+    def fold(self, effect: Fold) -> Folded:
+        self._factor = self.factor(effect.version, self.pushes(effect)) * effect.scale
+        parts = []
+        for part in effect.parts:
+            key = part.worker, part.incarnation, part.clock
+            result = self._results.pop(key, None)
+            parts.append((self._run(self._handed[key])[0] if result is None else result, part.weight))
+        self._shard.fold(parts)
+        self._exchange_states([part.worker for part in effect.parts])
+        return Folded(effect.version, (), 0.0, self._lrs[0] * self._factor)
+
+    def _run(self, push: Handed) -> tuple[torch.Tensor, float]:
+        """Make a contribution's steps: the parameters that they come to, and their mean loss."""
+        model, optimizer, losses = self.model, self._optimizer, []
+        model.load(self._snapshots[push.version])
+        optimizer.state = self._states.setdefault(push.worker, defaultdict(dict))
+        for group, lr in zip(optimizer.param_groups, self._lrs, strict=True):
+            group["lr"] = lr * self._factor
+        for step in push.steps:
+            gradients, loss = model.gradient(push.worker, step)
+            for parameter, gradient in zip(model.parameters, gradients, strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+            losses.append(loss)
+            self.computed += 1
+        model.stale()
+        return model.memory.clone(), sum(losses) / len(losses)
+
+    def _exchange_states(self, workers: list[WorkerId]) -> None:
+        momentum = self._averaging.momentum
+        if momentum == "reset":
+            for worker in workers:
+                self._states.pop(worker, None)
+        elif momentum == "average":
+            states = [self._states[worker] for worker in workers if worker in self._states]
+            for parameter in states[0] if states else ():
+                for name, value in states[0][parameter].items():
+                    if isinstance(value, torch.Tensor) and value.is_floating_point():
+                        _average([state[parameter][name] for state in states if name in state.get(parameter, {})])
+
+
+def _average(values: list[torch.Tensor]) -> None:
+    mean = torch.stack(values).mean(dim=0)
+    for value in values:
+        value.copy_(mean)

@@ -1,0 +1,96 @@
+"""Norms of gradients by a law, for rules that choose by them, in simulations that compute none: a signal common to all, and noise.
+
+``offbeat simulate --gradient "noise(signal=1.0, variance=4.0)"``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offbeat.core.effects import Fold
+from offbeat.core.events import Folded
+from offbeat.core.policy import Policy, whole_number
+from offbeat.errors import ConfigurationError
+from offbeat.sim.latency.registry import derived
+from offbeat.sim.training.workload import Content
+from offbeat.spec import build
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """Gradients ``g = s + e`` of a fold that makes version t: ``|s|^2 = signal * decay^t``, e Gaussian with ``E|e|^2 = variance``.
+
+    Vectors of that many dimensions are drawn for each fold, so that the norms of single gradients and of their weighted sum belong
+    together. Losses are not told.
+
+    >>> Noise(signal=1.0, variance=4.0, decay=0.999)
+    Noise(signal=1.0, variance=4.0, decay=0.999, lr=0.1, dimensions=64)
+    """
+
+    signal: float = 1.0
+    """The squared norm of the true gradient, at the beginning; at least 0."""
+    variance: float
+    """Of one contribution's gradient, added up over the dimensions; at least 0."""
+    decay: float = 1.0
+    """The factor of the signal from one version to the next; greater than 0."""
+    lr: float = 0.1
+    """The learning rate of which rules are told; greater than 0."""
+    dimensions: int = 64
+    """At least 1. The fewer, the more the norms fluctuate."""
+
+    def __post_init__(self) -> None:
+        whole_number("noise", "dimensions", self.dimensions, least=1)
+        for name, least, above in (("signal", 0.0, False), ("variance", 0.0, False), ("decay", 0.0, True), ("lr", 0.0, True)):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if not number or value < least or (above and value == least):
+                raise ConfigurationError(f"noise({name}={value!r}): {name} must be a number {'greater than' if above else 'of at least'} 0")
+
+
+GRADIENTS: Final = {"noise": Noise}
+
+
+class NoisyContent(Content):
+    """Contributions of which only the norms exist.
+
+    Args:
+        law: says what they are like.
+    """
+
+    def __init__(self, law: Noise) -> None:
+        self._law = law
+        self._key = 0
+        self._before: NDArray[np.float64] | None = None
+
+    def start(self, policy: Policy, workers: int, servers: int, seed: int) -> None:
+        self._key = derived(seed, "gradients")
+
+    def fold(self, effect: Fold) -> Folded:
+        law = self._law
+        generator = np.random.Generator(np.random.Philox(key=self._key, counter=[0, 0, 0, effect.version]))
+        gradients = generator.normal(scale=math.sqrt(law.variance / law.dimensions), size=(len(effect.parts), law.dimensions))
+        gradients[:, 0] += math.sqrt(law.signal * law.decay**effect.version)
+        total = np.array([part.weight for part in effect.parts]) @ gradients
+        difference = None if self._before is None else float(np.sum((total - self._before) ** 2))
+        self._before = total
+        squares = tuple(np.sum(gradients**2, axis=1).tolist())
+        return Folded(effect.version, squares, float(total @ total), law.lr * effect.scale, difference)
+
+
+def content(spec: str | Noise | None) -> Content:
+    """Contributions of which a law tells the norms; None: nothing is told.
+
+    >>> type(content("noise(variance=4.0)")).__name__, type(content(None)).__name__
+    ('NoisyContent', 'Content')
+
+    Raises:
+        ConfigurationError: there is no such law, or it refuses its settings.
+    """
+    if spec is None:
+        return Content()
+    return NoisyContent(build(spec, GRADIENTS, "law of gradients") if isinstance(spec, str) else spec)

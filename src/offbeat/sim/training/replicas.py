@@ -1,0 +1,193 @@
+"""Real training under virtual time in the allreduce family: the sum of a round's gradients, and the ranks' own optimizers.
+
+With ``delivery=replay`` every rank applies every result, so that replicas are equal whenever they are at the same version: one set of
+parameters and one optimizer serve all. With ``latest`` each rank has its own. A gradient is computed when it is folded, from the
+parameters that its rank had when it went on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any, TypeAlias
+
+import torch
+
+from offbeat.core.allreduce.policy import RoundRule
+from offbeat.core.effects import Fold, Settle
+from offbeat.core.events import Folded
+from offbeat.sim.training.engine import Engine, Key, Schedule
+from offbeat.sim.training.gossip_replicas import Vector
+from offbeat.sim.training.model import Model
+from offbeat.sim.training.workload import Handed
+from offbeat.tensors.layout import view
+from offbeat.types import Version, WorkerId
+
+State: TypeAlias = defaultdict[torch.Tensor, Any]
+
+
+class Replicas(Engine):
+    """Replicas that stay equal.
+
+    ``carry_clip``: what was late is scaled down to this norm, over all parameters together, before it is added.
+    """
+
+    def __init__(self, model: Model, policy: RoundRule, schedule: Schedule | None, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(model, policy, schedule, model.memory.clone())
+        self._clip = policy.carry_clip
+        self._optimizer = optimizer
+        self._lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        self._sum = torch.zeros_like(self.memory)
+        self._places = [view(self._sum, tensor) for tensor in model.layout.tensors]
+
+    def fold(self, effect: Fold) -> Folded:
+        factor = self.factor(effect.version, self.pushes(effect)) * effect.scale
+        for group, lr in zip(self._optimizer.param_groups, self._lrs, strict=True):
+            group["lr"] = lr * factor
+        self._add_up(effect)
+        self._apply(effect)
+        return Folded(effect.version, (), 0.0, self._lrs[0] * factor)
+
+    def _apply(self, effect: Fold) -> None:
+        """Every rank steps with the sum."""
+        self.memory.copy_(self._stepped(self.memory, self._sum))
+
+    def _parameters_of(self, push: Handed) -> torch.Tensor:
+        """Those that a contribution is computed from."""
+        return self._snapshots[push.version]
+
+    def _add_up(self, effect: Fold) -> None:
+        self._sum.zero_()
+        for part in sorted(effect.parts, key=lambda part: part.staleness):  # so that each version is loaded once
+            push = self._handed[part.worker, part.incarnation, part.clock]
+            assert len(push.steps) == 1, "a gradient is of one iteration"
+            self.model.load(self._parameters_of(push))
+            gradient, _ = self.model.gradient(push.worker, push.steps[0])
+            self.computed += 1
+            weight = part.weight
+            if part.staleness and self._clip is not None:
+                weight *= min(1.0, self._clip / max(_norm(gradient), 1e-30))
+            for place, piece in zip(self._places, gradient, strict=True):
+                if piece is not None:
+                    place.add_(piece, alpha=weight)
+
+    def _stepped(self, parameters: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        """What a step of the optimizer, with the state that it has now, makes of these parameters: the model's own memory."""
+        model = self.model
+        model.stale()
+        model.memory.copy_(parameters)
+        for parameter, tensor in zip(model.parameters, model.layout.tensors, strict=True):
+            parameter.grad = view(total, tensor)
+        self._optimizer.step()
+        for parameter in model.parameters:
+            parameter.grad = None
+        return model.memory
+
+
+class DriftingReplicas(Replicas):
+    """Each rank takes only the newest of the results that it has missed, so that replicas differ.
+
+    After each ``model_sync_every`` rounds all are set to their mean, once every rank has the result of that round; so are the floating
+    point tensors of their optimizers' states. A rank that computes meanwhile has a gradient of its parameters of before. Who comes anew
+    copies the living rank with the lowest number. The model that is evaluated, and that the run ends with, is the mean.
+    """
+
+    def __init__(self, model: Model, policy: RoundRule, schedule: Schedule | None, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(model, policy, schedule, optimizer)
+        self._every = policy.model_sync_every
+        self.replicas: dict[WorkerId, torch.Tensor] = {}
+        """Never changed in place: computations may still need what a rank had before."""
+        self._has: dict[WorkerId, Version] = {}
+        """The round that a rank applied last, plus one."""
+        self._states: dict[WorkerId, State] = {}
+        self._begun: dict[WorkerId, torch.Tensor] = {}
+        """What each computes with."""
+        self._from: dict[Key, torch.Tensor] = {}
+        """What the contributions without a fate were computed from."""
+        self._newest = (0, torch.zeros_like(self.memory))
+        """A version, and the sum that made it."""
+        self._last = self.memory.clone()
+        """What was left when the last rank had gone."""
+
+    def released(self, worker: WorkerId, version: Version) -> None:
+        if worker not in self.replicas:
+            self._adopt(worker)
+        self._catch_up(worker)
+        self._begun[worker] = self.replicas[worker]
+
+    def gone(self, worker: WorkerId) -> None:
+        if self.replicas.keys() == {worker}:
+            self._last = self.replicas[worker]
+        for book in (self.replicas, self._has, self._states, self._begun):
+            book.pop(worker, None)
+
+    def handed_in(self, push: Handed) -> float | None:
+        if push.worker in self._begun:
+            key = push.worker, push.incarnation, push.clock
+            self._handed[key], self._from[key] = push, self._begun[push.worker]
+        return None
+
+    def settled(self, effect: Settle) -> None:
+        key = effect.worker, effect.incarnation, effect.clock
+        self._handed.pop(key, None)
+        self._from.pop(key, None)
+
+    def newest(self) -> torch.Tensor:
+        self.memory.copy_(_mean(self.model, [*self.replicas.values()] or [self._last]))
+        return self.memory
+
+    def _parameters_of(self, push: Handed) -> torch.Tensor:
+        return self._from[push.worker, push.incarnation, push.clock]
+
+    def _apply(self, effect: Fold) -> None:
+        """Who waits takes the sum now, the others when they arrive."""
+        self._newest = effect.version, self._sum.clone()
+        sync = self._every is not None and effect.version % self._every == 0
+        for worker in list(self.replicas) if sync else [part.worker for part in effect.parts if not part.staleness]:
+            if worker in self.replicas:
+                self._catch_up(worker)
+        if sync and self.replicas:
+            mean = _mean(self.model, list(self.replicas.values()))
+            self.replicas = dict.fromkeys(self.replicas, mean)
+            _average_states(list(self._states.values()))
+
+    def _catch_up(self, worker: WorkerId) -> None:
+        version, total = self._newest
+        if self._has[worker] < version:
+            self._has[worker] = version
+            self._optimizer.state = self._states[worker]
+            self.replicas[worker] = self._stepped(self.replicas[worker], total).clone()
+
+    def _adopt(self, worker: WorkerId) -> None:
+        donor = min(self.replicas, default=None)
+        self.replicas[worker] = self._last if donor is None else self.replicas[donor]
+        self._has[worker] = self._newest[0] if donor is None else self._has[donor]
+        state: State = defaultdict(dict)
+        if donor is not None:
+            state.update({parameter: deepcopy(values) for parameter, values in self._states[donor].items()})
+        self._states[worker] = state
+
+
+def _norm(gradient: Sequence[torch.Tensor | None]) -> float:
+    squares = [float(torch.linalg.vector_norm(piece, dtype=torch.float64)) ** 2 for piece in gradient if piece is not None]
+    return float(sum(squares) ** 0.5)
+
+
+def _mean(model: Model, replicas: Sequence[torch.Tensor]) -> torch.Tensor:
+    mean = Vector(model.layout, torch.zeros_like(replicas[0]))
+    for replica in replicas:
+        mean.add(Vector(model.layout, replica), 1.0 / len(replicas))
+    return mean.memory
+
+
+def _average_states(states: Sequence[State]) -> None:
+    """Every floating point tensor becomes its mean over those ranks that have one."""
+    for parameter in {parameter for state in states for parameter in state}:
+        values = [state[parameter] for state in states if parameter in state]
+        for name in values[0]:
+            tensors = [value[name] for value in values if isinstance(value.get(name), torch.Tensor)]
+            if tensors and tensors[0].is_floating_point():
+                mean = torch.stack(tensors).mean(dim=0)
+                for tensor in tensors:
+                    tensor.copy_(mean)

@@ -1,0 +1,57 @@
+"""Pushes on their way to the simulated servers, which handle what arrives in their own time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from offbeat.core.events import Event
+from offbeat.sim.event_queue import Agenda
+from offbeat.sim.process import Process
+from offbeat.sim.servers import Servers
+from offbeat.types import Seconds
+
+
+class Post:
+    """Carries what workers hand in.
+
+    Args:
+        agenda: the virtual clock.
+        servers: how long it takes.
+    """
+
+    def __init__(self, agenda: Agenda, servers: Servers) -> None:
+        self._agenda, self._servers = agenda, servers
+        self._simple = servers.pushes_immediate and (servers.never_busy or servers.count == 1)
+        """Whether a push is with all servers as it is sent. Server 0's turn is seen to at its desk."""
+
+    def push(self, worker: Process, event: Event) -> None:
+        """A worker's push is on its way to every server; it has arrived when all of them have it."""
+        if self._simple:
+            worker.arrived(event)
+            return
+        missing = self._servers.count
+
+        def count(serial: int) -> None:
+            nonlocal missing
+            missing -= 1
+            if missing == 0:
+                worker.arrived(event)
+
+        for server in range(self._servers.count):
+            self.at_server(server, self._servers.push(server, worker.number, self._agenda.now), count)
+
+    def at_server(self, server: int, arrival: Seconds, action: Callable[[int], None]) -> None:
+        """Do this when a server gets to a message that arrives at this time."""
+
+        def look(serial: int) -> None:
+            now = self._agenda.now
+            free = now if server == 0 else self._servers.free(server, now)
+            if free > now:
+                self._agenda.at(free, action)
+            else:
+                action(serial)
+
+        if arrival > self._agenda.now:
+            self._agenda.at(arrival, look)
+        else:
+            look(0)

@@ -1,0 +1,181 @@
+"""Schedules of the allreduce family: every rank ends with the same exact sum, for any number of ranks, size and order of messages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from math import ceil, log2
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offbeat.core.allreduce.algorithms import activation, doubling, halving, partial_allreduce, ring
+from offbeat.core.allreduce.schedule import Kind, Operation, Passage, Program, Schedule, in_order
+from offbeat.sim.latency.registry import law
+from offbeat.sim.schedules import Played, latency, play
+from offbeat.tensors.running_sum import RunningSum
+
+RANKS = range(1, 34)
+WAYS: dict[str, Callable[[int, int], Schedule]] = {"doubling": doubling, "halving": halving, "ring": ring}
+
+
+def expected_sum(parts: list[list[torch.Tensor]], numel: int) -> torch.Tensor:
+    """Of integer-valued float32 vectors, exact."""
+    total = torch.zeros(numel, dtype=torch.float64)
+    for part in (part for own in parts for part in own):
+        total += part
+    return total.float()
+
+
+def drawn_parts(draws: random.Random, ranks: int, numel: int) -> list[list[torch.Tensor]]:
+    """Of each rank none, one or two vectors of whole numbers; all of them null now and then."""
+    generator = torch.Generator().manual_seed(draws.randrange(1 << 30))
+    most = draws.choice([0, 1, 1, 2])
+    return [[torch.randint(-99, 99, (numel,), generator=generator).float() for _ in range(draws.randint(0, most))] for _ in range(ranks)]
+
+
+def run(schedule: Schedule, parts: list[list[torch.Tensor]], numel: int, draws: random.Random) -> tuple[Played, list[torch.Tensor]]:
+    """With random delays and as many initiators as may be."""
+    ranks = len(schedule)
+    vectors = [RunningSum(torch.full((numel,), torch.nan), parts[rank], 1, 1, schedule[rank], rank) for rank in range(ranks)]
+    initiators = draws.sample(range(ranks), draws.randint(1, ranks))
+    starts = {rank: draws.choice([0.0, draws.random()]) for rank in initiators}
+    played = play(schedule, lambda *_: draws.choice([0.0, draws.random(), draws.expovariate(1.0)]), starts=starts, vectors=vectors)
+    return played, [vector.out for vector in vectors]
+
+
+def bits(vector: torch.Tensor) -> bytes:
+    return bytes(vector.contiguous().view(torch.uint8).tolist())
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_every_rank_ends_with_the_sum(way: str, ranks: int) -> None:
+    draws = random.Random(ranks)
+    for numel in (0, 1, 2, 3, ranks - 1, ranks, ranks + 1, 64, 101):
+        parts = drawn_parts(draws, ranks, numel)
+        played, results = run(in_order(activation(ranks), WAYS[way](ranks, numel)), parts, numel, draws)
+        assert played.waiting == ()
+        assert None not in played.done_s
+        for result in results:
+            assert torch.equal(result, expected_sum(parts, numel))
+
+
+@settings(max_examples=300, deadline=None)
+@given(ranks=st.integers(1, 33), numel=st.integers(0, 200), way=st.sampled_from(sorted(WAYS)), seed=st.integers(0, 2**30))
+def test_all_results_are_equal_bit_by_bit(ranks: int, numel: int, way: str, seed: int) -> None:
+    """Rounded sums, which depend on the order of addition; infinities, zeros of both signs and NaN with their bits."""
+    draws = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    parts = []
+    for _ in range(ranks):
+        own = [torch.randn(numel, generator=generator) * 10.0 ** draws.randint(-6, 6) for _ in range(draws.randint(0, 2))]
+        for part in own:
+            if numel and draws.random() < 0.3:
+                part[draws.randrange(numel)] = draws.choice([float("inf"), -float("inf"), float("nan"), -0.0])
+            if draws.random() < 0.1:
+                part.fill_(-0.0)
+        parts.append(own)
+    played, results = run(in_order(activation(ranks), WAYS[way](ranks, numel)), parts, numel, draws)
+    assert played.waiting == ()
+    assert len({bits(result) for result in results}) == 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(ranks=st.integers(1, 33), seed=st.integers(0, 2**30))
+def test_an_activation_reaches_everybody_from_whoever_starts(ranks: int, seed: int) -> None:
+    draws = random.Random(seed)
+    initiators = draws.sample(range(ranks), draws.randint(1, ranks))
+    played = play(activation(ranks), lambda *_: draws.random(), starts={rank: draws.random() for rank in initiators})
+    assert None not in played.done_s
+    assert played.messages <= ranks * ceil(log2(ranks)) if ranks > 1 else played.messages == 0
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_an_activation_takes_the_logarithm_of_the_ranks(ranks: int) -> None:
+    for initiator in range(ranks):
+        played = play(activation(ranks), lambda *_: 1.0, starts={initiator: 0.0})
+        assert max(time for time in played.done_s if time is not None) <= (ranks - 1).bit_length()
+        assert played.messages == (1 << (ranks - 1).bit_length()) - 1
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_messages_elements_and_steps(ranks: int) -> None:
+    """Counted, and one second for each message."""
+    numel = 64 * ranks
+    steps = ranks.bit_length() - 1
+    inner, outer = 1 << steps, ranks - (1 << steps)
+    folded = 2 if outer else 0
+
+    played = play(doubling(ranks, numel), lambda *_: 1.0, starts={0: 0.0})
+    assert played.messages == inner * steps + 2 * outer
+    assert played.elements == numel * played.messages
+    assert steps + bool(folded) <= max(filter(None, played.done_s), default=0.0) <= steps + folded
+
+    played = play(halving(ranks, numel), lambda *_: 1.0, starts={0: 0.0})
+    assert played.messages == 2 * inner * steps + 2 * outer
+    assert played.elements == 2 * numel * (ranks - 1)
+    assert 2 * steps <= max(filter(None, played.done_s), default=0.0) <= 2 * steps + folded
+
+    played = play(ring(ranks, numel), lambda *_: 1.0, starts={0: 0.0})
+    assert played.messages == 2 * ranks * (ranks - 1)
+    assert played.elements == 2 * numel * (ranks - 1)
+    assert max(filter(None, played.done_s), default=0.0) == 2 * (ranks - 1)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 8, 13])
+def test_each_element_is_divided_once(ranks: int) -> None:
+    for numel in (1, 7, 100_000):
+        schedule = partial_allreduce(ranks, numel, 4)
+        vectors = [
+            RunningSum(torch.empty(numel), [torch.full((numel,), float(rank))], ranks, ranks, schedule[rank], rank) for rank in range(ranks)
+        ]
+        play(schedule, lambda *_: 1.0, starts={0: 0.0}, vectors=vectors)
+        for vector in vectors:
+            assert torch.equal(vector.out, torch.full((numel,), ranks * (ranks - 1) / 2) / ranks)
+
+
+def test_schedules_are_persistent_and_operations_are_consumed() -> None:
+    schedule = partial_allreduce(4, 10, 4)
+    assert schedule is partial_allreduce(4, 10, 4)
+    first = play(schedule, lambda *_: 1.0, starts={0: 0.0, 1: 0.0, 3: 0.5})
+    assert first == play(schedule, lambda *_: 1.0, starts={0: 0.0, 1: 0.0, 3: 0.5})
+    passage = Passage(schedule[0])
+    passage.trigger()
+    passage.trigger()
+    taken = []
+    while (index := passage.take()) is not None:
+        taken.append(index)
+        passage.finished(index)
+    passage.received(3, 0)
+    passage.received(3, 0)
+    assert passage.take() is None
+    assert len(taken) == len(set(taken))
+
+
+def test_a_message_of_another_schedule_is_told() -> None:
+    with pytest.raises(KeyError):
+        Passage(doubling(2, 1)[0]).received(peer=1, tag=99)
+
+
+def test_programs_have_no_cycles() -> None:
+    with pytest.raises(AssertionError, match="comes after"):
+        Program((Operation(Kind.NOP, after=(0,)),), done=0)
+
+
+def test_latency_under_a_law() -> None:
+    slow, small = law("shifted_exponential(shift=0.001, scale=0.001)"), partial_allreduce(8, 16, 4)
+    taken = latency(small, slow, seed=1, rounds=50)
+    assert taken.shape == (50, 8)
+    assert (taken == latency(small, slow, seed=1, rounds=50)).all()
+    # Activation along the initiator's own messages and then three exchanges, each of which is the longer of two, on average.
+    assert 0.006 < taken.mean() < 0.02
+    # Sixteen times the vector, in pieces, beats the whole of it.
+    many = 1 << 20
+    whole, pieces = (
+        latency(in_order(activation(8), way(8, many)), law("constant(seconds=0.0001)"), seed=0, rounds=1, element_s=4e-9).max()
+        for way in (doubling, halving)
+    )
+    assert pieces < 0.7 * whole

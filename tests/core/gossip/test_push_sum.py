@@ -1,0 +1,148 @@
+"""Graphs, their weights, and the machine of exchanges: mass is never made or lost unsaid, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from offbeat.core.gossip.push_sum import Gossip, GossipRule
+from offbeat.core.gossip.topology import KINDS, Graph, Kind, hops
+from offbeat.policies import ADPSGD, DPSGD, SGP
+
+RULES: tuple[GossipRule, ...] = (
+    DPSGD(),
+    ADPSGD(),
+    *(SGP(graph=kind, out_degree=degree, overlap=overlap) for kind in KINDS for degree, overlap in ((1, 0), (2, 1))),
+)
+
+
+def weights(graph: Graph, count: int, step: int) -> NDArray[np.float64]:
+    """W[i, j] is the weight of what j sends to i."""
+    matrix = np.zeros((count, count))
+    for j in range(count):
+        out = graph.out(j, count, step)
+        matrix[[j, *out], j] = 1.0 / (1 + len(out))
+    return matrix
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("degree", [1, 2, 3])
+def test_edges_are_the_same_from_either_end(kind: Kind, degree: int) -> None:
+    graph = Graph(kind, degree)
+    for count in range(1, 34):
+        for step in range(8):
+            out = [graph.out(place, count, step) for place in range(count)]
+            assert all(len(set(o)) == len(o) <= degree and i not in o for i, o in enumerate(out))
+            for place in range(count):
+                assert sorted(graph.into(place, count, step)) == [j for j in range(count) if place in out[j]]
+                if graph.bipartite:
+                    assert graph.into(place, count, step) == out[place] and all((place - j) % 2 for j in out[place])
+
+
+@pytest.mark.parametrize("count", range(2, 34))
+def test_weights_are_doubly_stochastic(count: int) -> None:
+    ring = weights(Graph("ring", 2), count, 0)
+    assert (ring == ring.T).all() and np.diag(ring) == pytest.approx(1 / 2 if count == 2 else 1 / 3)
+    for kind in KINDS:
+        for degree in (1, 2, 3):
+            for step in range(9):
+                matrix = weights(Graph(kind, degree), count, step)
+                assert matrix.sum(axis=0) == pytest.approx(1.0)
+                if not Graph(kind, degree).bipartite or count % 2 == 0 or degree == 1:
+                    assert matrix.sum(axis=1) == pytest.approx(1.0)
+
+
+def test_hops_are_those_of_the_papers() -> None:
+    assert [hops("exponential", 1, count) for count in (2, 3, 8, 9)] == [(1,), (1, 2), (1, 2, 4), (1, 2, 4, 8)]
+    assert hops("bipartite_exponential", 1, 33) == (1, 32, 3, 30, 5, 28, 9, 24, 17, 16)
+    assert [Graph("n_peer", 2).out(0, 27, step) for step in range(3)] == [(1, 2), (3, 6), (9, 18)]
+
+
+def spread(rule: GossipRule, count: int, steps: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Models of all ranks, which begin with their numbers, after so many steps without gradients, everybody in turn."""
+    gossip, x = Gossip(rule, seed=1), np.arange(count, dtype=float)
+    for rank in range(count):
+        gossip.enter(rank)
+    shared = {(rank, 0): x[rank] for rank in range(count)}
+    for step in range(1, steps + 1):
+        new = x.copy()
+        for rank in range(count) if rule.exchange == "average" else ():
+            own, messages, _ = gossip.mix(rank)
+            new[rank] = own * x[rank] + sum(m.weight * shared[m.sender, m.steps] for m in messages)
+        for rank in range(count):
+            if rule.exchange == "pair" and (partner := gossip.partner(rank)) is not None:
+                new[rank] = new[partner] = (new[rank] + new[partner]) / 2
+            gossip.step(rank)
+            shared[rank, step] = new[rank]
+        x = new.copy()
+        for rank in range(count) if rule.exchange == "push" else ():
+            own, messages, _ = gossip.mix(rank)
+            new[rank] = own * x[rank] + sum(m.weight * shared[m.sender, m.steps] for m in messages)
+        x = new
+    return x, np.array([gossip.mass(rank) for rank in range(count)])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.spelling)
+def test_averaging_comes_to_the_mean_on_every_graph(rule: GossipRule) -> None:
+    for count in (2, 3, 5, 8, 17):
+        x, mass = spread(rule, count, 40 + 3 * count**2)
+        assert x / mass == pytest.approx((count - 1) / 2, abs=1e-2 * count), rule
+        if rule.delay_steps == 0:
+            assert (x.sum(), mass.sum()) == pytest.approx((count * (count - 1) / 2, count))
+
+
+def test_the_exponential_graph_averages_exactly_in_log_p_steps() -> None:
+    for count in (2, 4, 8, 16, 32):
+        x, mass = spread(SGP(), count, count.bit_length() - 1)
+        assert x == pytest.approx((count - 1) / 2) and mass == pytest.approx(1.0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(RULES), st.data())
+def test_mass_is_conserved_and_the_slowest_never_waits(rule: GossipRule, data: st.DataObject) -> None:
+    gossip, ranks = Gossip(rule, seed=2), range(data.draw(st.integers(1, 7)))
+    asleep: set[int] = set()
+    arrived: set[int] = set()
+    """Stepped (push), or about to (average), and not mixed."""
+    for rank in ranks:
+        gossip.enter(rank)
+    for what in data.draw(st.lists(st.sampled_from(["step"] * 12 + ["leave", "enter", "pause", "resume"]), max_size=60)):
+        there = set(gossip.present)
+        going = sorted(there - asleep - arrived)
+        if what == "step" and going:
+            rank = data.draw(st.sampled_from(going))
+            if rule.exchange == "push":
+                gossip.step(rank)
+            arrived.add(rank)
+        elif what == "leave" and there:
+            rank = data.draw(st.sampled_from(sorted(there)))
+            loss = gossip.leave(rank)
+            assert loss is not None and loss.mass > 0 and gossip.leave(rank) is None
+            asleep.discard(rank)
+            arrived.discard(rank)
+        elif what == "enter" and set(ranks) - there:
+            gossip.enter(data.draw(st.sampled_from(sorted(set(ranks) - there))))
+        elif what == "pause" and going:
+            asleep.add(rank := data.draw(st.sampled_from(going)))
+            gossip.pause(rank)
+        elif what == "resume" and asleep:
+            asleep.remove(rank := data.draw(st.sampled_from(sorted(asleep))))
+            gossip.resume(rank)
+        while ready := [rank for rank in sorted(arrived) if not gossip.behind(rank)]:
+            gossip.mix(ready[0])
+            if rule.exchange != "push":
+                gossip.step(ready[0])
+            arrived.remove(ready[0])
+        words = gossip.words()
+        gossip = Gossip(rule, seed=2)
+        gossip.restore(words)
+        assert gossip.words() == words
+        if there := set(gossip.present):
+            total = sum(gossip.mass(rank) for rank in there) + gossip.in_flight() + gossip.lost
+            assert total == pytest.approx(gossip.entered) and all(gossip.mass(rank) > 0 for rank in there)
+        assert not gossip.active or set(gossip.active) - arrived, "somebody can go on"
+        for rank in arrived:
+            assert set(gossip.behind(rank)) <= set(gossip.active) - {rank}

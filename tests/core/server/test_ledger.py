@@ -1,0 +1,170 @@
+"""The books: clocks, fates, folds and admissions, without membership and samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from offbeat.core.effects import Effect, Fold, Release, Settle
+from offbeat.core.events import Pushed
+from offbeat.core.policy import Admit, Hold, Policy, View
+from offbeat.core.server.ledger import Ledger
+from offbeat.policies import ASP, BSP, SSP
+from offbeat.types import Fate, WorkerId
+
+
+def entered(policy: Policy, workers: int) -> Ledger:
+    ledger = Ledger(policy)
+    for worker in range(workers):
+        ledger.enter(worker, 1, 0.0)
+    return ledger
+
+
+def push(ledger: Ledger, worker: int, version: int, now: float = 1.0, samples: int = 8, refusal: str | None = None) -> list[Effect]:
+    return ledger.push(Pushed(worker, 1, version, samples, 1.0), now, refusal)
+
+
+def test_weights_are_shares_of_the_samples() -> None:
+    ledger = entered(BSP(), 2)
+    push(ledger, 0, 0, samples=24)
+    fold = push(ledger, 1, 0, samples=8)[0]
+    assert isinstance(fold, Fold)
+    assert [(part.worker, part.weight, part.staleness) for part in fold.parts] == [(0, 0.75, 0), (1, 0.25, 0)]
+
+
+def test_weights_are_equal_where_somebody_cannot_count_its_samples() -> None:
+    ledger = entered(BSP(), 2)
+    push(ledger, 0, 0, samples=0)
+    fold = push(ledger, 1, 0, samples=8)[0]
+    assert isinstance(fold, Fold) and [part.weight for part in fold.parts] == [0.5, 0.5]
+
+
+def test_a_fold_comes_before_its_fates_and_those_before_the_releases() -> None:
+    ledger = entered(BSP(), 2)
+    assert push(ledger, 0, 0) == []
+    assert [type(effect) for effect in push(ledger, 1, 0)] == [Fold, Settle, Settle, Release, Release]
+
+
+def test_a_refused_contribution_is_rejected_counts_as_an_iteration_and_its_worker_goes_on() -> None:
+    ledger = entered(BSP(), 2)
+    settle, release = push(ledger, 0, 0, refusal="not finite")
+    assert isinstance(settle, Settle) and (settle.fate, settle.reason, settle.clock) == (Fate.REJECTED, "not finite", 1)
+    assert isinstance(release, Release) and release.version == 0 and ledger.missing == 2
+
+
+def test_a_worker_that_left_still_counts_in_the_fold_and_nobody_waits_for_one_that_had_not_pushed() -> None:
+    ledger = entered(BSP(), 3)
+    push(ledger, 0, 0)
+    assert ledger.leave(0, 2.0) == [], "0 has pushed and died: 1 and 2 still have to push"
+    push(ledger, 1, 0)
+    fold, *_, release = ledger.leave(2, 3.0)
+    assert isinstance(fold, Fold) and [part.worker for part in fold.parts] == [0, 1]
+    assert isinstance(release, Release) and release.worker == 1
+
+
+def test_a_returning_worker_stands_at_the_slowest_clock_and_its_old_contribution_is_dropped() -> None:
+    ledger = entered(BSP(), 2)
+    for version in range(2):
+        push(ledger, 0, version)
+        push(ledger, 1, version)
+    push(ledger, 0, 2)
+    ledger.leave(0, 3.0)
+    settle, release = ledger.enter(0, 2, 4.0)
+    assert isinstance(settle, Settle) and (settle.incarnation, settle.fate) == (1, Fate.DROPPED)
+    assert isinstance(release, Release) and (release.incarnation, release.clock) == (2, 2) and ledger.missing == 2
+
+
+def test_who_returns_to_an_empty_job_stands_where_the_last_one_stood() -> None:
+    """With a clock of 0, the others would stand still for as long as it takes the newcomer to catch up."""
+    ledger = entered(SSP(staleness=0), 1)
+    for version in range(5):
+        push(ledger, 0, version)
+    ledger.pause(0, 6.0)
+    release = ledger.enter(1, 1, 7.0)[-1]
+    assert isinstance(release, Release) and release.clock == 5
+    assert ledger.slowest == 5
+
+
+def test_after_all_have_paused_the_clocks_are_as_close_as_the_bound_demands() -> None:
+    """Worker 0 pauses at clock 0, worker 1 goes on to 4 and pauses: whoever resumes first, 0 is not four iterations behind."""
+    ledger = entered(SSP(staleness=0), 2)
+    ledger.pause(0, 0.0)
+    for version in range(4):
+        push(ledger, 1, version)
+    ledger.pause(1, 5.0)
+    ledger.resume(0, 6.0)
+    ledger.resume(1, 6.0)
+    assert ledger.clock(0) == ledger.clock(1) == ledger.slowest == ledger.fastest == 4
+
+
+def test_a_pause_releases_those_who_waited_for_the_one_that_pauses() -> None:
+    ledger = entered(SSP(staleness=0), 2)
+    assert [type(effect) for effect in push(ledger, 1, 0)] == [Fold, Settle]
+    (release,) = ledger.pause(0, 2.0)
+    assert isinstance(release, Release) and release.worker == 1
+
+
+def test_times_of_pushes_are_kept_per_incarnation() -> None:
+    ledger = entered(ASP(), 1)
+    assert ledger.pushed_at(0) is None and ledger.interval(0) is None
+    push(ledger, 0, 0, now=1.0)
+    assert ledger.pushed_at(0) == 1.0 and ledger.interval(0) is None
+    push(ledger, 0, 1, now=3.5)
+    assert ledger.pushed_at(0) == 3.5 and ledger.interval(0) == 2.5
+    ledger.leave(0, 4.0)
+    ledger.enter(0, 2, 5.0)
+    assert ledger.pushed_at(0) is None and ledger.interval(0) is None
+
+
+def test_without_active_workers_the_clocks_read_zero() -> None:
+    ledger = entered(ASP(), 1)
+    push(ledger, 0, 0)
+    ledger.leave(0, 2.0)
+    assert ledger.slowest == ledger.fastest == 0 and not ledger.active
+
+
+def test_the_slowest_worker_is_the_lowest_number_among_equals() -> None:
+    ledger = entered(ASP(), 3)
+    push(ledger, 0, 0)
+    assert ledger.slowest_worker() == 1 and ledger.slowest == 0 and ledger.fastest == 1
+
+
+def test_closing_drops_what_has_no_fate() -> None:
+    ledger = entered(BSP(), 2)
+    push(ledger, 0, 0)
+    (settle,) = ledger.close(9.0, "the job is over")
+    assert isinstance(settle, Settle) and (settle.fate, settle.reason) == (Fate.DROPPED, "the job is over")
+
+
+def test_a_rule_that_admits_before_the_fate_is_our_mistake() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Hasty(BSP):
+        def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
+            return Admit("why not")
+
+    ledger = entered(Hasty(), 2)
+    with pytest.raises(AssertionError, match="worker 0 was admitted before its contribution had a fate"):
+        push(ledger, 0, 0)
+
+
+def test_pushing_without_having_been_admitted_is_our_mistake() -> None:
+    ledger = entered(BSP(), 2)
+    push(ledger, 0, 0)
+    with pytest.raises(AssertionError, match="worker 0 pushed without having been admitted"):
+        push(ledger, 0, 0)
+
+
+def test_a_rule_that_keeps_time_is_asked_again_when_it_wanted() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Later(ASP):
+        def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
+            return Admit("now") if view.now >= 5.0 else Hold("not before 5")
+
+        def wake_at(self, view: View) -> float | None:
+            return 5.0 if view.now < 5.0 else None
+
+    ledger = entered(Later(), 1)
+    assert ledger.wake_at() == 5.0 and ledger.wake(4.0) == []
+    (release,) = ledger.wake(5.0)
+    assert isinstance(release, Release) and release.reason == "now" and ledger.wake_at() is None

@@ -1,0 +1,187 @@
+"""A worker's blocks: when it may go on, as which iteration, and how the listing as printed differs."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offbeat.core.block_cache import Blocks, LiteralBlocks
+
+
+def begun(blocks: Blocks) -> Blocks:
+    """With version 0 of every block, and iteration 0 begun."""
+    for shard in range(len(blocks.held)):
+        blocks.received(shard, 0, now=0.0)
+    assert blocks.ready(now=0.0) and blocks.advance() == 0
+    return blocks
+
+
+def give(blocks: Blocks, now: float, **versions: int) -> None:
+    """Blocks a, b, c ... at these versions."""
+    for name, version in versions.items():
+        blocks.received(ord(name) - ord("a"), version, now)
+
+
+@pytest.mark.parametrize(("shards", "fraction", "needed"), [(32, 0.9, 29), (32, 0.75, 24), (100, 0.29, 29), (4, 0.01, 1), (3, 1.0, 3)])
+def test_the_fraction_is_rounded_up(shards: int, fraction: float, needed: int) -> None:
+    assert begun(Blocks(shards, fraction=fraction)).needed == needed
+
+
+@pytest.mark.parametrize("kind", [Blocks, LiteralBlocks])
+def test_the_first_iteration_needs_every_block(kind: type[Blocks]) -> None:
+    blocks = kind(3, fraction=0.3)
+    give(blocks, 1.0, a=0, b=0)
+    assert not blocks.ready(now=9.0) and blocks.wake_at() is None
+    give(blocks, 2.0, c=0)
+    assert blocks.ready(now=2.0)
+
+
+def test_enough_newer_blocks_let_it_go_on_with_the_others_as_they_were() -> None:
+    blocks = begun(Blocks(3, fraction=0.6))
+    give(blocks, 1.0, b=1)
+    assert not blocks.ready(now=1.0)
+    give(blocks, 2.0, a=1)
+    assert blocks.ready(now=2.0) and blocks.advance() == 1 and blocks.used == (1, 1, 0)
+
+
+def test_what_has_come_while_it_computed_counts() -> None:
+    blocks = begun(Blocks(2))
+    give(blocks, 1.0, a=1, b=2)
+    assert blocks.ready(now=5.0) and blocks.advance() == 1 and blocks.used == (1, 2)
+    give(blocks, 6.0, a=2)
+    assert blocks.ready(now=6.0), "block b is held at 2 already"
+    assert blocks.advance() == 2
+
+
+def test_a_worker_that_is_behind_jumps() -> None:
+    blocks = begun(Blocks(4, fraction=0.5))
+    give(blocks, 1.0, a=5, b=7, c=9)
+    assert blocks.ready(now=1.0) and blocks.advance() == 7, "two of four blocks are at 7 or later"
+    assert blocks.used == (5, 7, 9, 0) and not blocks.ready(now=1.0)
+
+
+def test_an_older_block_changes_nothing() -> None:
+    blocks = begun(Blocks(2))
+    give(blocks, 1.0, a=3)
+    give(blocks, 2.0, a=1)
+    assert blocks.held == [3, 0]
+
+
+def test_it_waits_for_the_others_until_the_timeout_or_the_last() -> None:
+    blocks = begun(Blocks(3, fraction=0.6, timeout_s=4.0))
+    give(blocks, 1.0, a=1)
+    assert blocks.wake_at() is None
+    give(blocks, 2.0, b=1)
+    assert not blocks.ready(now=2.0) and blocks.wake_at() == 6.0
+    assert not blocks.ready(now=5.9) and blocks.ready(now=6.0)
+    give(blocks, 3.0, c=1)
+    assert blocks.ready(now=3.0) and blocks.wake_at() is None
+
+
+def test_the_timeout_runs_while_it_computes() -> None:
+    blocks = begun(Blocks(3, fraction=0.6, timeout_s=4.0))
+    give(blocks, 1.0, a=2, b=2)
+    assert blocks.ready(now=5.0) and blocks.advance() == 2
+    give(blocks, 6.0, a=3, b=3)
+    assert blocks.wake_at() == 10.0
+
+
+def test_a_bound_on_the_skew_makes_it_wait_and_lowers_the_jump() -> None:
+    blocks = begun(Blocks(3, fraction=0.6, max_skew=2))
+    give(blocks, 1.0, a=9, b=9)
+    assert blocks.ready(now=1.0) and blocks.advance() == 2, "no more than 2 ahead of block c"
+    assert not blocks.ready(now=99.0) and blocks.wake_at() is None
+    give(blocks, 2.0, c=1)
+    assert blocks.ready(now=2.0) and blocks.advance() == 3
+
+
+def test_a_release_lets_it_go_on_from_what_there_is() -> None:
+    blocks = begun(Blocks(2))
+    blocks.released()
+    assert blocks.ready(now=1.0) and blocks.advance() == 0, "nobody has made a new version, and it computes once more from this one"
+    give(blocks, 2.0, a=5, b=6)
+    blocks.released()
+    assert blocks.ready(now=2.0) and blocks.advance() == 5
+    with pytest.raises(AssertionError, match="released without all blocks"):
+        Blocks(2).released()
+
+
+@pytest.mark.parametrize("interrupt", [False, True])
+def test_an_iteration_is_overtaken_once_the_next_could_begin(interrupt: bool) -> None:
+    blocks = begun(Blocks(3, fraction=0.6, interrupt=interrupt))
+    give(blocks, 1.0, a=1)
+    assert not blocks.overtaken
+    give(blocks, 1.0, b=1)
+    assert blocks.overtaken is interrupt
+
+
+def test_beginning_too_early_is_our_mistake() -> None:
+    blocks = begun(Blocks(2))
+    with pytest.raises(AssertionError, match="not ready"):
+        blocks.advance()
+
+
+# The listing as printed.
+
+
+def test_literally_a_block_counts_only_in_the_iteration_in_which_it_is_taken() -> None:
+    """SPEC 5.5 (2), three messages: the fast shard's next block is used up while the worker waits for the slow shard."""
+    literal, mended = begun(LiteralBlocks(2)), begun(Blocks(2))
+    for blocks in (literal, mended):
+        give(blocks, 1.0, b=1)
+        give(blocks, 2.0, b=2)
+        assert not blocks.ready(now=2.0)
+        give(blocks, 3.0, a=1)
+        assert blocks.ready(now=3.0) and blocks.advance() == 1 and blocks.used == (1, 2)
+        give(blocks, 4.0, a=2)
+    assert mended.ready(now=4.0)
+    assert not literal.ready(now=1e9) and literal.wake_at() is None, "it waits for a block that it has got"
+
+
+def test_literally_iterations_are_replayed() -> None:
+    blocks = begun(LiteralBlocks(2, fraction=0.5))
+    for version in (1, 2, 3):
+        give(blocks, 1.0, a=version, b=version)
+    order = []
+    while blocks.ready(now=2.0):
+        order.append((blocks.advance(), blocks.used))
+    assert order == [(1, (1, 0)), (2, (2, 0)), (3, (3, 0))], "the first block taken is enough; the second is then too old"
+
+
+def test_literally_the_timeout_begins_when_it_waits() -> None:
+    blocks = begun(LiteralBlocks(2, fraction=0.5, timeout_s=4.0))
+    give(blocks, 1.0, a=1)
+    assert not blocks.ready(now=5.0) and blocks.wake_at() == 9.0
+    assert not blocks.ready(now=8.0) and blocks.ready(now=9.0)
+    give(blocks, 8.5, b=1)
+    assert blocks.ready(now=8.5)
+
+
+def test_literally_a_release_begins_with_the_oldest_block() -> None:
+    blocks = LiteralBlocks(2)
+    give(blocks, 1.0, a=5, b=6)
+    blocks.released()
+    assert blocks.ready(now=1.0) and blocks.advance() == 5
+
+
+@settings(max_examples=300, derandomize=True, database=None)
+@given(st.data())
+def test_whatever_comes_it_is_ready_when_enough_is_held(data: st.DataObject) -> None:
+    shards = data.draw(st.integers(1, 6))
+    fraction = data.draw(st.floats(0.01, 1.0))
+    skew = data.draw(st.one_of(st.none(), st.integers(0, 3)))
+    blocks, held, t = begun(Blocks(shards, fraction=fraction, max_skew=skew)), [0] * shards, 0
+    need = ceil(fraction * shards - 1e-9)
+    for shard, version in data.draw(st.lists(st.tuples(st.integers(0, shards - 1), st.integers(0, 9)), max_size=30)):
+        blocks.received(shard, version, now=1.0)
+        held[shard] = max(held[shard], version)
+        largest = sorted(held, reverse=True)[need - 1]
+        ready = largest > t and (skew is None or min(held) + skew > t)
+        assert blocks.ready(now=1.0) == ready
+        if ready and data.draw(st.booleans()):
+            before, t = t, blocks.advance()
+            assert before < t <= largest and blocks.used == tuple(held)
+            assert t == largest or t == min(held) + (skew or 0)

@@ -1,0 +1,190 @@
+"""Every rule's journal adds up: in random worlds with faults, and simulated. And if a line of the books is lost, that shows."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.scripts import Schedule
+from tests.core.shard_world import Plan, ShardWorld
+from tests.core.world import World
+from tests.journal.records import Record, journal_of
+
+from offbeat.core.policy import Policy
+from offbeat.errors import ConfigurationError
+from offbeat.journal.records import read
+from offbeat.journal.summary import Tally
+from offbeat.policies import PSP, RULES, rule
+from offbeat.report.figures import short
+from offbeat.report.lanes import SPANS, Chart
+from offbeat.report.table import comparison, job_table
+from offbeat.sim.cluster import Cluster, Work
+from offbeat.sim.run import simulate
+
+SETTINGS = (
+    "ssp(staleness=2)",
+    "backup(b=1)",
+    "backup(b=1, obsolete=push_and_interrupt)",
+    "backup(b=1, obsolete=pull_and_wait)",
+    "elastic(R=3)",
+    "elastic(R=3, mode=bulk)",
+    "elastic(R=3, mode=bulk, weighting=workers)",
+    "elastic(R=3, mode=local)",
+    "dbw(obsolete=push_and_interrupt)",
+    "ensemble(steps=3)",
+    "ensemble(per_epoch=2, overlap=0.5, budget=12, reallocate=affine)",
+    "first_of(m=2)",
+    "all_of(m=2)",
+    "quorum(q=2)",
+    "majority(delivery=latest, model_sync_every=3)",
+    "solo(staleness=1)",
+    "psp(c=1, b=0.4)",
+    "psp(c=2, b=0.6, tau1=0.5, tau2=0.2, future=hold)",
+    "psp(c=1, b=0.5, interrupt=True)",
+    "psp(c=2, b=0.6, future=drop, max_skew=1)",
+)
+"""Besides each rule as it is without any."""
+FAULTS = ("kill", "vanish", "freeze", "restart", "usurp", "newcomer", "poison", "haste")
+SHARD_FAULTS = ("kill", "restart", "suspect", "newcomer")
+
+
+def spelled(text: str) -> list[str]:
+    """The text, if it spells a rule."""
+    try:
+        return [rule(text).spelling]
+    except ConfigurationError:
+        return []
+
+
+SPELLINGS = sorted({spelling for text in (*RULES, *SETTINGS) for spelling in spelled(text)})
+IN_JOB_SCOPE = [spelling for spelling in SPELLINGS if rule(spelling).scope == "job" and rule(spelling).family != "gossip"]
+"""Gossip has worlds of its own (``tests/core/gossip/test_ledger.py``)."""
+IN_SHARD_SCOPE = [spelling for spelling in SPELLINGS if rule(spelling).scope == "shard"]
+
+
+def test_every_rule_is_here() -> None:
+    assert {spelling.split("(")[0] for spelling in SPELLINGS} == set(RULES)
+    assert all(spelled(text) for text in SETTINGS if text.split("(")[0] in RULES)
+
+
+def played(policy: Policy, seed: int) -> list[Record]:
+    """The journal of a random world of job scope."""
+    draw = random.Random(seed)
+    schedule = Schedule(
+        policy,
+        draw.randint(2, 5),
+        seed=seed,
+        iterations=draw.randint(1, 5),
+        epochs=draw.randint(0 if policy.split_overlap is None else 1, 3),
+        size=draw.randint(12, 40),
+        batch=draw.randint(1, 5),
+        prefetch=draw.randint(0, 4),
+        timeout_s=draw.choice((None, 12.0)),
+        faults=tuple((draw.choice(FAULTS), draw.randrange(6), draw.randrange(40)) for _ in range(draw.randrange(5))),
+    )
+    return list(journal_of(policy, schedule.workers, 1, World(schedule).run().log))
+
+
+def played_by_shards(policy: PSP, seed: int) -> list[Record]:
+    """The journal of a random world of shard scope."""
+    draw = random.Random(seed)
+    plan = Plan(
+        policy,
+        draw.randint(2, 5),
+        draw.randint(1, 4),
+        seed,
+        iterations=draw.randint(1, 6),
+        epochs=draw.randint(0, 2),
+        size=draw.randint(12, 40),
+        prefetch=draw.randint(0, 2),
+        faults=tuple((draw.choice(SHARD_FAULTS), draw.randrange(6), draw.randrange(40)) for _ in range(draw.randrange(5))),
+    )
+    return list(journal_of(policy, plan.workers, plan.shards, ShardWorld(plan).run().log))
+
+
+def adds_up(records: list[Record]) -> dict[str, Any]:
+    """Check whatever holds in every journal; the summary."""
+    tally = Tally.of(records)
+    summary = tally.summary()
+    workers = {worker["worker"]: worker for worker in summary["per_worker"]}
+    assert tally.problems() == []
+    assert sum(summary["fates"].values()) == summary["blocks"] == sum(entry["kind"] == "pushed" for entry in records)
+    assert summary["abandoned"] == sum(entry["kind"] == "abandoned" for entry in records)
+    assert summary["shards"] is not None or summary["pushes"] == summary["blocks"]
+    assert summary["steps"] >= summary["pushes"]
+    assert all(worker["wait_s"] >= 0.0 and worker["idle_s"] >= 0.0 for worker in workers.values())
+    assert all(worker["wait_s"] + worker["compute_s"] + worker["idle_s"] <= 2 * summary["elapsed_s"] for worker in workers.values())
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    assert job_table(summary).row_count == len(workers)
+    assert comparison({"this": summary, "that": summary}).row_count == 2
+    for number, lane in Chart.of(records).lanes.items():
+        waited_s = sum(span.stop_s - span.start_s for span in lane.spans if span.what == "waiting")
+        assert waited_s >= workers[number]["wait_s"] - 1e-6, "the tally leaves out waits that end with their worker"
+        assert all(span.start_s < span.stop_s and span.what in SPANS for span in lane.spans)
+        assert all(a.stop_s <= b.start_s for a, b in zip(lane.spans, lane.spans[1:], strict=False))
+    return summary
+
+
+@pytest.mark.parametrize("spelling", IN_JOB_SCOPE, ids=short)
+def test_any_journal_adds_up(spelling: str) -> None:
+    @settings(max_examples=15, derandomize=True, database=None)
+    @given(st.integers(0, 2**16))
+    def check(seed: int) -> None:
+        adds_up(played(rule(spelling), seed))
+
+    check()
+
+
+@pytest.mark.parametrize("spelling", IN_SHARD_SCOPE, ids=short)
+def test_any_journal_of_shard_scope_adds_up(spelling: str) -> None:
+    @settings(max_examples=15, derandomize=True, database=None)
+    @given(st.integers(0, 2**16))
+    def check(seed: int) -> None:
+        policy = rule(spelling)
+        assert isinstance(policy, PSP)
+        adds_up(played_by_shards(policy, seed))
+
+    check()
+
+
+@pytest.mark.parametrize("spelling", ["elastic(R=3, mode=bulk)", "psp(c=1, b=0.4)", "backup(b=1)", "majority"])
+def test_a_lost_line_of_the_books_shows(spelling: str) -> None:
+    @settings(max_examples=15, derandomize=True, database=None)
+    @given(st.integers(0, 2**16), st.floats(0.0, 1.0, exclude_max=True))
+    def check(seed: int, where: float) -> None:
+        policy = rule(spelling)
+        records = played_by_shards(policy, seed) if isinstance(policy, PSP) else played(policy, seed)
+        books = [place for place, entry in enumerate(records) if entry["kind"] in ("pushed", "settle", "fold", "gather")]
+        if books:
+            lost = books[int(where * len(books))]
+            late = records[lost]["kind"] == "gather" and "folded" not in _fates(records, records[lost])
+            assert late or Tally.of(records[:lost] + records[lost + 1 :]).problems() != []
+
+    check()
+
+
+def _fates(records: list[Record], of: Record) -> set[str]:
+    """The fates of what was gathered: the job's end drops it all the same, in whatever sum it was."""
+    same = [entry for entry in records if entry["kind"] == "settle" and all(entry[k] == of[k] for k in ("worker", "incarnation", "clock"))]
+    return {entry["fate"] for entry in same}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS, ids=short)
+def test_a_simulated_journal_adds_up(spelling: str, tmp_path: Path) -> None:
+    policy, path = rule(spelling), tmp_path / "run.jsonl"
+    faults = "kill worker=2 at=5; restart worker=2 at=8; slow worker=1 at=3 for=5 factor=4"
+    delay = "sometimes(probability=0.1, seconds=1)"
+    cluster = Cluster(workers=4, servers=3, compute="uniform(low=0.5, high=1.5)", delay=delay, faults=faults)
+    work = Work(epochs=2, samples=120, batch=4) if policy.split_overlap is None else Work(epochs=3, samples=60, batch=4)
+    result = simulate(policy, cluster, work, journal=path)
+    assert result.ok, result.reason
+    summary = adds_up(list(read(path)))
+    assert summary == {name: result.summary[name] for name in summary}
+    assert summary["started"] == "simulated"
+    assert [epoch["epoch"] for epoch in summary["epochs"]] == list(range(work.epochs or 0))
+    assert [fault["what"] for fault in summary["faults"]] == ["slow", "kill"]

@@ -1,0 +1,231 @@
+"""Forks of a process that has imported what they need: each is what `python script.py` would have been, and none outlives the job."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.launch.waiting import alive, printed, until
+
+from offbeat.errors import ConfigurationError
+from offbeat.launch import forkserver as forkservers
+from offbeat.launch.forkserver import POSSIBLE, Zygote, check_preload
+from offbeat.launch.processes import Child
+from offbeat.launch.program import Program
+
+pytestmark = pytest.mark.skipif(not POSSIBLE, reason="only on Linux do libraries survive a fork")
+
+Fork = Callable[..., Child]
+
+
+def there(pid: int) -> bool:
+    """Whether the number is taken, even by a process that has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "beside.py").write_text("import os\nWHERE = os.getpid()\n")
+    return tmp_path / "script.py"
+
+
+@pytest.fixture
+def zygote(script: Path) -> Iterator[Zygote]:
+    """Has imported decimal, numpy and the module beside the script."""
+    script.touch()
+    zygote = Zygote(Program(str(script)), ["decimal", "numpy", "beside"], {**os.environ, "SHARED": "1"}, capture=True)
+    until("its imports", zygote.settled)
+    yield zygote
+    zygote.child.kill()
+
+
+@pytest.fixture
+def fork(zygote: Zygote, script: Path) -> Fork:
+    """Fork a process that runs this program: ``fork("print(1)", "an argument")``."""
+
+    def begin(program: str, *arguments: str, **variables: str) -> Child:
+        if script.read_text() != program:  # an earlier fork may be about to read it
+            script.write_text(program)
+        child = zygote.fork({**os.environ, "SHARED": "1", **variables}, Program(str(script), arguments))
+        assert child is not None
+        return child
+
+    return begin
+
+
+def test_it_is_what_the_script_would_be_alone(fork: Fork, script: Path, zygote: Zygote) -> None:
+    program = """
+import os, sys, beside
+class Mine: pass
+print(__name__, __file__, sys.argv, sys.path[0], Mine.__module__, sys.modules["__main__"].Mine is Mine)
+print(os.environ["SHARED"], os.environ["WORKER"], os.getsid(0) == os.getpid(), os.getppid() == beside.WHERE, "decimal" in sys.modules)
+"""
+    assert printed(fork(program, "--epochs", "3", WORKER="7")) == [
+        f"__main__ {script} {[str(script), '--epochs', '3']} {script.parent} __main__ True",
+        "1 7 True True True",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [("", 0), ("raise SystemExit(7)", 7), ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9), ("1 / 0", 1)],
+)
+def test_how_it_ended(fork: Fork, program: str, status: int) -> None:
+    child = fork(program)
+    until("its end", lambda: child.ended() is not None)
+    assert child.ended() == status
+    until("its number to be free again", lambda: not there(child.pid))
+
+
+def test_the_end_is_an_interpreters(fork: Fork) -> None:
+    program = """
+import atexit, threading
+atexit.register(print, "at exit")
+go = threading.Event()
+threading.Thread(target=lambda: (go.wait(), print("thread"))).start()
+print("no line's end", end="")
+go.set()
+"""
+    assert sorted("".join(printed(fork(program))).replace("thread", "").split("no line's end")) == ["", "at exit"]
+
+
+def test_the_end_writes_what_the_script_left_open(fork: Fork, script: Path) -> None:
+    """Python writes out the files that a script has not closed when it ends; so must a fork that leaves its memory to the kernel."""
+    program = """
+import atexit, gzip, sys
+atexit.register(lambda: (kept.write("at exit"), sys.stdout.write("whose main? " + sys.modules["__main__"].__file__)))
+kept = open("kept", "w")
+packed = gzip.open("packed", "wt")
+packed.write("packed")
+def local():
+    held = open("held", "w")
+    held.write("held by a module")
+    sys.held = held
+local()
+sys.exit("a sentence")
+"""
+    child = fork(f"import os; os.chdir({str(script.parent)!r})\n{program}")
+    assert printed(child) == [f"whose main? {script}", "a sentence"]
+    assert child.ended() == 1
+    texts = [
+        (script.parent / "kept").read_text(),
+        gzip.decompress((script.parent / "packed").read_bytes()).decode(),
+        (script.parent / "held").read_text(),
+    ]
+    assert texts == ["at exit", "packed", "held by a module"]
+
+
+def test_a_keyboard_interrupt_ends_as_pythons(fork: Fork) -> None:
+    child = fork("raise KeyboardInterrupt")
+    lines = printed(child)
+    assert (child.ended(), lines[-1]) == (-signal.SIGINT, "KeyboardInterrupt")
+
+
+def test_an_exit_does_not_copy_what_the_zygote_holds(script: Path) -> None:
+    """The script's own pages are a few; the modules that the zygote has loaded are some 60 MB."""
+    script.write_text(
+        "import atexit, os, sys\n"
+        "private = lambda: sum(int(line.split()[1]) for line in open('/proc/self/smaps_rollup') if line.startswith('Private_'))\n"
+        "def rest():\n"
+        "    os.write(1, f'{private()}\\n'.encode())\n"
+        "atexit.register(rest)\n"
+        "class Last:\n"
+        "    def __del__(self, write=os.write, private=private):\n"
+        "        write(1, f'{private()}\\n'.encode())\n"
+        "sys.modules['last'] = Last()\n"
+    )
+    zygote = Zygote(Program(str(script)), ["torch"], os.environ, capture=True)
+    until("its imports", zygote.settled)
+    child = zygote.fork(os.environ, Program(str(script)))
+    assert child is not None
+    figures = [int(line) for line in printed(child)]
+    zygote.child.kill()
+    assert len(figures) == 1, f"the interpreter has taken its modules apart: {figures} KiB private before and after"
+
+
+def test_a_traceback_begins_in_the_script(fork: Fork, script: Path) -> None:
+    lines = printed(fork("def f():\n    1 / 0\nf()\n"))
+    assert lines[:2] == ["Traceback (most recent call last):", f'  File "{script}", line 3, in <module>']
+    assert lines[-1] == "ZeroDivisionError: division by zero"
+
+
+def test_forks_do_not_draw_the_same(fork: Fork) -> None:
+    program = "import random, numpy\nprint(random.random(), numpy.random.random())"
+    first, second = (printed(fork(program))[0].split() for _ in range(2))
+    assert first[0] != second[0] and first[1] != second[1]
+
+
+def test_several_at_once_and_each_is_killed_alone(fork: Fork, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    go = os.open(tmp_path / "go", os.O_RDWR)  # both ends, so that nobody waits for the other
+    children = [fork(f"open({str(tmp_path / 'go')!r}, 'rb', 0).read(1)") for _ in range(3)]
+    assert len({child.pid for child in children}) == 3
+    children[1].kill()
+    assert [child.ended() for child in children] == [None, -9, None]
+    children[0].signal(signal.SIGSTOP)
+    until("it to stop", lambda: psutil.Process(children[0].pid).status() == psutil.STATUS_STOPPED)
+    os.write(go, b"!")
+    until("the third's end", lambda: children[2].ended() is not None)
+    assert children[0].ended() is None
+    children[0].kill()
+    assert children[0].ended() == -9
+    os.close(go)
+
+
+def test_forks_die_with_their_zygote(fork: Fork, zygote: Zygote, script: Path) -> None:
+    child = fork("import time\ntime.sleep(1000)")
+    assert alive(child.pid)
+    os.kill(zygote.child.pid, signal.SIGKILL)
+    until("the fork's end", lambda: not alive(child.pid))
+    until("the news of it", lambda: child.ended() is not None)
+    assert child.ended() == -9
+    assert zygote.fork(os.environ, Program(str(script))) is None, "who asks starts a new process instead"
+
+
+def test_a_fork_that_the_system_refuses_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process: root has no limit of processes that could be reached."""
+
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    reading, writing = os.pipe()
+    assert forkservers._fork({}, [writing]) == forkservers.REFUSED
+    assert os.read(reading, 1) == b"", "the descriptor that came with the request is closed"
+    os.close(reading)
+
+
+def test_an_import_that_fails_is_told(script: Path) -> None:
+    script.touch()
+    zygote = Zygote(Program(str(script)), ["json.nonsense"], os.environ)
+    until("the news", zygote.settled)
+    assert zygote.failure == "--preload json.nonsense: ModuleNotFoundError: No module named 'json.nonsense'"
+    assert zygote.fork(os.environ, Program(str(script))) is None
+    zygote.child.kill()
+
+
+def test_what_cannot_be_there_is_told_before_anything_starts(script: Path) -> None:
+    script.touch()
+    check_preload(["beside", "torch._dynamo", "sys"], Program(str(script)))
+    with pytest.raises(ConfigurationError, match=r"--preload tosch.nn: there is no module 'tosch' that .*script.py could import"):
+        check_preload(["tosch.nn"], Program(str(script)))
+    check_preload([], Program(str(script)))
+
+
+def test_a_fork_keeps_the_token_out_of_its_environment(zygote: Zygote, script: Path) -> None:
+    script.write_text(
+        "import os\nfrom offbeat.runtime.job.settings import take_token\nprint('OFFBEAT_TOKEN' in os.environ, take_token())\n"
+    )
+    child = zygote.fork({**os.environ, "SHARED": "1", "OFFBEAT_TOKEN": "secret"}, Program(str(script)))
+    assert child is not None
+    assert printed(child) == ["False secret"]

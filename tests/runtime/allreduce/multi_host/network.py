@@ -1,0 +1,259 @@
+"""Nodes of a job across hosts with a network carried by hand: every message waits until it is told to go on, in order between two nodes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from offbeat.core.allreduce.policy import RoundRule
+from offbeat.core.allreduce.sequencer import Decider
+from offbeat.core.rank_log import Kind
+from offbeat.policies import rule
+from offbeat.runtime.allreduce.multi_host.connections import SEAT
+from offbeat.runtime.allreduce.multi_host.memory import HostMemory
+from offbeat.runtime.allreduce.multi_host.node import Node
+from offbeat.types import Version, WorkerId
+
+
+class Rank:
+    """What a rank's process does with its node: one gradient after another."""
+
+    def __init__(self, number: WorkerId, node: Node, version: Version) -> None:
+        self.number, self.node, self.version = number, node, version
+        self.asked = self.idle = self.parting = self.may_leave = False
+        self.entering = False
+        self.donor: Rank | None = None
+        """Who lets it in."""
+        self.like: Rank | None = None
+        """Whose parameters it has come with, and who waits to leave until it takes part."""
+        self.through: Version | None = None
+        self.results: dict[Version, torch.Tensor] = {}
+
+    @property
+    def free(self) -> bool:
+        return not self.asked and self.through is None
+
+    def look(self) -> None:
+        """Take the answer, and the results, if they are there. Who is about to leave takes also those before, for others may wait for
+        their room."""
+        if self.asked and self.node.answers:
+            self.through = self.node.answers.pop(0).through
+            self.asked = self.entering = False
+            self.may_leave = self.parting
+        if self.through is not None and self.node.executor.upto >= self.through:
+            self.take(self.through)
+            self.through = None
+        if self.parting and not (self.may_leave and self.free) and self.version < self.node.executor.upto:
+            self.take(self.node.executor.upto)
+            self.node.tell({"k": "read", "n": self.version})
+
+    def take(self, through: Version) -> None:
+        """The results up to this version are there."""
+        for number in range(self.version, through):
+            self.results[number] = self.node.executor.results[number].clone()
+        self.version = max(self.version, through)
+
+
+class Network:
+    """All of them.
+
+    Args:
+        spelled: the rule.
+        hosts: of each rank.
+        numel: of a vector; each gradient is 1 at a place of its own.
+        slots: results that are kept.
+    """
+
+    def __init__(self, spelled: str, hosts: Sequence[str], numel: int, slots: int) -> None:
+        self.hosts, self.numel, self.slots = list(hosts), numel, slots
+        found = rule(spelled)
+        assert isinstance(found, RoundRule)
+        self.decider = Decider(found, hosts, clock_ns=lambda: 0, seed=3, slots=slots)
+        self.decider.begin(range(len(hosts)))
+        self.queues: dict[tuple[WorkerId, WorkerId], deque[tuple[dict[str, Any], torch.Tensor | None]]] = {}
+        self.memories: dict[str, HostMemory] = {}
+        self.nodes: dict[WorkerId, Node] = {}
+        self.ranks: dict[WorkerId, Rank] = {}
+        self.left: list[Rank] = []
+        """In peace."""
+        self.deaths = 0
+        self.made = self.tickets = 0
+        self.add(SEAT)
+        for number in range(len(hosts)):
+            self.add(number)
+
+    def add(self, number: WorkerId, version: Version = 0) -> None:
+        """A process begins."""
+        host = "seat" if number == SEAT else self.hosts[number]
+        if all(self.hosts[other] != host for other in self.ranks):
+            self.memories[host] = HostMemory(len(self.hosts), self.numel, torch.float32, self.slots)
+
+        def send(peer: WorkerId, header: Mapping[str, Any], content: torch.Tensor | None, memory: object) -> None:
+            if peer in self.nodes and self.nodes[number] is node:
+                kept = None if content is None else content.clone()
+                self.queues.setdefault((number, peer), deque()).append((dict(header), kept))
+
+        node = Node(number, SEAT, self.memories[host], send, lambda peer: None, self.decider if number == SEAT else None)
+        self.nodes[number] = node
+        self.nodes[SEAT].hosts[number] = host
+        if number != SEAT:
+            self.ranks[number] = Rank(number, node, version)
+            mates = [other for other in self.ranks if self.hosts[other] == host]
+            for mate in mates:
+                self.nodes[mate].mates = {other for other in mates if other != mate}
+
+    def waiting(self) -> list[tuple[WorkerId, WorkerId]]:
+        """The pairs between which something is on its way."""
+        return sorted(pair for pair, queue in self.queues.items() if queue)
+
+    def deliver_all(self) -> None:
+        """Also what is sent in answer."""
+        while pairs := self.waiting():
+            self.deliver(pairs[0])
+
+    def deliver(self, pair: tuple[WorkerId, WorkerId]) -> None:
+        """The oldest message of a pair."""
+        header, content = self.queues[pair].popleft()
+        self.nodes[pair[1]].heard(pair[0], header, torch.empty(0) if content is None else content)
+        if pair[1] != SEAT:
+            self.ranks[pair[1]].look()
+
+    def push(self, number: WorkerId) -> None:
+        """A rank arrives with a new gradient, if a buffer is free."""
+        rank = self.ranks[number]
+        buffer = rank.node.buffer()
+        if buffer is not None:
+            vector = rank.node.memory.buffer(number, buffer)
+            vector.zero_()
+            vector[self.made] = 1.0
+            self.made += 1
+            rank.node.arrive(buffer, 1.0)
+            rank.asked, rank.idle = True, False
+
+    def can_give(self, number: WorkerId) -> bool:
+        """Whether a newcomer can have what this rank has: while it waits to leave there may be more to come."""
+        rank = self.ranks[number]
+        return not rank.entering and (not rank.parting or self.may_leave(number))
+
+    def part(self, number: WorkerId) -> None:
+        """A rank has come to the end of its script."""
+        rank = self.ranks[number]
+        if any(other.like is rank and other.entering for other in self.ranks.values()):
+            return
+        rank.node.tell({"k": "part"})
+        rank.asked = rank.idle = rank.parting = True
+        rank.look()
+
+    def may_leave(self, number: WorkerId) -> bool:
+        """Whether it has heard that the others can do without it."""
+        return self.ranks[number].may_leave and self.ranks[number].free
+
+    def leave(self, number: WorkerId) -> None:
+        """It may go, and goes."""
+        rank = self.ranks[number]
+        before = len(self.decider.follow(0))
+        self.left.append(rank)
+        self._end(number, 99)
+        entries = self.decider.follow(0)[before:]
+        # With its last messages it may let a newcomer in, who takes over the buffers of the one before.
+        taken_over = {entry.rank for entry in entries if entry.kind is Kind.ENTER}
+        lost = [entry for entry in entries if entry.kind is Kind.LOST and entry.rank not in taken_over]
+        assert self.deaths or not lost, f"rank {number} has left in peace, and with it went {lost}"
+
+    def die(self, number: WorkerId, delivered: int) -> None:
+        """A process is killed. So many of the messages that it has sent to each still arrive."""
+        self.deaths += 1
+        self._end(number, delivered)
+
+    def _end(self, number: WorkerId, delivered: int) -> None:
+        del self.nodes[number]
+        self.nodes[SEAT].tickets.pop(number, None)
+        dead = self.ranks.pop(number)
+        for pair in [pair for pair in self.queues if pair[1] == number]:
+            del self.queues[pair]
+        for pair in [pair for pair in self.queues if pair[0] == number]:
+            queue = self.queues.pop(pair)
+            for header, content in list(queue)[:delivered]:
+                self.nodes[pair[1]].heard(number, header, torch.empty(0) if content is None else content)
+        for node in self.nodes.values():
+            node.mates.discard(number)
+            node.gone(number)
+        for rank in self.ranks.values():
+            rank.look()
+        assert dead.node not in self.nodes.values()
+
+    def enter(self, number: WorkerId, like: WorkerId, let_in: bool) -> None:
+        """A new process is this rank, with what another one has now. It says so itself, or the other does, which goes on only then."""
+        model = self.ranks[like]
+        self.add(number, model.version)
+        newcomer = self.ranks[number]
+        newcomer.results = dict(model.results)
+        newcomer.asked = newcomer.entering = True
+        parted, model.may_leave, model.parting = model.may_leave, False, False
+        if not let_in:
+            newcomer.like = model
+            newcomer.node.enter(model.version, self.hosts[number])
+            return
+        newcomer.donor, newcomer.idle = model, True
+        self.tickets += 1
+        self.nodes[SEAT].tickets[number] = self.tickets
+        model.node.tell({"k": "let", "rank": number, "version": model.version, "ticket": self.tickets, "pause": True})
+        if parted:
+            self.part(like)
+
+    def outside(self) -> list[WorkerId]:
+        """Those that cannot go on, and end: who is fenced, and orphans."""
+        return [*(number for number, rank in self.ranks.items() if rank.node.fenced is not None), *self.orphans()]
+
+    def orphans(self) -> list[WorkerId]:
+        """Newcomers whose donor died before its word came: a coordinator would find them another."""
+        return [
+            rank.number
+            for rank in self.ranks.values()
+            if rank.donor is not None
+            and rank.entering
+            and self.ranks.get(rank.donor.number) is not rank.donor
+            and rank.number not in self.decider.present
+        ]
+
+    def finish(self) -> None:
+        """Everybody stops, everything arrives, and everybody catches up."""
+        for _ in range(10 + len(self.ranks)):
+            for rank in self.ranks.values():
+                rank.look()
+                if rank.free and rank.node.fenced is None:
+                    rank.node.tell({"k": "read", "n": rank.version})
+                if rank.free and not rank.idle and rank.node.fenced is None:
+                    rank.node.tell({"k": "pause"})
+                    rank.idle = True
+            self.deliver_all()
+            for rank in self.ranks.values():
+                if rank.free and rank.idle and rank.node.fenced is None:
+                    rank.node.tell({"k": "catch"})
+                    rank.asked = True
+            self.deliver_all()
+
+    def check(self) -> None:
+        """What must be so at the end."""
+        there = [rank for rank in self.ranks.values() if rank.node.fenced is None]
+        assert all(rank.free and rank.idle for rank in there), "somebody waits for ever"
+        assert all(rank.version == self.decider.number for rank in there)
+        results: dict[Version, torch.Tensor] = {}
+        # Where all are killed to whom one has left what it had, the others cannot have it.
+        for rank in there if self.deaths else [*there, *self.left]:
+            for number, result in rank.results.items():
+                assert torch.equal(results.setdefault(number, result), result), f"replicas differ in round {number}"
+        included = torch.zeros(self.numel)
+        for result in results.values():
+            values = result[result != 0].unique()
+            assert len(values) <= 1, "a gradient is in a round twice, or was torn"
+            assert all(value in [torch.tensor(1.0) / living for living in range(1, len(self.hosts) + 1)] for value in values)
+            included += result != 0
+        assert included.max() <= 1.0, "a gradient is in two rounds"
+        arrived = sum(entry.kind is Kind.ARRIVE and entry.buffer is not None for entry in self.decider.follow(0))
+        if there:
+            lost = sum(entry.kind is Kind.LOST for entry in self.decider.follow(0))
+            assert int(included.sum()) + lost == arrived

@@ -1,0 +1,94 @@
+"""The connections among processes of different hosts: a peer that sends nonsense is gone, and the others go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from offbeat.core.allreduce.policy import RoundRule
+from offbeat.policies.eager import Full, Solo
+from offbeat.runtime.allreduce.multi_host.connections import SEAT
+from offbeat.runtime.allreduce.multi_host.rounds import AcrossRounds
+from offbeat.transport.base import Address, Closed
+from offbeat.transport.hub import SocketHub
+
+DEADLINE_S = 30.0
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"k": "arrive", "b": "first", "f": None, "w": []},
+        {"k": "part", "rank": [1]},
+        {"k": 7},
+        {},
+        {"k": "hello", "peer": True},
+        {"k": "piece", "n": -1, "v": [], "t": None},
+        {"k": "let", "rank": {}, "ticket": 1},
+    ],
+    ids=str,
+)
+def test_nonsense_costs_its_sender_the_connection_and_the_seat_decides_on(nonsense: dict[str, Any]) -> None:
+    hub = SocketHub("secret", host="intruder")
+    seat, rank, addresses = _begun(Solo(), hub, followed=False)
+    intruder = hub.connect(addresses[SEAT])
+    if nonsense.get("k") != "hello":
+        intruder.send({"k": "hello", "peer": 1})
+    intruder.send(nonsense)
+    deadline = time.monotonic() + DEADLINE_S
+    ended = False
+    while not ended:
+        assert time.monotonic() < deadline, "the seat listens on to nonsense"
+        ended = any(isinstance(item, Closed) for _, item in hub.poll(0.1))
+    _trains(rank)
+    for rounds in (rank, seat):
+        rounds.close()
+    hub.close()
+
+
+@pytest.mark.parametrize("followed", [False, True])
+def test_rounds_wait_no_more_for_a_rank_that_one_other_has_cut_off(followed: bool) -> None:
+    """It says nonsense to rank 0 alone, and keeps its connection with the seat: a full round would wait for it for ever."""
+    hub = SocketHub("secret", host="intruder")
+    seat, rank, addresses = _begun(Full(), hub, followed=followed, intruder=1)
+    lines = [hub.connect(addresses[peer]) for peer in (SEAT, 0)]
+    for line in lines:
+        line.send({"k": "hello", "peer": 1})
+    lines[1].send({"k": "piece", "n": 0, "v": 0, "t": "first"})
+    deadline = time.monotonic() + DEADLINE_S
+    while not any(isinstance(item, Closed) and line is lines[1] for line, item in hub.poll(0.1)):
+        assert time.monotonic() < deadline, "rank 0 listens on to nonsense"
+    _trains(rank)
+    assert not seat.present(1)
+    for rounds in (rank, seat):
+        rounds.close()
+    hub.close()
+
+
+def _begun(
+    rule: RoundRule, hub: SocketHub, *, followed: bool, intruder: int | None = None
+) -> tuple[AcrossRounds, AcrossRounds, dict[int, Address]]:
+    """A seat and rank 0 of two, and where each listens."""
+    seat = AcrossRounds(rule, 2, 10, rank=None, seat=SEAT, hub=SocketHub("secret", host="seat"), followed=followed)
+    rank = AcrossRounds(rule, 2, 10, rank=0, seat=SEAT, hub=SocketHub("secret", host="other"))
+    addresses = {SEAT: seat.listen(), 0: rank.listen()}
+    if intruder is not None:
+        addresses[intruder] = hub.listen("127.0.0.1", 0)
+    starting = threading.Thread(target=seat.connect, args=(addresses,))
+    starting.start()
+    rank.connect(addresses)
+    starting.join(DEADLINE_S)
+    return seat, rank, addresses
+
+
+def _trains(rank: AcrossRounds) -> None:
+    """It goes on without the other."""
+    for number in range(3):
+        rank.send().fill_(float(number))
+        rank.arrive()
+        assert rank.wait(DEADLINE_S), "it waits for the other"
+        assert [float(result[0]) for _, result in rank.results()] == [number]
+        rank.read()

@@ -1,0 +1,609 @@
+"""Rounds across hosts: random networks with deaths and returns, carried by hand; and real processes over TCP."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Collection
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.runtime.allreduce.multi_host.network import Network
+
+from offbeat.core.allreduce import algorithms
+from offbeat.core.allreduce.policy import RoundRule
+from offbeat.core.rank_log import Fenced, Kind
+from offbeat.errors import JobError
+from offbeat.policies import rule
+from offbeat.runtime.allreduce.multi_host.connections import SEAT
+from offbeat.runtime.allreduce.multi_host.memory import HostMemory
+from offbeat.runtime.allreduce.multi_host.node import Node
+from offbeat.runtime.allreduce.multi_host.rounds import AcrossRounds
+from offbeat.transport.base import Address
+from offbeat.transport.hub import SocketHub
+
+DEADLINE_S = 60.0
+RULES = ["solo", "majority", "full", "quorum(q=2)", "first_of(m=2)", "all_of(m=2)", "solo(staleness=1)"]
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    ranks=st.integers(1, 9),
+    per_host=st.integers(1, 3),
+    spelled=st.sampled_from(RULES),
+    small=st.booleans(),
+    deaths=st.booleans(),
+    partings=st.booleans(),
+    slots=st.sampled_from([2, 3, 50]),
+    seed=st.integers(0, 2**30),
+)
+def test_every_gradient_is_in_one_round_whatever_happens(
+    ranks: int, per_host: int, spelled: str, small: bool, deaths: bool, partings: bool, slots: int, seed: int
+) -> None:
+    """Messages delayed at random, ranks that die in the middle of rounds or leave, and return, idle ones, several on a host."""
+    draws = random.Random(seed)
+    ranks = max(ranks, 2)
+    algorithms.partial_allreduce.cache_clear()
+    before, algorithms.SMALL_NBYTES = algorithms.SMALL_NBYTES, 1 << 20 if small else 0
+    try:
+        _run(Network(spelled, [f"host {rank // per_host}" for rank in range(ranks)], 100, slots), ranks, deaths, partings, draws)
+    finally:
+        algorithms.SMALL_NBYTES = before
+        algorithms.partial_allreduce.cache_clear()
+
+
+def _run(network: Network, ranks: int, deaths: bool, partings: bool, draws: random.Random) -> None:
+    while network.made < 60:
+        what = draws.random()
+        number = draws.randrange(ranks)
+        rank = network.ranks.get(number)
+        if deaths and what < 0.01 and rank is not None and any(other != number for other in network.decider.present):
+            network.die(number, draws.randrange(4))
+        elif rank is not None and network.may_leave(number):
+            network.leave(number)
+        elif partings and what < 0.04 and rank is not None and rank.free and rank.node.fenced is None:
+            network.part(number)
+        elif what < 0.08 and rank is None:
+            donors = list(filter(network.can_give, network.ranks))
+            if donors:
+                network.enter(number, draws.choice(donors), draws.random() < 0.5)
+        elif what < 0.11 and rank is not None and rank.free and rank.node.fenced is None and not rank.parting:
+            rank.node.tell({"k": "resume" if rank.idle else "pause"})
+            rank.asked = rank.idle
+            rank.idle = not rank.idle
+        elif number in network.outside():
+            network.die(number, 99)
+        elif what < 0.35 and rank is not None and rank.free and not rank.parting:
+            network.push(number)
+        elif pairs := network.waiting():
+            network.deliver(draws.choice(pairs))
+        elif network.outside() or any(map(network.may_leave, network.ranks)):
+            pass  # it is about to go
+        elif all(not other.free or other.idle for other in network.ranks.values()):
+            idle = [other for other in network.ranks.values() if other.idle and not other.parting]
+            assert idle, "nothing is under way, and everybody waits"
+            network.push(idle[0].number)
+        if not network.ranks:
+            break
+    for orphan in network.orphans():
+        network.die(orphan, 99)
+    network.finish()
+    network.check()
+
+
+def test_what_a_dead_rank_has_written_over_is_not_in_its_round() -> None:
+    """It had the result and was about to give its next gradient; the other of its host has heard of neither, and sums the round anew."""
+    network = Network("solo", ["here", "here"], 100, 3)
+    network.push(0)
+    network.deliver((0, SEAT))
+    network.deliver((SEAT, 0))  # go: it sums alone
+    network.deliver((SEAT, 0))  # its answer
+    assert network.ranks[0].results.keys() == {0}
+    network.push(0)
+    network.die(0, 0)
+    network.finish()
+    network.check()
+    assert not network.ranks[1].results[0].any()
+    lost = [(entry.rank, entry.version) for entry in network.decider.follow(0) if entry.kind is Kind.LOST]
+    assert lost == [(0, 0)]
+
+
+def test_what_arrives_after_its_host_has_reported_is_in_its_round() -> None:
+    """A new view begins: the rank's report says how often its buffers had been written before it gave this gradient."""
+    network = Network("solo", ["a", "b", "c"], 100, 3)
+    network.die(2, 0)
+    network.deliver((SEAT, 0))
+    network.deliver((0, SEAT))
+    network.push(0)
+    network.deliver((0, SEAT))  # the round is closed, and waits for the other's report
+    assert network.decider.number == 1
+    network.finish()
+    network.check()
+    assert network.ranks[1].results[0].any()
+
+
+def test_a_newcomer_is_not_handed_what_it_has_come_with() -> None:
+    """In its host's memory there may be a later result by now where that would lie: nobody waits until it has had it."""
+    network = Network("solo", ["a", "a", "b"], 100, 2)
+    network.die(2, 0)
+    for version in range(2):
+        network.push(0)
+        while pairs := [pair for pair in network.waiting() if pair != (0, 1)]:
+            network.deliver(pairs[0])
+        assert network.ranks[0].version == version + 1
+    network.enter(2, 0, False)
+    handed = []
+    while pairs := network.waiting():
+        handed += [header["n"] for header, _ in network.queues[pairs[0]] if header["k"] == "handed"]
+        network.deliver(pairs[0])
+    newcomer = network.ranks[2].node
+    assert not handed and not newcomer.executor.results and newcomer.executor.upto == 2
+    network.push(2)
+    network.finish()
+    network.check()
+
+
+def test_who_leaves_in_peace_waits_until_the_others_have_what_it_has() -> None:
+    network = Network("solo", ["here", "there"], 100, 3)
+    network.push(0)
+    for pair in [(0, SEAT), (SEAT, 0), (SEAT, 0), (0, 1), (1, 0)]:
+        network.deliver(pair)  # arrival; go and answer; on; the other's half, and with it the result
+    assert network.ranks[0].results.keys() == {0}
+    network.part(0)
+    for pair in [(0, SEAT), (SEAT, 1)]:
+        network.deliver(pair)
+    assert not network.may_leave(0) and not network.ranks[1].node.executor.has(0)
+    for pair in [(0, 1), (1, SEAT), (SEAT, 0)]:
+        network.deliver(pair)
+    assert network.may_leave(0)
+    network.leave(0)
+    network.finish()
+    network.check()
+
+
+def test_who_leaves_in_peace_waits_for_the_round_that_its_gradient_is_for() -> None:
+    """It came too late for the one before, and nobody else has it."""
+    network = Network("quorum(q=2)", ["a", "b", "c"], 100, 3)
+    for number in (0, 1):
+        network.push(number)
+        network.deliver((number, SEAT))
+    network.push(2)
+    network.deliver_all()
+    network.part(2)
+    network.deliver_all()
+    assert not network.may_leave(2)
+    for number in (0, 1):
+        network.push(number)
+    network.deliver_all()
+    assert network.may_leave(2)
+    network.leave(2)
+    network.finish()
+    network.check()
+
+
+def test_who_waits_to_leave_makes_room() -> None:
+    """It waits for the round that the gradient of its dead mate is in, and has read no result for as many rounds as are kept."""
+    network = Network("solo", ["a", "b", "b"], 100, 2)
+    for _ in range(2):
+        network.push(0)
+        network.deliver_all()
+    network.push(2)
+    network.deliver_all()
+    network.die(2, 0)
+    network.part(1)
+    network.deliver_all()
+    assert not network.may_leave(1)
+    network.push(0)
+    network.deliver_all()
+    assert network.may_leave(1) and network.ranks[0].results[2].count_nonzero() == 2
+    network.leave(1)
+    network.finish()
+    network.check()
+
+
+def test_who_has_let_somebody_in_leaves_once_that_one_has_what_it_has() -> None:
+    """The newcomer lacks a result, and all others who have it are about to leave."""
+    network = Network("solo", ["a", "b", "c"], 100, 5)
+    network.part(2)
+    network.deliver_all()
+    network.leave(2)
+    network.part(0)
+    network.deliver_all()
+    network.push(1)
+    network.deliver_all()
+    network.part(1)
+    network.deliver_all()
+    assert network.may_leave(0) and network.may_leave(1) and network.ranks[0].version == 0
+    network.enter(2, 0, let_in=True)
+    network.leave(1)
+    assert not network.may_leave(0)
+    network.deliver_all()
+    assert network.may_leave(0) and network.ranks[0].version == 1
+    network.leave(0)
+    network.finish()
+    network.check()
+    assert network.ranks[2].results[0].any()
+
+
+# Over real sockets.
+
+
+class Replica(threading.Thread):
+    """A rank in a thread of its own, with everything else as in a process of its own: pushes whole numbers and adds results up."""
+
+    def __init__(self, rank: int, job: list[AcrossRounds], addresses: dict[int, Address], steps: int) -> None:
+        super().__init__(daemon=True)
+        self.rank, self.rounds, self.addresses, self.steps = rank, job[rank], addresses, steps
+        self.pushed = torch.zeros(self.rounds.numel)
+        self.model = torch.zeros(self.rounds.numel)
+        self.version = 0
+        self.failure: BaseException | None = None
+        self.later = False
+        self.at_step = threading.Event()
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.parts = False
+        self.models: dict[int, torch.Tensor] = {}
+        """Of each version."""
+
+    def run(self) -> None:
+        try:
+            self.rounds.connect(self.addresses, DEADLINE_S, later=self.later)
+            if self.later:
+                self.rounds.enter(self.rank, self.version)
+            for step in range(self.steps):
+                if step == self.steps // 2:
+                    self.at_step.set()
+                    assert self.go_on.wait(DEADLINE_S)
+                gradient = self.rounds.send()
+                gradient.copy_(torch.arange(len(gradient)) % 7 + self.rank + step)
+                self.pushed += gradient
+                self.apply(self.rounds.allreduce(gradient, DEADLINE_S).results)
+            if self.parts:
+                deadline, may_leave = time.monotonic() + DEADLINE_S, False
+                while not may_leave:
+                    assert time.monotonic() < deadline, f"rank {self.rank} cannot leave"
+                    may_leave = self.rounds.part(1.0)
+                    self.apply(self.rounds.results())
+                self.rounds.close()
+            else:
+                self.rounds.pause(self.rank)
+        except BaseException as error:
+            self.failure = error
+        self.at_step.set()
+
+    def apply(self, results: list[tuple[int, torch.Tensor]]) -> None:
+        for number, result in results:
+            assert number == self.version, f"round {number} came after {self.version} rounds"
+            self.model += result
+            self.version += 1
+            self.models[self.version] = self.model.clone()
+        self.rounds.read()
+
+    def finish(self, version: int) -> None:
+        """Take what came after this one stopped."""
+        deadline = time.monotonic() + DEADLINE_S
+        while self.version < version:
+            assert time.monotonic() < deadline, f"rank {self.rank} has version {self.version} of {version}"
+            self.apply(self.rounds.catch_up(0.1))
+
+
+def started(
+    spelled: str, hosts: list[str], numel: int, steps: int, seat: int = 0
+) -> tuple[list[AcrossRounds], list[Replica], list[AcrossRounds]]:
+    found = rule(spelled)
+    assert isinstance(found, RoundRule)
+    job = [
+        AcrossRounds(found, len(hosts), numel, rank=rank, seat=seat, hub=SocketHub("secret", host=host)) for rank, host in enumerate(hosts)
+    ]
+    addresses = {rank: rounds.listen() for rank, rounds in enumerate(job)}
+    seats = []
+    if seat == SEAT:
+        seats = [AcrossRounds(found, len(hosts), numel, rank=None, seat=SEAT, hub=SocketHub("secret", host="the coordinator's"))]
+        addresses[SEAT] = seats[0].listen()
+    replicas = [Replica(rank, job, addresses, steps) for rank in range(len(hosts))]
+    return job, replicas, seats
+
+
+def last_version(seat: AcrossRounds, ranks: Collection[int]) -> int:
+    """How many rounds there are once the seat has heard that all of these have paused, so that what was pending is folded."""
+
+    def paused() -> set[int]:
+        return {entry.rank for entry in seat._at_the_seat().follow(0) if entry.kind is Kind.PAUSE}
+
+    with seat._lock:
+        assert seat._wait_for(lambda: set(ranks) <= paused(), DEADLINE_S), "not everybody has paused"
+    return seat.number
+
+
+def joined(replicas: list[Replica]) -> None:
+    for replica in replicas:
+        replica.join(DEADLINE_S)
+        assert not replica.is_alive(), f"rank {replica.rank} hangs"
+        if replica.failure is not None:
+            raise replica.failure
+
+
+@pytest.mark.parametrize(
+    ("hosts", "spelled", "numel", "seat"),
+    [
+        ("abc", "full", 5, 0),
+        ("abcde", "majority", 3000, SEAT),
+        ("abcdef", "solo", 70_000, 0),
+        ("abcdefg", "majority", 40_000, 0),
+        ("aabbbc", "solo", 1000, SEAT),
+        ("aaaa", "full", 50_000, 0),
+        ("a", "solo", 3, 0),
+    ],
+)
+def test_replicas_are_equal_and_no_gradient_is_lost(hosts: str, spelled: str, numel: int, seat: int) -> None:
+    """Sums of whole numbers; both ways to sum; one and several ranks on a host."""
+    job, replicas, seats = started(spelled, list(hosts), numel, 12, seat)
+    try:
+        waiting = [threading.Thread(target=rounds.connect, args=(replicas[0].addresses, DEADLINE_S)) for rounds in seats]
+        for thread in [*waiting, *replicas]:
+            thread.start()
+        joined(replicas)
+        last = last_version((seats or job)[0], range(len(hosts)))
+        for replica in replicas:
+            replica.finish(last)
+        for replica in replicas:
+            assert torch.equal(replica.model, replicas[0].model)
+        total = torch.stack([replica.pushed for replica in replicas]).sum(0)
+        assert torch.allclose(replicas[0].model * len(hosts), total, rtol=1e-5)
+    finally:
+        for rounds in [*job, *seats]:
+            rounds.close()
+
+
+def test_ranks_leave_one_after_the_other_and_nothing_goes_with_them() -> None:
+    job, replicas, seats = started("majority", list("aabcd"), 2000, 4, SEAT)
+    try:
+        for replica in replicas:
+            replica.steps, replica.parts = 4 + 3 * replica.rank, True
+        threading.Thread(target=seats[0].connect, args=(replicas[0].addresses, DEADLINE_S)).start()
+        for replica in replicas:
+            replica.start()
+        joined(replicas)
+        with seats[0]._lock:
+            assert seats[0]._wait_for(lambda: not seats[0]._at_the_seat().present, DEADLINE_S), "not everybody has left"
+        models: dict[int, torch.Tensor] = {}
+        for replica in replicas:
+            for version, model in replica.models.items():
+                assert torch.equal(models.setdefault(version, model), model), f"rank {replica.rank} differs in version {version}"
+        kinds = [entry.kind for entry in seats[0].follow(0)]
+        assert kinds.count(Kind.ARRIVE) == sum(replica.steps for replica in replicas) and Kind.LOST not in kinds
+    finally:
+        for rounds in [*job, *seats]:
+            rounds.close()
+
+
+def test_a_mate_may_tell_of_a_result_before_it_has_handed_over_where_that_is() -> None:
+    private = HostMemory(2, 4, torch.float32, 3)
+    shared = private.shared()
+    assert shared.block is not None
+    node = Node(1, 0, private, lambda *_: None, lambda _: None)
+    node.mates = {0}
+    node.has_memory = False
+    node.heard(0, {"k": "done", "n": 0, "f": 0}, torch.empty(0))
+    shared.result(0).fill_(7.0)
+    node.heard(0, {"k": "memory"}, torch.empty(0), (shared.block.duplicate(),))
+    assert node.executor.results[0].tolist() == [7.0] * 4
+    node.executor.results.clear()
+    node.memory.close()
+    shared.close()
+
+
+def test_a_rank_that_dies_and_one_that_takes_its_place() -> None:
+    # One of the two that are drawn is always there: under majority the second process could wait for rank 0, which does not go on.
+    job, replicas, seats = started("first_of(m=2)", list("abcd"), 20_000, 16, SEAT)
+    newcomers: list[AcrossRounds] = []
+    try:
+        threading.Thread(target=seats[0].connect, args=(replicas[0].addresses, DEADLINE_S)).start()
+        replicas[2].go_on.clear()
+        replicas[0].go_on.clear()
+        for replica in replicas:
+            replica.start()
+        assert replicas[2].at_step.wait(DEADLINE_S)
+        replicas[2].rounds.close()
+        # The others go on without it, and with another one that has what rank 0 has.
+        assert replicas[0].at_step.wait(DEADLINE_S)
+        newcomer = AcrossRounds(job[0].rule, 4, 20_000, rank=2, seat=SEAT, hub=SocketHub("secret", host="another"))
+        newcomers.append(newcomer)
+        addresses = {**replicas[0].addresses, 2: newcomer.listen()}
+        second = Replica(2, [job[0], job[1], newcomer, job[3]], addresses, 8)
+        second.model, second.version, second.later = replicas[0].model.clone(), replicas[0].version, True
+        second.start()
+        assert second.at_step.wait(DEADLINE_S)
+        replicas[0].go_on.set()
+        living = [replicas[0], replicas[1], replicas[3], second]
+        joined(living)
+        last = last_version(seats[0], range(4))
+        for replica in living:
+            replica.finish(last)
+            assert torch.equal(replica.model, living[0].model)
+        kinds = [(entry.kind, entry.rank) for entry in seats[0].follow(0)]
+        assert kinds.index((Kind.LEAVE, 2)) < len(kinds) - 1 - kinds[::-1].index((Kind.ENTER, 2))
+        replicas[2].go_on.set()
+        replicas[2].join(DEADLINE_S)
+        assert isinstance(replicas[2].failure, JobError | Fenced)
+    finally:
+        for rounds in [*job, *seats, *newcomers]:
+            rounds.close()
+
+
+@pytest.mark.parametrize("gone", [(0,), (0, 1)])
+def test_who_has_the_memory_of_a_host_dies_before_it_has_handed_it_over(gone: tuple[int, ...]) -> None:
+    """The ranks of its host wait for it; once it is declared dead another one makes the memory."""
+    job, replicas, seats = started("full", list("aaaab"), 5000, 6, SEAT)
+    try:
+        seats[0].connect(replicas[0].addresses, DEADLINE_S)
+        living = [replica for replica in replicas if replica.rank not in gone]
+        for replica in living:
+            replica.start()
+        for rank in gone:
+            seats[0].leave(rank)
+        joined(living)
+        last = last_version(seats[0], [replica.rank for replica in living])
+        for replica in living:
+            replica.finish(last)
+            assert torch.equal(replica.model, living[0].model)
+        total = torch.stack([replica.pushed for replica in living]).sum(0)
+        assert torch.allclose(living[0].model * len(living), total, rtol=1e-5)
+    finally:
+        for rounds in [*job, *seats]:
+            rounds.close()
+
+
+def test_who_is_gone_is_not_let_in() -> None:
+    """Its ticket is taken back, as it is when another process has come in its place."""
+    job, replicas, seats = started("solo", list("ab"), 3, 1, SEAT)
+    try:
+        addresses = {peer: at for peer, at in replicas[0].addresses.items() if peer != 1}
+        seats[0].connect(addresses, DEADLINE_S)
+        job[0].connect(addresses, DEADLINE_S)
+        seats[0].expect(1, replicas[0].addresses[1])
+        first = seats[0].ticket(1)
+        seats[0].forget(1)
+        job[0].let_in(1, 0, first)
+        second = seats[0].ticket(1)
+        job[0].let_in(1, 0, first)
+        job[0].allreduce(torch.ones(3), DEADLINE_S)  # the seat has heard of these before it
+        assert not seats[0].present(1)
+        job[1].connect(replicas[0].addresses, DEADLINE_S, later=True)
+        job[0].read()
+        job[0].let_in(1, 1, second)
+        assert job[1].entered() == 1 and seats[0].present(1) and job[1].present(1)
+    finally:
+        for rounds in [*job, *seats]:
+            rounds.close()
+
+
+def test_the_seat_knows_of_a_resumption_before_the_rank_goes_on() -> None:
+    """The seat may let it pause again at once, as the coordinator does where others have taken an epoch's last samples meanwhile. If the
+    rank's word came after that, rounds would wait for it for ever."""
+    job, replicas, seats = started("full", list("ab"), 3, 1, SEAT)
+    try:
+        seats[0].connect(replicas[0].addresses, DEADLINE_S)
+        for rounds in job:
+            rounds.connect(replicas[0].addresses, DEADLINE_S)
+        for _ in range(50):
+            seats[0].pause(1)
+            job[1].resume(1)
+        kinds = [entry.kind for entry in seats[0].follow(0) if entry.rank == 1]
+        assert [kind for kind in kinds if kind is not Kind.READ] == [Kind.ENTER, *[Kind.PAUSE, Kind.RESUME] * 50]
+        seats[0].pause(1)
+        assert job[0].allreduce(torch.ones(3), DEADLINE_S).included
+        seats[0].leave(1)
+        with pytest.raises(Fenced):
+            job[1].resume(1)
+    finally:
+        for rounds in [*job, *seats]:
+            rounds.close()
+
+
+def test_a_rank_that_is_declared_dead_is_told() -> None:
+    job, replicas, seats = started("full", list("abc"), 10, 2, SEAT)
+    try:
+        thread = threading.Thread(target=seats[0].connect, args=(replicas[0].addresses, DEADLINE_S))
+        thread.start()
+        replicas[1].go_on.clear()
+        for replica in replicas:
+            replica.start()
+        assert replicas[1].at_step.wait(DEADLINE_S)
+        thread.join(DEADLINE_S)
+        seats[0].leave(1)
+        joined([replicas[0], replicas[2]])
+        replicas[1].go_on.set()
+        replicas[1].join(DEADLINE_S)
+        assert isinstance(replicas[1].failure, Fenced)
+    finally:
+        for rounds in [*job, *seats]:
+            rounds.close()
+
+
+CHILD = """
+import json, sys, torch
+from offbeat.runtime.allreduce.multi_host.rounds import SEAT, AcrossRounds
+from offbeat.policies import rule
+from offbeat.transport.base import Address
+from offbeat.transport.hub import SocketHub
+rank, ranks, steps = map(int, sys.argv[1:4])
+rounds = AcrossRounds(rule("solo"), ranks, 5000, rank=rank, seat=SEAT, hub=SocketHub("secret", host=f"host {rank}"))
+print(json.dumps(rounds.listen()), flush=True)
+addresses = {int(peer): Address(host, tuple(tcp), local) for peer, (host, tcp, local) in json.loads(sys.stdin.readline()).items()}
+rounds.connect(addresses)
+model = torch.zeros(5000)
+for step in range(steps):
+    for _, result in rounds.allreduce(torch.full((5000,), float(rank)), 60.0).results:
+        model += result
+    rounds.read()
+    print(step, flush=True)
+rounds.pause(rank)
+last = int(sys.stdin.readline())
+while rounds.done < last:
+    for _, result in rounds.catch_up(1.0):
+        model += result
+    rounds.read()
+for _, result in rounds.catch_up():
+    model += result
+print(json.dumps([rounds.done, model.sum().item()]), flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.faults
+def test_a_process_is_killed_and_the_others_go_on() -> None:
+    ranks = 4
+    found = rule("solo")
+    assert isinstance(found, RoundRule)
+    seat = AcrossRounds(found, ranks, 5000, rank=None, seat=SEAT, hub=SocketHub("secret", host="the coordinator's"))
+    children = []
+    try:
+        addresses: dict[int, object] = {SEAT: seat.listen()}
+        for rank in range(ranks):
+            # The one that is killed would go on for a long time.
+            command = [sys.executable, "-c", CHILD, str(rank), str(ranks), "100000" if rank == 1 else "60"]
+            children.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        for rank, child in enumerate(children):
+            assert child.stdout is not None
+            host, (name, port), local = json.loads(child.stdout.readline())
+            addresses[rank] = Address(host, (name, port), local)
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write(json.dumps(addresses) + "\n")
+            child.stdin.flush()
+        seat.connect({peer: address for peer, address in addresses.items() if isinstance(address, Address)}, DEADLINE_S)
+        victim = children[1]
+        assert victim.stdout is not None
+        while victim.stdout.readline().strip() != "5":
+            assert victim.poll() is None
+        victim.kill()
+        assert victim.wait() == -signal.SIGKILL
+        survivors = [child for child in children if child is not victim]
+        for child in survivors:
+            assert child.stdout is not None
+            while child.stdout.readline().strip() != "59":
+                assert child.poll() is None, "a survivor has ended before its time"
+        with seat._lock:
+            assert seat._wait_for(lambda: 1 not in seat._at_the_seat().present, DEADLINE_S), "the seat has not heard of the death"
+        assert any(entry.kind is Kind.LEAVE and entry.rank == 1 for entry in seat.follow(0))
+        last = last_version(seat, [0, 2, 3])
+        for child in survivors:
+            assert child.stdin is not None and child.stdout is not None
+            child.stdin.write(f"{last}\n")
+            child.stdin.flush()
+        ends = [child.stdout.readline() for child in survivors if child.stdout is not None]
+        assert len(set(ends)) == 1, f"replicas differ: {ends}"
+    finally:
+        seat.close()
+        for child in children:
+            child.kill()
+            child.communicate()

@@ -1,0 +1,21 @@
+"""Who is heard, and who no longer is."""
+
+from __future__ import annotations
+
+from offbeat.runtime.coordination.peers import Roster
+from offbeat.transport.memory import MemoryHub, MemoryNetwork
+
+
+def test_what_a_process_has_sent_last_is_no_sign_of_life_once_its_connection_has_closed() -> None:
+    network = MemoryNetwork()
+    server, worker = MemoryHub(network, "secret"), MemoryHub(network, "secret")
+    link, roster = worker.connect(server.listen()), Roster()
+    link.send({"kind": "hello"})
+    [(connection, _)] = server.poll(0.0)
+    roster.enter(0, connection)
+    roster[0].incarnation = 1
+    assert [peer.worker for peer in roster if peer.stirred()] == [0]
+    link.send({"kind": "the last push"})
+    server.poll(0.0)
+    assert roster.close(connection) is roster[0] and roster[0].stirred()
+    assert list(roster) == []

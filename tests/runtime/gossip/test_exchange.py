@@ -1,0 +1,245 @@
+"""Gossip in shared memory: the sums of the pure machine, by threads and by processes of which some are killed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.core.mixing import Replicas
+from tests.runtime.gossip.gossiping import NUMEL, STEPS, lockstep, moved
+from tests.together import together
+
+from offbeat.core.effects import Release
+from offbeat.core.events import Pushed
+from offbeat.core.gossip.ledger import GossipLedger
+from offbeat.core.gossip.push_sum import GossipRule
+from offbeat.core.rank_log import Fenced, Kind
+from offbeat.errors import ConfigurationError, JobError, ProtocolError
+from offbeat.policies import ADPSGD, DPSGD, SGP, rule
+from offbeat.runtime.gossip.exchange import HostGossip
+from offbeat.runtime.gossip.memory import Plan
+from offbeat.transport.shm import AVAILABLE, MemoryBlock
+
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="shared memory is Linux's")
+
+RULES = (DPSGD(), SGP(), SGP(out_degree=2, overlap=1), SGP(graph="ring"), SGP(graph="bipartite_exponential"), ADPSGD())
+SCRIPT = Path(__file__).parent / "scripts" / "gossiper.py"
+
+
+def job(policy: GossipRule, ranks: int, dtype: torch.dtype = torch.float64) -> tuple[HostGossip, list[HostGossip]]:
+    host = HostGossip.create(policy, ranks, NUMEL, dtype=dtype, seed=3)
+    mine = [HostGossip.attach(host.block, rank) for rank in range(ranks)]
+    for number, rank in enumerate(mine):
+        host.enter(number)
+        rank.begin(torch.full((NUMEL,), float(number), dtype=dtype))
+    return host, mine
+
+
+@pytest.mark.parametrize("policy", RULES, ids=lambda policy: policy.spelling)
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+def test_threads_come_to_what_the_pure_machine_says(policy: GossipRule, count: int) -> None:
+    host, ranks = job(policy, count)
+    barrier = threading.Barrier(count)
+
+    def work(rank: int) -> None:
+        for step in range(1, STEPS + 1):
+            ranks[rank].step(moved(rank, step), timeout_s=30.0)
+        barrier.wait(timeout=30.0)
+
+    together(count, work)
+    produced = sum(rank + sum(float(moved(rank, step)[0]) for step in range(1, STEPS + 1)) for rank in range(count))
+    if policy.exchange == "pair":
+        vectors = torch.stack([ranks[rank]._memory.vector(rank, 0) for rank in range(count)])
+        assert vectors.sum(dim=0) == pytest.approx(torch.full((NUMEL,), produced, dtype=torch.float64), rel=1e-12)
+        return
+    models = torch.stack([rank.model.clone() for rank in ranks])
+    torch.testing.assert_close(models, lockstep(policy, count), rtol=1e-9, atol=1e-9)
+    there, flying, lost, entered = host.masses()
+    assert there + flying == pytest.approx(count) and (lost, entered) == (0.0, count)
+    for rank in ranks:
+        rank.pause()
+    there, flying, lost, entered = host.masses()
+    assert there == pytest.approx(count) and (policy.exchange != "push" or flying == 0.0)
+    total = torch.stack([rank._own for rank in ranks]).sum(dim=0)
+    assert total.tolist() == pytest.approx([produced] * NUMEL)
+
+
+@pytest.mark.parametrize("policy", RULES, ids=lambda policy: policy.spelling)
+def test_a_follower_comes_to_the_same_decisions(policy: GossipRule) -> None:
+    host, ranks = job(policy, 5)
+    # What is sent while somebody leaves may be mixed in a step sooner or later than the follower thinks; so nobody leaves there.
+    leaves = policy.exchange != "push"
+
+    def work(rank: int) -> None:
+        for step in range(1, STEPS + 1 if rank != 3 or not leaves else 11):
+            ranks[rank].step(moved(rank, step), timeout_s=30.0)
+        if rank == 3 and leaves:
+            host.leave(3)
+
+    together(5, work)
+    entries = host.follow(0)
+    assert [entry.seq for entry in entries] == list(range(len(entries))) and host.follow(len(entries)) == []
+    ledger, replicas, versions = GossipLedger(policy, seed=3), Replicas(policy.exchange), dict.fromkeys(range(5), 0)
+    for entry in entries:
+        if entry.kind is Kind.ENTER:
+            effects = ledger.enter(entry.rank, 1, 0.0)
+        elif entry.kind is Kind.LEAVE:
+            replicas.gone(entry.rank)
+            effects = ledger.leave(entry.rank, 0.0)
+        else:
+            assert entry.kind is Kind.ARRIVE
+            effects = ledger.push(Pushed(entry.rank, 1, versions[entry.rank], 1, 0.0), 0.0)
+            assert ledger.gossip.steps(entry.rank) == entry.version
+        replicas.follow(effects)
+        versions.update({effect.worker: effect.version for effect in effects if isinstance(effect, Release)})
+    assert ledger.version == 4 * STEPS + (10 if leaves else STEPS) and not ledger.waiting
+    assert ledger.gossip.words() == pytest.approx(host._memory.look(lambda gossip, _: gossip.words()))
+
+
+def test_nobody_gets_further_ahead_than_there_are_slots() -> None:
+    _, ranks = job(SGP(graph="ring"), 6)
+    for rank, steps in ((3, 0), (4, 1), (5, 2)):  # rank 2 stands still: each waits for the one before
+        for _ in range(steps):
+            ranks[rank].step(None, timeout_s=0.0)
+        with pytest.raises(JobError, match=f"rank {rank} has waited too long for the step of rank"):
+            ranks[rank].step(None, timeout_s=0.0)
+    for _ in range(3):
+        ranks[0].step(None, timeout_s=0.0)
+        ranks[1].step(None, timeout_s=0.0)
+    with pytest.raises(JobError, match="rank 1 has waited too long for neighbours to read what it has sent"):
+        ranks[1].step(None, timeout_s=0.0)
+    assert ranks[2].step(None, timeout_s=0.0).sources == (1,)
+
+
+def test_the_dead_are_waited_for_no_more_and_may_come_back() -> None:
+    host, ranks = job(SGP(), 3)
+
+    def work(rank: int) -> None:
+        for step in range(1, STEPS + 1 if rank < 2 else 2):
+            ranks[rank].step(moved(rank, step), timeout_s=30.0)
+        if rank == 2:
+            loss = host.leave(2)
+            assert loss is not None and loss.mass > 0.0 and host.leave(2) is None
+
+    together(3, work)
+    there, flying, lost, entered = host.masses()
+    assert there + flying + lost == pytest.approx(entered) and lost > 0.0
+    with pytest.raises(Fenced, match="declared dead"):
+        ranks[2].step(None)
+    again = HostGossip.attach(host.block, 2)
+    with pytest.raises(Fenced, match="rank 2 does not take part"):
+        again.begin(ranks[0].model)
+    host.enter(2)
+    again.begin(ranks[0].model)
+    assert host.masses()[3] == 4.0 and torch.equal(again.model, ranks[0].model)
+    with pytest.raises(Fenced):
+        ranks[2].step(None)
+
+
+def test_who_is_idle_is_no_neighbour() -> None:
+    host, ranks = job(DPSGD(), 3)
+    ranks[1].pause()
+    assert ranks[0].step(None, timeout_s=5.0).sources == (2,), "a ring of two"
+    with pytest.raises(JobError):
+        ranks[0].step(None, timeout_s=0.0)
+    ranks[2].step(None, timeout_s=5.0)
+    ranks[1].resume()
+    assert set(ranks[1].step(None, timeout_s=5.0).sources) == {0, 2}
+    assert host._memory.look(lambda gossip, _: gossip.steps(1)) == 2, "it was set forward to the slowest"
+
+
+@pytest.mark.parametrize("policy", RULES, ids=lambda policy: policy.spelling)
+def test_others_let_a_rank_rest_and_it_mixes_what_was_on_its_way(policy: GossipRule) -> None:
+    host, ranks = job(policy, 3)
+    together(3, lambda rank: [ranks[rank].step(moved(rank, step), timeout_s=30.0) for step in range(1, 4)])
+    host.pause(1)
+    assert host._memory.look(lambda gossip, _: gossip.active) == (0, 2)
+    ranks[1].catch_up()
+    there, flying, _, _ = host.masses()
+    assert there + flying == pytest.approx(3.0)
+    together(3, lambda rank: [ranks[rank].step(None, timeout_s=30.0) for _ in range(0 if rank == 1 else 5)])
+    assert host._memory.look(lambda gossip, _: gossip.pending(1).messages) == ()
+    host.resume(1)
+    together(3, lambda rank: [ranks[rank].step(None, timeout_s=30.0) for _ in range(5)])
+    assert host._memory.look(lambda gossip, _: gossip.active) == (0, 1, 2) and host.steps == 3 * 3 + 2 * 5 + 3 * 5
+
+
+@pytest.mark.parametrize("policy", [DPSGD(), ADPSGD()], ids=lambda policy: policy.spelling)
+def test_nobody_mixes_with_one_that_has_entered_and_not_begun(policy: GossipRule) -> None:
+    host = HostGossip.create(policy, 2, NUMEL, dtype=torch.float64)
+    mine = HostGossip.attach(host.block, 1)
+    host.enter(0)
+    host.enter(1)
+    mine.begin(torch.ones(NUMEL, dtype=torch.float64))
+    if policy.exchange == "pair":
+        assert mine.step(None).sources == ()
+        return
+    with pytest.raises(JobError, match="rank 1 has waited too long for the parameters of its neighbours"):
+        mine.step(None, timeout_s=0.0)
+    HostGossip.attach(host.block, 0).begin(torch.zeros(NUMEL, dtype=torch.float64))
+    assert mine.step(None, timeout_s=5.0).sources == (0,)
+
+
+def test_what_does_not_belong_here_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"parameters of torch\.float16"):
+        HostGossip.create(SGP(), 2, 3, dtype=torch.float16)
+    with pytest.raises(ProtocolError, match="a block for gossip begins with"):
+        HostGossip.attach(MemoryBlock.allocate(4096, "nothing"))
+    plan = Plan.of(SGP(), 2, 3, torch.float32, 0)
+    whole = MemoryBlock.allocate(plan.nbytes, "whole")
+    HostGossip.create(SGP(), 2, 3, block=whole)
+    assert HostGossip.attach(whole).rule == SGP()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("sync", ["dpsgd", "sgp(out_degree=2, overlap=1)", "adpsgd"])
+def test_a_killed_process_stops_nobody(sync: str) -> None:
+    policy = rule(sync)
+    assert isinstance(policy, GossipRule)
+    host = HostGossip.create(policy, 3, NUMEL, seed=1)
+    assert isinstance(host.block, MemoryBlock)
+    descriptor = host.block.descriptor
+
+    def start(rank: int) -> subprocess.Popen[str]:
+        words = [sys.executable, str(SCRIPT), str(descriptor), str(rank)]
+        return subprocess.Popen(words, pass_fds=[descriptor], stdout=subprocess.PIPE, text=True)
+
+    for rank in range(3):
+        host.enter(rank)
+    processes = [start(rank) for rank in range(3)]
+
+    def steps(rank: int) -> int:
+        return host._memory.look(lambda gossip, _: gossip.steps(rank) if rank in gossip.present else -1)
+
+    def until(what: Callable[[], bool], seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while True:
+            told = host._memory.events.value
+            if what():
+                return
+            assert time.monotonic() < deadline, [steps(rank) for rank in range(3)]
+            host._memory.events.sleep(told, 0.05)
+
+    try:
+        until(lambda: min(map(steps, range(3))) > 20)
+        processes[1].send_signal(signal.SIGKILL)
+        assert processes[1].wait(timeout=10.0) == -signal.SIGKILL
+        host.leave(1)
+        before = steps(0), steps(2)
+        until(lambda: steps(0) > before[0] + 3 and steps(2) > before[1] + 3, seconds=1.0)
+        host.enter(1)
+        processes[1] = start(1)
+        until(lambda: steps(1) > before[0] + 20)
+        there, flying, lost, entered = host.masses()
+        assert entered == 4.0 and (policy.exchange != "push" or there + flying + lost == pytest.approx(entered))
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()

@@ -1,0 +1,76 @@
+"""What the coordinator's shell makes of those who say hello, and of messages that its job has no use for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.by_hand import Worker, coordinator
+
+from offbeat.errors import ProtocolError
+from offbeat.runtime.job.settings import JobSettings
+
+
+@pytest.mark.parametrize(
+    ("sync", "kind", "fields"),
+    [
+        ("asp", "met", {}),
+        ("asp", "leaving", {}),
+        ("asp", "outside", {"incarnation": 0, "reason": "left out"}),
+        ("solo", "got", {}),
+        ("solo", "state", {"do": "get"}),
+    ],
+)
+def test_a_message_of_the_other_kind_of_job_breaks_the_protocol(sync: str, kind: str, fields: dict[str, Any]) -> None:
+    host = coordinator(JobSettings(workers=1))
+    worker = Worker(host, 0, sync=sync)
+    worker.greet(0.0)
+    assert worker.line.got("welcome")
+    with pytest.raises(ProtocolError, match=r"a message that only (ranks|workers of servers) send"):
+        worker.say(kind, 0.1, **fields)
+    host.close(True, "enough", 0.2)
+    host.let_go()
+
+
+def test_ranks_are_welcomed_together_and_workers_of_servers_one_by_one() -> None:
+    for sync, at_once in (("bsp", True), ("solo", False)):
+        host = coordinator(JobSettings(workers=2))
+        first, second = Worker(host, 0, sync=sync), Worker(host, 1, sync=sync)
+        first.greet(0.0)
+        assert bool(first.line.got("welcome")) is at_once
+        second.greet(0.1)
+        assert len(first.line.got("welcome")) == len(second.line.got("welcome")) == 1
+        host.close(True, "enough", 0.2)
+        host.let_go()
+
+
+def test_ranks_do_not_wait_for_one_that_will_not_come() -> None:
+    host = coordinator(JobSettings(workers=3))
+    first, second = Worker(host, 0, sync="solo"), Worker(host, 1, sync="solo")
+    first.greet(0.0)
+    host.on_lost(2, "its process ended", 0.1)
+    assert not first.line.got("welcome"), "rank 1 is still expected"
+    second.greet(0.2)
+    assert first.line.got("welcome") and second.line.got("welcome")
+    host.close(True, "enough", 0.3)
+    host.let_go()
+
+
+@pytest.mark.parametrize("kind", ["ready", "met", "got"])
+def test_who_is_welcomed_late_has_nothing_to_say_before(kind: str) -> None:
+    host = coordinator(JobSettings(workers=2))
+    first = Worker(host, 0, sync="solo")
+    first.greet(0.0)
+    with pytest.raises(ProtocolError, match="before the job accepted it"):
+        first.say(kind, 0.1)
+    host.close(True, "enough", 0.2)
+
+
+def test_nothing_is_kept_of_a_connection_that_has_ended() -> None:
+    host = coordinator(JobSettings(workers=1))
+    for turn in range(3):
+        worker = Worker(host, 0)
+        worker.join(float(turn))
+        host.on_closed(worker.line, "end of stream", turn + 0.5)
+        assert host.first.served.shard.worker_at(worker.line) is None
+    host.close(True, "enough", 5.0)

@@ -1,0 +1,43 @@
+"""Processes that another launcher has started are told what to type."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from offbeat.errors import ConfigurationError
+from offbeat.runtime.worker.other_launchers import LAUNCHERS, refuse
+
+SCRIPT = """
+import torch, offbeat
+model = torch.nn.Linear(2, 1)
+offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+print(offbeat.rank(), offbeat.world_size(), offbeat.is_main_process())
+"""
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
+def test_several_processes_are_refused_and_one_is_warned(launcher: tuple[str, str, str]) -> None:
+    name, size, rank = launcher
+    with pytest.raises(ConfigurationError, match=rf"{name} has started 4 processes .* type: offbeat run --workers 4 train\.py"):
+        refuse({size: "4", rank: "0"}, "train.py")
+    with pytest.warns(UserWarning, match=f"{name} has started one process"):
+        refuse({size: "1", rank: "0"}, "train.py")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        refuse({size: "4"}, "train.py")
+        refuse({size: "many", rank: "0"}, "train.py")
+
+
+@pytest.mark.parametrize(("variables", "status"), [({"RANK": "1", "WORLD_SIZE": "2"}, 1), ({}, 0)])
+def test_a_script_ends_with_the_sentence(variables: dict[str, str], status: int) -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env={**os.environ, **variables}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == status, done.stderr
+    if status:
+        assert done.stderr.strip().splitlines()[-1].endswith("type: offbeat run --workers 2 -c"), done.stderr
+    else:
+        assert done.stdout.split() == ["0", "1", "True"]

@@ -1,0 +1,164 @@
+"""The allreduce family in the simulator: times, and real gradients on replicas that stay equal or drift apart."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.sim.learning import BATCH, Plain, close, cluster, data, loss_of, network, one_thread, optimizer_of, train
+from torch.nn import functional
+
+from offbeat.journal.records import read
+from offbeat.journal.summary import Tally
+from offbeat.sim.cluster import Cluster, Work
+from offbeat.sim.run import simulate
+from offbeat.sim.training.gradients import Training
+from offbeat.tensors.natural_gradient import NaturalGradient
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+
+STEPS = Work(versions=30, batch=BATCH)
+
+
+def folds(path: Path) -> list[dict[str, Any]]:
+    return [record for record in read(path) if record["kind"] == "fold"]
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("sync", ["full", "full(delivery=latest)", "quorum(q=4)", "all_of(m=4)"])
+def test_with_everybody_it_is_bsp(sync: str, name: str) -> None:
+    bsp, _, one = train("bsp", name, STEPS)
+    model, _, other = train(sync, name, STEPS)
+    assert one.seconds == other.seconds
+    for a, b in zip(bsp.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("sync", ["solo", "majority", "first_of(m=2)", "all_of(m=2)", "quorum(q=2)", "solo(staleness=1)"])
+def test_replayed_rounds_are_what_plain_torch_makes_of_the_journal(sync: str, tmp_path: Path) -> None:
+    """Every gradient from the version that its rank had, once, divided by the ranks; and one optimizer."""
+    journal = tmp_path / "run.jsonl"
+    model, training, _ = train(sync, "momentum", STEPS, journal=journal)
+    plain = Plain("momentum")
+    for record in folds(journal):
+        plain.fold(record["parts"], 1.0)
+    close(model.parameters(), plain.versions[-1])
+    engine: Any = training.engine
+    assert not engine._handed and len(engine._snapshots) <= 5
+    assert Tally.of(read(journal)).problems() == []
+    assert any(part["staleness"] for record in folds(journal) for part in record["parts"])
+
+
+def test_what_comes_late_is_clipped_and_nothing_else_is() -> None:
+    free, _, _ = train("majority", "sgd", STEPS)
+    wide, _, _ = train("majority(carry_clip=1000.0)", "sgd", STEPS)
+    tight, _, _ = train("majority(carry_clip=0.0001)", "sgd", STEPS)
+    full, _, _ = train("full", "sgd", STEPS)
+    clipped, _, _ = train("full(carry_clip=0.0001)", "sgd", STEPS)
+    assert _same(free, wide) and not _same(free, tight) and _same(full, clipped)
+
+
+def test_replicas_that_take_only_the_newest_drift_and_are_brought_together() -> None:
+    """Ranks that miss results differ; after a round in which all are set to their mean they are one, in their optimizers too."""
+    _, training, _ = train("solo(delivery=latest)", "momentum", STEPS)
+    engine: Any = training.engine
+    apart = list(engine.replicas.values())
+    assert len(apart) == 4 and any(not torch.equal(apart[0], other) for other in apart)
+    model, training, _ = train("solo(delivery=latest, model_sync_every=10)", "momentum", STEPS)
+    engine = training.engine
+    together = list(engine.replicas.values())
+    assert all(torch.equal(together[0], other) for other in together), "version 30 is one of these"
+    states = [[value["momentum_buffer"] for value in state.values()] for state in engine._states.values()]
+    assert all(torch.equal(a, b) for state in states for a, b in zip(states[0], state, strict=True))
+    assert loss_of(model) < 0.5 * loss_of(network())
+
+
+@pytest.mark.parametrize("delivery", ["replay", "latest"])
+def test_ranks_die_and_come_back(delivery: str, tmp_path: Path) -> None:
+    faults = "kill worker=1 at=4; freeze worker=2 at=6 for=9; restart worker=1 at=12; join worker=4 at=9"
+    journal = tmp_path / "run.jsonl"
+    over = cluster(faults=faults, timeout_s=3.0)
+    model, training, result = train(f"majority(delivery={delivery})", "momentum", Work(time_s=40.0, batch=BATCH), over, journal)
+    assert result.ok and Tally.of(read(journal)).problems() == []
+    assert loss_of(model) < 0.5 * loss_of(network())
+    engine: Any = training.engine
+    assert not engine._handed and len(engine._snapshots) <= 5
+    assert {record["divisor"] for record in folds(journal)} >= {3, 4, 5}
+
+
+def test_epochs_end_with_nothing_left_behind() -> None:
+    for sync in ("solo", "majority(delivery=latest)"):
+        _, _, result = train(sync, "sgd", Work(epochs=3, samples=90, batch=4))
+        assert result.reason == "every worker has finished"
+        assert [epoch["folded"] for epoch in result.summary["epochs"]] == [90, 90, 90]
+
+
+def test_an_optimizer_that_no_server_could_run() -> None:
+    model = network()
+    training = Training(model, functional.cross_entropy, data(), NaturalGradient(model.parameters(), lr=0.2))
+    simulate("majority", cluster(), STEPS, content=training)
+    assert loss_of(model) < loss_of(network())
+
+
+def test_a_schedule_of_learning_rates_counts_rounds() -> None:
+    model, _, _ = train("solo", "sgd", STEPS, schedule=lambda version, epochs: 0.0)
+    assert _same(model, network())
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 8, 13, 32, 33])
+@pytest.mark.parametrize("sync", ["solo", "majority", "first_of(m=2)", "all_of(m=2)", "quorum(q=2)", "full"])
+def test_as_many_are_on_time_as_the_formula_says(sync: str, ranks: int, tmp_path: Path) -> None:
+    """Of ranks that take almost equally long, whose gradients are fresh if they come before the round closes."""
+    journal = tmp_path / "run.jsonl"
+    compute = "uniform(low=1.0, high=1.001)"
+    simulate(sync, Cluster(workers=ranks, compute=compute, seed=11), Work(versions=150), journal=journal, counted=False)
+    counts = [sum(not part["staleness"] for part in record["parts"]) for record in folds(journal)]
+    spread = 2 * (ranks + 1) * (ranks - 2) / 36
+    mean, variance = {
+        "solo": (1.0, 0.0),
+        "majority": ((ranks + 1) / 2, (ranks**2 - 1) / 12),
+        "first_of(m=2)": ((ranks + 1) / 3, spread),
+        "all_of(m=2)": (2 * (ranks + 1) / 3, spread),
+        "quorum(q=2)": (2.0, 0.0),
+        "full": (float(ranks), 0.0),
+    }[sync]
+    assert abs(statistics.mean(counts) - mean) <= 3 * math.sqrt(variance / len(counts)) + 1e-9
+
+
+def test_a_fold_takes_time_and_so_does_its_way() -> None:
+    """With nobody late, a round is computing, the way in, the fold, and the way out."""
+    over = Cluster(
+        workers=3, compute="constant(seconds=1)", push_delay="constant(seconds=0.1)", delay="constant(seconds=0.2)", update_s=0.3
+    )
+    assert simulate("full", over, Work(versions=10)).summary["versions_per_s"] == pytest.approx(10 / (9 * 1.6 + 1.3))
+
+
+def test_servers_are_of_no_account() -> None:
+    """The cluster is the same for all rules that are compared; one that has no servers does not look at them."""
+    over = Cluster(workers=4, compute="uniform(low=0.5, high=1.5)", update_s=0.1)
+    more = Cluster(workers=4, compute="uniform(low=0.5, high=1.5)", update_s=0.1, servers=3, faults="stop server=2 at=3 for=50")
+    one, other = (simulate("majority", each, Work(versions=40)) for each in (over, more))
+    assert one.seconds == other.seconds and other.summary["servers"] == 1
+    assert simulate("bsp", more, Work(versions=40)).seconds > 50
+
+
+def test_the_state_of_an_optimizer_is_its_ranks_own() -> None:
+    """Two ranks that drift have different momentum."""
+    _, training, _ = train("solo(delivery=latest)", "momentum", STEPS)
+    engine: Any = training.engine
+    buffers = [next(iter(state.values()))["momentum_buffer"] for state in engine._states.values()]
+    assert any(not torch.equal(buffers[0], other) for other in buffers[1:])
+
+
+def _same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_nothing_is_left_in_the_models_gradients() -> None:
+    model, _, _ = train("solo", "sgd", Work(versions=2, batch=BATCH))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert optimizer_of("sgd", model).param_groups[0]["lr"] == 0.1
