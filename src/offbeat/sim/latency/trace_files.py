@@ -42,7 +42,7 @@ def read(path: Path | str, job: str = "") -> Times:
     """The times of a file.
 
     Args:
-        path: a CSV file, an npz file or a records.
+        path: a CSV file, an npz file or a journal.
         job: which of the jobs of an npz file that has several.
 
     Returns:
@@ -78,7 +78,7 @@ def _rows(path: Path, content: bytes) -> Iterator[Row]:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         at = raw[: error.start].count(b"\n") + 1
-        raise ConfigurationError(f"{path}, line {at}: not a trace: neither text, nor a records, nor an npz file") from error
+        raise ConfigurationError(f"{path}, line {at}: not a trace: neither text, nor a journal, nor an npz file") from error
     if text.startswith("{"):
         raise ConfigurationError(f"{path}: a gzipped journal; unpack it first")
     for number, line in enumerate(text.splitlines(), start=1):
