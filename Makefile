@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint types format bench clean
+.PHONY: help demo test test-all lint types format bench clean
 SHELL := /bin/bash
 
 VENV := .venv
@@ -12,23 +12,32 @@ READY := $(VENV)/.ready
 PIP_FLAGS ?=
 # Extra words for pytest, for instance TESTS="tests/core -x"; with any, only what they say is run.
 TESTS ?=
-# Tests that start no process and look at no clock: they may run side by side. The others have the machine to themselves.
-PURE := tests/core tests/journal tests/policies tests/report tests/sim tests/tensors
+# Of the random tests; each run has its own.
+SEED := $(or $(SEED),$(shell od -An -N3 -tu4 /dev/urandom | tr -d ' '))
+# Tests that start jobs, and have the machine to themselves; the others run side by side.
+ALONE := tests/faults tests/live
+SIDE_BY_SIDE := -n logical --maxprocesses 8 --dist worksteal --hypothesis-seed=$(SEED)
 
 help:  ## this list
 	@echo "offbeat: data-parallel training that keeps going when workers are slow, dead or new"; echo
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## *(.*)/  make \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## *(.*)/  make \1\t\2/' | expand -t 16
 
 demo: $(READY)  ## four workers under several rules; one is slow, one is killed and comes back
 	@$(BIN)/python examples/demo.py
 
-test: $(READY)  ## all tests and the examples in docstrings
+test: $(READY)  ## the tests for before a commit, in minutes, and the examples in docstrings; TESTS="..." for some, whole
 ifeq ($(strip $(TESTS)),)
-	@$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal $(PURE)
-	@$(BIN)/python -m pytest $(addprefix --ignore=,$(PURE))
+	@echo "Random tests with seed $(SEED); make test SEED=$(SEED) repeats them. Everything: make test-all."
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not smoke"
+	@$(BIN)/python -m pytest -m smoke $(ALONE) tests/experiments
 else
-	@$(BIN)/python -m pytest $(TESTS)
+	@OFFBEAT_ALL_TESTS=1 $(BIN)/python -m pytest $(TESTS)
 endif
+
+test-all: $(READY)  ## all tests: more random schedules, every fault, every experiment; half an hour on two cores
+	@echo "Random tests with seed $(SEED); make test-all SEED=$(SEED) repeats them."
+	@OFFBEAT_ALL_TESTS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(addprefix --ignore=,$(ALONE))
+	@OFFBEAT_ALL_TESTS=1 $(BIN)/python -m pytest $(ALONE)
 
 lint: $(READY)  ## ruff: style and likely bugs
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

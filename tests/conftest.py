@@ -1,21 +1,33 @@
-"""What all tests share. How hypothesis runs: no deadline for one example, since a busy machine may stop any process for a while.
+"""What all tests share: how hypothesis runs, and which tests are run where not everything is asked for (``tests/tiers.py``).
 
-Where ``CI`` is set the examples are always the same ones, so that a change is judged by itself and not by chance; elsewhere each run looks
-at new ones.
+No deadline for one example, since a busy machine may stop any process for a while. The examples are new ones in each run: ``make`` prints
+the seed, and ``make test SEED=...`` repeats them; a failure prints how to repeat it alone.
 """
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import settings
+from tests import tiers
 
 from offbeat import session
 
-settings.register_profile("offbeat", deadline=None)
-settings.register_profile("offbeat-ci", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("offbeat-ci" if os.environ.get("CI") else "offbeat")
+settings.register_profile("offbeat", deadline=None, print_blob=True)
+settings.load_profile("offbeat")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that start processes, but for those marked smoke, unless everything is asked for."""
+    if tiers.ALL:
+        return
+
+    def needs_all(item: pytest.Item) -> bool:
+        long = item.nodeid.startswith(tiers.PROCESSES) or item.get_closest_marker("slow") is not None
+        return long and item.get_closest_marker("smoke") is None
+
+    left_out = list(filter(needs_all, items))
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not needs_all(item)]
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from math import ceil
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 from offbeat.core.block_cache import Blocks, LiteralBlocks
 
@@ -167,7 +168,7 @@ def test_literally_a_release_begins_with_the_oldest_block() -> None:
     assert blocks.ready(now=1.0) and blocks.advance() == 5
 
 
-@settings(max_examples=300, derandomize=True, database=None)
+@examples(300)
 @given(st.data())
 def test_whatever_comes_it_is_ready_when_enough_is_held(data: st.DataObject) -> None:
     shards = data.draw(st.integers(1, 6))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 from offbeat.core.leases import Lease, Leases
 from offbeat.types import Fate
@@ -106,7 +107,7 @@ def test_a_pool_moves_on_to_the_announced_epoch_only_before_it_has_dealt_anythin
     assert leases.epoch(0) == 3
 
 
-@settings(max_examples=200, derandomize=True, database=None)
+@examples(200)
 @given(size=st.integers(1, 40), seed=st.integers(0, 2**16), workers=st.integers(1, 4))
 def test_any_sequence_of_fates_and_deaths_adds_up(size: int, seed: int, workers: int) -> None:
     leases, rng, held = dealt(size), random.Random(seed), list[Lease]()
@@ -133,7 +134,7 @@ def test_any_sequence_of_fates_and_deaths_adds_up(size: int, seed: int, workers:
     assert report["folded"] + report["dropped"] + report["rejected"] + report["unused"] == size
 
 
-@settings(max_examples=200, derandomize=True, database=None)
+@examples(200)
 @given(size=st.integers(0, 40), seed=st.integers(0, 2**16), workers=st.integers(1, 4))
 def test_an_open_ended_pool_adds_up_whoever_finds_its_end(size: int, seed: int, workers: int) -> None:
     """A worker that is granted positions beyond the end says where it is before it pushes over what is left of them."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.hand import Hand, names, only
+from tests.tiers import examples
 
 from offbeat.core.effects import Effect, EpochEnded, Fold, Grant, NoMore, Paused, Release, Settle
 from offbeat.core.events import Joined, Lost
@@ -33,7 +34,7 @@ def test_the_papers_two_workers() -> None:
     assert {*positions(splits[0]), *positions(splits[1])} == set(range(50_000))
 
 
-@settings(max_examples=300, derandomize=True, database=None)
+@examples(300)
 @given(
     size=st.integers(0, 300),
     workers=st.integers(1, 12),

@@ -7,14 +7,14 @@ repeats it.
 from __future__ import annotations
 
 import dataclasses
-import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.drawn import few, rules, schedules
 from tests.core.scripts import Schedule
 from tests.core.world import World
+from tests.tiers import examples
 
 from offbeat.core.effects import Effect, Fold, Release, StateChanged
 from offbeat.core.policy import Admit, Hold, Policy, View
@@ -22,11 +22,6 @@ from offbeat.policies import ALLREDUCE_RULES, ASP, BSP, DSSP, GOSSIP_RULES, RULE
 from offbeat.types import WorkerId, WorkerState
 
 ROUNDS = {kind.called() for kind in ALLREDUCE_RULES}
-
-
-def examples(number: int) -> settings:
-    """Always the same ones: a failure on one machine is a failure on all. CI, which runs everything after each change, takes half."""
-    return settings(max_examples=number // (2 if os.environ.get("CI") else 1), derandomize=True, database=None)
 
 
 def some_of(name: str, number: int) -> int:
@@ -41,7 +36,7 @@ def test_every_rule_is_put_to_the_test() -> None:
 
 @pytest.mark.parametrize("name", rules)
 def test_promises_hold_in_any_schedule(name: str) -> None:
-    @examples(some_of(name, 2000))
+    @examples(some_of(name, 2000), quick=150)
     @given(schedules(name))
     def check(schedule: Schedule) -> None:
         World(schedule).run()

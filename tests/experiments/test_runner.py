@@ -19,6 +19,7 @@ import pytest
 from experiments.claims import Claim
 from experiments.result import Row, new_figure, number, report, save
 from rich.console import Console
+from tests.tiers import marked
 from typer.testing import CliRunner
 
 import offbeat
@@ -62,7 +63,7 @@ def invoke(*arguments: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 60)
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", marked(list(EXPERIMENTS), "zipline_table2"))
 def test_every_experiment_runs_quickly_and_bears_out_its_claims(name: str, tmp_path: Path) -> None:
     if name in LONG and os.environ.get("CI"):
         pytest.skip(f"CI has {LONG[name]} instead")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.faults.job import DEADLINE_S, MISTAKEN, SCRIPTS, TRAIN, Job
+from tests.tiers import marked
 
 from offbeat.runtime.job.settings import WorkerSettings
 
@@ -29,7 +30,7 @@ SENTENCES = {
 }
 
 
-@pytest.mark.parametrize("mistake", list(SENTENCES))
+@pytest.mark.parametrize("mistake", marked(list(SENTENCES), "models"))
 def test_mistakes_of_scripts(start: Start, mistake: str) -> None:
     ended = start("--workers", "2", MISTAKEN, mistake).ended()
     assert ended.status == 1

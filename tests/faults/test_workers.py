@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.faults.job import TRAIN, Ended, Job, signalled
+from tests.tiers import marked
 
 from offbeat.journal.records import Record
 from offbeat.launch.forkserver import POSSIBLE
@@ -35,7 +36,7 @@ def began(job: Job, workers: int) -> None:
         job.contribution(worker, 1)
 
 
-@pytest.mark.parametrize(("how", "victim"), [("start", 0), ("start_new", 2)])
+@pytest.mark.parametrize(("how", "victim"), marked([("start", 0), ("start_new", 2)], ("start", 0)))
 def test_a_killed_worker_returns_and_nobody_else_restarts(request: pytest.FixtureRequest, enough: Path, how: str, victim: int) -> None:
     start: Start = request.getfixturevalue(how)
     job = start("--workers", "4", *CALM, TRAIN, "--until", str(enough))
@@ -74,6 +75,7 @@ def test_a_killed_zygote_takes_its_forks_along_and_all_return_without_it(start: 
     accounted(ended)
 
 
+@pytest.mark.smoke
 def test_a_frozen_worker_is_not_waited_for_and_comes_back_by_itself(start: Start, enough: Path) -> None:
     job = start("--workers", "4", "--timeout", "1.5", *CALM, TRAIN, "--until", str(enough))
     began(job, 4)
@@ -97,6 +99,7 @@ def test_a_frozen_worker_is_not_waited_for_and_comes_back_by_itself(start: Start
     assert all(any(fate["t"] == push["t"] and fate["fate"] == "rejected" for fate in fates) for push in late)
 
 
+@pytest.mark.smoke
 def test_one_leaves_when_told_and_one_fails_for_good(start: Start, enough: Path) -> None:
     options = ("--until", str(enough), "--worker", "2", "--raise-after", "9")
     job = start("--workers", "3", "--max-restarts", "1", *CALM, TRAIN, *options)

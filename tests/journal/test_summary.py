@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tests.journal.records import (
     END,
@@ -28,6 +28,7 @@ from tests.journal.records import (
     state,
     two_shards,
 )
+from tests.tiers import examples
 
 from offbeat.core.policy import Policy
 from offbeat.journal.summary import Tally
@@ -73,7 +74,7 @@ def test_the_books_of_real_rules_add_up(run_job: RunJob, policy: Policy, kill: d
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@examples(25, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 1000),
     compute_s=st.lists(st.floats(0.01, 0.3), min_size=2, max_size=5),

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.scripts import Schedule
 from tests.core.shard_world import Plan, ShardWorld
 from tests.core.world import World
 from tests.journal.records import Record, journal_of
+from tests.tiers import examples
 
 from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
@@ -132,7 +133,7 @@ def adds_up(records: list[Record]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("spelling", IN_JOB_SCOPE, ids=short)
 def test_any_journal_adds_up(spelling: str) -> None:
-    @settings(max_examples=15, derandomize=True, database=None)
+    @examples(15)
     @given(st.integers(0, 2**16))
     def check(seed: int) -> None:
         adds_up(played(rule(spelling), seed))
@@ -142,7 +143,7 @@ def test_any_journal_adds_up(spelling: str) -> None:
 
 @pytest.mark.parametrize("spelling", IN_SHARD_SCOPE, ids=short)
 def test_any_journal_of_shard_scope_adds_up(spelling: str) -> None:
-    @settings(max_examples=15, derandomize=True, database=None)
+    @examples(15)
     @given(st.integers(0, 2**16))
     def check(seed: int) -> None:
         policy = rule(spelling)
@@ -154,7 +155,7 @@ def test_any_journal_of_shard_scope_adds_up(spelling: str) -> None:
 
 @pytest.mark.parametrize("spelling", ["elastic(R=3, mode=bulk)", "psp(c=1, b=0.4)", "backup(b=1)", "majority"])
 def test_a_lost_line_of_the_books_shows(spelling: str) -> None:
-    @settings(max_examples=15, derandomize=True, database=None)
+    @examples(15)
     @given(st.integers(0, 2**16), st.floats(0.0, 1.0, exclude_max=True))
     def check(seed: int, where: float) -> None:
         policy = rule(spelling)

@@ -217,6 +217,7 @@ def test_the_comparison_would_notice_another_period() -> None:
     assert max(error(other[key], expected[key]) for key in expected) > 100 * CLOSE
 
 
+@pytest.mark.smoke
 def test_what_a_fold_is_made_of(tmp_path: Path) -> None:
     """Four folds of five steps and one of the three that are left: as many messages as that, not as there are steps."""
     Local(model=mlp, optimizer=sgd, steps=23).together(journal=str(tmp_path / "journal"))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.live.harness import DEADLINE_S, Job, Worker, seeded, wait
 from tests.live.test_rules import SIZE, WORKERS, script
+from tests.tiers import marked
 from torch import Tensor, nn
 
 from offbeat.errors import JobError, RefusedError
@@ -63,14 +64,17 @@ def parts(records: list[Record], shard: int) -> list[Record]:
 )
 @pytest.mark.parametrize(
     "sync",
-    [
-        "psp(c=4)",
+    marked(
+        [
+            "psp(c=4)",
+            "psp(c=3, b=0.5)",
+            "psp(c=2, b=0.6, future=hold)",
+            "psp(c=3, b=0.6, future=drop, max_skew=1)",
+            "psp(c=3, b=0.5, tau1=0.002, tau2=0.001, tau_max=0.05)",
+            "psp(c=3, interrupt=True)",
+        ],
         "psp(c=3, b=0.5)",
-        "psp(c=2, b=0.6, future=hold)",
-        "psp(c=3, b=0.6, future=drop, max_skew=1)",
-        "psp(c=3, b=0.5, tau1=0.002, tau2=0.001, tau_max=0.05)",
-        "psp(c=3, interrupt=True)",
-    ],
+    ),
 )
 def test_the_books_add_up(tmp_path: Path, sync: str, job: dict[str, Any]) -> None:
     with Job(WORKERS, journal=str(tmp_path / "journal"), sync=sync, **job) as running:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.live.harness import APART, HALVES, TOGETHER, Job, Worker, barrier, wait
+from tests.tiers import marked
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -156,7 +157,10 @@ def train(worker: Worker, rule: str, epochs: int = 3) -> list[tuple[int, list[Te
 ACROSS = [*((rule, APART) for rule in RULES), ("majority", HALVES), ("solo(staleness=1)", HALVES)]
 
 
-@pytest.mark.parametrize(("rule", "hosts"), [*((rule, TOGETHER) for rule in (*RULES, "allreduce")), *ACROSS])
+PLACES = [*((rule, TOGETHER) for rule in (*RULES, "allreduce")), *ACROSS]
+
+
+@pytest.mark.parametrize(("rule", "hosts"), marked(PLACES, ("majority", TOGETHER), ("allreduce", TOGETHER), ("solo", APART)))
 def test_replicas_are_equal_bit_by_bit_and_the_books_add_up(tmp_path: Path, rule: str, hosts: dict[int, str]) -> None:
     with Job(RANKS, hosts=hosts, journal=str(tmp_path / "journal")) as job:
         results = job.run(lambda worker: train(worker, rule))

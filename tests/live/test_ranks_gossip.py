@@ -11,6 +11,7 @@ from tests.live.harness import Job, Worker, barrier, wait
 from tests.live.test_ranks import RANKS, audited, parameters, train
 from tests.live.test_ranks_return import Trainer
 from tests.runtime.gossip.gossiping import NUMEL, STEPS, lockstep, moved
+from tests.tiers import marked
 from torch import Tensor, nn
 
 from offbeat.core.gossip.push_sum import GossipRule
@@ -43,7 +44,7 @@ def test_parameters_are_what_the_pure_machine_says(rule: str) -> None:
     torch.testing.assert_close(results, lockstep(policy, RANKS, apart=0.0), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", marked(RULES, "dpsgd", "adpsgd"))
 def test_the_books_add_up(tmp_path: Path, rule: str) -> None:
     with Job(RANKS, journal=str(tmp_path / "journal")) as job:
         results = job.run(lambda worker: train(worker, rule))

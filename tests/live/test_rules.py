@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.live.harness import Job, Worker, seeded
+from tests.tiers import marked
 from torch import Tensor, nn
 
 import offbeat
@@ -74,15 +75,18 @@ def staleness(records: list[dict[str, Any]]) -> int:
 @pytest.mark.parametrize("job", [{}, {"servers": 2, "hosts": {1: "other", 2: "third"}}], ids=["shm", "mixed, 2 servers"])
 @pytest.mark.parametrize(
     ("sync", "bound"),
-    [
+    marked(
+        [
+            ("bsp", 0),
+            ("backup(b=1)", 0),
+            # While one computes, each of the others can get from s behind it to s + 1 before it.
+            ("ssp(staleness=0)", WORKERS - 1),
+            ("ssp(staleness=3)", 7 * (WORKERS - 1)),
+            ("dssp(lower=1, upper=3)", 7 * (WORKERS - 1)),
+            ("asp", SIZE),
+        ],
         ("bsp", 0),
-        ("backup(b=1)", 0),
-        # While one computes, each of the others can get from s behind it to s + 1 before it.
-        ("ssp(staleness=0)", WORKERS - 1),
-        ("ssp(staleness=3)", 7 * (WORKERS - 1)),
-        ("dssp(lower=1, upper=3)", 7 * (WORKERS - 1)),
-        ("asp", SIZE),
-    ],
+    ),
 )
 def test_the_books_add_up(tmp_path: Path, sync: str, bound: int, job: dict[str, Any]) -> None:
     records, summary = train(tmp_path / "journal", sync, **job)

@@ -8,12 +8,13 @@ from statistics import fmean
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 from offbeat.policies.allocation import HISTORY, MEMORY, Budget, Model, Speed, StepTime, equalised, whole
 
-quick = settings(max_examples=300, derandomize=True, database=None)
+quick = examples(300)
 seconds = st.floats(1e-4, 10.0)
 
 

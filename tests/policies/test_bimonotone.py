@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import LinearConstraint, isotonic_regression, linprog, minimize
 from scipy.sparse import coo_array
+from tests.tiers import examples
 
 from offbeat.errors import ConfigurationError
 from offbeat.policies.bimonotone import Table, fitted_row
@@ -102,14 +103,14 @@ def tables(draw: st.DrawFn, most: int) -> tuple[Table, Table]:
     return mean, weight
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(tables(most=3))
 def test_it_is_the_brute_force_minimax(table: tuple[Table, Table]) -> None:
     mean, weight = table
     np.testing.assert_allclose(fitted(mean, weight), by_minimax(mean, weight), atol=1e-9)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(tables(most=6))
 def test_cells_without_samples_lie_between_their_neighbours(table: tuple[Table, Table]) -> None:
     mean, weight = table

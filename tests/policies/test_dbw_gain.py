@@ -7,9 +7,10 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.tiers import examples
 
 from offbeat.core.events import Folded
 from offbeat.policies.dbw_gain import GainEstimator
@@ -211,7 +212,7 @@ def test_a_difference_over_a_gap_is_not_used() -> None:
     np.testing.assert_allclose(gains, expected)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(norm=st.floats(0.0, 10.0), variance=st.floats(0.0, 10.0))
 def test_more_gradients_never_gain_less(norm: float, variance: float) -> None:
     found = estimator()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
+from tests.tiers import examples
 
 from offbeat.policies.dbw_time import FORGOTTEN, SHORTEST, STEPS, ArrivalTimes
 
@@ -100,7 +101,7 @@ def test_with_many_workers_neighbouring_rows_are_pooled() -> None:
 rounds = st.lists(st.tuples(st.integers(1, 8), st.lists(st.floats(0.01, 100.0), min_size=1, max_size=8).map(sorted)), max_size=20)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(rounds=rounds, h=st.integers(1, 9), most=st.integers(1, 12), optimism=st.floats(0.0, 1.0), pooled=st.booleans())
 def test_estimates_are_positive_and_ascending(
     rounds: list[tuple[int, list[float]]], h: int, most: int, optimism: float, pooled: bool

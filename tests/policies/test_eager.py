@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 from offbeat.core.allreduce.policy import ACTIVE, IDLE, RoundRule
 from offbeat.core.allreduce.rounds import Rounds
@@ -29,7 +30,7 @@ def drawn(ranks: int, count: int, seed: int) -> list[int]:
     return list(rounds._view.drawn(count))
 
 
-@settings(max_examples=100, derandomize=True, database=None)
+@examples(100)
 @given(st.data(), st.integers(1, 9), st.integers(0, 1000))
 def test_each_rule_closes_where_it_should(data: st.DataObject, ranks: int, seed: int) -> None:
     order = data.draw(st.permutations(range(ranks)))
@@ -44,7 +45,7 @@ def test_each_rule_closes_where_it_should(data: st.DataObject, ranks: int, seed:
     assert closing(Full(), ranks, order, seed) == ranks
 
 
-@settings(max_examples=50, derandomize=True, database=None)
+@examples(50)
 @given(st.data(), st.integers(1, 9), st.integers(0, 1000))
 def test_the_ends_of_the_spectrum_are_the_other_rules(data: st.DataObject, ranks: int, seed: int) -> None:
     order = data.draw(st.permutations(range(ranks)))

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.hand import Hand, names, only
+from tests.tiers import examples
 
 from offbeat.core.effects import Effect, EpochEnded, Fold, Gather, Grant, Release
 from offbeat.core.events import Event, Initialised, Joined, Lost, Pushed
@@ -156,7 +157,7 @@ def test_equal_workers_go_in_step_as_in_bsp(mode: str) -> None:
     assert job.barriers == [4.5, 9.0] and job.made == {0: 6, 1: 6, 2: 6} and job.waited == 0.0
 
 
-@settings(max_examples=200, derandomize=True, database=None)
+@examples(200)
 @given(st.lists(st.integers(0, 31), min_size=2, max_size=6), st.integers(1, 20))
 def test_equal_intervals_in_different_phases_differ_by_one_at_most(phases: list[int], lookahead: int) -> None:
     elapsed = [phase / 32 for phase in phases]
@@ -164,7 +165,7 @@ def test_equal_intervals_in_different_phases_differ_by_one_at_most(phases: list[
     assert max(line.choice) - min(line.choice) <= 1
 
 
-@settings(max_examples=300, derandomize=True, database=None)
+@examples(300)
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(1, 64)), min_size=1, max_size=6), st.integers(1, 20))
 def test_nothing_is_predicted_for_the_past(workers: list[tuple[int, int]], lookahead: int) -> None:
     """e[i] = L + i * I from the first that is not before now: R points, one interval apart. Eighths make the sums exact."""
@@ -178,7 +179,7 @@ def test_nothing_is_predicted_for_the_past(workers: list[tuple[int, int]], looka
     assert all(0 <= chosen < lookahead for chosen in line.choice)
 
 
-@settings(max_examples=100, derandomize=True, database=None)
+@examples(100)
 @given(st.lists(st.integers(8, 40), min_size=1, max_size=5), st.integers(1, 15), st.integers(0, 2**16))
 def test_quotas_and_leads_stay_within_their_bounds(speeds: list[int], lookahead: int, seed: int) -> None:
     """With noisy workers: every plan gives 1 .. R more pushes, and iterations of a superstep differ by 2R at most."""

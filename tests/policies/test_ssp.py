@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.hand import Hand, names, only
 from tests.policies.views import StillView
+from tests.tiers import examples
 
 from offbeat.core.effects import Release
 from offbeat.core.events import Lost
@@ -94,7 +95,7 @@ def test_dssp_starts_each_run_without_credits() -> None:
 times = st.integers(1, 400).map(lambda ticks: ticks / 8)
 
 
-@settings(max_examples=500, derandomize=True, database=None)
+@examples(500)
 @given(last_fast=times, step_fast=times, last_slow=times, step_slow=times, more=st.integers(0, 8))
 def test_dssp_grant_is_the_brute_force_minimum(last_fast: float, step_fast: float, last_slow: float, step_slow: float, more: int) -> None:
     """argmin over r of min over all j of |A_q + j I_q - A_p - r I_p|, the smallest r on ties; eighths make the sums exact."""

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.sim.followed import follow
 from tests.sim.stepped import SteppedJob, Timings
+from tests.tiers import examples
 
 from offbeat.core.effects import Effect, Fold
 from offbeat.core.events import Event, Folded
@@ -178,7 +179,7 @@ def test_also_while_parameters_are_on_their_way(sync: str, tmp_path: Path) -> No
     both(scripted(sync, LAWS[0], RETURN, works(sync)[-1], delay="uniform(low=0, high=0.5)", servers=2), tmp_path)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     sync=st.sampled_from(SETTINGS),
     law=st.sampled_from(LAWS),

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tests.sim.clusters import SPELLINGS, cluster, records, run
+from tests.tiers import examples
 
 from offbeat.core.policy import View
 from offbeat.policies import BSP
@@ -124,7 +125,7 @@ def scripted(faults: list[tuple[str, int, float, float]]) -> str:
 
 
 @pytest.mark.parametrize("sync", SPELLINGS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(faults=FAULTS, seed=st.integers(0, 1000), dealt=st.booleans(), delays=st.booleans())
 def test_whatever_happens_the_books_add_up(
     sync: str, tmp_path: Path, faults: list[tuple[str, int, float, float]], seed: int, dealt: bool, delays: bool

@@ -10,7 +10,8 @@ import hypothesis.strategies as st
 import msgpack  # type: ignore[import-untyped]
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
+from tests.tiers import examples
 from torch import nn
 
 from offbeat.errors import ConfigurationError, ProtocolError
@@ -89,7 +90,7 @@ class TestSpans:
         count=st.integers(1, 9),
         splittable=st.booleans(),
     )
-    @settings(max_examples=60)
+    @examples(60)
     def test_cover_everything_once(self, sizes: list[int], count: int, splittable: bool) -> None:
         layout = layout_of(sizes)
         spans = layout.spans(count, splittable)
@@ -116,7 +117,7 @@ class TestWire:
     @given(
         sizes=st.lists(st.integers(0, 50), min_size=1, max_size=8), kinds=st.lists(st.sampled_from(list(DTYPES)), min_size=8, max_size=8)
     )
-    @settings(max_examples=40)
+    @examples(40)
     def test_round_trip(self, sizes: list[int], kinds: list[str]) -> None:
         layout = layout_of(sizes, dtypes=kinds)
         assert Layout.from_wire(msgpack.unpackb(msgpack.packb(layout.to_wire()))) == layout

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import examples
 from torch import Tensor, nn
 
 from offbeat.errors import ConfigurationError
@@ -124,7 +125,7 @@ def test_tensors_of_one_dimension_only_on_request() -> None:
         assert scalar.item() == -3.0 and not [key for key in optimizer.state[scalar] if key[0] == "R"]
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.floats(0.01, 1.0), st.floats(0.01, 1.0), st.floats(1e-3, 1e3), st.sampled_from([0.0, 0.9]))
 def test_no_tensor_and_no_step_is_longer_than_its_bound(change: float, total: float, scale: float, momentum: float) -> None:
     model = network(torch.float64)

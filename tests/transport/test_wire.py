@@ -6,8 +6,9 @@ import contextlib
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 from offbeat.errors import ProtocolError, RefusedError
 from offbeat.transport import wire
@@ -39,7 +40,7 @@ def feed(to: wire.FrameReader, data: bytes, at_most: int = 1 << 30) -> list[wire
     return frames
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(FRAMES, st.sampled_from([1 << 30, 65_536, 40_001, 1000]), st.booleans())
 def test_frames_survive_any_cutting(parts: list[tuple[dict[str, int], int]], at_most: int, large: bool) -> None:
     sent = [({**header, "large": "x" * (100_000 if large else 0)}, bytes([n % 251]) * n) for header, n in parts]
@@ -74,7 +75,7 @@ def test_nonsense_is_refused_in_words(data: bytes, why: str) -> None:
         feed(reader(), data)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.binary(min_size=1, max_size=300), st.integers(0, 20))
 def test_random_bytes_never_do_more_than_be_refused(data: bytes, kept: int) -> None:
     def place(header: wire.Header, nbytes: int) -> memoryview:

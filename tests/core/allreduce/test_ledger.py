@@ -6,12 +6,13 @@ import random
 from collections.abc import Sequence
 from functools import partial
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.drawn import FAULTS, schedules
 from tests.core.hand import Hand, names, only
 from tests.core.scripts import Schedule
 from tests.core.world import World
+from tests.tiers import examples
 
 from offbeat.core.effects import Effect, EpochEnded, Fold, Grant, Release, Settle, Undone
 from offbeat.core.events import Folded, Initialised, Joined, LeaseWanted, Left, Lost, Pushed, Voided, Withdrawn
@@ -159,7 +160,7 @@ def test_who_follows_writes_the_same_books() -> None:
     A process that joins in place of one that is not known to be dead is two events for the ranks, and is to be two for who follows.
     """
 
-    @settings(max_examples=200, derandomize=True, database=None)
+    @examples(200)
     @given(st.sampled_from(("solo", "majority", "all_of", "quorum", "full")).flatmap(partial(schedules, faults=NO_USURPERS)))
     def check(schedule: Schedule) -> None:
         world = World(schedule).run()

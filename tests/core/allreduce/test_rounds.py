@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.rounds import Chance, Play
+from tests.tiers import examples
 
 from offbeat.core.allreduce.policy import ON_TIME, RoundRule
 from offbeat.core.allreduce.rounds import Arrival, Part, Round, Rounds
@@ -239,7 +240,7 @@ def plays(draw: st.DrawFn, name: str) -> Play:
 
 @pytest.mark.parametrize("name", spellings)
 def test_any_schedule(name: str) -> None:
-    @settings(max_examples=150, derandomize=True, database=None)
+    @examples(150)
     @given(plays(name))
     def check(play: Play) -> None:
         for _ in range(25 * len(play.ranks)):

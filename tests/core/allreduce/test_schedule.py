@@ -8,8 +8,9 @@ from math import ceil, log2
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 from offbeat.core.allreduce.algorithms import activation, doubling, halving, partial_allreduce, ring
 from offbeat.core.allreduce.schedule import Kind, Operation, Passage, Program, Schedule, in_order
@@ -63,7 +64,7 @@ def test_every_rank_ends_with_the_sum(way: str, ranks: int) -> None:
             assert torch.equal(result, expected_sum(parts, numel))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(ranks=st.integers(1, 33), numel=st.integers(0, 200), way=st.sampled_from(sorted(WAYS)), seed=st.integers(0, 2**30))
 def test_all_results_are_equal_bit_by_bit(ranks: int, numel: int, way: str, seed: int) -> None:
     """Rounded sums, which depend on the order of addition; infinities, zeros of both signs and NaN with their bits."""
@@ -83,7 +84,7 @@ def test_all_results_are_equal_bit_by_bit(ranks: int, numel: int, way: str, seed
     assert len({bits(result) for result in results}) == 1
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(ranks=st.integers(1, 33), seed=st.integers(0, 2**30))
 def test_an_activation_reaches_everybody_from_whoever_starts(ranks: int, seed: int) -> None:
     draws = random.Random(seed)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.mixing import Replicas
+from tests.tiers import examples
 
 from offbeat.core.effects import Adopt, Effect, Fold, Mix, Pair, Release, Settle, Share, WrittenOff
 from offbeat.core.events import Initialised, Joined, Lost, Pushed
@@ -112,7 +113,7 @@ def test_behind_the_coordinator() -> None:
     assert kinds(job.on(push(0, 1, 1), 3.0)) == ["Fold", "Settle", "Release"], "alone it exchanges with nobody"
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.sampled_from(RULES), st.data())
 def test_whatever_happens_the_books_add_up(rule: GossipRule, data: st.DataObject) -> None:
     ledger, replicas = GossipLedger(rule, seed=3), Replicas(rule.exchange)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.tiers import examples
 
 from offbeat.core.gossip.push_sum import Gossip, GossipRule
 from offbeat.core.gossip.topology import KINDS, Graph, Kind, hops
@@ -100,7 +101,7 @@ def test_the_exponential_graph_averages_exactly_in_log_p_steps() -> None:
         assert x == pytest.approx((count - 1) / 2) and mass == pytest.approx(1.0)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.sampled_from(RULES), st.data())
 def test_mass_is_conserved_and_the_slowest_never_waits(rule: GossipRule, data: st.DataObject) -> None:
     gossip, ranks = Gossip(rule, seed=2), range(data.draw(st.integers(1, 7)))

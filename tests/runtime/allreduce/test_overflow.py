@@ -10,9 +10,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.allreduce.test_schedule import WAYS, bits
+from tests.tiers import examples
 
 from offbeat.core.allreduce.algorithms import activation
 from offbeat.core.allreduce.commands import Go
@@ -36,7 +37,7 @@ def drawn(draws: random.Random, dtype: str, numel: int) -> list[float]:
     return [draws.choice((-1, 1)) * draws.choice(sizes) * LIMIT[dtype] * draws.choice((1.0, draws.random())) for _ in range(numel)]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(ranks=st.integers(1, 9), each=st.integers(1, 2), dtype=st.sampled_from(["f4", "f8"]), seed=st.integers(0, 2**30))
 def test_a_mean_is_finite_where_it_can_be_and_its_bits_are_those_of_the_plain_sum(ranks: int, each: int, dtype: str, seed: int) -> None:
     draws = random.Random(seed)
@@ -62,7 +63,7 @@ def test_a_mean_is_finite_where_it_can_be_and_its_bits_are_those_of_the_plain_su
             assert not np.isfinite(out[i])
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(ranks=st.integers(1, 17), way=st.sampled_from(sorted(WAYS)), carried=st.booleans(), seed=st.integers(0, 2**30))
 def test_across_hosts_no_sum_overflows_on_the_way(ranks: int, way: str, carried: bool, seed: int) -> None:
     """One gradient a rank, or two of some: results are equal bit by bit, and finite where the mean is."""
@@ -80,7 +81,7 @@ def test_across_hosts_no_sum_overflows_on_the_way(ranks: int, way: str, carried:
             assert abs(Fraction(found) - wanted) <= error
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(ranks=st.integers(1, 8), way=st.sampled_from(sorted(WAYS)), seed=st.integers(0, 2**30))
 def test_ordinary_sums_across_hosts_are_the_same_bits_with_and_without_scaling(ranks: int, way: str, seed: int) -> None:
     draws, generator = random.Random(seed), torch.Generator().manual_seed(seed)
@@ -144,7 +145,7 @@ def test_across_hosts_a_round_that_cannot_be_held_begins_with_nan() -> None:
     assert torch.isnan(results[1][0])
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.floats(-1.0, 1.0), min_size=1, max_size=8), st.sampled_from(["f4", "f8"]), st.floats(1e-3, 1e3))
 def test_a_clipped_gradient_near_the_limit_keeps_its_direction(values: list[float], dtype: str, norm: float) -> None:
     gradient = torch.from_numpy(np.array(values, dtype) * np.dtype(dtype).type(LIMIT[dtype]))

@@ -8,8 +8,9 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 from offbeat.errors import ConfigurationError
 from offbeat.sim.latency.registry import (
@@ -119,7 +120,7 @@ def test_the_log_normal_stays_in_its_range() -> None:
     assert 0.001 < drawn.count(3.41) / len(drawn) < 0.1, "what would be longer takes this long"
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.floats(0.01, 0.99), st.floats(0.01, 0.85))
 def test_the_log_normal_fit_has_the_moments_asked_for(place: float, spread: float) -> None:
     """Against the integral of the clipped variable over the normal density."""

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests import malformed
 from tests.runtime.allreduce.multi_host.attack import EVERY, INTRUDER, attack
 from tests.runtime.allreduce.multi_host.network import Network
+from tests.tiers import examples
 
 from offbeat.errors import ProtocolError
 from offbeat.runtime.allreduce.multi_host.connections import SEAT
@@ -79,7 +80,7 @@ def test_what_fits_and_cannot_be_now_is_refused() -> None:
     network.check()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(hosts=st.sampled_from(list(HOSTS)), spelled=st.sampled_from(["solo", "majority", "full"]), seed=st.integers(0, 2**30))
 def test_what_is_refused_has_changed_nothing(hosts: str, spelled: str, seed: int) -> None:
     """Mutations of every message at any moment of a job: the rounds of all three go on as if none had come."""
@@ -101,7 +102,7 @@ def test_what_is_refused_has_changed_nothing(hosts: str, spelled: str, seed: int
     network.check()
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(hosts=st.sampled_from(list(HOSTS)), spelled=st.sampled_from(["solo", "majority", "full"]), seed=st.integers(0, 2**30))
 def test_whatever_a_rank_says_the_others_go_on_without_it(hosts: str, spelled: str, seed: int) -> None:
     """Also what could be true is done, and no process comes to an end with it: who says such things is cut off by one who has noticed."""

@@ -13,9 +13,10 @@ from collections.abc import Collection
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.runtime.allreduce.multi_host.network import Network
+from tests.tiers import examples
 
 from offbeat.core.allreduce import algorithms
 from offbeat.core.allreduce.policy import RoundRule
@@ -33,7 +34,7 @@ DEADLINE_S = 60.0
 RULES = ["solo", "majority", "full", "quorum(q=2)", "first_of(m=2)", "all_of(m=2)", "solo(staleness=1)"]
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(
     ranks=st.integers(1, 9),
     per_host=st.integers(1, 3),

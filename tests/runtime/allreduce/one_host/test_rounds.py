@@ -8,9 +8,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.runtime.allreduce.one_host.processes import RANKS, SMALL, create, eager, ramp, replayed, seen, worth
+from tests.tiers import examples
 
 from offbeat.core.allreduce.policy import ABSENT, ACTIVE, IDLE
 from offbeat.core.rank_log import Entry, Fenced, Kind, TooOld
@@ -298,7 +299,7 @@ def test_memory_is_given_back() -> None:
 RULES = ("solo", "solo(staleness=2)", "majority", "majority(staleness=3)", "first_of(m=2)", "all_of(m=2)", "quorum(q=3)", "full")
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     word=st.sampled_from(RULES),
     seed=st.integers(0, 5),
