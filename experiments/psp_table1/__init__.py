@@ -1,16 +1,18 @@
 """How long PSP-SGD takes with late messages: the paper's four settings, timed with the rule itself on a model of its cluster.
 
-The listing as printed (``literal``) is what the paper's table measures; beside it the rule as the library has it, and with interruption.
+The listing as printed (`listing.py`) is what the paper's table measures; beside it the rule as the library has it, and with interruption.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from experiments.claims import Claim, near
 from experiments.psp_table1.cluster import Cluster, Outcome, Setting
+from experiments.psp_table1.listing import Listing
 from experiments.result import COLOURS, Row, label, new_figure, save
 from offbeat.policies import PSP
 
@@ -28,14 +30,15 @@ class Mode(NamedTuple):
     """One way to run the rule."""
 
     name: str
-    settings: dict[str, Any]
+    rule: Callable[[int, float], PSP]
+    """The rule for c and b."""
     colour: str
 
 
 MODES: Final = (
-    Mode("listing", {"literal": True}, COLOURS[0]),
-    Mode("default", {}, COLOURS[2]),
-    Mode("interrupt", {"interrupt": True}, COLOURS[1]),
+    Mode("listing", lambda c, b: Listing(c=c, b=b), COLOURS[0]),
+    Mode("default", lambda c, b: PSP(c=c, b=b), COLOURS[2]),
+    Mode("interrupt", lambda c, b: PSP(c=c, b=b, interrupt=True), COLOURS[1]),
 )
 
 
@@ -51,7 +54,7 @@ def title(c: int, b: float) -> str:
 def measure(mode: Mode, c: int, b: float, iterations: int, runs: int) -> Outcome:
     """The means over some runs, the time as if all iterations of the paper had been made."""
     setting = Setting(iterations=iterations)
-    outcomes = [Cluster(PSP(c=c, b=b, **mode.settings), setting, SEED + run).run() for run in range(runs)]
+    outcomes = [Cluster(mode.rule(c, b), setting, SEED + run).run() for run in range(runs)]
     mean = Outcome(*(fmean(values) for values in zip(*outcomes, strict=True)))
     return mean._replace(seconds=mean.seconds * Setting().iterations / iterations)
 

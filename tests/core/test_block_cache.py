@@ -1,4 +1,4 @@
-"""A worker's blocks: when it may go on, as which iteration, and how the listing as printed differs."""
+"""A worker's blocks: when it may go on, and as which iteration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tiers import examples
 
-from offbeat.core.block_cache import Blocks, LiteralBlocks
+from offbeat.core.block_cache import Blocks
 
 
 def begun(blocks: Blocks) -> Blocks:
@@ -31,9 +31,8 @@ def test_the_fraction_is_rounded_up(shards: int, fraction: float, needed: int) -
     assert begun(Blocks(shards, fraction=fraction)).needed == needed
 
 
-@pytest.mark.parametrize("kind", [Blocks, LiteralBlocks])
-def test_the_first_iteration_needs_every_block(kind: type[Blocks]) -> None:
-    blocks = kind(3, fraction=0.3)
+def test_the_first_iteration_needs_every_block() -> None:
+    blocks = Blocks(3, fraction=0.3)
     give(blocks, 1.0, a=0, b=0)
     assert not blocks.ready(now=9.0) and blocks.wake_at() is None
     give(blocks, 2.0, c=0)
@@ -123,49 +122,6 @@ def test_beginning_too_early_is_our_mistake() -> None:
     blocks = begun(Blocks(2))
     with pytest.raises(AssertionError, match="not ready"):
         blocks.advance()
-
-
-# The listing as printed.
-
-
-def test_literally_a_block_counts_only_in_the_iteration_in_which_it_is_taken() -> None:
-    """SPEC 5.5 (2), three messages: the fast shard's next block is used up while the worker waits for the slow shard."""
-    literal, mended = begun(LiteralBlocks(2)), begun(Blocks(2))
-    for blocks in (literal, mended):
-        give(blocks, 1.0, b=1)
-        give(blocks, 2.0, b=2)
-        assert not blocks.ready(now=2.0)
-        give(blocks, 3.0, a=1)
-        assert blocks.ready(now=3.0) and blocks.advance() == 1 and blocks.used == (1, 2)
-        give(blocks, 4.0, a=2)
-    assert mended.ready(now=4.0)
-    assert not literal.ready(now=1e9) and literal.wake_at() is None, "it waits for a block that it has got"
-
-
-def test_literally_iterations_are_replayed() -> None:
-    blocks = begun(LiteralBlocks(2, fraction=0.5))
-    for version in (1, 2, 3):
-        give(blocks, 1.0, a=version, b=version)
-    order = []
-    while blocks.ready(now=2.0):
-        order.append((blocks.advance(), blocks.used))
-    assert order == [(1, (1, 0)), (2, (2, 0)), (3, (3, 0))], "the first block taken is enough; the second is then too old"
-
-
-def test_literally_the_timeout_begins_when_it_waits() -> None:
-    blocks = begun(LiteralBlocks(2, fraction=0.5, timeout_s=4.0))
-    give(blocks, 1.0, a=1)
-    assert not blocks.ready(now=5.0) and blocks.wake_at() == 9.0
-    assert not blocks.ready(now=8.0) and blocks.ready(now=9.0)
-    give(blocks, 8.5, b=1)
-    assert blocks.ready(now=8.5)
-
-
-def test_literally_a_release_begins_with_the_oldest_block() -> None:
-    blocks = LiteralBlocks(2)
-    give(blocks, 1.0, a=5, b=6)
-    blocks.released()
-    assert blocks.ready(now=1.0) and blocks.advance() == 5
 
 
 @examples(300)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from experiments.psp_table1 import TABLE_1
-from experiments.psp_table1.cluster import Cluster, Setting
 from tests.policies.views import StillView
 
-from offbeat.core.block_cache import LiteralBlocks
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.policy import Contribution, Decision
 from offbeat.errors import ConfigurationError
@@ -127,11 +124,6 @@ def test_if_everybody_has_gone_beyond_this_iteration_the_earliest_later_one_coun
     assert [c.worker for c in decision.drop] == ([1, 3] if future == "drop" else [])
 
 
-def test_literally_a_worker_may_count_twice() -> None:
-    decision = PSP(c=2, literal=True).fold(shard(gradient(0, t=6, arrived=2.0), earlier=(gradient(0, arrived=1.0),)))
-    assert folds(decision) == [(0, 5), (0, 6)]
-
-
 # Settings.
 
 
@@ -149,9 +141,8 @@ def test_literally_a_worker_may_count_twice() -> None:
         ("psp(c=2, tau_max=-0.5)", "tau_max is a time in seconds"),
         ("psp(c=2, future=keep)", "future must be one of accept, hold, drop"),
         ("psp(c=2, scaling=square)", "scaling must be one of linear, none"),
-        ("psp(c=2, literal=1)", "literal must be True or False"),
+        ("psp(c=2, interrupt=1)", "interrupt must be True or False"),
         ("psp(c=2, max_skew=-1)", "max_skew must be a whole number, at least 0"),
-        ("psp(c=2, literal=True, interrupt=True)", "interrupt=True.*the paper's listing has no such thing"),
         ("psp(b=0.9)", r"psp needs its settings spelled out \(c, b, "),
     ],
 )
@@ -173,17 +164,4 @@ def test_the_worker_side_gets_the_settings() -> None:
     for number in range(2):
         blocks.received(number, 1, now=1.0)
     assert blocks.wake_at() == 4.0
-    assert isinstance(PSP(c=2, literal=True).blocks(4), LiteralBlocks)
     assert PSP(c=2, interrupt=True).obsolete_work == "push_and_interrupt" and PSP(c=2).obsolete_work == "push_and_wait"
-
-
-# The paper's table, shortened; in full: experiments/psp_table1.
-
-
-@pytest.mark.parametrize(("c", "b"), TABLE_1)
-def test_the_listing_takes_as_long_as_in_the_paper(c: int, b: float) -> None:
-    iterations = 60
-    outcome = Cluster(PSP(c=c, b=b, literal=True), Setting(iterations=iterations), seed=1).run()
-    minutes = outcome.seconds / 60 * Setting().iterations / iterations
-    print(f"c={c} b={b:.0%}: {minutes:.2f} min, in the paper {TABLE_1[c, b]}")
-    assert minutes == pytest.approx(TABLE_1[c, b], rel=0.05)

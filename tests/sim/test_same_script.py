@@ -40,7 +40,6 @@ SETTINGS: Final = (
     "psp(c=2, b=0.5, tau1=0.2, tau2=0.1)",
     "psp(c=1, b=0.5, future=hold, interrupt=True)",
     "psp(c=2, b=0.5, future=drop, max_skew=1, tau_max=2.0, scaling=none)",
-    "psp(c=2, literal=True)",
     "elastic(R=4)",
     "elastic(R=6, history=3, monitor=1, grace=0.5, objective=sum)",
     "elastic(R=4, mode=bulk)",

@@ -4,13 +4,12 @@ One state machine per worker and incarnation. A shell tells it what arrives, ask
 begins it; the values of the blocks are the shell's. Versions of a block are iterations of its shard, and the worker's own iteration t is
 counted on the same scale: a gradient of iteration t is meant for the fold that makes version t + 1 of every block.
 
-Source: PSP-SGD, Algorithm 1 (worker). `Blocks` mends its deadlocks: what is held counts, whenever it came, and a worker that is
-behind jumps to where the shards are. `LiteralBlocks` is the listing as printed.
+Source: PSP-SGD, Algorithm 1 (worker), whose deadlocks `Blocks` mends: a block that is held counts, whenever it came, and a worker that is
+behind jumps to where the shards are.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from math import ceil
 
 from offbeat.types import Seconds, Version
@@ -130,57 +129,3 @@ class Blocks:
 
     def _within_skew(self) -> bool:
         return self._max_skew is None or min(self.held) + self._max_skew >= self._next
-
-
-class LiteralBlocks(Blocks):
-    """The listing as printed, for reproductions: it can wait for ever.
-
-    Blocks are taken in the order of arrival, and only while the worker waits. One counts in the iteration in which it is taken, if its
-    version is t or later; an older one is dropped. Iterations are never skipped.
-    """
-
-    def __init__(self, shards: int, *, fraction: float = 1.0, timeout_s: Seconds = 0.0) -> None:
-        super().__init__(shards, fraction=fraction, timeout_s=timeout_s)
-        self._inbox: deque[tuple[int, Version]] = deque()
-        self._taken: set[int] = set()
-        """The shards whose blocks count in the iteration that is waited for."""
-
-    def received(self, shard: int, version: Version, now: Seconds) -> None:
-        self._inbox.append((shard, version))
-
-    def released(self) -> None:
-        while self._inbox:
-            self._take()
-        assert min(self.held) >= 0, f"released without all blocks: {self.held}"
-        self._next = min(self.held)
-        self._taken = set(range(len(self.held)))
-
-    def ready(self, now: Seconds) -> bool:
-        while self._inbox and not self._enough(now):
-            self._take()
-        return self._enough(now)
-
-    def wake_at(self) -> Seconds | None:
-        return None if self._enough_at is None else self._enough_at + self._timeout_s
-
-    def advance(self) -> Version:
-        self.t, self.used = self._next, tuple(self.held)
-        self._next += 1
-        self._taken.clear()
-        self._enough_at = None
-        return self.t
-
-    def _take(self) -> None:
-        shard, version = self._inbox.popleft()
-        if version >= self._next:
-            self.held[shard] = version
-            self._taken.add(shard)
-
-    def _enough(self, now: Seconds) -> bool:
-        if len(self._taken) == len(self.held):
-            return True
-        if len(self._taken) < self.needed:
-            return False
-        if self._enough_at is None:
-            self._enough_at = now
-        return now >= self._enough_at + self._timeout_s

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
-from offbeat.core.block_cache import Blocks, LiteralBlocks
+from offbeat.core.block_cache import Blocks
 from offbeat.core.policy import Contribution, Decision, ObsoleteWork, Policy, View, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.types import Seconds
@@ -27,10 +27,9 @@ class PSP(Policy):
 
     Source: "Partially Synchronous Parallelism SGD" (PSP-SGD), Algorithm 1. Departures, against its deadlocks and useless replays: a
     worker counts every block that it holds and jumps to where the shards are; each worker counts once per fold, with its newest gradient.
-    ``literal`` is the listing, without these.
 
     >>> PSP(c=28, b=0.9).spelling
-    'psp(c=28, b=0.9, tau1=0.0, tau2=0.0, future=accept, scaling=linear, literal=False, interrupt=False, max_skew=None, tau_max=None)'
+    'psp(c=28, b=0.9, tau1=0.0, tau2=0.0, future=accept, scaling=linear, interrupt=False, max_skew=None, tau_max=None)'
     """
 
     c: int
@@ -46,9 +45,6 @@ class PSP(Policy):
     its own iteration, or is dropped at the fold. If nothing else is to come, it counts in any case."""
     scaling: Literal["linear", "none"] = "linear"
     """linear: the learning rate is meant for one gradient and multiplied by d. none: it is meant for their mean."""
-    literal: bool = False
-    """The listing as printed: a block counts only in the iteration in which it is received, iterations are never skipped, and a worker
-    may count twice in a fold. It can wait for ever."""
     interrupt: bool = False
     """Whether a worker breaks off an iteration once it could begin the next: else a lag of less than one iteration stays."""
     max_skew: int | None = None
@@ -67,14 +63,10 @@ class PSP(Policy):
         for name, words in (("future", ("accept", "hold", "drop")), ("scaling", ("linear", "none"))):
             if getattr(self, name) not in words:
                 raise ConfigurationError(f"psp({name}={getattr(self, name)!r}): {name} must be one of {', '.join(words)}")
-        for name in ("literal", "interrupt"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigurationError(f"psp({name}={getattr(self, name)!r}): {name} must be True or False")
+        if not isinstance(self.interrupt, bool):
+            raise ConfigurationError(f"psp(interrupt={self.interrupt!r}): interrupt must be True or False")
         if self.max_skew is not None:
             whole_number("psp", "max_skew", self.max_skew, least=0)
-        added = [f"{n}={getattr(self, n)!r}" for n in ("future", "interrupt", "max_skew", "tau_max") if getattr(self, n) != getattr(PSP, n)]
-        if self.literal and added:
-            raise ConfigurationError(f"psp(literal=True, {added[0]}): the paper's listing has no such thing; leave one of them out")
 
     def check(self, workers: int) -> None:
         if self.c > workers:
@@ -91,8 +83,6 @@ class PSP(Policy):
         return "push_and_interrupt" if self.interrupt else "push_and_wait"
 
     def blocks(self, shards: int) -> Blocks:
-        if self.literal:
-            return LiteralBlocks(shards, fraction=self.b, timeout_s=self.tau2)
         return Blocks(shards, fraction=self.b, timeout_s=self.tau2, max_skew=self.max_skew, interrupt=self.interrupt)
 
     def fold(self, view: View) -> Decision | None:
@@ -125,12 +115,13 @@ class PSP(Policy):
         late = tuple(c for c in view.pending.values() if c.version < view.version)
         if late:
             return Decision((), f"of an earlier iteration than {view.version}, this shard's", drop=late)
-        if not view.gathered or self.literal:
+        if not view.gathered:
             return None
         replaced = tuple(c for c in view.gathered if self._replaced(view, c))
         return Decision((), "its worker has sent a newer gradient", drop=replaced) if replaced else None
 
     def _replaced(self, view: View, earlier: Contribution) -> bool:
+        """Whether a gradient that the shard holds gives way to a newer one of its worker."""
         if self.future == "accept" or view.pending[earlier.worker].version == earlier.version:
             return True
         return self.future == "drop" and earlier.version > view.version

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 
 import pytest
+from experiments.psp_table1.listing import Listing
 from tests.core.hand import Hand, names, only
 from tests.core.shard_world import Plan, ShardWorld
 
@@ -196,10 +197,10 @@ def test_the_end_of_the_job_drops_what_waits() -> None:
 # The deadlock of the listing (SPEC 5.5, 2).
 
 
-@pytest.mark.parametrize("literal", [True, False])
-def test_the_listing_waits_for_ever_where_the_default_goes_on(literal: bool) -> None:
+@pytest.mark.parametrize("kind", [Listing, PSP])
+def test_the_listing_waits_for_ever_where_the_rule_goes_on(kind: type[PSP]) -> None:
     """Worker 1 is ahead and dies; worker 0 has used up shard 1's block while it waited for shard 0's, which was late."""
-    policy = PSP(c=1, literal=literal)
+    policy = kind(c=1)
     job, blocks = Shards(policy, 2), policy.blocks(2)
     for shard in (0, 1):
         blocks.received(shard, 0, job.now)
@@ -217,7 +218,7 @@ def test_the_listing_waits_for_ever_where_the_default_goes_on(literal: bool) -> 
     effects = job.at(0, 0, t=1, held=blocks.used) + job.at(1, 0, t=1, held=blocks.used)
     assert [(e.shard, e.version) for e in effects if isinstance(e, Publish)] == [(0, 2)], "shard 1 has gone on without this gradient"
     blocks.received(0, 2, job.now)
-    assert blocks.ready(1e9) is not literal
+    assert blocks.ready(1e9) == (kind is PSP)
     assert job.job.wake_at() is None, "shard 1 waits for worker 0, and nothing is under way any more"
 
 
@@ -282,7 +283,7 @@ def _beside_bsp(chance: random.Random) -> None:
 
 
 def drawn(seed: int) -> Plan:
-    """Any setting but the listing, with any faults, on workers and shards up to four and five."""
+    """Any setting, with any faults, on workers and shards up to four and five."""
     chance = random.Random(seed)
     workers, shards = chance.randint(1, 4), chance.randint(1, 5)
     policy = PSP(
@@ -353,7 +354,7 @@ def test_the_world_notices_a_deadlock() -> None:
     stuck = 0
     for seed in range(400):
         plan = drawn(seed)
-        world = ShardWorld(dataclasses.replace(plan, policy=PSP(c=plan.policy.c, b=plan.policy.b, literal=True)))
+        world = ShardWorld(dataclasses.replace(plan, policy=Listing(c=plan.policy.c, b=plan.policy.b)))
         world.play()
         stuck += bool(world.unfinished())
     assert stuck > 20
