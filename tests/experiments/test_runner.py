@@ -29,8 +29,8 @@ from offbeat.errors import ConfigurationError
 
 CHECKOUT = Path(__file__).parents[2]
 EXPERIMENTS = runner.find()
-LIMIT_S = 240.0
-"""For what hangs: the longest takes 70 to 90 s on two cores, and more where something else runs on them."""
+LIMIT_S = 480.0
+"""For what hangs: the longest takes 70 to 90 s on two cores, and more where something else runs on them, as other tests do."""
 LONG = {"dbw_fig3": "dbw_fig2", "eager_fig12": "eager_fig13"}
 """Quick runs of more than a minute on two cores, each with a shorter one of the same code, which is enough for CI."""
 
@@ -63,7 +63,7 @@ def invoke(*arguments: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 60)
-@pytest.mark.parametrize("name", marked(list(EXPERIMENTS), "zipline_table2"))
+@pytest.mark.parametrize("name", marked(list(EXPERIMENTS), "ensemble_fig5"))
 def test_every_experiment_runs_quickly_and_bears_out_its_claims(name: str, tmp_path: Path) -> None:
     if name in LONG and os.environ.get("CI"):
         pytest.skip(f"CI has {LONG[name]} instead")
