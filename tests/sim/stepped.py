@@ -118,7 +118,7 @@ class SteppedJob:
 
     def settle(self) -> None:
         """Let everybody handle what has been sent, until nobody has anything more to say at this instant."""
-        while self.network.deliver():
+        while self.deliver():
             pass
         server = self._servers[0]
         due = server.wake_at()
@@ -128,6 +128,10 @@ class SteppedJob:
         if due is not None and due != self._wake_due:
             self._wake_due = due
             self.agenda.at(max(due, self.now), self._wake, WAKE)
+
+    def deliver(self) -> bool:
+        """Let somebody handle one message. Returns False if there is none."""
+        return self.network.deliver()
 
     def at(self, time: Seconds, action: Callable[[], None]) -> None:
         """Do this at some time, and whatever follows from it at once."""
@@ -202,9 +206,13 @@ class SteppedJob:
 
     def _start(self, number: WorkerId) -> None:
         before = self._workers.get(number)
-        self._workers[number] = StubWorker(self, number, 0 if before is None else before.iteration)
+        self._workers[number] = self.process(number, 0 if before is None else before.iteration)
         self._workers[number].start()
         self.settle()
+
+    def process(self, number: WorkerId, iteration: int) -> StubWorker:
+        """Return a new process of a worker."""
+        return StubWorker(self, number, iteration)
 
     def _strike(self, fault: Fault, serial: int) -> None:
         if isinstance(fault, Restart | Join):

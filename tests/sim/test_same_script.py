@@ -1,26 +1,36 @@
-"""Law 2: one script of timings, through the simulator and through the live servers, gives the same log of effects, for every rule."""
+"""Law 2: one script of timings, through the simulator and through the live servers, gives the same log of effects, for every rule with
+servers. Those without are in ``test_same_script_ranks.py``."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.sim.comparison import (
+    DEALT,
+    EFFECTS,
+    EVENTS,
+    FAULTS,
+    FREE,
+    LAWS,
+    RETURN,
+    Replayed,
+    comparable,
+    compare,
+    only,
+    scripted,
+)
 from tests.sim.followed import follow
 from tests.sim.stepped import SteppedJob, Timings
 from tests.tiers import examples
 
-from offbeat.core.effects import Effect, Fold
-from offbeat.core.events import Event, Folded
 from offbeat.journal.records import Record, read
 from offbeat.policies import RULES, SERVER_RULES, rule
-from offbeat.sim.cluster import Cluster, Work
+from offbeat.sim.cluster import Work
 from offbeat.sim.run import simulate
-from offbeat.sim.training.workload import Content, Handed
 
 SETTINGS: Final = (
     "bsp",
@@ -52,75 +62,6 @@ SETTINGS: Final = (
     "ensemble(per_epoch=3, overlap=0.25, budget=12, reallocate=affine)",
     "ensemble(per_epoch=2, overlap=0.0, budget=15, reallocate=inverse, batch_min=2, combine=trimmed_mean, trim=0.34)",
 )
-LAWS: Final = ("uniform(low=0.5, high=1.5)", "constant(seconds=1)", "rotating(low=0.5, high=2)")
-"""The second and the third make much happen at the same instant."""
-RETURN: Final = "kill worker=1 at=4.2; restart worker=1 at=8"
-FAULTS: Final = (
-    "",
-    RETURN,
-    "join worker=2 at=3; kill worker=0 at=5",
-    "vanish worker=1 at=4; restart worker=1 at=9; slow worker=0 at=2 for=4 factor=3",
-    "freeze worker=1 at=4.1 for=6",
-)
-AT_ONCE: Final = "constant(seconds=0)"
-FREE: Final = Work(time_s=14.0)
-DEALT: Final = Work(samples=50, batch=4, epochs=2)
-
-
-def kinds(union: Any) -> frozenset[str]:
-    """How a journal calls the members of a union of events or effects."""
-    return frozenset(re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower() for cls in get_args(union))
-
-
-EFFECTS: Final = kinds(Effect)
-EVENTS: Final = kinds(Event)
-
-
-class Replayed(Content):
-    """What a live run has measured, and the losses that its workers knew, for a simulated run of the same script."""
-
-    empty = False
-
-    def __init__(self, script: Timings, live: Sequence[Record]) -> None:
-        self._script = script
-        self._measured = {record["version"]: record for record in live if record["kind"] == "folded"}
-
-    def fold(self, effect: Fold) -> Folded:
-        record = self._measured.get(effect.version)
-        if record is None:
-            return super().fold(effect)
-        return Folded(effect.version, tuple(record["squares"]), record["total"], record["lr"], record["difference"])
-
-    def handed_in(self, push: Handed) -> float | None:
-        losses = [self._script.loss(push.worker, step.number) for step in push.steps]
-        return sum(losses) / len(losses)
-
-
-def comparable(records: Sequence[Record]) -> Iterator[Record]:
-    """Without what only real processes have: connections. Of one that has left, or is known to be dead, it may close afterwards or not;
-    of one that is killed it is not said how its end was seen."""
-    gone = set()
-    for record in records:
-        if record["kind"] == "state_changed" and record["state"] in ("dead", "finished"):
-            gone.add((record["worker"], record["incarnation"]))
-        if record["kind"] == "lost" and (record["worker"], record["incarnation"]) in gone:
-            continue
-        reason = record.get("reason")
-        yield record if reason is None else {**record, "reason": reason.removeprefix("connection closed: ")}
-
-
-def only(records: Sequence[Record], wanted: frozenset[str]) -> list[Record]:
-    return [record for record in records if record["kind"] in wanted]
-
-
-def compare(live: list[Record], simulated: list[Record]) -> None:
-    """Equal, or the first difference and what led to it."""
-    for place, (one, other) in enumerate(zip(live, simulated, strict=False)):
-        if one != other:
-            before = "".join(f"  {record}\n" for record in live[max(0, place - 12) : place])
-            pytest.fail(f"record {place} differs; before it\n{before}live       {one}\nsimulated  {other}", pytrace=False)
-    longer = live[len(simulated) :] or simulated[len(live) :]
-    assert not longer, f"{'live' if len(live) > len(simulated) else 'simulated'} alone goes on with {longer[:5]}"
 
 
 def both(script: Timings, where: Path) -> tuple[SteppedJob, list[Record]]:
@@ -138,29 +79,12 @@ def both(script: Timings, where: Path) -> tuple[SteppedJob, list[Record]]:
     return job, live
 
 
-def scripted(
-    sync: str, law: str, faults: str, work: Work, *, delay: str = AT_ONCE, seed: int = 0, servers: int = 1, shares_memory: bool = True
-) -> Timings:
-    cluster = Cluster(
-        workers=3,
-        servers=servers,
-        compute=law,
-        per_sample="uniform(low=0.01, high=0.05)",
-        delay=delay,
-        faults=faults,
-        timeout_s=2.0,
-        seed=seed,
-    )
-    return Timings(sync, cluster, work, shares_memory=shares_memory)
-
-
 def works(sync: str) -> list[Work]:
     """Whether samples are dealt out; where workers have splits of their own, they are."""
     return [DEALT] if rule(sync).split_overlap is not None else [FREE, DEALT]
 
 
 def test_every_rule_is_here() -> None:
-    """But for those without servers, which take their decisions elsewhere when they are live."""
     assert {type(rule(sync)).called() for sync in SETTINGS} == {word for word, kind in RULES.items() if kind in SERVER_RULES}
 
 

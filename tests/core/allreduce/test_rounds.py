@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from tests.core.rounds import Chance, Play
 from tests.tiers import examples
 
-from offbeat.core.allreduce.policy import ON_TIME, RoundRule
+from offbeat.core.allreduce.policy import CLOSED, ON_TIME, RoundRule, View
 from offbeat.core.allreduce.rounds import Arrival, Part, Round, Rounds
 from offbeat.policies import rule
+from offbeat.types import WorkerId
 
 
 def of(spelling: str) -> RoundRule:
@@ -252,7 +253,7 @@ def test_any_schedule(name: str) -> None:
 
 def test_the_schedules_are_worth_something() -> None:
     """In them gradients are late, two of one rank in a round, refused; ranks die, come back, and are idle; rounds wait."""
-    play = Play(of("majority"), 5, seed=0, chance=Chance(0.1, 0.02, 0.1))
+    play = Play(of("majority"), 5, seed=1, chance=Chance(0.1, 0.02, 0.1))
     twice = 0
     for _ in range(2000):
         before = play.frozen
@@ -344,3 +345,23 @@ def test_waiting_is_for_those_on_time() -> None:
     rounds = entered("full", 2)
     rounds.arrive(0, 0)
     assert rounds.waits(0) and not rounds.waits(1) and rounds.table[1, 3] == ON_TIME
+
+
+@pytest.mark.parametrize("ranks", [2, 5, 16, 17, 40])
+def test_a_seed_draws_the_same_ranks_from_a_table_with_more_room(ranks: int) -> None:
+    """The simulator's table has rows for ranks that may come; a live job's has one for each worker."""
+
+    def initiators(rows: int) -> list[list[WorkerId]]:
+        rounds, found = Rounds(of("all_of(m=2)"), rows, seed=7), []
+        for rank in range(ranks):
+            rounds.enter(rank, 0)
+        for number in range(50):
+            rounds.table[0, CLOSED] = number
+            found.append(list(View(rounds.table, 7).drawn(2)))
+        return found
+
+    room = 16
+    while room < ranks:
+        room *= 2
+    assert initiators(ranks) == initiators(room)
+    assert ranks == 2 or len({tuple(drawn) for drawn in initiators(ranks)}) > 5

@@ -5,7 +5,6 @@ Who arrives, what is folded and who may read what is in ``core/allreduce/rounds.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Final, Literal, TypeAlias
 
@@ -62,7 +61,12 @@ CHANGES: Final = 7
 WIDTH: Final = 8
 """Columns: a row is one cache line."""
 
+PLACES: Final = 16
+"""Ranks are drawn from so many numbers, or twice, four times ... as many where there are more ranks. Were it as many as there are rows, one
+seed would draw other ranks from the table of a live job, which has a row for each worker, than from the simulator's, which has room for
+more."""
 _WORD: Final = (1 << 64) - 1
+_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 class View:
@@ -73,6 +77,7 @@ class View:
         self._columns = table[1:].T
         self._seed = seed
         self._rows = range(WIDTH, len(self._cells), WIDTH)
+        self._places = PLACES << max(0, (len(self._rows) - 1).bit_length() - (PLACES - 1).bit_length())
         self._drawn: dict[int, Sequence[WorkerId]] = {}
         self._drawn_at = (-1, -1)
 
@@ -123,11 +128,16 @@ class View:
             return [rank for rank, row in enumerate(self._rows) if cells[row + STATE] == ACTIVE]
         # Ranks are drawn until so many active ones are among them. To draw an order of all would be simpler, but whoever is on time draws,
         # in its own process and under the lock that the next waits for.
-        key, numbers, ranks = _hashed(self._seed, cells[CLOSED]), itertools.count(), len(self._rows)
+        rows, ranks, last = self._rows, len(self._rows), self._places - 1
+        number = _hashed(self._seed, cells[CLOSED])
         drawn: dict[WorkerId, None] = {}
         while len(drawn) < count:
-            rank = _hashed(key, next(numbers)) % ranks
-            if cells[self._rows[rank] + STATE] == ACTIVE:
+            # `_hashed` of 0, 1, 2 ..., without a call: in a small job most numbers are no rank's.
+            x = ((number ^ (number >> 30)) * _FIRST) & _WORD
+            x = ((x ^ (x >> 27)) * _SECOND) & _WORD
+            number = (number + _STEP) & _WORD
+            rank = (x ^ (x >> 31)) & last
+            if rank < ranks and cells[rows[rank] + STATE] == ACTIVE:
                 drawn[rank] = None
         return list(drawn)
 
@@ -167,7 +177,7 @@ class RoundRule(Policy):
 
 def _hashed(key: int, number: int) -> int:
     """An unpredictable 64-bit number for each of these, the same in every process (splitmix64)."""
-    x = (number * 0x9E3779B97F4A7C15 + key) & _WORD
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
+    x = (number * _STEP + key) & _WORD
+    x = ((x ^ (x >> 30)) * _FIRST) & _WORD
+    x = ((x ^ (x >> 27)) * _SECOND) & _WORD
     return x ^ (x >> 31)

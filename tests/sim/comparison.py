@@ -1,0 +1,102 @@
+"""Compares two journals of one script of timings, a live run's and a simulated one's; and the scripts that all such tests go through."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, get_args
+
+import pytest
+from tests.sim.stepped import Timings
+
+from offbeat.core.effects import Effect, Fold
+from offbeat.core.events import Event, Folded
+from offbeat.journal.records import Record
+from offbeat.sim.cluster import Cluster, Work
+from offbeat.sim.training.workload import Content, Handed
+
+LAWS: Final = ("uniform(low=0.5, high=1.5)", "constant(seconds=1)", "rotating(low=0.5, high=2)")
+"""The second and the third make much happen at the same instant."""
+RETURN: Final = "kill worker=1 at=4.2; restart worker=1 at=8"
+FAULTS: Final = (
+    "",
+    RETURN,
+    "join worker=2 at=3; kill worker=0 at=5",
+    "vanish worker=1 at=4; restart worker=1 at=9; slow worker=0 at=2 for=4 factor=3",
+    "freeze worker=1 at=4.1 for=6",
+)
+AT_ONCE: Final = "constant(seconds=0)"
+FREE: Final = Work(time_s=14.0)
+DEALT: Final = Work(samples=50, batch=4, epochs=2)
+
+
+def kinds(union: Any) -> frozenset[str]:
+    """How a journal calls the members of a union of events or effects."""
+    return frozenset(re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower() for cls in get_args(union))
+
+
+EFFECTS: Final = kinds(Effect)
+EVENTS: Final = kinds(Event)
+
+
+class Replayed(Content):
+    """What a live run has measured, and the losses that its workers knew, for a simulated run of the same script."""
+
+    empty = False
+
+    def __init__(self, script: Timings, live: Sequence[Record]) -> None:
+        self._script = script
+        self._measured = {record["version"]: record for record in live if record["kind"] == "folded"}
+
+    def fold(self, effect: Fold) -> Folded:
+        record = self._measured.get(effect.version)
+        if record is None:
+            return super().fold(effect)
+        return Folded(effect.version, tuple(record["squares"]), record["total"], record["lr"], record["difference"])
+
+    def handed_in(self, push: Handed) -> float | None:
+        losses = [self._script.loss(push.worker, step.number) for step in push.steps]
+        return sum(losses) / len(losses)
+
+
+def comparable(records: Sequence[Record]) -> Iterator[Record]:
+    """Without what only real processes have: connections. Of one that has left, or is known to be dead, it may close afterwards or not;
+    of one that is killed it is not said how its end was seen."""
+    gone = set()
+    for record in records:
+        if record["kind"] == "state_changed" and record["state"] in ("dead", "finished"):
+            gone.add((record["worker"], record["incarnation"]))
+        if record["kind"] == "lost" and (record["worker"], record["incarnation"]) in gone:
+            continue
+        reason = record.get("reason")
+        yield record if reason is None else {**record, "reason": reason.removeprefix("connection closed: ")}
+
+
+def only(records: Sequence[Record], wanted: frozenset[str]) -> list[Record]:
+    return [record for record in records if record["kind"] in wanted]
+
+
+def compare(live: list[Record], simulated: list[Record]) -> None:
+    """Equal, or the first difference and what led to it."""
+    for place, (one, other) in enumerate(zip(live, simulated, strict=False)):
+        if one != other:
+            before = "".join(f"  {record}\n" for record in live[max(0, place - 12) : place])
+            pytest.fail(f"record {place} differs; before it\n{before}live       {one}\nsimulated  {other}", pytrace=False)
+    longer = live[len(simulated) :] or simulated[len(live) :]
+    assert not longer, f"{'live' if len(live) > len(simulated) else 'simulated'} alone goes on with {longer[:5]}"
+
+
+def scripted(
+    sync: str, law: str, faults: str, work: Work, *, delay: str = AT_ONCE, seed: int = 0, servers: int = 1, shares_memory: bool = True
+) -> Timings:
+    cluster = Cluster(
+        workers=3,
+        servers=servers,
+        compute=law,
+        per_sample="uniform(low=0.01, high=0.05)",
+        delay=delay,
+        faults=faults,
+        timeout_s=2.0,
+        seed=seed,
+    )
+    return Timings(sync, cluster, work, shares_memory=shares_memory)

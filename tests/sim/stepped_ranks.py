@@ -1,0 +1,85 @@
+"""A live job without servers in one thread, with a clock that is moved by hand: `SteppedJob` with ranks in the place of workers.
+
+The coordinator's process and the memory that ranks share are the real ones. Memory tells nobody that it has changed: after whatever
+happens, all ranks that wait for others look, in the order in which they have begun to wait, until nothing happens any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from math import inf
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+from tests.sim.stepped import SteppedJob, Timings
+from tests.sim.stub_ranks import StubRank, StubRounds
+
+from offbeat.journal.records import Record
+from offbeat.runtime.allreduce.one_host import state
+from offbeat.runtime.ranks import coordinator_side
+from offbeat.types import Seconds, WorkerId
+
+LOOK_S: Seconds = 1.0
+"""How often the coordinator looks at the log by itself; it looks with each message too, and each arrival is announced by one."""
+
+
+class SteppedRanks(SteppedJob):
+    """One live run; arguments as for `SteppedJob`."""
+
+    def __init__(self, script: Timings, journal: Path) -> None:
+        super().__init__(script, journal)
+        self.waiting: list[StubRank] = []
+        """Ranks that wait for others, in the order in which they have begun to."""
+        self.alone_from: Seconds = inf
+        """When a rank that waited for others has first found out from memory, and not from the coordinator, that it was declared dead. From
+        then on a simulated worker, which can only be told, is behind."""
+
+    def run(self) -> list[Record]:
+        with self._virtual():
+            return super().run()
+
+    def process(self, number: WorkerId, iteration: int) -> StubRank:
+        return StubRounds(self, number, iteration)
+
+    def finds_out(self) -> None:
+        """A rank that waits for others does not take part any more."""
+        self.alone_from = min(self.alone_from, self.now)
+
+    def settle(self) -> None:
+        super().settle()
+        while self.deliver():
+            super().settle()
+        for rank in self._workers.values():
+            assert isinstance(rank, StubRank)
+            rank.idle()
+
+    def deliver(self) -> bool:
+        """Let ranks go on that have what they wait for in memory; if there are none, let somebody handle one message."""
+        return self._look() or super().deliver()
+
+    def _look(self) -> bool:
+        looking, self.waiting = self.waiting, []
+        went = False
+        for rank in looking:
+            if not rank.waits_for_others:
+                continue
+            if rank.look():
+                went = True
+            else:
+                self.waiting.append(rank)
+        return went
+
+    @contextmanager
+    def _virtual(self) -> Iterator[None]:
+        """Where the time of an entry of the log is asked for, it is this job's; up to a nanosecond late, so that it is not before it."""
+
+        def monotonic_ns() -> int:
+            return int(self.now * 1e9) + 1
+
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(coordinator_side, "LOOK_S", LOOK_S))
+            stack.enter_context(patch.object(coordinator_side, "time", SimpleNamespace(monotonic=lambda: self.now)))
+            stack.enter_context(patch.object(state, "monotonic_ns", monotonic_ns))
+            yield
