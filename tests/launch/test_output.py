@@ -83,10 +83,8 @@ def test_a_restart_is_appended(tmp_path: Path) -> None:
 
 def test_bars() -> None:
     lines = Lines()
-    assert lines.feed(b"\r  0%|   |\r 50%|#  |") == []
-    assert lines.bar == " 50%|#  |"
-    assert lines.feed(b"\r100%|###|\nafter\n") == ["100%|###|", "after"]
-    assert lines.bar is None
+    assert (lines.feed(b"\r  0%|   |\r 50%|#  |"), lines.bar) == ([], " 50%|#  |")
+    assert (lines.feed(b"\r100%|###|\nafter\n"), lines.bar) == (["100%|###|", "after"], None)
     assert lines.feed(b"windows\r\n") == ["windows"]
     assert lines.feed(b"\r 10%\r      \rnext\n") == ["next"]
     assert lines.feed(b"\r outer\n\r inner\x1b[A\r outer 2\n") == [" outer 2"]

@@ -270,7 +270,8 @@ def test_gradients_go_from_one_memory_to_the_next_and_back() -> None:
     f = Fixture(model)
     other = torch.full((f.layout.nbytes,), 255, dtype=torch.uint8)
     model(torch.ones(1, 2)).sum().backward()
-    assert f.flat.accumulating and f.flat.collect() is None and f.flat.made() == 1 and not f.flat.accumulating
+    assert f.flat.accumulating
+    assert (f.flat.collect(), f.flat.made(), f.flat.accumulating) == (None, 1, False)
     first = bytes(f.push)
     f.flat.redirect(other)
     assert model.weight.grad is None and model.bias.grad is None

@@ -157,7 +157,6 @@ class Journal:
         path: the file; a journal that is there is replaced. None: records go to the listeners only.
         now: the clock, in seconds; used for nothing but the interval between flushes.
         listeners: called with each record, in order. They must not change it.
-        resume: go on with the journal at ``path`` as a restarted coordinator does: a cut last line is taken away.
 
     Raises:
         ConfigurationError: the file cannot be written, or holds something other than a journal.
@@ -169,7 +168,6 @@ class Journal:
         *,
         now: Callable[[], Seconds],
         listeners: Iterable[Callable[[Record], None]] = (),
-        resume: bool = False,
     ) -> None:
         self.path = None if path is None else Path(path)
         self.failure: str | None = None
@@ -180,8 +178,8 @@ class Journal:
         self._nbytes = 0
         self._flush_at = 0.0
         self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
-        self._file = None if self.path is None else _open(self.path, resume)
-        self._headed = resume and self._file is not None and os.fstat(self._file).st_size > 0
+        self._file = None if self.path is None else _open(self.path)
+        self._headed = False
 
     def log(self, item: Event | Effect, t: Seconds) -> None:
         """Record an event or effect, unless it is one of `UNRECORDED`."""
@@ -274,7 +272,8 @@ def of_optimizer(records: Iterable[Record], number: int = 0) -> Iterator[Record]
             yield {key: value for key, value in entry.items() if key != "optimizer"} if number else entry
 
 
-def _open(path: Path, resume: bool) -> int:
+def _open(path: Path) -> int:
+    """Open an empty file for a journal, in place of a journal that is there; anything else that is there is left as it is."""
     file = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -284,7 +283,7 @@ def _open(path: Path, resume: bool) -> int:
             os.fchmod(file, 0o600)  # of one that was there before, too: metrics and errors of a script are its user's
         if os.fstat(file).st_size > 0:
             next(read(path))
-        os.ftruncate(file, _end_of_lines(path) if resume else 0)
+        os.ftruncate(file, 0)
     except (ConfigurationError, OSError) as error:
         if file is not None:
             os.close(file)

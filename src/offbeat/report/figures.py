@@ -58,7 +58,7 @@ def versions_per_s(summary: Summary) -> float:
     return summary["version"] / summary["wall_s"] if summary["wall_s"] > 0 else 0.0
 
 
-def rate_words(summary: Summary, rate: float, digits: str = ",.0f") -> str:
+def rate_words(summary: Summary, rate: float) -> str:
     """Samples per second; ``rate`` is meaningless where steps do not say how many samples they are of.
 
     >>> rate_words({"samples": 0, "version": 3, "fates": {"folded": 6}}, 0.0)
@@ -66,7 +66,7 @@ def rate_words(summary: Summary, rate: float, digits: str = ",.0f") -> str:
     """
     if not summary["samples"] and summary["fates"]["folded"]:
         return "samples not known"
-    return f"{rate:{digits}} samples/s"
+    return f"{rate:,.0f} samples/s"
 
 
 def accuracy(summary: Summary) -> tuple[str, float] | None:

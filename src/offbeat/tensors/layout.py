@@ -172,12 +172,12 @@ class Layout:
         return tuple(Span(a, b) for a, b in zip(cuts, [*cuts[1:], self.nbytes], strict=True))
 
 
-def view(memory: Memory, spec: TensorSpec, *, origin: int = 0) -> torch.Tensor:
-    """The tensor of ``spec`` in a memory that begins at byte ``origin`` of the layout. Nothing is copied.
+def view(memory: Memory, spec: TensorSpec) -> torch.Tensor:
+    """Return the tensor of ``spec`` in a memory that holds the whole layout. Nothing is copied.
 
     Out of a memoryview each tensor gets a storage of exactly its own bytes, so that saving one does not save its neighbours.
     """
-    flat = elements(memory, spec.offset - origin, spec.numel, DTYPES[spec.dtype])
+    flat = elements(memory, spec.offset, spec.numel, DTYPES[spec.dtype])
     return torch.as_strided(flat, spec.shape, spec.stride)
 
 

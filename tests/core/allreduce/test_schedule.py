@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.allreduce.played import Played, latency, play
 from tests.tiers import examples
 
 from offbeat.core.allreduce.algorithms import activation, doubling, halving, partial_allreduce, ring
 from offbeat.core.allreduce.schedule import Kind, Operation, Passage, Program, Schedule, in_order
 from offbeat.sim.latency.registry import law
-from offbeat.sim.schedules import Played, latency, play
 from offbeat.tensors.running_sum import RunningSum
 
 RANKS = range(1, 34)

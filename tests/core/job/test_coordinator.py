@@ -119,7 +119,7 @@ def test_who_is_told_to_rejoin_and_never_does_is_dead_in_the_end() -> None:
     assert not job.job.over
     wake = job.job.wake_at()
     assert wake is not None and only(StateChanged, job.job.wake(wake)).state is WorkerState.DEAD
-    assert job.job.over and job.job.wake_at() is None
+    assert (job.job.over, job.job.wake_at()) == (True, None)
 
 
 def test_a_finished_worker_is_not_waited_for_and_what_it_pushed_counts() -> None:
@@ -127,7 +127,7 @@ def test_a_finished_worker_is_not_waited_for_and_what_it_pushed_counts() -> None
     job.push(0, 0)
     assert names(job(Left(1, 1))) == ["StateChanged 1", "Fold", "Settle 0", "Release 0"]
     assert not job.job.over
-    assert only(StateChanged, job(Left(0, 1))).state is WorkerState.FINISHED and job.job.over
+    assert (only(StateChanged, job(Left(0, 1))).state, job.job.over) == (WorkerState.FINISHED, True)
     assert job(Lost(0, "its connection has closed", 1)) == []
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.allreduce.played import play
 from tests.core.allreduce.test_schedule import WAYS, bits
 from tests.tiers import examples
 
@@ -25,7 +26,6 @@ from offbeat.runtime.allreduce.one_host.clipping import clip_factor
 from offbeat.runtime.allreduce.one_host.reduce import mean
 from offbeat.runtime.allreduce.one_host.rounds import HostRounds
 from offbeat.runtime.ranks.replica import Replica
-from offbeat.sim.schedules import play
 from offbeat.tensors.running_sum import RunningSum
 
 LIMIT = {dtype: float(np.finfo(dtype).max) for dtype in ("f4", "f8")}

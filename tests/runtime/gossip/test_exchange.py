@@ -24,7 +24,6 @@ from offbeat.core.rank_log import Fenced, Kind
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.policies import ADPSGD, DPSGD, SGP, rule
 from offbeat.runtime.gossip.exchange import HostGossip
-from offbeat.runtime.gossip.memory import Plan
 from offbeat.transport.shm import AVAILABLE, MemoryBlock
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="shared memory is Linux's")
@@ -192,10 +191,7 @@ def test_what_does_not_belong_here_is_refused() -> None:
         HostGossip.create(SGP(), 2, 3, dtype=torch.float16)
     with pytest.raises(ProtocolError, match="a block for gossip begins with"):
         HostGossip.attach(MemoryBlock.allocate(4096, "nothing"))
-    plan = Plan.of(SGP(), 2, 3, torch.float32, 0)
-    whole = MemoryBlock.allocate(plan.nbytes, "whole")
-    HostGossip.create(SGP(), 2, 3, block=whole)
-    assert HostGossip.attach(whole).rule == SGP()
+    assert HostGossip.attach(HostGossip.create(SGP(), 2, 3).block).rule == SGP()
 
 
 @pytest.mark.faults

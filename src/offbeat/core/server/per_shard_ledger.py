@@ -12,7 +12,7 @@ All books are kept here, in the coordinator; shards report arrivals and carry ou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 from offbeat.core.effects import Effect, Fold, Part, Publish, Release, Settle
 from offbeat.core.events import Abandoned, Folded, Pushed
@@ -46,11 +46,6 @@ class ShardedLedger:
     def version(self) -> Version:
         """The least version of a shard."""
         return min(book.version for book in self._books)
-
-    @property
-    def books(self) -> Sequence[Book]:
-        """Of each shard."""
-        return self._books
 
     @property
     def active(self) -> Collection[WorkerId]:

@@ -60,7 +60,6 @@ class HostGossip(GossipRank):
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         followed: bool = False,
-        block: SharedMemory | None = None,
     ) -> HostGossip:
         """Make the memory of a job; ``block`` is what its ranks need.
 
@@ -71,13 +70,12 @@ class HostGossip(GossipRank):
             dtype: float32 or float64.
             seed: of what the rule draws.
             followed: whether somebody will `follow`; the ranks do not run further ahead of him than the log reaches.
-            block: zeros, `Plan.nbytes` of them; None: a new one.
 
         Raises:
             ConfigurationError: another dtype, or not so much memory.
         """
         plan = Plan.of(rule, ranks, numel, dtype, seed, followed=followed)
-        block = MemoryBlock.allocate(plan.nbytes, "gossip") if block is None else block
+        block = MemoryBlock.allocate(plan.nbytes, "gossip")
         return cls(block, MailboxMemory(block, rule, plan), None)
 
     @classmethod

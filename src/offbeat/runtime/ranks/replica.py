@@ -22,9 +22,6 @@ from offbeat.transport.base import Buffer
 from offbeat.transport.shm import PrivateBlock
 from offbeat.types import WorkerId
 
-SUMMED = (torch.float32, torch.float64)
-"""What gradients can be summed in; others are sent as the narrowest of these that holds them."""
-
 
 class Replica:
     """One rank's model and optimizer.

@@ -133,14 +133,12 @@ class Layout:
         return layout, bytes(memory[at["rule"] : at["rule"] + int(header[2])]).decode()
 
 
-def planned(
-    rule: RoundRule, ranks: int, numel: int, dtype: torch.dtype, seed: int, *, slots: int | None, budget_nbytes: int | None, followed: bool
-) -> Layout:
+def planned(rule: RoundRule, ranks: int, numel: int, dtype: torch.dtype, seed: int, *, slots: int | None, followed: bool) -> Layout:
     """The layout of a new block.
 
     Args:
-        slots: how many results are kept for ranks that are behind; None: what the rule's staleness asks for, as far as the budget goes.
-        budget_nbytes: how much memory results may take, if ranks fall behind; None: a quarter of what can be had.
+        slots: how many results are kept for ranks that are behind; None: what the rule's staleness asks for, within a quarter of the memory
+            that can be had.
 
     Raises:
         ConfigurationError: the rule is too long to spell, the dtype is none that is summed here, or there is no room for the buffers.
@@ -159,8 +157,7 @@ def planned(
         )
     if slots is None:
         wanted = _UNBOUNDED_SLOTS if rule.staleness is None else rule.staleness + _SPARE_SLOTS
-        budget = budget_nbytes if budget_nbytes is not None else (available or 0) // 4
-        slots = min(max(2, budget // nbytes), wanted)
+        slots = min(max(2, (available or 0) // 4 // nbytes), wanted)
     slice_numel = max(SLICE_NBYTES // dtype.itemsize, -(-numel // MOST_SLICES))
     return Layout(
         ranks=ranks,

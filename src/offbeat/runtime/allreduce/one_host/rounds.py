@@ -85,7 +85,6 @@ class HostRounds(Seats):
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         slots: int | None = None,
-        budget_nbytes: int | None = None,
         followed: bool = False,
     ) -> HostRounds:
         """A new block, for a job in which nobody takes part yet. `block` is what other processes `attach` to.
@@ -96,14 +95,14 @@ class HostRounds(Seats):
             numel: elements of a gradient.
             dtype: float32 or float64.
             seed: of what the rule draws.
-            slots: how many results are kept for ranks that are behind; None: what the rule's staleness asks for, within the budget.
-            budget_nbytes: how much memory results may take if ranks fall behind; None: a quarter of what can be had.
+            slots: how many results are kept for ranks that are behind; None: what the rule's staleness asks for, within a quarter of the
+                memory that can be had.
             followed: whether somebody calls `follow`: ranks then wait rather than overwrite what he has not read.
 
         Raises:
             ConfigurationError: there is not so much memory, or no such dtype.
         """
-        layout = planned(rule, ranks, numel, dtype, seed, slots=slots, budget_nbytes=budget_nbytes, followed=followed)
+        layout = planned(rule, ranks, numel, dtype, seed, slots=slots, followed=followed)
         block = MemoryBlock.allocate(layout.offsets()["end"], "rounds", sparse=True)
         return cls(block, Shared(block, rule, layout), None)
 
@@ -244,8 +243,6 @@ class HostRounds(Seats):
             version, number, done = self._shared.look(
                 lambda state: (self._checked(state).rounds.version(rank), state.rounds.number, state.rounds.done)
             )
-            if self._version is None:
-                self._version = version  # somebody else has let this rank in
             if done > version:
                 self._shared.make_room()
                 self._version = version
