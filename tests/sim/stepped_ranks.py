@@ -14,10 +14,12 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 from tests.sim.stepped import SteppedJob, Timings
-from tests.sim.stub_ranks import StubRank, StubRounds
+from tests.sim.stub_ranks import StubGossip, StubRank, StubRounds, WentOn
 
 from offbeat.journal.records import Record
+from offbeat.policies import rule
 from offbeat.runtime.allreduce.one_host import state
+from offbeat.runtime.gossip import memory
 from offbeat.runtime.ranks import coordinator_side
 from offbeat.types import Seconds, WorkerId
 
@@ -32,6 +34,11 @@ class SteppedRanks(SteppedJob):
         super().__init__(script, journal)
         self.waiting: list[StubRank] = []
         """Ranks that wait for others, in the order in which they have begun to."""
+        self.went_on: list[WentOn] = []
+        self.waits: dict[WorkerId, Seconds] = {}
+        """Since when ranks wait for others."""
+        self.waited: list[tuple[Seconds, Seconds]] = []
+        """From when to when ranks have waited for others."""
         self.alone_from: Seconds = inf
         """When a rank that waited for others has first found out from memory, and not from the coordinator, that it was declared dead. From
         then on a simulated worker, which can only be told, is behind."""
@@ -41,11 +48,22 @@ class SteppedRanks(SteppedJob):
             return super().run()
 
     def process(self, number: WorkerId, iteration: int) -> StubRank:
-        return StubRounds(self, number, iteration)
+        kind = StubGossip if rule(self.script.sync).family == "gossip" else StubRounds
+        return kind(self, number, iteration)
+
+    @property
+    def journal_time(self) -> Seconds:
+        """The time, as the journal writes it."""
+        return round(self.now, 6)
+
+    def waited_at(self, t: Seconds) -> bool:
+        """Whether any rank waited for others then."""
+        over = [(since, inf) for since in self.waits.values()]
+        return any(since < t <= until for since, until in (*self.waited, *over))
 
     def finds_out(self) -> None:
         """A rank that waits for others does not take part any more."""
-        self.alone_from = min(self.alone_from, self.now)
+        self.alone_from = min(self.alone_from, self.journal_time)
 
     def settle(self) -> None:
         super().settle()
@@ -69,6 +87,9 @@ class SteppedRanks(SteppedJob):
                 went = True
             else:
                 self.waiting.append(rank)
+        self.waiting.sort(key=lambda rank: rank.moves_on)
+        for rank in self.waiting:
+            rank.moves_on = False
         return went
 
     @contextmanager
@@ -82,4 +103,6 @@ class SteppedRanks(SteppedJob):
             stack.enter_context(patch.object(coordinator_side, "LOOK_S", LOOK_S))
             stack.enter_context(patch.object(coordinator_side, "time", SimpleNamespace(monotonic=lambda: self.now)))
             stack.enter_context(patch.object(state, "monotonic_ns", monotonic_ns))
+            clock = SimpleNamespace(monotonic=lambda: self.now, monotonic_ns=monotonic_ns)
+            stack.enter_context(patch.object(memory, "time", clock))
             yield

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from tests.sim.stub_process import LR, Waits
@@ -18,9 +18,11 @@ from offbeat.core.policy import Plan
 from offbeat.core.rank_log import Fenced
 from offbeat.policies.eager import Partial
 from offbeat.runtime.allreduce.one_host.rounds import HostRounds
+from offbeat.runtime.gossip.exchange import Exchanged, HostGossip
+from offbeat.runtime.gossip.waiting import Wait
 from offbeat.runtime.worker.local_work import LocalWork
 from offbeat.transport.base import Message
-from offbeat.types import Version, WorkerId
+from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
 if TYPE_CHECKING:
     from tests.sim.stepped_ranks import SteppedRanks
@@ -35,16 +37,28 @@ class Shared:
 
     def __init__(self, there: Callable[[], bool]) -> None:
         self._there = there
+        self._fenced: Fenced | None = None
 
     def __call__(self) -> bool:
         try:
             return self._there()
-        except Fenced:
+        except Fenced as error:
+            self._fenced = error
             return True
 
     def check(self) -> None:
         """Raise `Fenced` if that is why the wait is over."""
-        assert self._there()
+        if self._fenced is not None:
+            raise self._fenced
+
+
+class WentOn(NamedTuple):
+    """A rank goes on."""
+
+    t: Seconds
+    worker: WorkerId
+    incarnation: Incarnation
+    parameters: list[float]
 
 
 class StubRank(StubWorker):
@@ -58,6 +72,8 @@ class StubRank(StubWorker):
         self._given: tuple[Any, Version] | None = None
         """Another rank's parameters, and their version, to begin with."""
         self._enters = True
+        self.moves_on = False
+        """It waits for somebody else than before, behind those who do so already."""
         self._outside = False
         """It has found out that it does not take part, and is still to hear why."""
         self._goal: Version = 0
@@ -211,9 +227,23 @@ class StubRank(StubWorker):
         else:
             self.note()
 
+    def wait(self, there: Callable[[], bool]) -> Generator[Any, None, None]:
+        """Wait until something is there in memory. Raises `Fenced` if this rank is not."""
+        shared = Shared(there)
+        since = self.job.waits[self.number] = self.job.journal_time
+        yield shared
+        del self.job.waits[self.number]
+        self.job.waited.append((since, self.job.journal_time))
+        try:
+            shared.check()
+        except Fenced:
+            self.job.finds_out()
+            raise
+
     def note(self) -> None:
         """It goes on with these parameters."""
         self.job.seen.setdefault((None, self.version), []).append(self.parameters.clone())
+        self.job.went_on.append(WentOn(self.job.journal_time, self.number, self.incarnation, self.parameters.tolist()))
 
     def _sort(self, server: int, message: Message) -> None:
         header = message.header
@@ -262,13 +292,7 @@ class StubRounds(StubRank):
         rounds = self._rounds
         rounds.send().copy_(gradient)
         rounds.arrive(clip=self._partial.carry_clip)
-        there = Shared(lambda: rounds.wait(0.0))
-        yield there
-        try:
-            there.check()
-        except Fenced:
-            self.job.finds_out()
-            raise
+        yield from self.wait(lambda: rounds.wait(0.0))
         self._apply(rounds.results())
 
     def let_in(self, rank: WorkerId, ticket: list[int]) -> None:
@@ -280,3 +304,60 @@ class StubRounds(StubRank):
         if results:
             self.version = results[-1][0] + 1
             self._rounds.read()
+
+
+class StubGossip(StubRank):
+    """A rank of the gossip family, in `runtime.gossip`."""
+
+    _stepping: Generator[Wait, None, Exchanged]
+    _wait: Wait | None = None
+    _over = False
+    on: WorkerId | None = None
+    """For whom it waits, the first of them."""
+
+    def attach(self) -> None:
+        self._gossip = HostGossip.attach(self.memory[0], self.number)
+
+    def begin(self) -> None:
+        self._gossip.begin(self.parameters)
+
+    def catch_up(self) -> None:
+        if self._gossip.catch_up():
+            self.parameters = self._gossip.model.clone()
+        self.version = self._gossip.steps
+
+    def resume(self) -> None:
+        self._gossip.resume()
+
+    def contribute(self, gradient: torch.Tensor) -> Generator[Any, None, None]:
+        self._stepping, self._wait, self._over = self._gossip.stepping(-LR * gradient), None, False
+        if not self._go_further():
+            self.on = self._first_behind()
+            yield from self.wait(self._go_further)
+        self.parameters, self.version = self._gossip.model.clone(), self._gossip.steps
+
+    def look(self) -> bool:
+        if self.thaw() > self.job.now and self._gossip.rule.exchange == "average" and self._first_behind() is None:
+            self.job.finds_out()  # it would make its step now
+        went = super().look()
+        if not went and self.on != (on := self._first_behind()):
+            self.on = on
+            self.moves_on = True
+        return went
+
+    def let_in(self, rank: WorkerId, ticket: list[int]) -> None:
+        self._gossip.let_in(rank, ticket[0])
+
+    def _first_behind(self) -> WorkerId | None:
+        return self._gossip._memory.look(
+            lambda gossip, _: next(iter(gossip.behind(self.number)), None) if self.number in gossip.present else None
+        )
+
+    def _go_further(self) -> bool:
+        """With its step, if anything has changed since it last looked. Returns whether the step is over."""
+        if not self._over and (self._wait is None or self._gossip._memory.events.value != self._wait.told):
+            try:
+                self._wait = next(self._stepping)
+            except StopIteration:
+                self._over = True
+        return self._over

@@ -1,5 +1,7 @@
 """Law 2 without servers: one script of timings, through the simulator and through live ranks, gives the same log of effects.
 
+This is for rules that sum gradients; those that mix parameters are in ``test_same_script_gossip.py``.
+
 Live, ranks decide among themselves in memory that they share, and the coordinator follows the log of it; in the simulator the ledger
 decides. The ranks here are driven one step at a time (``stepped_ranks.py``), with the real memory, log, and coordinator.
 What differs nevertheless:

@@ -268,12 +268,9 @@ class FollowedGossipLedger(GossipLedger):
     """
 
     def enter(self, worker: WorkerId, incarnation: Incarnation, now: Seconds, *, more: bool = False) -> list[Effect]:
-        """A worker takes part from now on, with as many steps as the slowest has made."""
+        """A worker takes part from now on, with as many steps as the slowest has made, or as it had itself if that is more."""
         self.gossip.leave(worker)
-        clocks = [self._standings[other].clock for other in self.gossip.active]
-        before = [standing.clock for standing in self._standings.values()]
-        self._standings[worker] = _Standing(incarnation, min(clocks or before, default=0))
-        self.gossip.enter(worker)
+        self._standings[worker] = _Standing(incarnation, self.gossip.enter(worker))
         self._release(worker, "takes part from now on")
         return self._flush()
 
@@ -288,13 +285,15 @@ class FollowedGossipLedger(GossipLedger):
         return []
 
     def resume(self, worker: WorkerId, now: Seconds) -> list[Effect]:
-        """A paused worker works again."""
-        self.gossip.resume(worker)
+        """A paused worker works again; it is taken to have made as many steps as the slowest."""
+        if self.gossip.resume(worker):
+            self._standings[worker].clock = self.gossip.steps(worker)
         return []
 
     def push(self, event: Pushed, now: Seconds, refusal: str | None = None) -> list[Effect]:
         """A worker has made a step, or none if its gradient must not be used."""
         worker, standing = event.worker, self._standings[event.worker]
+        self.gossip.stepped(worker)
         standing.clock += 1
         c = Contribution(
             worker, event.incarnation, standing.clock, event.version, event.samples, now, event.compute_s, event.loss, event.leases

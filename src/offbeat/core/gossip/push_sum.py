@@ -233,6 +233,10 @@ class Gossip:
             self._there[other].inbox.append(Message(rank, standing.steps, share, standing.mass))
         return Sent(others, share)
 
+    def stepped(self, rank: WorkerId) -> None:
+        """Count a step that a rank has made elsewhere, and nothing of what it has sent with it."""
+        self._there[rank].steps += 1
+
     def mix(self, rank: WorkerId) -> Mixture:
         """What a rank's parameters become; it must not be `behind` anybody."""
         assert not self.behind(rank), f"rank {rank} mixes before {self.behind(rank)}"

@@ -8,7 +8,7 @@ as the rule says, and a rank that is reported dead is waited for no more.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from offbeat.core.gossip.push_sum import Gossip, GossipRule, Loss, Message, Mixture
 from offbeat.core.rank_log import Entry, Fenced, Kind
 from offbeat.runtime.gossip.memory import MailboxMemory, Plan
-from offbeat.runtime.gossip.waiting import GossipRank
+from offbeat.runtime.gossip.waiting import GossipRank, Wait
 from offbeat.transport.base import SharedMemory
 from offbeat.transport.shm import MemoryBlock
 from offbeat.types import Clock, Seconds, WorkerId
@@ -246,16 +246,28 @@ class HostGossip(GossipRank):
             JobError: a neighbour has not come as far in time.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        stepping = self.stepping(moved)
+        while True:
+            try:
+                wait = next(stepping)
+            except StopIteration as over:
+                exchanged: Exchanged = over.value
+                return exchanged
+            self._sleep(wait, deadline)
+
+    def stepping(self, moved: torch.Tensor | None) -> Generator[Wait, None, Exchanged]:
+        """Do what `step` does, for a caller that waits by itself: each time that this rank has to wait it is told for what. To go on too
+        early does no harm."""
         self._memory.make_room()
         exchange = {"push": self._push, "average": self._average, "pair": self._pair}[self.rule.exchange]
-        return exchange(moved, deadline)
+        return (yield from exchange(moved))
 
-    def _push(self, moved: torch.Tensor | None, deadline: float | None) -> Exchanged:
+    def _push(self, moved: torch.Tensor | None) -> Generator[Wait, None, Exchanged]:
         rank, memory = self._mine(), self._memory
         if moved is not None:
             self._own.add_(moved)
-        waited_s = self._wait(
-            lambda g: g.unread(rank, g.steps(rank) + 1 - memory.plan.slots), "neighbours to read what it has sent", deadline
+        waited_s = yield from self._wait(
+            lambda g: g.unread(rank, g.steps(rank) + 1 - memory.plan.slots), "neighbours to read what it has sent"
         )
         steps = self._look(lambda g: g.steps(rank) + 1)
         memory.write(rank, steps, self._own)
@@ -276,7 +288,7 @@ class HostGossip(GossipRank):
                 sources += [message.sender for message in mixture.messages]
             if not behind:
                 break
-            self._sleep(told, f"the step of rank {behind[0]}", deadline)
+            yield Wait(told, f"the step of rank {behind[0]}")
         self._renew(mixture.mass)
         return Exchanged(steps, tuple(sources), mixture.mass, waited_s + time.monotonic() - began)
 
@@ -294,7 +306,7 @@ class HostGossip(GossipRank):
 
         memory.change(took)
 
-    def _average(self, moved: torch.Tensor | None, deadline: float | None) -> Exchanged:
+    def _average(self, moved: torch.Tensor | None) -> Generator[Wait, None, Exchanged]:
         rank, memory, waited_s = self._mine(), self._memory, 0.0
 
         def step(gossip: Gossip, incarnations: list[float]) -> bool:
@@ -306,13 +318,13 @@ class HostGossip(GossipRank):
             return True
 
         while True:
-            waited_s += self._wait(lambda g: g.behind(rank), "the steps of its neighbours", deadline)
+            waited_s += yield from self._wait(lambda g: g.behind(rank), "the steps of its neighbours")
             told = memory.events.value
             steps, mixture = self._look(lambda g: (g.steps(rank) + 1, None if g.behind(rank) else g.mix(rank)))
             if mixture is None:
                 continue
             if not self._read(mixture.messages, torch.mul(self._own, mixture.own, out=self._spare)):
-                self._sleep(told, "the parameters of its neighbours", deadline)
+                yield Wait(told, "the parameters of its neighbours")
                 continue
             if moved is not None:
                 self._spare.add_(moved)
@@ -332,7 +344,7 @@ class HostGossip(GossipRank):
                 return False
         return True
 
-    def _pair(self, moved: torch.Tensor | None, deadline: float | None) -> Exchanged:
+    def _pair(self, moved: torch.Tensor | None) -> Generator[Wait, None, Exchanged]:
         rank, memory = self._mine(), self._memory
 
         def step(gossip: Gossip, incarnations: list[float]) -> tuple[WorkerId | None, Clock]:
@@ -356,4 +368,5 @@ class HostGossip(GossipRank):
             if moved is not None:
                 mine.add_(moved)
             self.model.copy_(mine)
+        yield from ()  # nobody waits for anybody but for a lock
         return Exchanged(steps, () if partner is None else (partner,), 1.0, waited_s)

@@ -6,9 +6,9 @@ The exchanges themselves are in ``runtime/gossip/exchange.py``.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -23,6 +23,15 @@ T = TypeVar("T")
 
 TICK_S = 0.05
 """How often somebody who waits looks again, even if nobody has told him to."""
+
+
+class Wait(NamedTuple):
+    """A rank cannot go on before something changes in the memory."""
+
+    told: int
+    """The value of the memory's events before it looked: once they have another it is to look again."""
+    what: str
+    """What it waits for, in words."""
 
 
 class GossipRank:
@@ -74,21 +83,20 @@ class GossipRank:
             for lock in locks:
                 lock.release()
 
-    def _wait(self, blocked: Callable[[Gossip], object], what: str, deadline: float | None) -> Seconds:
-        """Until the state says that this rank is not blocked; how long that was."""
+    def _wait(self, blocked: Callable[[Gossip], object], what: str) -> Generator[Wait, None, Seconds]:
+        """Wait until the state says that this rank is not blocked; returns how long that was."""
         began = time.monotonic()
-
         while True:
             told = self._memory.events.value
             if not self._look(blocked):
                 return time.monotonic() - began
-            self._sleep(told, what, deadline)
+            yield Wait(told, what)
 
-    def _sleep(self, told: int, what: str, deadline: float | None) -> None:
-        """Until something has changed since the events had this value, or for a while."""
+    def _sleep(self, wait: Wait, deadline: float | None) -> None:
+        """Sleep until something has changed, or for a while."""
         if deadline is not None and time.monotonic() > deadline:
             raise JobError(
-                f"rank {self.rank} has waited too long for {what}; report ranks that are dead with leave(), or give it more time"
+                f"rank {self.rank} has waited too long for {wait.what}; report ranks that are dead with leave(), or give it more time"
             )
         self.meanwhile()
-        self._memory.events.sleep(told, TICK_S)
+        self._memory.events.sleep(wait.told, TICK_S)
