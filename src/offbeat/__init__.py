@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from offbeat.policies import Full as Full
     from offbeat.policies import Majority as Majority
     from offbeat.policies import Quorum as Quorum
+    from offbeat.policies import Rennala as Rennala
+    from offbeat.policies import Ringmaster as Ringmaster
     from offbeat.policies import Solo as Solo
     from offbeat.policies import rule as rule
     from offbeat.session import chief as chief
@@ -83,6 +85,8 @@ _HOME = {
     "ProtocolError": "offbeat.errors",
     "PSP": "offbeat.policies",
     "Quorum": "offbeat.policies",
+    "Rennala": "offbeat.policies",
+    "Ringmaster": "offbeat.policies",
     "rank": "offbeat.session",
     "RefusedError": "offbeat.errors",
     "rule": "offbeat.policies",
@@ -122,6 +126,8 @@ __all__ = [
     "ProtocolError",
     "Quorum",
     "RefusedError",
+    "Rennala",
+    "Ringmaster",
     "Solo",
     "__version__",
     "chief",

@@ -39,10 +39,12 @@ shared = st.sampled_from(("none", "affine", "inverse"))
 apart = "ensemble(per_epoch={p}, overlap={o}, budget={b}, reallocate={r}, combine={c})"
 rules: dict[str, Callable[[int], st.SearchStrategy[str]]] = {
     "bsp": lambda n: st.just("bsp"),
-    "asp": lambda n: st.just("asp"),
+    "asp": lambda n: spelled("asp(discount={d})", d=st.sampled_from(("none", "inverse", "sqrt"))),
     "ssp": lambda n: spelled("ssp(staleness={s})", s=few),
     "dssp": lambda n: spelled("dssp(lower={s[0]}, upper={s[1]})", s=st.tuples(few, few).map(lambda s: (s[0], s[0] + s[1]))),
     "backup": lambda n: spelled("backup(b={b}, obsolete={o}, lr_rule={lr})", b=st.integers(0, n - 1), o=obsolete, lr=rates),
+    "ringmaster": lambda n: spelled("ringmaster(threshold={t})", t=st.integers(1, 2 * n)),
+    "rennala": lambda n: spelled("rennala(batch={b})", b=st.integers(1, 2 * n)),
     "elastic": lambda n: spelled("elastic(R={R}, grace={grace}, history={h}, monitor={m})", R=some, grace=grace, h=some, m=few),
     "elastic bulk": lambda n: spelled(averaged, R=some, mode=st.just("bulk"), **ways),
     "elastic local": lambda n: spelled(averaged, R=some, mode=st.just("local"), **ways),

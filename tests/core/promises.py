@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.effects import Effect, Fold, Gather, Paused, Release, StateChanged
 from offbeat.core.events import Event, Pushed
-from offbeat.policies import ASP, BSP, DSSP, SSP, Backup, ElasticBSP, EnsembleSync, Quorum, Solo
+from offbeat.policies import ASP, BSP, DSSP, SSP, Backup, ElasticBSP, EnsembleSync, Quorum, Rennala, Ringmaster, Solo
 from offbeat.policies.fresh import FirstFresh
 from offbeat.policies.superstep import Superstep
 
@@ -84,6 +84,31 @@ class Asynchronous(Promises):
 
     def step(self, event: Event | None, effects: Sequence[Effect]) -> None:
         assert not self.ledger.waiting, f"worker {min(self.ledger.waiting)} waits"
+
+
+class Capped(Asynchronous):
+    """The same, and nothing that is folded is as stale as the threshold."""
+
+    drops = True
+
+    def fold(self, effect: Fold, pushes: Sequence[Pushed]) -> None:
+        super().fold(effect, pushes)
+        assert effect.parts[0].staleness < self.rule.threshold
+
+
+class Batched(Promises):
+    """Fresh gradients, as many as the rule says unless nobody computes, and nobody waits."""
+
+    drops = True
+
+    def fold(self, effect: Fold, pushes: Sequence[Pushed]) -> None:
+        fresh(effect)
+        short = effect.reason.endswith("nobody computes")
+        assert len(effect.parts) < self.rule.batch if short else len(effect.parts) == self.rule.batch
+
+    def step(self, event: Event | None, effects: Sequence[Effect]) -> None:
+        assert not self.ledger.waiting, f"worker {min(self.ledger.waiting)} waits"
+        assert len(self.ledger.gathered) < self.rule.batch
 
 
 class Bounded(Asynchronous):
@@ -255,6 +280,8 @@ PROMISES: dict[type, type[Promises]] = {
     SSP: Bounded,
     DSSP: Bounded,
     Backup: Spared,
+    Ringmaster: Capped,
+    Rennala: Batched,
     FirstFresh: FreshOnly,
     ElasticBSP: Elastic,
     EnsembleSync: Ensemble,

@@ -29,6 +29,9 @@ from offbeat.sim.run import simulate
 
 SETTINGS = (
     "ssp(staleness=2)",
+    "asp(discount=sqrt)",
+    "ringmaster(threshold=2)",
+    "rennala(batch=3)",
     "backup(b=1)",
     "backup(b=1, obsolete=push_and_interrupt)",
     "backup(b=1, obsolete=pull_and_wait)",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.core.hand import Hand, names, only
 from tests.policies.views import StillView, contribution
 
 from offbeat.core.effects import Fold, Release
 from offbeat.core.policy import Admit, Hold
+from offbeat.errors import ConfigurationError
 from offbeat.policies import ASP, BSP
+from offbeat.policies.asp import Discount
 
 
 def test_bsp_golden_history() -> None:
@@ -44,6 +47,18 @@ def test_asp_golden_history() -> None:
     effects = job.push(1, 0)
     assert only(Fold, effects).parts[0].staleness == 3 and only(Release, effects).version == 4
     assert only(Fold, job.push(0, 3)).parts[0].staleness == 1
+
+
+@pytest.mark.parametrize(("discount", "scale"), [("none", 1.0), ("inverse", 0.25), ("sqrt", 0.5)])
+def test_asp_may_discount_what_is_stale(discount: Discount, scale: float) -> None:
+    job = Hand(ASP(discount=discount), 2)
+    assert [only(Fold, job.push(0, version)).scale for version in range(3)] == [1.0, 1.0, 1.0]
+    assert only(Fold, job.push(1, 0)).scale == pytest.approx(scale)
+
+
+def test_asp_refuses_a_discount_that_it_does_not_know() -> None:
+    with pytest.raises(ConfigurationError, match=r"asp\(discount='half'\): discount must be one of none, inverse, sqrt"):
+        ASP(discount="half")  # type: ignore[arg-type]
 
 
 def test_asp_folds_one_at_a_time_and_admits_everybody() -> None:

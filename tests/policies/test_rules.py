@@ -34,6 +34,8 @@ from offbeat.policies import (
     Full,
     Majority,
     Quorum,
+    Rennala,
+    Ringmaster,
     Solo,
     rule,
 )
@@ -41,7 +43,9 @@ from offbeat.spec import build, parse_call
 
 SAMPLES: tuple[Policy, ...] = (
     BSP(),
-    ASP(),
+    ASP(discount="sqrt"),
+    Ringmaster(threshold=4),
+    Rennala(batch=8),
     SSP(staleness=3),
     DSSP(lower=1, upper=4),
     Backup(b=2),

@@ -35,6 +35,11 @@ from offbeat.sim.run import simulate
 SETTINGS: Final = (
     "bsp",
     "asp",
+    "asp(discount=inverse)",
+    "ringmaster(threshold=1)",
+    "ringmaster(threshold=2)",
+    "rennala(batch=1)",
+    "rennala(batch=3)",
     "ssp(staleness=1)",
     "ssp(staleness=3)",
     "dssp(lower=1, upper=3)",

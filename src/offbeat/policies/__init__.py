@@ -13,10 +13,12 @@ from offbeat.policies.elastic import ElasticBSP
 from offbeat.policies.ensemble import EnsembleSync
 from offbeat.policies.gossip import ADPSGD, DPSGD, SGP, AllReduce
 from offbeat.policies.psp import PSP
+from offbeat.policies.rennala import Rennala
+from offbeat.policies.ringmaster import Ringmaster
 from offbeat.policies.ssp import DSSP, SSP
 from offbeat.spec import build
 
-SERVER_RULES = (BSP, ASP, SSP, DSSP, Backup, DBW, BDBW, PSP, ElasticBSP, EnsembleSync)
+SERVER_RULES = (BSP, ASP, SSP, DSSP, Backup, DBW, BDBW, PSP, ElasticBSP, EnsembleSync, Ringmaster, Rennala)
 ALLREDUCE_RULES = (Solo, Majority, FirstOf, AllOf, Quorum, Full, AllReduce)
 GOSSIP_RULES = (DPSGD, SGP, ADPSGD)
 RULES: dict[str, type[Policy]] = {rule.called(): rule for rule in (*SERVER_RULES, *ALLREDUCE_RULES, *GOSSIP_RULES)}
@@ -65,6 +67,8 @@ __all__ = [
     "Full",
     "Majority",
     "Quorum",
+    "Rennala",
+    "Ringmaster",
     "Solo",
     "rule",
 ]  # fmt: skip

@@ -1,29 +1,69 @@
-"""Asynchronous parallel: nobody waits, every gradient counts, however stale."""
+"""Asynchronous parallel: nobody waits, every gradient counts, however stale; a stale one may count for less."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
+from typing import Literal, get_args
 
-from offbeat.core.policy import Admit, Decision, Hold, Policy, View
-from offbeat.types import WorkerId
+from offbeat.core.policy import Admit, Decision, Hold, Policy, View, short_spelling
+from offbeat.policies.fresh import one_of
+from offbeat.types import Version, WorkerId
+
+Discount = Literal["none", "inverse", "sqrt"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ASP(Policy):
-    """Fold each contribution as it arrives; admit every worker at once.
+class OneByOne(Policy):
+    """Rules that fold each contribution by itself, as it arrives."""
 
-    Update rule: ``w[v+1] = step(w[v], g_i(w[v - staleness]))``. Nothing bounds the staleness: with n equal workers it is
-    about n - 1, and it acts on momentum like a larger momentum. Lower the learning rate or the momentum if training is rough.
-
-    Source: the asynchronous baseline of Zhao et al., "ElasticBSP", section I, and of the EnsembleSync paper.
-
-    >>> ASP().spelling
-    'asp'
-    """
+    def scale(self, staleness: Version) -> float:
+        """Return the factor of the learning rate for a gradient of this staleness."""
+        return 1.0
 
     def fold(self, view: View) -> Decision | None:
         first = next(iter(view.pending.values()), None)
-        return Decision((first,), "each push is folded as it arrives") if first else None
+        if first is None:
+            return None
+        return Decision((first,), "each push is folded as it arrives", scale=self.scale(view.version - first.version))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ASP(OneByOne):
+    """Fold each contribution as it arrives; admit every worker at once.
+
+    Update rule: ``w[v+1] = step(w[v], g_i(w[v - s]))``, the step's learning rate times ``1``, ``1 / (1 + s)`` or ``1 / sqrt(1 + s)`` for a
+    staleness s. Nothing bounds the staleness: with n equal workers it is about n - 1, and it acts on momentum like a larger momentum.
+    Lower the learning rate or the momentum if training is rough, or discount what is stale.
+
+    Source: the asynchronous baseline of Zhao et al., "ElasticBSP", section I, and of the EnsembleSync paper. Steps that are divided by the
+    staleness: Zhang et al. 2016, "Staleness-aware async-SGD for distributed deep learning". Departure: 1 + s, so that a fresh gradient has
+    the script's rate.
+
+    >>> ASP().spelling, ASP(discount="inverse").spelling
+    ('asp', 'asp(discount=inverse)')
+    >>> [round(ASP(discount="sqrt").scale(staleness), 2) for staleness in (0, 3)]
+    [1.0, 0.5]
+
+    Raises:
+        ConfigurationError: another word for ``discount``.
+    """
+
+    discount: Discount = "none"
+    """By what the learning rate is divided in a step with a gradient of staleness s: none, by 1; inverse, by 1 + s; sqrt, by its root."""
+
+    def __post_init__(self) -> None:
+        one_of("asp", "discount", self.discount, get_args(Discount))
+
+    @property
+    def spelling(self) -> str:
+        """Only what differs from the default."""
+        return short_spelling(self)
+
+    def scale(self, staleness: Version) -> float:
+        """Return the factor of the learning rate for a gradient of this staleness."""
+        if self.discount == "none":
+            return 1.0
+        return 1.0 / (1 + staleness) if self.discount == "inverse" else 1.0 / sqrt(1 + staleness)
 
     def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
         return Admit("nobody waits")

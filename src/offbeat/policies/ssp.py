@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from offbeat.core.policy import Admit, Hold, Policy, View, whole_number
 from offbeat.errors import ConfigurationError
-from offbeat.policies.asp import ASP
+from offbeat.policies.asp import OneByOne
 from offbeat.types import Clock, WorkerId
 
 
 @dataclass(frozen=True, kw_only=True)
-class SSP(ASP):
+class SSP(OneByOne):
     """Fold each contribution as it arrives; hold a worker that is more than ``staleness`` iterations ahead of the slowest.
 
     Worker p, having pushed t_p times, may go on iff ``t_p - min(t) <= staleness``. So a worker in iteration c (from 0) sees all
@@ -47,7 +47,7 @@ def within(view: View, worker: WorkerId, bound: int) -> Admit | Hold:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSSP(ASP):
+class DSSP(OneByOne):
     """SSP whose bound is chosen anew, between ``lower`` and ``upper``, each time the fastest worker would be held.
 
     The fastest worker gets r extra iterations, r being where its predicted push falls nearest to a predicted push of the

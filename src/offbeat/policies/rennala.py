@@ -1,0 +1,59 @@
+"""Rennala SGD: a batch of gradients of one version, from whoever has them first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offbeat.core.policy import Admit, Contribution, Decision, Hold, Policy, View, whole_number
+from offbeat.policies.fresh import fresh, outdated
+from offbeat.types import WorkerId
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rennala(Policy):
+    """Fold the mean of the first ``batch`` gradients of the newest version, however many of them one worker has; drop older ones.
+
+    Update rule: ``w[t+1] = step(w[t], mean of the first B gradients computed at w[t])``. A worker that has pushed goes on at once: with
+    the same version while the batch is not full, so that a fast worker gives several gradients and a slow one perhaps none. Staleness in a
+    fold is always 0: each version is that of one process with a batch of B pushes. With the authors' ``B = max(1, ceil(sigma^2 / eps))``
+    the time to a stationary point is of the best order that any method with these workers can have, whatever their speeds.
+
+    What has come in when all workers have paused, as at an epoch's end, is folded though the batch is not full. Samples of a dropped
+    gradient have been used in vain; the epoch report counts them.
+
+    Source: Tyurin and Richtarik, "Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a Fixed Computation Model",
+    NeurIPS 2023, arXiv 2305.12387. Departure: pushes are weighted by their samples, as under every rule here.
+
+    >>> Rennala(batch=8).spelling
+    'rennala(batch=8)'
+
+    Raises:
+        ConfigurationError: a batch below 1.
+    """
+
+    batch: int
+    """B, the pushes that make a version; at least 1."""
+
+    def __post_init__(self) -> None:
+        whole_number("rennala", "batch", self.batch, least=1)
+
+    def fold(self, view: View) -> Decision | None:
+        stale = outdated(view)
+        if stale is not None:
+            return stale
+        gathered = tuple(view.gathered)
+        if len(gathered) == self.batch:
+            return self._all_of(gathered, f"{self.batch} gradients of version {view.version} are in")
+        first = fresh(view)[: self.batch - len(gathered)]
+        if first:
+            return Decision((), f"kept until {self.batch} gradients of version {view.version} are in", gather=first)
+        if gathered and not view.active:
+            return self._all_of(gathered, f"{len(gathered)} gradients of version {view.version} are in, and nobody computes")
+        return None
+
+    def _all_of(self, gathered: tuple[Contribution, ...], reason: str) -> Decision:
+        samples = [c.samples or 1 for c in gathered]  # as they have been gathered: a worker that does not count its samples has one
+        return Decision(gathered, reason, weights=tuple(number / sum(samples) for number in samples))
+
+    def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
+        return Admit("nobody waits")

@@ -1,0 +1,49 @@
+"""Ringmaster ASGD: asynchronous steps, but none with a gradient that is too stale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offbeat.core.policy import Admit, Decision, Hold, Policy, View, whole_number
+from offbeat.types import WorkerId
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ringmaster(Policy):
+    """Fold each gradient by itself if its staleness is below a threshold, drop it otherwise; admit every worker at once.
+
+    Update rule: ``w[v+1] = step(w[v], g_i(w[v - s]))`` for a staleness ``s < threshold``. With ``threshold=1`` the first gradient of each
+    version wins; with one beyond any staleness the rule is `ASP`. The authors' threshold is ``max(1, ceil(sigma^2 / eps))``: the variance
+    of a gradient over the squared gradient norm that training is to reach. With that the time to a stationary point is of the best order
+    that any asynchronous method can have, whatever the workers' speeds.
+
+    Samples of a dropped gradient have been used in vain; the epoch report counts them.
+
+    Source: Maranjyan, Tyurin and Richtarik, "Ringmaster ASGD: The First Asynchronous SGD with Optimal Time Complexity", ICML 2025, arXiv
+    2501.16168. Departure: its variant that stops a computation as soon as that is too stale is not here; such a gradient is
+    computed to its end and dropped.
+
+    >>> Ringmaster(threshold=8).spelling
+    'ringmaster(threshold=8)'
+
+    Raises:
+        ConfigurationError: a threshold below 1.
+    """
+
+    threshold: int
+    """The least staleness at which a gradient is dropped; at least 1."""
+
+    def __post_init__(self) -> None:
+        whole_number("ringmaster", "threshold", self.threshold, least=1)
+
+    def fold(self, view: View) -> Decision | None:
+        first = next(iter(view.pending.values()), None)
+        if first is None:
+            return None
+        staleness = view.version - first.version
+        if staleness < self.threshold:
+            return Decision((first,), f"its staleness of {staleness} is below {self.threshold}")
+        return Decision((), f"its staleness of {staleness} is not below {self.threshold}", drop=(first,))
+
+    def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
+        return Admit("nobody waits")
