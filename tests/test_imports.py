@@ -188,4 +188,5 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_all_and_the_table_of_homes_agree() -> None:
-    assert {*offbeat._HOME, "__version__"} == set(offbeat.__all__)
+    assert {*offbeat._HOME, "__version__"} < set(offbeat.__all__)
+    assert {"BSP", "SSP", "Majority"} <= {*offbeat.__all__, *dir(offbeat)}

@@ -17,7 +17,6 @@ from tests.journal.records import Record, journal_of
 from tests.tiers import examples
 
 from offbeat.core.policy import Policy
-from offbeat.errors import ConfigurationError
 from offbeat.journal.records import read
 from offbeat.journal.summary import Tally
 from offbeat.policies import PSP, RULES, rule
@@ -27,53 +26,14 @@ from offbeat.report.table import comparison, job_table
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate
 
-SETTINGS = (
-    "ssp(staleness=2)",
-    "asp(discount=sqrt)",
-    "ringmaster(threshold=2)",
-    "rennala(batch=3)",
-    "backup(b=1)",
-    "backup(b=1, obsolete=push_and_interrupt)",
-    "backup(b=1, obsolete=pull_and_wait)",
-    "elastic(R=3)",
-    "elastic(R=3, mode=bulk)",
-    "elastic(R=3, mode=bulk, weighting=workers)",
-    "elastic(R=3, mode=local)",
-    "dbw(obsolete=push_and_interrupt)",
-    "ensemble(steps=3)",
-    "ensemble(per_epoch=2, overlap=0.5, budget=12, reallocate=affine)",
-    "first_of(m=2)",
-    "all_of(m=2)",
-    "quorum(q=2)",
-    "majority(delivery=latest, model_sync_every=3)",
-    "solo(staleness=1)",
-    "psp(c=1, b=0.4)",
-    "psp(c=2, b=0.6, tau1=0.5, tau2=0.2, future=hold)",
-    "psp(c=1, b=0.5, interrupt=True)",
-    "psp(c=2, b=0.6, future=drop, max_skew=1)",
-)
-"""Besides each rule as it is without any."""
 FAULTS = ("kill", "vanish", "freeze", "restart", "usurp", "newcomer", "poison", "haste")
 SHARD_FAULTS = ("kill", "restart", "suspect", "newcomer")
 
 
-def spelled(text: str) -> list[str]:
-    """The text, if it spells a rule."""
-    try:
-        return [rule(text).spelling]
-    except ConfigurationError:
-        return []
-
-
-SPELLINGS = sorted({spelling for text in (*RULES, *SETTINGS) for spelling in spelled(text)})
+SPELLINGS = sorted({rule(spelling).spelling for kind in RULES.values() for spelling in kind.about.examples})
 IN_JOB_SCOPE = [spelling for spelling in SPELLINGS if rule(spelling).scope == "job" and rule(spelling).family != "gossip"]
 """Gossip has worlds of its own (``tests/core/gossip/test_ledger.py``)."""
 IN_SHARD_SCOPE = [spelling for spelling in SPELLINGS if rule(spelling).scope == "shard"]
-
-
-def test_every_rule_is_here() -> None:
-    assert {spelling.split("(")[0] for spelling in SPELLINGS} == set(RULES)
-    assert all(spelled(text) for text in SETTINGS if text.split("(")[0] in RULES)
 
 
 def played(policy: Policy, seed: int) -> list[Record]:

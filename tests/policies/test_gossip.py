@@ -7,14 +7,15 @@ import pytest
 import offbeat
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.allreduce.rounds import Rounds
+from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.core.gossip.topology import KINDS
 from offbeat.errors import ConfigurationError
-from offbeat.policies import ADPSGD, ALLREDUCE_RULES, DPSGD, GOSSIP_RULES, RULES, SGP, AllReduce, Full, rule
+from offbeat.policies import ADPSGD, DPSGD, RULES, SGP, AllReduce, Full, rule
 
 
 def test_words_and_families() -> None:
-    assert {kind.called() for kind in GOSSIP_RULES} == {"dpsgd", "sgp", "adpsgd"}
-    assert RULES["allreduce"] is AllReduce and AllReduce in ALLREDUCE_RULES
+    assert {word for word, kind in RULES.items() if issubclass(kind, GossipRule)} == {"dpsgd", "sgp", "adpsgd"}
+    assert RULES["allreduce"] is AllReduce and issubclass(AllReduce, RoundRule)
     assert {rule(word).family for word in ("dpsgd", "sgp", "adpsgd")} == {"gossip"} and AllReduce().family == "allreduce"
     assert (offbeat.SGP, offbeat.DPSGD, offbeat.ADPSGD, offbeat.AllReduce) == (SGP, DPSGD, ADPSGD, AllReduce)
 

@@ -6,66 +6,24 @@ import dataclasses
 import gc
 import threading
 import time
+from pathlib import Path
 
 import pytest
+from tests.generate import PLACES, generated
 from tests.policies.views import StillView
 
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
-from offbeat.policies import (
-    ADPSGD,
-    ASP,
-    BDBW,
-    BSP,
-    DBW,
-    DPSGD,
-    DSSP,
-    PSP,
-    RULES,
-    SGP,
-    SSP,
-    AllOf,
-    AllReduce,
-    Backup,
-    ElasticBSP,
-    EnsembleSync,
-    FirstOf,
-    Full,
-    Majority,
-    Quorum,
-    Rennala,
-    Ringmaster,
-    Solo,
-    rule,
-)
+from offbeat.policies import RULES, Backup, rule
 from offbeat.spec import build, parse_call
 
-SAMPLES: tuple[Policy, ...] = (
-    BSP(),
-    ASP(discount="sqrt"),
-    Ringmaster(threshold=4),
-    Rennala(batch=8),
-    SSP(staleness=3),
-    DSSP(lower=1, upper=4),
-    Backup(b=2),
-    DBW(history=3, lr_rule="table", lr_table=(0.5, 1.0)),
-    BDBW(),
-    PSP(c=2, b=0.75),
-    ElasticBSP(R=30),
-    EnsembleSync(per_epoch=10, overlap=0.5, budget=256, reallocate="affine"),
-    Solo(staleness=None),
-    Majority(staleness=8, delivery="latest", model_sync_every=100),
-    FirstOf(m=2),
-    AllOf(m=3, carry_clip=1.5),
-    Quorum(q=4),
-    Full(),
-    *(kind() for kind in (AllReduce, DPSGD, SGP, ADPSGD)),
-)
+EXAMPLES = [spelling for kind in RULES.values() for spelling in kind.about.examples]
 
 
-@pytest.mark.parametrize("policy", SAMPLES, ids=lambda policy: policy.spelling)
-def test_every_rule_keeps_the_contract(policy: Policy) -> None:
+@pytest.mark.parametrize("spelling", EXAMPLES)
+def test_every_rule_keeps_the_contract(spelling: str) -> None:
+    policy = rule(spelling)
     assert RULES[policy.called()] is type(policy)
     assert rule(policy.spelling) == policy and rule(policy) is policy
     name, bracket, rest = policy.spelling.partition("(")
@@ -78,8 +36,18 @@ def test_every_rule_keeps_the_contract(policy: Policy) -> None:
         policy.anything = 1  # type: ignore[attr-defined]
 
 
-def test_the_samples_cover_every_rule() -> None:
-    assert {type(policy) for policy in SAMPLES} == set(RULES.values())
+@pytest.mark.parametrize("word", RULES)
+def test_every_rule_brings_examples_and_draws_of_its_own(word: str) -> None:
+    kind = RULES[word]
+    assert kind.about.examples and {rule(spelling).called() for spelling in kind.about.examples} == {word}
+    names = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for workers in (1, 6):
+        assert all(draws.keys() <= names and all(len(values) for values in draws.values()) for draws in kind.about.draws(workers))
+
+
+@pytest.mark.parametrize("path", PLACES, ids=lambda path: path.name)
+def test_what_is_made_from_the_rules_is_up_to_date(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == generated(path), "run `python -m tests.generate`"
 
 
 def test_a_job_asks_the_rule_whether_it_can_work() -> None:

@@ -28,45 +28,11 @@ from tests.sim.stepped import SteppedJob, Timings
 from tests.tiers import examples
 
 from offbeat.journal.records import Record, read
-from offbeat.policies import RULES, SERVER_RULES, rule
+from offbeat.policies import RULES, rule
 from offbeat.sim.cluster import Work
 from offbeat.sim.run import simulate
 
-SETTINGS: Final = (
-    "bsp",
-    "asp",
-    "asp(discount=inverse)",
-    "ringmaster(threshold=1)",
-    "ringmaster(threshold=2)",
-    "rennala(batch=1)",
-    "rennala(batch=3)",
-    "ssp(staleness=1)",
-    "ssp(staleness=3)",
-    "dssp(lower=1, upper=3)",
-    "backup(b=1)",
-    "backup(b=1, obsolete=pull_and_wait, lr_rule=proportional)",
-    "backup(b=1, obsolete=push_and_interrupt)",
-    "dbw",
-    "dbw(obsolete=pull_and_wait, lr_rule=proportional, smoothness=auto)",
-    "dbw(obsolete=push_and_interrupt, optimism=0.0, beta=None)",
-    "b_dbw",
-    "b_dbw(obsolete=push_and_interrupt)",
-    "psp(c=2)",
-    "psp(c=2, b=0.5, tau1=0.2, tau2=0.1)",
-    "psp(c=1, b=0.5, future=hold, interrupt=True)",
-    "psp(c=2, b=0.5, future=drop, max_skew=1, tau_max=2.0, scaling=none)",
-    "elastic(R=4)",
-    "elastic(R=6, history=3, monitor=1, grace=0.5, objective=sum)",
-    "elastic(R=4, mode=bulk)",
-    "elastic(R=4, mode=bulk, weighting=workers, length_penalty=True)",
-    "elastic(R=4, mode=local)",
-    "ensemble(steps=3)",
-    "ensemble(steps=4, combine=median, adapt_period=True)",
-    "ensemble(steps=2, combine=samples, outer_lr=0.7, outer_momentum=0.9)",
-    "ensemble(per_epoch=4, overlap=0.5)",
-    "ensemble(per_epoch=3, overlap=0.25, budget=12, reallocate=affine)",
-    "ensemble(per_epoch=2, overlap=0.0, budget=15, reallocate=inverse, batch_min=2, combine=trimmed_mean, trim=0.34)",
-)
+SETTINGS: Final = [spelling for kind in RULES.values() for spelling in kind.about.examples if rule(spelling).family == "server"]
 
 
 def both(script: Timings, where: Path) -> tuple[SteppedJob, list[Record]]:
@@ -87,10 +53,6 @@ def both(script: Timings, where: Path) -> tuple[SteppedJob, list[Record]]:
 def works(sync: str) -> list[Work]:
     """Whether samples are dealt out; where workers have splits of their own, they are."""
     return [DEALT] if rule(sync).split_overlap is not None else [FREE, DEALT]
-
-
-def test_every_rule_is_here() -> None:
-    assert {type(rule(sync)).called() for sync in SETTINGS} == {word for word, kind in RULES.items() if kind in SERVER_RULES}
 
 
 @pytest.mark.parametrize("faults", ["", RETURN])

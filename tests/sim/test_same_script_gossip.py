@@ -37,7 +37,7 @@ from tests.tiers import examples
 
 from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.journal.records import Record, read
-from offbeat.policies import GOSSIP_RULES, rule
+from offbeat.policies import RULES, rule
 from offbeat.sim.faults import Freeze
 from offbeat.sim.run import simulate
 from offbeat.types import Seconds, WorkerId
@@ -113,7 +113,7 @@ def both(script: Timings, where: Path) -> tuple[SteppedRanks, list[Record]]:
 
 
 def test_every_rule_is_here() -> None:
-    assert {type(rule(sync)) for sync in GOSSIP} == set(GOSSIP_RULES)
+    assert {type(rule(sync)) for sync in GOSSIP} == {kind for kind in RULES.values() if issubclass(kind, GossipRule)}
 
 
 @pytest.mark.parametrize("faults", ["", RETURN])

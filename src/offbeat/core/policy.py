@@ -14,6 +14,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.types import Clock, Epoch, Incarnation, LeaseId, Seconds, Version, WorkerId
 
 if TYPE_CHECKING:
+    from offbeat.core.about import About
     from offbeat.core.block_cache import Blocks
     from offbeat.core.events import Folded
 
@@ -179,6 +180,9 @@ class Policy:
 
     A rule that keeps state during a run returns a fresh object from `start`; the others are their own rule.
     """
+
+    about: ClassVar[About]
+    """What tests and documents need to know of the rule. Only classes with one of their own can be spelled."""
 
     word: ClassVar[str] = ""
     """How the rule is called in a spelling; empty: its class's name in lower case."""

@@ -1,28 +1,58 @@
-"""The synchronization rules: one paper and one file each. To add one, write the file and name the class in `RULES`."""
+"""The synchronization rules, one paper a file. Each module here is imported in the order of names, and a class with an ``about`` of its own
+is a rule: its spelling, its public name and its place in tests and tables follow from that, and no list has to name it."""
 
 from __future__ import annotations
 
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
 from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
-from offbeat.policies.asp import ASP
-from offbeat.policies.backup import Backup
-from offbeat.policies.bsp import BSP
-from offbeat.policies.dbw import BDBW, DBW
-from offbeat.policies.eager import AllOf, FirstOf, Full, Majority, Quorum, Solo
-from offbeat.policies.elastic import ElasticBSP
-from offbeat.policies.ensemble import EnsembleSync
-from offbeat.policies.gossip import ADPSGD, DPSGD, SGP, AllReduce
-from offbeat.policies.psp import PSP
-from offbeat.policies.rennala import Rennala
-from offbeat.policies.ringmaster import Ringmaster
-from offbeat.policies.ssp import DSSP, SSP
 from offbeat.spec import build
 
-SERVER_RULES = (BSP, ASP, SSP, DSSP, Backup, DBW, BDBW, PSP, ElasticBSP, EnsembleSync, Ringmaster, Rennala)
-ALLREDUCE_RULES = (Solo, Majority, FirstOf, AllOf, Quorum, Full, AllReduce)
-GOSSIP_RULES = (DPSGD, SGP, ADPSGD)
-RULES: dict[str, type[Policy]] = {rule.called(): rule for rule in (*SERVER_RULES, *ALLREDUCE_RULES, *GOSSIP_RULES)}
+if TYPE_CHECKING:  # for type checkers and editors; `python -m tests.generate` writes these lines
+    # rules: begin
+    from offbeat.policies.asp import ASP as ASP
+    from offbeat.policies.backup import Backup as Backup
+    from offbeat.policies.bsp import BSP as BSP
+    from offbeat.policies.dbw import BDBW as BDBW
+    from offbeat.policies.dbw import DBW as DBW
+    from offbeat.policies.eager import AllOf as AllOf
+    from offbeat.policies.eager import FirstOf as FirstOf
+    from offbeat.policies.eager import Full as Full
+    from offbeat.policies.eager import Majority as Majority
+    from offbeat.policies.eager import Quorum as Quorum
+    from offbeat.policies.eager import Solo as Solo
+    from offbeat.policies.elastic import ElasticBSP as ElasticBSP
+    from offbeat.policies.ensemble import EnsembleSync as EnsembleSync
+    from offbeat.policies.gossip import ADPSGD as ADPSGD
+    from offbeat.policies.gossip import DPSGD as DPSGD
+    from offbeat.policies.gossip import SGP as SGP
+    from offbeat.policies.gossip import AllReduce as AllReduce
+    from offbeat.policies.psp import PSP as PSP
+    from offbeat.policies.rennala import Rennala as Rennala
+    from offbeat.policies.ringmaster import Ringmaster as Ringmaster
+    from offbeat.policies.ssp import DSSP as DSSP
+    from offbeat.policies.ssp import SSP as SSP
+    # rules: end
+
+
+def _rules() -> Iterator[type[Policy]]:
+    """Yield the rules, module by module, each module's in the order of their definition."""
+    for name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
+        module = import_module(f"{__name__}.{name}")
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, Policy) and value.__module__ == module.__name__ and "about" in vars(value):
+                yield value
+
+
+RULES: Final[dict[str, type[Policy]]] = {rule.called(): rule for rule in _rules()}
 """Every rule by the word that spells it."""
+
+# What type checkers have in the lines above.
+globals().update({rule.__name__: rule for rule in RULES.values()}, __all__=["RULES", "rule", *(rule.__name__ for rule in RULES.values())])
 
 
 def rule(spec: str | Policy) -> Policy:
@@ -41,34 +71,3 @@ def rule(spec: str | Policy) -> Policy:
     if not isinstance(spec, str):
         raise ConfigurationError(f"sync={spec!r}: pass a rule such as offbeat.SSP(staleness=3), or its spelling 'ssp(staleness=3)'")
     return build(spec, RULES, "synchronization rule")
-
-
-__all__ = [
-    "ADPSGD",
-    "ALLREDUCE_RULES",
-    "ASP",
-    "BDBW",
-    "BSP",
-    "DBW",
-    "DPSGD",
-    "DSSP",
-    "GOSSIP_RULES",
-    "PSP",
-    "RULES",
-    "SERVER_RULES",
-    "SGP",
-    "SSP",
-    "AllOf",
-    "AllReduce",
-    "Backup",
-    "ElasticBSP",
-    "EnsembleSync",
-    "FirstOf",
-    "Full",
-    "Majority",
-    "Quorum",
-    "Rennala",
-    "Ringmaster",
-    "Solo",
-    "rule",
-]  # fmt: skip

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Literal, get_args
 
+from offbeat.core.about import About, Row
 from offbeat.core.policy import Admit, Decision, Hold, Policy, View, short_spelling
 from offbeat.policies.fresh import one_of
 from offbeat.types import Version, WorkerId
@@ -47,6 +48,12 @@ class ASP(OneByOne):
     Raises:
         ConfigurationError: another word for ``discount``.
     """
+
+    about = About(
+        examples=("asp", "asp(discount=inverse)"),
+        draws=lambda workers: [{"discount": get_args(Discount)}],
+        row=Row("`asp`", "each push as it arrives", "everybody, at once", "permanent speed differences, and models that stand staleness"),
+    )
 
     discount: Discount = "none"
     """By what the learning rate is divided in a step with a gradient of staleness s: none, by 1; inverse, by 1 + s; sqrt, by its root."""

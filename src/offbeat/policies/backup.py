@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
-from offbeat.core.policy import Decision, View, whole_number
+from offbeat.core.about import About, Row
+from offbeat.core.policy import Decision, ObsoleteWork, View, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.fresh import FirstFresh, fresh, outdated
 
@@ -28,6 +30,17 @@ class Backup(FirstFresh):
     >>> Backup(b=4, lr_rule="proportional").scale(k=12, n=16)
     0.75
     """
+
+    about = About(
+        examples=("backup(b=1)", "backup(b=1, obsolete=pull_and_wait, lr_rule=proportional)", "backup(b=1, obsolete=push_and_interrupt)"),
+        draws=lambda workers: [{"b": range(workers), "obsolete": get_args(ObsoleteWork), "lr_rule": ("constant", "proportional")}],
+        row=Row(
+            "`backup(b=1)`",
+            "the first n - b fresh gradients; later ones are dropped",
+            "everybody, after the fold",
+            "one or two stragglers, whoever they are; costs the stragglers' samples",
+        ),
+    )
 
     always_spelled = frozenset({"b"})
 

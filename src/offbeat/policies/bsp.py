@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from offbeat.core.about import About, Row
 from offbeat.core.policy import Admit, Decision, Hold, Policy, View
 from offbeat.types import WorkerId
 
@@ -21,6 +22,16 @@ class BSP(Policy):
     >>> BSP().spelling
     'bsp'
     """
+
+    about = About(
+        examples=("bsp",),
+        row=Row(
+            "`bsp`",
+            "all active workers' gradients, together",
+            "everybody, after the fold",
+            "equal machines; it is large-batch training, exactly",
+        ),
+    )
 
     lockstep = True
     in_step = True

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from offbeat.core.policy import Policy, whole_number
+from offbeat.core.about import About, Row
+from offbeat.core.policy import ObsoleteWork, Policy, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.dbw_gain import GainEstimator
 from offbeat.policies.dbw_run import Run
 from offbeat.policies.fresh import FirstFresh, number
+
+
+def _drawn(workers: int) -> dict[str, Sequence[Any]]:
+    """Return the values that random schedules draw from, for the settings that the two rules share."""
+    return {
+        "k_min": range(1, workers + 1),
+        "obsolete": get_args(ObsoleteWork),
+        "lr_rule": ("constant", "proportional"),
+        "warm_up": (1,),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +38,17 @@ class BDBW(FirstFresh):
     >>> BDBW(warm_up=10).spelling
     'b_dbw(warm_up=10)'
     """
+
+    about = About(
+        examples=("b_dbw", "b_dbw(obsolete=push_and_interrupt)"),
+        draws=lambda workers: [_drawn(workers) | {"beta": (1.01,)}],
+        row=Row(
+            "`b_dbw`",
+            "the first k fresh gradients, k chosen by gradients per second",
+            "everybody, after the fold",
+            "as `dbw`, blind to what gradients are worth",
+        ),
+    )
 
     word = "b_dbw"
 
@@ -92,6 +115,23 @@ class DBW(BDBW):
     >>> DBW().spelling, DBW(history=10, smoothness="auto", k_min=2).spelling
     ('dbw', 'dbw(k_min=2, history=10, smoothness=auto)')
     """
+
+    about = About(
+        examples=(
+            "dbw",
+            "dbw(obsolete=pull_and_wait, lr_rule=proportional, smoothness=auto)",
+            "dbw(obsolete=push_and_interrupt, optimism=0.0, beta=None)",
+        ),
+        draws=lambda workers: [
+            _drawn(workers) | {"history": (2, 5), "smoothness": (None, "auto", 3.0), "beta": (1.01, None), "censored": (False, True)}
+        ],
+        row=Row(
+            "`dbw`",
+            "the first k fresh gradients, k chosen for each version by what it gains per second",
+            "everybody, after the fold",
+            "stragglers, when the best number of spare workers is not known or changes",
+        ),
+    )
 
     word = "dbw"
 

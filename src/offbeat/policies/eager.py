@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from offbeat.core.about import About, Row
 from offbeat.core.allreduce.policy import RoundRule, View
 from offbeat.core.policy import short_spelling, whole_number
 from offbeat.errors import ConfigurationError
@@ -48,6 +49,9 @@ class Partial(RoundRule):
         return short_spelling(self)
 
 
+_DRAWN = {"staleness": (None, 1, 2, 5)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Solo(Partial):
     """A round closes with the first arrival: nobody ever waits for anybody.
@@ -60,6 +64,11 @@ class Solo(Partial):
     >>> Solo().spelling, Solo(staleness=None).spelling
     ('solo', 'solo(staleness=None)')
     """
+
+    about = About(
+        examples=("solo", "solo(staleness=1)"),
+        draws=lambda workers: [_DRAWN | {"delivery": ("replay", "latest")}],
+    )
 
     word = "solo"
 
@@ -82,6 +91,18 @@ class Majority(Partial):
     the algorithm of section 5. Departures: every rank applies every result (``delivery=replay``); if the initiator dies another is
     drawn; its code loses late gradients, here none is lost.
     """
+
+    about = About(
+        examples=("majority", "majority(staleness=8, delivery=latest, model_sync_every=3)"),
+        draws=lambda workers: [_DRAWN | {"delivery": ("replay", "latest")}],
+        row=Row(
+            "`majority`; `solo`, `quorum(q=6)`, `full`, ...",
+            "without servers: all gradients that are there when one rank arrives that is drawn anew each time; "
+            "late ones are carried into the next round",
+            "who waited; the late at once, with all results that they have missed",
+            "slowness that wanders, without losing a gradient",
+        ),
+    )
 
     word = "majority"
 
@@ -112,6 +133,11 @@ class FirstOf(Drawn):
     Source: the spectrum that the paper leaves to future work (Li et al. 2020, section 8), derived.
     """
 
+    about = About(
+        examples=("first_of(m=2)",),
+        draws=lambda workers: [_DRAWN | {"m": range(1, workers + 1)}],
+    )
+
     word = "first_of"
 
     def closes(self, view: View) -> bool:
@@ -124,6 +150,11 @@ class AllOf(Drawn):
 
     Source: as `FirstOf`.
     """
+
+    about = About(
+        examples=("all_of(m=2, carry_clip=1.5)",),
+        draws=lambda workers: [_DRAWN | {"m": range(1, workers + 1)}],
+    )
 
     word = "all_of"
 
@@ -138,6 +169,11 @@ class Quorum(Partial):
 
     Source: as `FirstOf`.
     """
+
+    about = About(
+        examples=("quorum(q=2)",),
+        draws=lambda workers: [_DRAWN | {"q": range(1, workers + 1)}],
+    )
 
     word = "quorum"
 
@@ -162,6 +198,10 @@ class Full(Partial):
 
     Source: the baseline "synch-SGD" of Li et al. 2020. Under it replicas have the parameters of DistributedDataParallel.
     """
+
+    about = About(
+        examples=("full",),
+    )
 
     word = "full"
     in_step = True

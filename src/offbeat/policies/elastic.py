@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from offbeat.core.about import About, Row
 from offbeat.core.policy import Admit, Averaging, Contribution, Decision, Hold, Plan, Policy, View, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.prediction import averaged, meet
@@ -16,6 +17,10 @@ from offbeat.types import Seconds, WorkerId
 
 MODES = ("async", "bulk", "local")
 WEIGHTINGS = ("gradients", "workers")
+
+
+_DRAWN = {"R": range(1, 5), "grace": (0.5, 1.0, 3.0, float("inf")), "history": range(1, 5), "monitor": range(4)}
+_WAYS = {"weighting": ("gradients", "workers"), "objective": ("range", "sum")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +51,23 @@ class ElasticBSP(Policy):
         ConfigurationError: R or history below 1, a negative ``monitor``, a grace that is not more than 0, an unknown word, or a
             weighting where each gradient is folded by itself.
     """
+
+    about = About(
+        examples=(
+            "elastic(R=4)",
+            "elastic(R=6, history=3, monitor=1, grace=0.5, objective=sum)",
+            "elastic(R=4, mode=bulk)",
+            "elastic(R=4, mode=bulk, weighting=workers, length_penalty=True)",
+            "elastic(R=4, mode=local)",
+        ),
+        draws=lambda workers: [_DRAWN, _DRAWN | _WAYS | {"mode": ("bulk",)}, _DRAWN | _WAYS | {"mode": ("local",)}],
+        row=Row(
+            "`elastic(R=15)`",
+            "each push (`mode=bulk`: a superstep's at once; `mode=local`: averaged parameters)",
+            "up to a quota, so that all come to the barrier together",
+            "lasting speed differences",
+        ),
+    )
 
     word = "elastic"
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from math import ceil, inf
 from typing import Any, Literal
 
+from offbeat.core.about import About, Row
 from offbeat.core.policy import Averaging, Policy, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.rounds import Rounds
@@ -17,6 +18,9 @@ WORDS = {
     "combine": ("mean", "samples", "median", "trimmed_mean"),
     "momentum": ("keep", "reset", "average"),
 }
+
+
+_COMBINED = ("mean", "samples", "median")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,33 @@ class EnsembleSync(Policy):
     Raises:
         ConfigurationError: a setting out of its range, or one that has no sense without, or with, another.
     """
+
+    about = About(
+        examples=(
+            "ensemble(steps=3)",
+            "ensemble(steps=4, combine=median, adapt_period=True)",
+            "ensemble(steps=2, combine=samples, outer_lr=0.7, outer_momentum=0.9)",
+            "ensemble(per_epoch=4, overlap=0.5)",
+            "ensemble(per_epoch=3, overlap=0.25, budget=12, reallocate=affine)",
+            "ensemble(per_epoch=2, overlap=0.0, budget=15, reallocate=inverse, batch_min=2, combine=trimmed_mean, trim=0.34)",
+        ),
+        draws=lambda workers: [
+            {"steps": range(1, 5), "combine": _COMBINED, "adapt_period": (False, True)},
+            {
+                "per_epoch": range(1, 5),
+                "overlap": (0.0, 0.5, 1.0),
+                "budget": range(workers, 13),
+                "reallocate": ("none", "affine", "inverse"),
+                "combine": _COMBINED,
+            },
+        ],
+        row=Row(
+            "`ensemble(steps=10)`",
+            "the mean of all workers' parameters",
+            "everybody, after the fold",
+            "dear communication: one exchange in T steps; DiLoCo is one of its settings",
+        ),
+    )
 
     word = "ensemble"
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from offbeat.core.about import About, Row
 from offbeat.core.allreduce.policy import RoundRule, View
 from offbeat.core.gossip.push_sum import Exchange, GossipRule
 from offbeat.core.gossip.topology import KINDS, Graph, Kind
@@ -39,6 +40,17 @@ class DPSGD(GossipRule):
     (4, 1)
     """
 
+    about = About(
+        examples=("dpsgd",),
+        row=Row(
+            "`dpsgd`, `sgp`, `adpsgd`; `allreduce`",
+            "baselines without servers: each rank's own gradient, and then parameters are mixed with a few "
+            "neighbours'; `allreduce` is torch.distributed's own",
+            "who has what its neighbours have sent; under `adpsgd` at once",
+            "comparisons, one word apart",
+        ),
+    )
+
     exchange: ClassVar[Exchange] = "average"
 
     @property
@@ -66,6 +78,10 @@ class SGP(GossipRule):
     >>> SGP(out_degree=2, overlap=1).spelling, SGP().edges.out(0, count=8, step=2)
     ('sgp(out_degree=2, overlap=1)', (4,))
     """
+
+    about = About(
+        examples=("sgp", "sgp(out_degree=2, overlap=1)", "sgp(graph=bipartite_exponential)"),
+    )
 
     exchange: ClassVar[Exchange] = "push"
 
@@ -113,6 +129,10 @@ class ADPSGD(GossipRule):
     its section on deadlocks asks for. Departure: the mean is taken when the gradient is ready, not while it is computed.
     """
 
+    about = About(
+        examples=("adpsgd",),
+    )
+
     exchange: ClassVar[Exchange] = "pair"
 
     @property
@@ -131,6 +151,10 @@ class AllReduce(RoundRule):
     Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"; the baseline of all papers
     here that have no server.
     """
+
+    about = About(
+        examples=("allreduce",),
+    )
 
     in_step = True
 

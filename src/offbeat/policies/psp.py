@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
+from offbeat.core.about import About, Row
 from offbeat.core.block_cache import Blocks
 from offbeat.core.policy import Contribution, Decision, ObsoleteWork, Policy, View, whole_number
 from offbeat.errors import ConfigurationError
@@ -31,6 +32,21 @@ class PSP(Policy):
     >>> PSP(c=28, b=0.9).spelling
     'psp(c=28, b=0.9, tau1=0.0, tau2=0.0, future=accept, scaling=linear, interrupt=False, max_skew=None, tau_max=None)'
     """
+
+    about = About(
+        examples=(
+            "psp(c=2)",
+            "psp(c=2, b=0.5, tau1=0.2, tau2=0.1)",
+            "psp(c=1, b=0.5, future=hold, interrupt=True)",
+            "psp(c=2, b=0.5, future=drop, max_skew=1, tau_max=2.0, scaling=none)",
+        ),
+        row=Row(
+            "`psp(c=3, b=0.75)`",
+            "each shard by itself: the first c gradients",
+            "who has the fraction b of the blocks",
+            "several servers, and messages that come late",
+        ),
+    )
 
     c: int
     """How many gradients a shard waits for; at least 1, at most the number of workers."""

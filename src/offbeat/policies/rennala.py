@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from offbeat.core.about import About, Row
 from offbeat.core.policy import Admit, Contribution, Decision, Hold, Policy, View, whole_number
 from offbeat.policies.fresh import fresh, outdated
 from offbeat.types import WorkerId
@@ -30,6 +31,17 @@ class Rennala(Policy):
     Raises:
         ConfigurationError: a batch below 1.
     """
+
+    about = About(
+        examples=("rennala(batch=1)", "rennala(batch=3)"),
+        draws=lambda workers: [{"batch": range(1, 2 * workers + 1)}],
+        row=Row(
+            "`rennala(batch=8)`",
+            "the first 8 gradients of one version, several of one worker or not",
+            "everybody, at once",
+            "the same, without any staleness",
+        ),
+    )
 
     batch: int
     """B, the pushes that make a version; at least 1."""

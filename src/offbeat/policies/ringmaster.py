@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from offbeat.core.about import About, Row
 from offbeat.core.policy import Admit, Decision, Hold, Policy, View, whole_number
 from offbeat.types import WorkerId
 
@@ -29,6 +30,17 @@ class Ringmaster(Policy):
     Raises:
         ConfigurationError: a threshold below 1.
     """
+
+    about = About(
+        examples=("ringmaster(threshold=1)", "ringmaster(threshold=2)"),
+        draws=lambda workers: [{"threshold": range(1, 2 * workers + 1)}],
+        row=Row(
+            "`ringmaster(threshold=8)`",
+            "each push as it arrives, unless it is too stale",
+            "everybody, at once",
+            "speeds so different that the slowest gradients do harm",
+        ),
+    )
 
     threshold: int
     """The least staleness at which a gradient is dropped; at least 1."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from offbeat.core.about import About, Row
 from offbeat.core.policy import Admit, Hold, Policy, View, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.asp import OneByOne
@@ -27,6 +28,17 @@ class SSP(OneByOne):
     >>> SSP(staleness=3).spelling
     'ssp(staleness=3)'
     """
+
+    about = About(
+        examples=("ssp(staleness=1)", "ssp(staleness=3)"),
+        draws=lambda workers: [{"staleness": range(4)}],
+        row=Row(
+            "`ssp(staleness=3)`",
+            "each push as it arrives",
+            "who is at most 3 iterations ahead of the slowest",
+            "slowness that wanders from worker to worker",
+        ),
+    )
 
     staleness: int
     """How many iterations a worker may have completed more than the slowest and still go on; at least 0."""
@@ -60,6 +72,17 @@ class DSSP(OneByOne):
     >>> DSSP(lower=1, upper=4).spelling
     'dssp(lower=1, upper=4)'
     """
+
+    about = About(
+        examples=("dssp(lower=1, upper=3)",),
+        draws=lambda workers: [{"lower": range(4), "upper": range(7)}],
+        row=Row(
+            "`dssp(lower=3, upper=15)`",
+            "each push as it arrives",
+            "as SSP, with a bound chosen from predicted arrivals",
+            "the same, when you cannot guess the bound",
+        ),
+    )
 
     lower: int = 3
     """The lead that is always allowed; at least 0."""
