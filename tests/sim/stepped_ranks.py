@@ -14,11 +14,15 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 from tests.sim.stepped import SteppedJob, Timings
-from tests.sim.stub_ranks import StubGossip, StubRank, StubRounds, WentOn
+from tests.sim.stub_gossip import StubGossip
+from tests.sim.stub_plain import Meeting, StubPlain
+from tests.sim.stub_ranks import StubRank, StubRounds, WentOn
 
 from offbeat.journal.records import Record
 from offbeat.policies import rule
+from offbeat.policies.gossip import AllReduce
 from offbeat.runtime.allreduce.one_host import state
+from offbeat.runtime.allreduce.torch_distributed import coordinator_side as plain_side
 from offbeat.runtime.gossip import memory
 from offbeat.runtime.ranks import coordinator_side
 from offbeat.types import Seconds, WorkerId
@@ -35,6 +39,7 @@ class SteppedRanks(SteppedJob):
         self.waiting: list[StubRank] = []
         """Ranks that wait for others, in the order in which they have begun to."""
         self.went_on: list[WentOn] = []
+        self.meeting = Meeting()
         self.waits: dict[WorkerId, Seconds] = {}
         """Since when ranks wait for others."""
         self.waited: list[tuple[Seconds, Seconds]] = []
@@ -48,7 +53,9 @@ class SteppedRanks(SteppedJob):
             return super().run()
 
     def process(self, number: WorkerId, iteration: int) -> StubRank:
-        kind = StubGossip if rule(self.script.sync).family == "gossip" else StubRounds
+        policy = rule(self.script.sync)
+        plain = StubPlain if isinstance(policy, AllReduce) else StubRounds
+        kind: type[StubRank] = StubGossip if policy.family == "gossip" else plain
         return kind(self, number, iteration)
 
     @property
@@ -105,4 +112,6 @@ class SteppedRanks(SteppedJob):
             stack.enter_context(patch.object(state, "monotonic_ns", monotonic_ns))
             clock = SimpleNamespace(monotonic=lambda: self.now, monotonic_ns=monotonic_ns)
             stack.enter_context(patch.object(memory, "time", clock))
+            stack.enter_context(patch.object(plain_side, "time", clock))
+            stack.enter_context(patch.object(plain_side, "MeetingPoint", Meeting))
             yield

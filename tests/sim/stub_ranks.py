@@ -7,7 +7,7 @@ far, this one yields `Shared`, and is asked again whenever something has happene
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,8 +18,6 @@ from offbeat.core.policy import Plan
 from offbeat.core.rank_log import Fenced
 from offbeat.policies.eager import Partial
 from offbeat.runtime.allreduce.one_host.rounds import HostRounds
-from offbeat.runtime.gossip.exchange import Exchanged, HostGossip
-from offbeat.runtime.gossip.waiting import Wait
 from offbeat.runtime.worker.local_work import LocalWork
 from offbeat.transport.base import Message
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
@@ -72,6 +70,8 @@ class StubRank(StubWorker):
         self._given: tuple[Any, Version] | None = None
         """Another rank's parameters, and their version, to begin with."""
         self._enters = True
+        self.members: Sequence[WorkerId] = ()
+        """With whom it begins, in its own order."""
         self.moves_on = False
         """It waits for somebody else than before, behind those who do so already."""
         self._outside = False
@@ -103,6 +103,10 @@ class StubRank(StubWorker):
     @abstractmethod
     def let_in(self, rank: WorkerId, ticket: list[int]) -> None:
         """Another rank has this one's parameters."""
+
+    def sit_out(self) -> None:
+        """Take part in a round with nothing."""
+        raise AssertionError("only a plain allreduce needs all ranks")
 
     # What drives it.
 
@@ -251,6 +255,7 @@ class StubRank(StubWorker):
             case "parameters":
                 self.serials[0], self.incarnation = header["serial"], header["incarnation"]
                 self.plan, self._goal = Plan(*header["plan"]), header["version"]
+                self.members = header.get("members", self.members)
                 if header["enters"]:
                     self._enters = True
                     self._given = (header["replica"], header["from"]) if header["replica"] is not None else None
@@ -262,6 +267,8 @@ class StubRank(StubWorker):
                     self.let_in(header["to"], header["ticket"])
                 told = {"to": header["to"], "number": header["number"], "failed": None}
                 self.servers[0].send({"kind": "donation", **told, "replica": self.parameters.tolist(), "from": self.version})
+            case "absent":
+                self.sit_out()
             case "chief":
                 pass
             case "farewell":
@@ -304,60 +311,3 @@ class StubRounds(StubRank):
         if results:
             self.version = results[-1][0] + 1
             self._rounds.read()
-
-
-class StubGossip(StubRank):
-    """A rank of the gossip family, in `runtime.gossip`."""
-
-    _stepping: Generator[Wait, None, Exchanged]
-    _wait: Wait | None = None
-    _over = False
-    on: WorkerId | None = None
-    """For whom it waits, the first of them."""
-
-    def attach(self) -> None:
-        self._gossip = HostGossip.attach(self.memory[0], self.number)
-
-    def begin(self) -> None:
-        self._gossip.begin(self.parameters)
-
-    def catch_up(self) -> None:
-        if self._gossip.catch_up():
-            self.parameters = self._gossip.model.clone()
-        self.version = self._gossip.steps
-
-    def resume(self) -> None:
-        self._gossip.resume()
-
-    def contribute(self, gradient: torch.Tensor) -> Generator[Any, None, None]:
-        self._stepping, self._wait, self._over = self._gossip.stepping(-LR * gradient), None, False
-        if not self._go_further():
-            self.on = self._first_behind()
-            yield from self.wait(self._go_further)
-        self.parameters, self.version = self._gossip.model.clone(), self._gossip.steps
-
-    def look(self) -> bool:
-        if self.thaw() > self.job.now and self._gossip.rule.exchange == "average" and self._first_behind() is None:
-            self.job.finds_out()  # it would make its step now
-        went = super().look()
-        if not went and self.on != (on := self._first_behind()):
-            self.on = on
-            self.moves_on = True
-        return went
-
-    def let_in(self, rank: WorkerId, ticket: list[int]) -> None:
-        self._gossip.let_in(rank, ticket[0])
-
-    def _first_behind(self) -> WorkerId | None:
-        return self._gossip._memory.look(
-            lambda gossip, _: next(iter(gossip.behind(self.number)), None) if self.number in gossip.present else None
-        )
-
-    def _go_further(self) -> bool:
-        """With its step, if anything has changed since it last looked. Returns whether the step is over."""
-        if not self._over and (self._wait is None or self._gossip._memory.events.value != self._wait.told):
-            try:
-                self._wait = next(self._stepping)
-            except StopIteration:
-                self._over = True
-        return self._over

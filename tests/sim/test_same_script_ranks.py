@@ -3,8 +3,12 @@
 This is for rules that sum gradients; those that mix parameters are in ``test_same_script_gossip.py``.
 
 Live, ranks decide among themselves in memory that they share, and the coordinator follows the log of it; in the simulator the ledger
-decides. The ranks here are driven one step at a time (``stepped_ranks.py``), with the real memory, log, and coordinator.
+decides. The ranks here are driven one step at a time (``stepped_ranks.py``), with the real memory, log, and coordinator. Under
+``allreduce`` `torch.distributed` sums, whose calls block: something else stands in its place (``stub_plain.py``), beside the real
+coordinator. Rounds across hosts are not here: `core.allreduce.sequencer` orders them, and tests/runtime/allreduce/multi_host plays it.
+
 What differs nevertheless:
+
 - The ledger that follows hears of an event, and then that a round is closed with it. It says of a late arrival that its gradient is
   carried before it knows that the round closes with it; and it grants the samples of a dead rank to others before it folds the round
   that the death has closed. Of a round that no arrival has closed it does not know why. `at_once` puts both logs into the simulator's
@@ -13,6 +17,8 @@ What differs nevertheless:
 - A rank that is declared dead while it waits for others finds that out from memory, as soon as it looks. A simulated worker is told, and
   may compute in vain before. From then on the two are not compared.
 - A living rank gives its parameters to one that joins between two of its steps; here it does so at once, as in the simulator.
+- A live ``allreduce`` ends when a rank does. Where a rank sits a round out at the end of an epoch, the live step is the mean over those who
+  have a gradient; the journal's weights, and the simulator's, divide by all who live, as under ``full``.
 - ``delay`` and ``update_s`` are times of servers; ranks have none.
 """
 
@@ -34,7 +40,7 @@ from tests.sim.stepped_ranks import SteppedRanks
 from tests.tiers import examples
 
 from offbeat.journal.records import Record, read
-from offbeat.policies import rule
+from offbeat.policies import ALLREDUCE_RULES, rule
 from offbeat.policies.eager import Partial
 from offbeat.sim.run import simulate
 from offbeat.types import Version
@@ -52,6 +58,7 @@ ROUNDS: Final = (
     "full",
 )
 TWO_DIE: Final = "kill worker=0 at=2.2; kill worker=2 at=2.2; restart worker=2 at=5; restart worker=0 at=6"
+SLOW: Final = "slow worker=0 at=2 for=4 factor=3; freeze worker=1 at=4.1 for=1"
 BY_NOBODY: Final = re.compile(r"closed (as rank \d+ has (paused|caught up)|without rank \d+, which has left):")
 BACK: Final = "samples have come back"
 
@@ -105,6 +112,14 @@ def carried_into(release: Record, fold: Record) -> bool:
     return closed_by and bool(release["reason"] == f"late: its gradient is carried into round {number}")
 
 
+def parameters_follow(script: Timings) -> bool:
+    """Whether the live parameters are what the journal's folds come to; see the head of this file."""
+    policy = rule(script.sync)
+    if isinstance(policy, Partial):
+        return policy.delivery == "replay" and policy.carry_clip is None
+    return script.work.samples is None
+
+
 def both(script: Timings, where: Path) -> tuple[SteppedRanks, list[Record]]:
     """Run it on both sides and compare; the live run and its journal."""
     job = SteppedRanks(script, where / "live.jsonl")
@@ -116,10 +131,13 @@ def both(script: Timings, where: Path) -> tuple[SteppedRanks, list[Record]]:
     for wanted in (EFFECTS, EFFECTS | EVENTS):
         compare(only(ours, wanted), only(theirs, wanted))
     assert ours[-1]["t"] == theirs[-1]["t"], "they end at different times"
-    policy = rule(script.sync)
-    if isinstance(policy, Partial) and policy.delivery == "replay" and policy.carry_clip is None:
+    if parameters_follow(script):
         follow(job, live)
     return job, live
+
+
+def test_every_rule_is_here() -> None:
+    assert {type(rule(sync)) for sync in (*ROUNDS, "allreduce")} == set(ALLREDUCE_RULES)
 
 
 @pytest.mark.parametrize("faults", ["", RETURN])
@@ -143,3 +161,12 @@ def test_also_when_much_happens_at_one_instant(
     tmp_path_factory: pytest.TempPathFactory, sync: str, law: str, faults: str, dealt: bool, seed: int
 ) -> None:
     both(scripted(sync, law, faults, DEALT if dealt else FREE, seed=seed), tmp_path_factory.mktemp("both"))
+
+
+@examples(25)
+@given(law=st.sampled_from(LAWS), faults=st.sampled_from(("", SLOW)), dealt=st.booleans(), seed=st.integers(0, 1 << 30))
+def test_a_plain_allreduce_does_too_as_long_as_nobody_dies(
+    tmp_path_factory: pytest.TempPathFactory, law: str, faults: str, dealt: bool, seed: int
+) -> None:
+    """The end of a rank is the end of the live job, and the simulated one goes on, as under full."""
+    both(scripted("allreduce", law, faults, DEALT if dealt else FREE, seed=seed), tmp_path_factory.mktemp("both"))
