@@ -44,9 +44,9 @@ class Line(Connection):
         return [header for header in self.sent if header["kind"] == kind]
 
 
-def coordinator(settings: JobSettings) -> CoordinatorHosts:
-    """Server 0's, with nobody connected; its clock is what it is told."""
-    return CoordinatorHosts(settings, {}, Line("supervisor"), Mailbox(), MemoryBlock.allocate, "", lambda: 0.0)
+def coordinator(settings: JobSettings, shards: Mapping[int, Connection] | None = None) -> CoordinatorHosts:
+    """Server 0's, with nobody connected but the other servers; its clock is what it is told."""
+    return CoordinatorHosts(settings, shards or {}, Line("supervisor"), Mailbox(), MemoryBlock.allocate, "", lambda: 0.0)
 
 
 class Worker:

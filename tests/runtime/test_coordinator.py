@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.by_hand import Worker, coordinator
+from tests.by_hand import EMPTY, Line, Worker, coordinator
 
 from offbeat.errors import ProtocolError
 from offbeat.runtime.job.settings import JobSettings
+from offbeat.transport.base import Message
 
 
 @pytest.mark.parametrize(
@@ -74,3 +75,29 @@ def test_nothing_is_kept_of_a_connection_that_has_ended() -> None:
         host.on_closed(worker.line, "end of stream", turn + 0.5)
         assert host.first.served.shard.worker_at(worker.line) is None
     host.close(True, "enough", 5.0)
+
+
+def test_a_pull_waits_until_every_shard_has_what_its_worker_has_loaded() -> None:
+    """A late shard would answer with the parameters from before, and take the gradient that comes after for what was loaded."""
+    shard = Line("server 1")
+    host = coordinator(JobSettings(workers=1, servers=2), {1: shard})
+    worker = Worker(host, 0, sync="bsp")
+
+    def shard_has(number: int, now: float) -> None:
+        header = {"kind": "initialised", "worker": 0, "number": number, "shard": 1}
+        host.on_message(shard, Message(header, EMPTY, ()), now)
+
+    worker.join(0.0)
+    worker.provide(0.1)
+    shard_has(0, 0.2)
+    assert len(worker.line.got("parameters")) == 1
+    worker.fill(7.0)
+    worker.say("initial", 0.3, number=55, provided=False)
+    worker.say("pull", 0.3, incarnation=1)
+    assert len(worker.line.got("parameters")) == 1, "the pull was answered before shard 1 had what was loaded"
+    shard_has(55, 0.4)
+    assert len(worker.line.got("parameters")) == 2
+    worker.say("pull", 0.5, incarnation=1)
+    assert len(worker.line.got("parameters")) == 3
+    host.close(True, "enough", 1.0)
+    host.let_go()

@@ -464,8 +464,7 @@ class CoordinatorHost:
         self.feed(Abandoned(peer.worker, work["incarnation"], work["version"], work["compute_s"], leases), now)
 
     def _pull(self, peer: Peer, message: Message, now: Seconds) -> None:
-        assert self.served is self._side
-        self.feed(PullWanted(peer.worker, message.header["incarnation"]), now)
+        self.served.pull(PullWanted(peer.worker, message.header["incarnation"]), now)
 
     def _wants(self, peer: Peer, message: Message, now: Seconds) -> None:
         """A worker asks for samples, or for an epoch's end: it has been told to go on, and does not wait for word about a push."""

@@ -58,6 +58,10 @@ class Arrivals:
         del self._open[worker, number]
         return arrival.event
 
+    def open(self, worker: WorkerId) -> bool:
+        """Whether a shard still lacks something that this worker has sent to all."""
+        return any(other == worker for other, _ in self._open)
+
     def forget(self, worker: WorkerId) -> None:
         """What this worker has not completed will not come."""
         self._open = {key: arrival for key, arrival in self._open.items() if key[0] != worker}

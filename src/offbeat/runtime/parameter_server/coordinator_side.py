@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from offbeat.core.effects import Effect
-from offbeat.core.events import Event, Initialised, Joined, Left, Lost
+from offbeat.core.events import Event, Initialised, Joined, Left, Lost, PullWanted
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.errors import ProtocolError
 from offbeat.runtime.coordination.arrivals import Arrivals, Schedules, pushed
@@ -77,6 +77,8 @@ class ServedHost:
         for shard in shards.values():
             shard.send({"kind": "setup", **header}, memory=(self._common,) if self._common is not None else ())
         self._arrivals = Arrivals(1 + len(shards))
+        self._postponed: dict[WorkerId, PullWanted] = {}
+        """Workers that want the newest parameters, and have loaded others that some shard does not have yet."""
         self._schedules = Schedules()
         performer = Performer if policy.scope == "job" else ShardPerformer
         self._performer = performer(policy, coordinator, self.shard, shards, roster, announcer, self._schedules)
@@ -118,6 +120,17 @@ class ServedHost:
         if not message.header["provided"] and self._coordinator.version == 0:
             self.shard.initialise(worker)
         self._complete(worker, message.header["number"], 0, now, Initialised(worker))
+
+    def pull(self, event: PullWanted, now: Seconds) -> None:
+        """Let a worker have the newest parameters: after every shard has those that it has loaded.
+
+        Else a shard that is late would answer with the parameters from before, and take the worker's next gradient, which comes into the
+        same memory, for what it has loaded.
+        """
+        if self._arrivals.open(event.worker):
+            self._postponed[event.worker] = event
+        else:
+            self._feed(event, now)
 
     def check_push(self, worker: WorkerId, header: Mapping[str, Any]) -> None:
         """Whether this can be said of a push now.
@@ -176,6 +189,7 @@ class ServedHost:
         """A worker's process has ended, or is about to."""
         if isinstance(event, Lost):
             self._arrivals.forget(event.worker)
+            self._postponed.pop(event.worker, None)
         self._feed(event, now)
 
     def _arrived(self, header: Mapping[str, Any], shard: int, now: Seconds) -> None:
@@ -195,6 +209,8 @@ class ServedHost:
             # Only an order makes what a worker provides the parameters: one that froze over it may answer when others have trained on.
             self._performer.order([{"do": "initialise", "worker": arrived.worker}])
         self._feed(arrived, now)
+        if worker in self._postponed and not self._arrivals.open(worker):
+            self._feed(self._postponed.pop(worker), now)
 
     # What is to be done.
 
