@@ -14,8 +14,8 @@ PIP_FLAGS ?=
 TESTS ?=
 # Of the random tests; each run has its own.
 SEED := $(or $(SEED),$(shell od -An -N3 -tu4 /dev/urandom | tr -d ' '))
-# Tests that start jobs, and have the machine to themselves; the others run side by side.
-ALONE := tests/faults tests/live
+# Tests that kill and stop processes, and have the machine to themselves; the others run side by side.
+ALONE := tests/faults
 SIDE_BY_SIDE := -n logical --maxprocesses 8 --dist worksteal --hypothesis-seed=$(SEED)
 
 help:  ## this list
@@ -29,7 +29,7 @@ test: $(READY)  ## the tests for before a commit, in minutes, and the examples i
 ifeq ($(strip $(TESTS)),)
 	@echo "Random tests with seed $(SEED); make test SEED=$(SEED) repeats them. Everything: make test-all."
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not smoke"
-	@$(BIN)/python -m pytest -m smoke $(ALONE) tests/experiments
+	@$(BIN)/python -m pytest -m smoke tests/faults tests/live tests/experiments
 else
 	@OFFBEAT_ALL_TESTS=1 $(BIN)/python -m pytest $(TESTS)
 endif
