@@ -4,7 +4,7 @@ A job's processes talk in these messages (``kind`` of the header; *carry* names 
 
 | from | to | kind | |
 |---|---|---|---|
-| server | supervisor | listening, alive, loading, failed, failing, status, summary, kill | addresses first, then what it sees |
+| server | supervisor | listening, alive, loading, failed, failing, status, summary, kill, journal_failed | addresses first |
 | server 0 | supervisor | standing | how a worker's process stands (``runtime/coordination/standings.py``) |
 | supervisor | server | job, process, lost, ended, noted, finish | settings first, then what becomes of the processes |
 | server s | server 0 | shard | here I am |
@@ -12,9 +12,11 @@ A job's processes talk in these messages (``kind`` of the header; *carry* names 
 | server s | server 0 | arrived, initialised, measured | a push, or the initial parameters, are complete here; the norms of a fold |
 | worker | server 0 | hello, ready, push (carry), initial (carry), buffers, metrics, heard, pull, samples, epoch, abandoned, state | |
 | worker | server 0 | left, abort, failing | how it ends |
+| worker | server 0 | stands, place, part, parts | it waits; of a checkpoint: the place in the job, and what each worker has |
 | worker | server s | attach, push (carry), initial (carry), state | |
 | server 0 | worker | welcome, refused, joined, provide, parameters (carry), buffers, fence, interrupt, state, noted | |
 | server 0 | worker | grant, no_more, epoch_ended | about samples |
+| server 0 | worker | chief, place, parts | who is chief now; answers about a checkpoint |
 | server s | worker | attached, parameters (carry), state | |
 
 One admitted worker gets one ``parameters`` message from every shard, all with the same serial number; it goes on when it has them all.
@@ -30,7 +32,7 @@ that is about to arrive there; ``initial``, ``donation`` and ``parameters`` have
 | server 0 | rank | absent | a plain allreduce: take part in this round with nothing |
 | rank | server 0 | donation, leaving | here it is; I am about to go |
 | server 0 | rank | meet | different hosts: connect to these, in a running job; who begins has it with ``parameters`` |
-| rank | server 0 | met, outside | done; the others go on without me |
+| rank | server 0 | met, outside, voided | done; the others go on without me; a round's mean was not finite |
 
 In rules of shard scope a push is a payload, its copy goes to every shard with all there is to say of it, and each ``arrived`` passes that
 on; parameters are payloads too. Beside them every shard sends ``block`` to the workers, its newest, and each answers ``got``.

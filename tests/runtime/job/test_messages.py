@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 from typing import Any
 
 import pytest
 from tests import malformed
 from tests.by_hand import Worker, coordinator
 
+from offbeat import runtime
 from offbeat.errors import JobError, ProtocolError
 from offbeat.runtime.coordinators import CoordinatorHosts
 from offbeat.runtime.job import messages
@@ -48,6 +50,12 @@ def test_every_kind_lets_its_example_pass_and_names_what_does_not_fit(table: str
     for unknown in strange:
         with pytest.raises(ProtocolError, match=r"^worker 2 sent a message of unknown kind .{1,30} \(expected one of "):
             kinds.check({"kind": unknown}, "worker 2")
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_table_of_the_package_names_every_kind(table: str) -> None:
+    assert runtime.__doc__ is not None
+    assert {kind for kind in TABLES[table][0].kinds if not re.search(rf"\b{kind}\b", runtime.__doc__)} == set()
 
 
 def test_errors_show_numbers_and_types_and_never_what_a_peer_has_written() -> None:
