@@ -12,15 +12,15 @@ the simulated models follow from what the simulator says of parameters (``follow
   that is frozen is not compared.
 - Where samples are dealt out and a rank dies while others wait, the coordinator deals its samples to others before it hears of their
   steps; from there on the two are not compared.
-- A rank that is idle for no time at all mixes nothing in meanwhile; the simulated one mixes what is on its way to it. With ``overlap``
-  models are compared up to the first pause.
+- A rank that is idle for no time at all mixes nothing in meanwhile; the simulated one mixes what is on its way to it. Under push-sum
+  models are compared up to the first such pause, with ``overlap`` up to the first pause of any length.
 - Whom a rank copies that comes to a running job: live the quickest, simulated the first. The simulated models take the live copy.
 - What has gone with a rank (``written_off``) has its time from different sources, and is compared in tests/runtime/gossip.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import inf
 from pathlib import Path
 from typing import Final
@@ -110,9 +110,18 @@ def both(script: Timings, where: Path) -> tuple[SteppedRanks, list[Record]]:
         compare(only(ours, wanted), only(theirs, wanted))
     if until == inf:
         assert ours[-1]["t"] == theirs[-1]["t"], "they end at different times"
-    pauses = [record["t"] for record in live if record["kind"] == "paused"] if policy.delay_steps else []
-    compare_models(job, simulated, followed, min([until, *pauses]))
+    if policy.exchange == "push":
+        until = min([until, *pauses(live, of_no_length=policy.delay_steps == 0)])
+    compare_models(job, simulated, followed, until)
     return job, live
+
+
+def pauses(live: Sequence[Record], *, of_no_length: bool) -> list[Seconds]:
+    """When ranks became idle; with ``of_no_length``, only those that the end of the epoch woke at the same time."""
+    idle = {(record["t"], record["worker"]) for record in live if record["kind"] == "paused"}
+    if of_no_length:
+        idle &= {(record["t"], worker) for record in live if record["kind"] == "epoch_ended" for worker in record["workers"]}
+    return [t for t, _ in idle]
 
 
 @pytest.mark.parametrize("faults", ["", RETURN])
