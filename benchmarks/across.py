@@ -37,7 +37,7 @@ from benchmarks.job import save
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.policies import rule
 from offbeat.runtime.allreduce.multi_host.connections import SEAT
-from offbeat.runtime.allreduce.multi_host.rounds import AcrossRounds
+from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.transport.base import Address
 from offbeat.transport.hub import SocketHub
 
@@ -45,13 +45,13 @@ WARM_UP = 5
 HOST_VARIABLE = "OFFBEAT_HOST"
 
 
-def joined(store: TCPStore, args: argparse.Namespace, name: str, nbytes: int, rank: int) -> AcrossRounds:
+def joined(store: TCPStore, args: argparse.Namespace, name: str, nbytes: int, rank: int) -> MultiHostRounds:
     """The rounds of one configuration, connected; addresses go through the store."""
     found = rule(name)
     assert isinstance(found, RoundRule), f"{name} is no rule of partial allreduce"
     key, peers = f"{name}-{nbytes}", [*([SEAT] if args.seat else []), *range(args.ranks)]
     me = None if rank == SEAT else rank
-    rounds = AcrossRounds(found, args.ranks, nbytes // 4, rank=me, seat=peers[0], hub=SocketHub(args.token))
+    rounds = MultiHostRounds(found, args.ranks, nbytes // 4, rank=me, seat=peers[0], hub=SocketHub(args.token))
     store.set(f"{key}-{rank}", json.dumps(rounds.listen()))
     addresses = {}
     for peer in peers:
@@ -97,7 +97,7 @@ def be_rank(args: argparse.Namespace, rank: int) -> None:
             rounds = joined(store, args, name, nbytes, rank)
             included: list[bool] = []
 
-            def step(rounds: AcrossRounds = rounds, included: list[bool] = included) -> None:
+            def step(rounds: MultiHostRounds = rounds, included: list[bool] = included) -> None:
                 included.append(rounds.allreduce(rounds.send()).included)
                 rounds.read()
 

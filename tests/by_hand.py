@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from offbeat.policies import rule
-from offbeat.runtime.coordinators import CoordinatorHosts
+from offbeat.runtime.coordinators import LiveCoordinators
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import hyperparameters, spec_of
@@ -44,15 +44,15 @@ class Line(Connection):
         return [header for header in self.sent if header["kind"] == kind]
 
 
-def coordinator(settings: JobSettings, shards: Mapping[int, Connection] | None = None) -> CoordinatorHosts:
+def coordinator(settings: JobSettings, shards: Mapping[int, Connection] | None = None) -> LiveCoordinators:
     """Server 0's, with nobody connected but the other servers; its clock is what it is told."""
-    return CoordinatorHosts(settings, shards or {}, Line("supervisor"), Mailbox(), MemoryBlock.allocate, "", lambda: 0.0)
+    return LiveCoordinators(settings, shards or {}, Line("supervisor"), Mailbox(), MemoryBlock.allocate, "", lambda: 0.0)
 
 
 class Worker:
     """One worker's end, spoken by hand; its parameters are all ``value``."""
 
-    def __init__(self, host: CoordinatorHosts, number: int, value: float = 0.0, sync: str = "asp") -> None:
+    def __init__(self, host: LiveCoordinators, number: int, value: float = 0.0, sync: str = "asp") -> None:
         self.host, self.number, self.sync = host, number, sync
         self.line = Line(f"worker {number}")
         model = torch.nn.Linear(4, 1, bias=False)

@@ -32,7 +32,7 @@ import torch
 
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.policies import rule
-from offbeat.runtime.allreduce.one_host.rounds import HostRounds
+from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.transport.shm import MemoryBlock
 
 WARM_UP: Final = 8
@@ -116,7 +116,7 @@ def timed(case: Case, rank: int, gate: Gate, send: Callable[[], torch.Tensor], c
 
 def offbeat_rank(case: Case, rank: int, gate: Gate, where: str) -> list[tuple[float, bool, int]]:
     """A rank of offbeat's; ``where`` is its block, as the kernel names it."""
-    rounds = HostRounds.attach(MemoryBlock.receive(os.open(where, os.O_RDWR)), rank)
+    rounds = OneHostRounds.attach(MemoryBlock.receive(os.open(where, os.O_RDWR)), rank)
     rounds.enter(rank, 0)
 
     def call() -> tuple[bool, list[torch.Tensor]]:
@@ -169,7 +169,7 @@ def measure_here(case: Case) -> Measured:
         if case.system != "gloo":
             found = rule(case.system)
             assert isinstance(found, RoundRule)
-            host = HostRounds.create(found, case.ranks, case.nbytes // 4)
+            host = OneHostRounds.create(found, case.ranks, case.nbytes // 4)
             assert isinstance(host.block, MemoryBlock)
             where = f"/proc/{os.getpid()}/fd/{host.block.descriptor}"
         gate = Gate(context, case.ranks)

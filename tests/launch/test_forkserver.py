@@ -16,7 +16,7 @@ from tests.launch.waiting import alive, printed, until
 
 from offbeat.errors import ConfigurationError
 from offbeat.launch import forkserver as forkservers
-from offbeat.launch.forkserver import POSSIBLE, Zygote, check_preload
+from offbeat.launch.forkserver import POSSIBLE, Forkserver, check_preload
 from offbeat.launch.processes import Child
 from offbeat.launch.program import Program
 
@@ -40,17 +40,17 @@ def script(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def zygote(script: Path) -> Iterator[Zygote]:
+def zygote(script: Path) -> Iterator[Forkserver]:
     """Has imported decimal, numpy and the module beside the script."""
     script.touch()
-    zygote = Zygote(Program(str(script)), ["decimal", "numpy", "beside"], {**os.environ, "SHARED": "1"}, capture=True)
+    zygote = Forkserver(Program(str(script)), ["decimal", "numpy", "beside"], {**os.environ, "SHARED": "1"}, capture=True)
     until("its imports", zygote.settled)
     yield zygote
     zygote.child.kill()
 
 
 @pytest.fixture
-def fork(zygote: Zygote, script: Path) -> Fork:
+def fork(zygote: Forkserver, script: Path) -> Fork:
     """Fork a process that runs this program: ``fork("print(1)", "an argument")``."""
 
     def begin(program: str, *arguments: str, **variables: str) -> Child:
@@ -63,7 +63,7 @@ def fork(zygote: Zygote, script: Path) -> Fork:
     return begin
 
 
-def test_it_is_what_the_script_would_be_alone(fork: Fork, script: Path, zygote: Zygote) -> None:
+def test_it_is_what_the_script_would_be_alone(fork: Fork, script: Path, zygote: Forkserver) -> None:
     program = """
 import os, sys, beside
 class Mine: pass
@@ -144,7 +144,7 @@ def test_an_exit_does_not_copy_what_the_zygote_holds(script: Path) -> None:
         "        write(1, f'{private()}\\n'.encode())\n"
         "sys.modules['last'] = Last()\n"
     )
-    zygote = Zygote(Program(str(script)), ["torch"], os.environ, capture=True)
+    zygote = Forkserver(Program(str(script)), ["torch"], os.environ, capture=True)
     until("its imports", zygote.settled)
     child = zygote.fork(os.environ, Program(str(script)))
     assert child is not None
@@ -182,7 +182,7 @@ def test_several_at_once_and_each_is_killed_alone(fork: Fork, tmp_path: Path) ->
     os.close(go)
 
 
-def test_forks_die_with_their_zygote(fork: Fork, zygote: Zygote, script: Path) -> None:
+def test_forks_die_with_their_zygote(fork: Fork, zygote: Forkserver, script: Path) -> None:
     child = fork("import time\ntime.sleep(1000)")
     assert alive(child.pid)
     os.kill(zygote.child.pid, signal.SIGKILL)
@@ -207,7 +207,7 @@ def test_a_fork_that_the_system_refuses_is_told_too(monkeypatch: pytest.MonkeyPa
 
 def test_an_import_that_fails_is_told(script: Path) -> None:
     script.touch()
-    zygote = Zygote(Program(str(script)), ["json.nonsense"], os.environ)
+    zygote = Forkserver(Program(str(script)), ["json.nonsense"], os.environ)
     until("the news", zygote.settled)
     assert zygote.failure == "--preload json.nonsense: ModuleNotFoundError: No module named 'json.nonsense'"
     assert zygote.fork(os.environ, Program(str(script))) is None
@@ -222,7 +222,7 @@ def test_what_cannot_be_there_is_told_before_anything_starts(script: Path) -> No
     check_preload([], Program(str(script)))
 
 
-def test_a_fork_keeps_the_token_out_of_its_environment(zygote: Zygote, script: Path) -> None:
+def test_a_fork_keeps_the_token_out_of_its_environment(zygote: Forkserver, script: Path) -> None:
     script.write_text(
         "import os\nfrom offbeat.runtime.job.settings import take_token\nprint('OFFBEAT_TOKEN' in os.environ, take_token())\n"
     )

@@ -13,7 +13,7 @@ import pytest
 from tests.launch.waiting import printed, until
 
 from offbeat.errors import ConfigurationError
-from offbeat.launch.forkserver import POSSIBLE, Zygote
+from offbeat.launch.forkserver import POSSIBLE, Forkserver
 from offbeat.launch.program import Program
 
 SHOW = """
@@ -58,7 +58,7 @@ def alone(program: Program) -> Any:
 )
 def test_a_fork_is_what_python_would_be(program: Program) -> None:
     program.check()
-    zygote = Zygote(program, ["decimal"], os.environ, capture=True)
+    zygote = Forkserver(program, ["decimal"], os.environ, capture=True)
     until("its imports", zygote.settled)
     child = zygote.fork(os.environ, program)
     assert child is not None

@@ -17,9 +17,9 @@ from torch.utils.data import TensorDataset
 
 from offbeat.errors import JobError, RefusedError
 from offbeat.optimizer import DistributedOptimizer
-from offbeat.runtime.allreduce.multi_host_member import RankAcross
-from offbeat.runtime.allreduce.round_member import RankRounds
-from offbeat.runtime.ranks.member import RankPart
+from offbeat.runtime.allreduce.multi_host_member import MultiHostMember
+from offbeat.runtime.allreduce.round_member import RoundMember
+from offbeat.runtime.ranks.member import RankMember
 from offbeat.runtime.ranks.worker_side import RankSession
 from offbeat.runtime.worker import job_session
 
@@ -144,7 +144,7 @@ def test_who_waits_to_be_let_in_takes_no_results(monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setattr(owner, name, call)
 
-    for owner, name in ((RankSession, "_rejoin"), (RankPart, "begin"), (RankRounds, "catch_up")):
+    for owner, name in ((RankSession, "_rejoin"), (RankMember, "begin"), (RoundMember, "catch_up")):
         spied(owner, name)
     monkeypatch.setattr(job_session, "IDLE_S", 0.001)
 
@@ -180,13 +180,13 @@ def test_who_waits_to_be_let_in_takes_no_results(monkeypatch: pytest.MonkeyPatch
 def test_who_is_asked_for_its_replica_while_it_waits_to_leave_waits_for_the_newcomer_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The newcomer may need results that are gone with those who have left."""
     leaving, threads, calls = threading.Event(), list[threading.Thread](), list[str]()
-    part, on_donate, give_to = RankAcross.part, RankSession._on_donate, RankAcross.give_to
+    part, on_donate, give_to = MultiHostMember.part, RankSession._on_donate, MultiHostMember.give_to
 
     def called(what: str) -> None:
         if threading.current_thread() is threads[0]:
             calls.append(what)
 
-    def spied_part(self: RankAcross) -> None:
+    def spied_part(self: MultiHostMember) -> None:
         called("part")
         if calls == ["part"]:
             leaving.set()
@@ -201,13 +201,13 @@ def test_who_is_asked_for_its_replica_while_it_waits_to_leave_waits_for_the_newc
         called("asked")
         on_donate(self, message)
 
-    def spied_give_to(self: RankAcross, rank: int | None, ticket: Any) -> Any:
+    def spied_give_to(self: MultiHostMember, rank: int | None, ticket: Any) -> Any:
         called("gave")
         return give_to(self, rank, ticket)
 
-    monkeypatch.setattr(RankAcross, "part", spied_part)
+    monkeypatch.setattr(MultiHostMember, "part", spied_part)
     monkeypatch.setattr(RankSession, "_on_donate", spied_on_donate)
-    monkeypatch.setattr(RankAcross, "give_to", spied_give_to)
+    monkeypatch.setattr(MultiHostMember, "give_to", spied_give_to)
 
     def stay(worker: Worker) -> tuple[int, list[Tensor]]:
         trainer = Trainer(worker, "full")

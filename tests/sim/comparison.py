@@ -13,7 +13,7 @@ from offbeat.core.effects import Effect, Fold
 from offbeat.core.events import Event, Folded
 from offbeat.journal.records import Record
 from offbeat.sim.cluster import Cluster, Work
-from offbeat.sim.training.workload import Content, Handed
+from offbeat.sim.training.workload import Handed, Workload
 
 LAWS: Final = ("uniform(low=0.5, high=1.5)", "constant(seconds=1)", "rotating(low=0.5, high=2)")
 """The second and the third make much happen at the same instant."""
@@ -39,7 +39,7 @@ EFFECTS: Final = kinds(Effect)
 EVENTS: Final = kinds(Event)
 
 
-class Replayed(Content):
+class Replayed(Workload):
     """What a live run has measured, and the losses that its workers knew, for a simulated run of the same script."""
 
     empty = False

@@ -23,7 +23,7 @@ from offbeat.policies import rule
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.server import Finished, Server
 from offbeat.sim.cluster import Cluster, Work
-from offbeat.sim.event_queue import FAULT, WAKE, Agenda
+from offbeat.sim.event_queue import FAULT, WAKE, EventQueue
 from offbeat.sim.faults import Fault, Join, Kill, Restart, Vanish
 from offbeat.sim.latency.registry import derived
 from offbeat.transport.base import Address, Closed, Connection
@@ -59,7 +59,7 @@ class SteppedJob:
     def __init__(self, script: Timings, journal: Path) -> None:
         self.script, self._path = script, journal
         cluster = script.cluster
-        self.agenda = Agenda()
+        self.agenda = EventQueue()
         self.network = SteppedNetwork(
             shares_memory=script.shares_memory,
             by_shard=rule(script.sync).scope == "shard",

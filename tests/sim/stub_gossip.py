@@ -9,7 +9,7 @@ import torch
 from tests.sim.stub_process import LR
 from tests.sim.stub_ranks import StubRank
 
-from offbeat.runtime.gossip.exchange import Exchanged, HostGossip
+from offbeat.runtime.gossip.exchange import Exchanged, OneHostGossip
 from offbeat.runtime.gossip.waiting import Wait
 from offbeat.types import WorkerId
 
@@ -24,7 +24,7 @@ class StubGossip(StubRank):
     """For whom it waits, the first of them."""
 
     def attach(self) -> None:
-        self._gossip = HostGossip.attach(self.memory[0], self.number)
+        self._gossip = OneHostGossip.attach(self.memory[0], self.number)
 
     def begin(self) -> None:
         self._gossip.begin(self.parameters)

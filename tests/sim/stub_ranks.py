@@ -17,7 +17,7 @@ from tests.sim.stub_worker import StubWorker
 from offbeat.core.policy import Plan
 from offbeat.core.rank_log import Fenced
 from offbeat.policies.eager import Partial
-from offbeat.runtime.allreduce.one_host.rounds import HostRounds
+from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.runtime.worker.local_work import LocalWork
 from offbeat.transport.base import Message
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
@@ -283,7 +283,7 @@ class StubRounds(StubRank):
     def attach(self) -> None:
         policy = self.policy
         assert isinstance(policy, Partial)
-        self._partial, self._rounds = policy, HostRounds.attach(self.memory[0], self.number)
+        self._partial, self._rounds = policy, OneHostRounds.attach(self.memory[0], self.number)
 
     def begin(self) -> None:
         self._rounds.send()

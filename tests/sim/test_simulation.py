@@ -21,7 +21,7 @@ from offbeat.policies.backup import Backup
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.latency.registry import derived, law
 from offbeat.sim.run import simulate
-from offbeat.sim.training.workload import Content
+from offbeat.sim.training.workload import Workload
 from offbeat.types import WorkerId
 
 # Times.
@@ -208,7 +208,7 @@ class Watched(ASP):
         Watched.seen.append(event.version)
 
 
-class Three(Content):
+class Three(Workload):
     def fold(self, effect: Fold) -> Folded:
         return Folded(effect.version, (3.0,), 3.0, 0.1)
 

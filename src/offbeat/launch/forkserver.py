@@ -1,8 +1,8 @@
 """Workers that need not import anything: forked from a process that has imported, once, what they all need.
 
 Loading PyTorch takes seconds of a core for each process, at the start of a job and whenever a dead worker returns. A zygote loads what
-``--preload`` names and then waits; each worker is a fork of it, which becomes what ``python script.py`` would have been. `Zygote` is the
-supervisor's side of it, `main` is what runs in the process itself.
+``--preload`` names and then waits; each worker is a fork of it, which becomes what ``python script.py`` would have been. `Forkserver` is
+the supervisor's side of it, `main` is what runs in the process itself.
 
 Not the default, because a script may want to set variables before it imports something (``OMP_NUM_THREADS``, say), which is then too late.
 Linux only: elsewhere libraries do not survive a fork, and every worker is a new process all the same.
@@ -54,7 +54,7 @@ def check_preload(modules: Sequence[str], program: Program) -> None:
             raise ConfigurationError(f"--preload {name}: there is no module {top!r} that {program.name} could import")
 
 
-class Zygote:
+class Forkserver:
     """The process that has imported, as its parent sees it.
 
     Args:
@@ -145,7 +145,7 @@ class Zygote:
 class Fork:
     """A zygote's fork, with as much of `subprocess.Popen` as `Child` needs."""
 
-    def __init__(self, zygote: Zygote, pid: int, stdout: IO[bytes] | None = None, stderr: IO[bytes] | None = None) -> None:
+    def __init__(self, zygote: Forkserver, pid: int, stdout: IO[bytes] | None = None, stderr: IO[bytes] | None = None) -> None:
         self._zygote = zygote
         self._status: int | None = None
         self.pid = pid

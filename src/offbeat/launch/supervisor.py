@@ -18,7 +18,7 @@ from typing import Any
 from offbeat.errors import ProtocolError
 from offbeat.journal.records import seal
 from offbeat.launch.environment import common_environment, free_port, server_environment, worker_environment
-from offbeat.launch.forkserver import POSSIBLE, Zygote
+from offbeat.launch.forkserver import POSSIBLE, Forkserver
 from offbeat.launch.hangs import STACKS_S, LivedClock, ServerWatch, Standing
 from offbeat.launch.outcome import Display, End, Outcome, verdict
 from offbeat.launch.output import Output
@@ -74,7 +74,7 @@ class Supervisor:
         self._settings = settings
         self._program = program
         self._preload = preload
-        self._zygote: Zygote | None = None
+        self._zygote: Forkserver | None = None
         self._max_restarts, self._grace_s = max_restarts, grace_s
         self._port = port
         self._display = display
@@ -127,7 +127,7 @@ class Supervisor:
             self._display.note("--preload works on Linux only: here every worker imports for itself")
         elif self._preload:
             environment = common_environment(self._settings)
-            self._zygote = Zygote(self._program, self._preload, environment, capture=True)
+            self._zygote = Forkserver(self._program, self._preload, environment, capture=True)
             self._attach("preload", 0, self._zygote.child)
         for number in range(self._settings.servers):
             environment = server_environment(number, self._settings, token=self._token, supervisor=address, port=self._port)

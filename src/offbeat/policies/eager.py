@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from offbeat.core.about import About, Row
-from offbeat.core.allreduce.policy import RoundRule, View
+from offbeat.core.allreduce.policy import RoundRule, RoundView
 from offbeat.core.policy import short_spelling, whole_number
 from offbeat.errors import ConfigurationError
 
@@ -75,7 +75,7 @@ class Solo(Partial):
     staleness: int | None = 32
     """As in `Partial`; the bound of the paper's code, which has a synchronous round after every 32."""
 
-    def closes(self, view: View) -> bool:
+    def closes(self, view: RoundView) -> bool:
         return True
 
 
@@ -106,7 +106,7 @@ class Majority(Partial):
 
     word = "majority"
 
-    def closes(self, view: View) -> bool:
+    def closes(self, view: RoundView) -> bool:
         return view.arrivals_of(view.drawn(1)) == 1
 
 
@@ -140,7 +140,7 @@ class FirstOf(Drawn):
 
     word = "first_of"
 
-    def closes(self, view: View) -> bool:
+    def closes(self, view: RoundView) -> bool:
         return view.arrivals_of(view.drawn(self.m)) > 0
 
 
@@ -158,7 +158,7 @@ class AllOf(Drawn):
 
     word = "all_of"
 
-    def closes(self, view: View) -> bool:
+    def closes(self, view: RoundView) -> bool:
         drawn = view.drawn(self.m)
         return view.arrivals_of(drawn) == len(drawn)
 
@@ -188,7 +188,7 @@ class Quorum(Partial):
         super().check(workers)
         _at_most(self.called(), "q", self.q, workers)
 
-    def closes(self, view: View) -> bool:
+    def closes(self, view: RoundView) -> bool:
         return view.arrivals >= min(self.q, view.actives)
 
 
@@ -206,7 +206,7 @@ class Full(Partial):
     word = "full"
     in_step = True
 
-    def closes(self, view: View) -> bool:
+    def closes(self, view: RoundView) -> bool:
         return view.arrivals == view.actives
 
 

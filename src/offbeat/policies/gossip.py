@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from offbeat.core.about import About, Row
-from offbeat.core.allreduce.policy import RoundRule, View
+from offbeat.core.allreduce.policy import RoundRule, RoundView
 from offbeat.core.gossip.push_sum import Exchange, GossipRule
 from offbeat.core.gossip.topology import KINDS, Graph, Kind
 from offbeat.core.policy import short_spelling, whole_number
@@ -158,5 +158,5 @@ class AllReduce(RoundRule):
 
     in_step = True
 
-    def closes(self, view: View) -> bool:
+    def closes(self, view: RoundView) -> bool:
         return bool(view.arrived.sum() == view.active.sum())

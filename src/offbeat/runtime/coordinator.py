@@ -1,7 +1,8 @@
 """The coordinator's shell, in server 0: messages become events with a time, effects become messages, and both go into the journal.
 
 Nothing is decided here but what the pure core cannot see: whether a joining worker's model is the job's, whether all ranks have said hello,
-and what the epoch's mean of the BatchNorm buffers is. What differs between jobs with and without servers is the business of their `Side`.
+and what the epoch's mean of the BatchNorm buffers is. What differs between jobs with and without servers is the business of their
+`Backend`.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.leases import checked_ranges
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.journal.records import Journal, PartOfJournal, fault_record, job_record, metrics_record, optimizer_record, warning_record
-from offbeat.runtime.coordination.backend import Side
+from offbeat.runtime.coordination.backend import Backend
 from offbeat.runtime.coordination.fault_injection import Kills, announced
-from offbeat.runtime.coordination.notifier import Announcer
-from offbeat.runtime.coordination.peers import Peer, Roster, refuse
+from offbeat.runtime.coordination.notifier import Notifier
+from offbeat.runtime.coordination.peers import Peer, Peers, refuse
 from offbeat.runtime.coordination.save_points import Checkpoints
 from offbeat.runtime.coordination.standings import Standings
 from offbeat.runtime.groups import checked_vector, host_of
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.first_steps import FirstStepsWatch
-from offbeat.runtime.job.job_spec import Terms
+from offbeat.runtime.job.job_spec import JobSpec
 from offbeat.runtime.job.loading import Loaded
 from offbeat.runtime.job.settings import JobSettings
-from offbeat.runtime.parameter_server.coordinator_side import ServedHost
-from offbeat.runtime.ranks.coordinator_side import RankHost
+from offbeat.runtime.parameter_server.coordinator_side import ServerCoordinatorSide
+from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
 from offbeat.transport.base import Connection, Hub, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, WorkerId, WorkerState
 
@@ -51,7 +52,7 @@ DEAF_S: Seconds = 1.0
 """A gap between two ticks up to this is no sign that this process was stopped: ticks are due every 0.2 s, and a loaded machine is late."""
 
 
-class CoordinatorHost:
+class LiveCoordinator:
     """Runs the `Coordinator` of one optimizer.
 
     Args:
@@ -89,8 +90,8 @@ class CoordinatorHost:
         self._started, self._now = started, now
         self.coordinator: Coordinator | None = None
         """Exists once the first worker has said hello."""
-        self._terms: Terms | None = None
-        self._side: Side | None = None
+        self._terms: JobSpec | None = None
+        self._side: Backend | None = None
         """With servers it exists once the first worker has said hello; without, once it is known where all ranks are."""
         self._ticked_at: Seconds = now()
         self._greeting: dict[WorkerId, None] = {}
@@ -99,9 +100,9 @@ class CoordinatorHost:
         """What the first of them has said of its gradients."""
         self._deferred: deque[tuple[Connection, Message]] = deque()
         """Questions of ranks about samples, which wait until all that has happened before is known."""
-        self._roster = Roster()
+        self._roster = Peers()
         self._roster.missing.update(missing)
-        self._announcer = Announcer(self._roster)
+        self._announcer = Notifier(self._roster)
         self._standings = Standings(settings, self._roster, supervisor if number == 0 else None)
         self._kills = Kills(settings.kill if number == 0 else ())  # a worker is killed once, not once for each optimizer
         self._loaded = Loaded()
@@ -138,29 +139,29 @@ class CoordinatorHost:
         }
 
     @property
-    def side(self) -> Side:
+    def side(self) -> Backend:
         """What carries out effects; exists once workers have been welcomed."""
         assert self._side is not None, "nobody has been welcomed"
         return self._side
 
     @property
-    def served(self) -> ServedHost:
+    def served(self) -> ServerCoordinatorSide:
         """The side of a job with servers."""
         side = self.side
-        if not isinstance(side, ServedHost):
+        if not isinstance(side, ServerCoordinatorSide):
             raise ProtocolError("the peer sent a message that only workers of servers send, and this job has none")
         return side
 
     @property
-    def ranks(self) -> RankHost:
+    def ranks(self) -> RankCoordinatorSide:
         """The side of a job without servers."""
         side = self.side
-        if not isinstance(side, RankHost):
+        if not isinstance(side, RankCoordinatorSide):
             raise ProtocolError("the peer sent a message that only ranks send, and this job has servers")
         return side
 
     @property
-    def terms(self) -> Terms:
+    def terms(self) -> JobSpec:
         """What the job's workers have in common; known once the first worker has said hello."""
         assert self._terms is not None
         return self._terms
@@ -231,7 +232,7 @@ class CoordinatorHost:
         """A connection of a worker or of another server is gone."""
         if (number := self._shard_at(connection)) is not None:
             raise JobError(f"server {number} is gone ({reason}), and its part of the parameters with it")
-        if isinstance(self._side, ServedHost):
+        if isinstance(self._side, ServerCoordinatorSide):
             self._side.shard.closed(connection)
         peer = self._roster.close(connection)
         if peer is not None:
@@ -301,7 +302,7 @@ class CoordinatorHost:
     @property
     def hears_late(self) -> bool:
         """Whether workers decide for themselves when to go on, so that this host hears of it late."""
-        return isinstance(self._side, RankHost) or (self._terms is not None and self._terms.policy.scope == "shard")
+        return isinstance(self._side, RankCoordinatorSide) or (self._terms is not None and self._terms.policy.scope == "shard")
 
     @property
     def behind(self) -> bool:
@@ -333,14 +334,14 @@ class CoordinatorHost:
             if self.terms.policy.family != "server":
                 vector = checked_vector(message.header)
                 self._vector = self._vector or vector
-            if isinstance(self._side, RankHost):
+            if isinstance(self._side, RankCoordinatorSide):
                 self._side.check(worker, connection)
         except ConfigurationError as error:
             connection.send({"kind": "refused", "reason": str(error)})
             if self.coordinator is None or not self.coordinator.begun:
                 raise JobError(str(error)) from None
             return
-        if isinstance(self._side, ServedHost):
+        if isinstance(self._side, ServerCoordinatorSide):
             self._side.shard.check_memory(worker, connection, message)
         predecessor = self._roster.predecessor(worker)
         if predecessor is not None:
@@ -351,7 +352,7 @@ class CoordinatorHost:
             self.feed(Lost(other, reason), now)
         self._roster.enter(worker, connection, message.header["pid"])
         self._standings.came(worker)
-        if isinstance(self._side, ServedHost):
+        if isinstance(self._side, ServerCoordinatorSide):
             self._side.welcome(worker, connection, message)
             self._roster[worker].welcomed = True
         else:
@@ -382,7 +383,7 @@ class CoordinatorHost:
         """The first worker's terms are the job's; the others must have the same."""
         if self._terms is None:
             self._supervisor.send({"kind": "loading"})  # what the job's optimizer needs is imported now
-        terms = Terms.of(header, self.settings.sync)
+        terms = JobSpec.of(header, self.settings.sync)
         if self._terms is not None:
             self._terms.check(worker, terms)
         else:
@@ -390,7 +391,7 @@ class CoordinatorHost:
             self._terms = terms
             self._head(terms.policy.spelling, now)
 
-    def _begin(self, terms: Terms, header: Mapping[str, Any]) -> None:
+    def _begin(self, terms: JobSpec, header: Mapping[str, Any]) -> None:
         """Set up what the rule needs, and only then what the job goes by: who comes after a refused worker may bring other terms."""
         settings, policy, shards = self.settings, terms.policy, self.settings.servers
         coordinator = Coordinator(policy, settings.workers, settings.timeout_s, shards, seed=settings.seed, follows=True)
@@ -402,7 +403,7 @@ class CoordinatorHost:
             checked_vector(header)
         else:
             parts = (self._roster, self._announcer, self._allocate, self.feed, self._perform, self._now)
-            self._side = ServedHost(terms, settings, coordinator, self._shards, *parts, in_place=self._number == 0)
+            self._side = ServerCoordinatorSide(terms, settings, coordinator, self._shards, *parts, in_place=self._number == 0)
         self.coordinator = coordinator
 
     def _ready(self, peer: Peer, message: Message, now: Seconds) -> None:
@@ -424,7 +425,7 @@ class CoordinatorHost:
         leases = header["push"].get("leases", ())
         if len(set(leases)) < len(leases):
             raise ProtocolError(f"worker {worker} sent 'push' with a lease named twice in push.leases (expected each lease once)")
-        if isinstance(self._side, ServedHost):
+        if isinstance(self._side, ServerCoordinatorSide):
             self._side.check_push(worker, header)
 
     def _heard(self, peer: Peer, message: Message, now: Seconds) -> None:
@@ -472,7 +473,9 @@ class CoordinatorHost:
         assert self.coordinator is not None
         member = self.coordinator.membership[peer.worker]
         current = member.state is WorkerState.ALIVE and want["incarnation"] == member.incarnation
-        if current and not (self.coordinator.admitted(peer.worker) if isinstance(self._side, ServedHost) else self.coordinator.begun):
+        if current and not (
+            self.coordinator.admitted(peer.worker) if isinstance(self._side, ServerCoordinatorSide) else self.coordinator.begun
+        ):
             raise ProtocolError(f"worker {peer.worker} sent {kind!r} before the job let it go on (expected to wait for 'parameters')")
         try:
             rest = checked_ranges(want["rest"], want["size"]) if "rest" in want else None
@@ -505,7 +508,7 @@ class CoordinatorHost:
         if self._side is None:
             return
         self._side.follow(now)
-        if isinstance(self._side, RankHost):
+        if isinstance(self._side, RankCoordinatorSide):
             while self._side.newcomers.too_late:
                 self._standings.too_late(self._side.newcomers.too_late.pop())
         while (found := next(filter(self._may_answer, self._deferred), None)) is not None:

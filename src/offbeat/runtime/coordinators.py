@@ -17,7 +17,7 @@ from offbeat.core.job.several_optimizers import Several
 from offbeat.errors import JobError, ProtocolError
 from offbeat.journal.records import Journal, PartOfJournal, end_record, process_record
 from offbeat.journal.summary import Tally
-from offbeat.runtime.coordinator import CoordinatorHost
+from offbeat.runtime.coordinator import LiveCoordinator
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.numbered import Numbered
 from offbeat.runtime.job.settings import JobSettings
@@ -30,8 +30,8 @@ PATIENCE_S: Seconds = 0.05
 """How long every worker has to wait before somebody is set aside, where they decide for themselves when to go on and are heard of late."""
 
 
-class CoordinatorHosts:
-    """Runs the `Coordinator` of each optimizer. Arguments and errors are those of `CoordinatorHost`."""
+class LiveCoordinators:
+    """Runs the `Coordinator` of each optimizer. Arguments and errors are those of `LiveCoordinator`."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class CoordinatorHosts:
         self._settings, self._shards = settings, dict(shards)
         self._parts = supervisor, hub, allocate, started, now
         self._journal = Journal(settings.journal, now=now, listeners=(self.tally.add,))
-        self.first = CoordinatorHost(settings, self._shards, *self._parts, self._journal)
+        self.first = LiveCoordinator(settings, self._shards, *self._parts, self._journal)
         self._hosts = [self.first]
         self._lines: list[Mapping[int, Connection]] = [self._shards]
         """By optimizer: the other servers' connections, as its coordinator knows them."""
-        self._at: WeakKeyDictionary[Connection, CoordinatorHost] = WeakKeyDictionary()
+        self._at: WeakKeyDictionary[Connection, LiveCoordinator] = WeakKeyDictionary()
         """Which optimizer the worker at the other end of a connection speaks of."""
         self._coordinators: dict[int, Coordinator] = {}
         self._several = Several(self._coordinators)
@@ -59,7 +59,7 @@ class CoordinatorHosts:
     # What comes in.
 
     def on_message(self, connection: Connection, message: Message, now: Seconds) -> None:
-        """Handle a message of a worker or of another server. Raises what `CoordinatorHost.on_message` raises."""
+        """Handle a message of a worker or of another server. Raises what `LiveCoordinator.on_message` raises."""
         server = next((number for number, shard in self._shards.items() if shard is connection), None)
         if server is not None:
             about = message.header.get("number_of_optimizer", 0)
@@ -73,7 +73,7 @@ class CoordinatorHosts:
             self._at.get(connection, self.first).on_message(connection, message, now)
         self._settle(now)
 
-    def _greeted(self, number: Any) -> CoordinatorHost:
+    def _greeted(self, number: Any) -> LiveCoordinator:
         """The host of an optimizer that a worker has made; the first worker to make one of this number begins it."""
         if not isinstance(number, int) or not 0 <= number <= min(len(self._hosts), MOST - 1):
             raise ProtocolError(f"optimizer {number!r}, and this job has had {len(self._hosts)} so far, of at most {MOST}")
@@ -81,7 +81,7 @@ class CoordinatorHosts:
             lines = {server: Numbered(connection, number) for server, connection in self._shards.items()}
             self._lines.append(lines)
             journal = PartOfJournal(self._journal, number)
-            self._hosts.append(CoordinatorHost(self._settings, lines, *self._parts, journal, number, self.first.gone()))
+            self._hosts.append(LiveCoordinator(self._settings, lines, *self._parts, journal, number, self.first.gone()))
         return self._hosts[number]
 
     def on_closed(self, connection: Connection, reason: str, now: Seconds) -> None:
@@ -93,7 +93,7 @@ class CoordinatorHosts:
         self._settle(now)
 
     def on_last_words(self, connection: Connection, worker: WorkerId, reason: str) -> None:
-        """A worker's script has failed. Raises what `CoordinatorHost.on_last_words` raises."""
+        """A worker's script has failed. Raises what `LiveCoordinator.on_last_words` raises."""
         self._at.get(connection, self.first).on_last_words(connection, worker, reason)
 
     def on_lost(self, worker: WorkerId, reason: str, now: Seconds) -> None:

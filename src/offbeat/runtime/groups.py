@@ -18,21 +18,21 @@ from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.policies.eager import Full, Partial
 from offbeat.policies.gossip import AllReduce
 from offbeat.runtime.allreduce.model_means import means_numel
-from offbeat.runtime.allreduce.multi_host_coordinator import AcrossHost, AcrossTable, interface_of
-from offbeat.runtime.allreduce.one_host.rounds import HostRounds
-from offbeat.runtime.allreduce.torch_distributed.coordinator_side import PlainHost
-from offbeat.runtime.coordination.notifier import Announcer
-from offbeat.runtime.coordination.peers import Roster
-from offbeat.runtime.gossip.exchange import HostGossip
+from offbeat.runtime.allreduce.multi_host_coordinator import MultiHostCoordinatorSide, MultiHostGroup, interface_of
+from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
+from offbeat.runtime.allreduce.torch_distributed.coordinator_side import TorchCoordinatorSide
+from offbeat.runtime.coordination.notifier import Notifier
+from offbeat.runtime.coordination.peers import Peers
+from offbeat.runtime.gossip.exchange import OneHostGossip
 from offbeat.runtime.job.settings import JobSettings
-from offbeat.runtime.ranks.coordinator_side import RankHost
+from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
 from offbeat.transport.base import Hub, SharedMemory
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-class RoundTable:
+class OneHostGroup:
     """The rounds of one job, and those in which parameters are averaged where the rule has such.
 
     Args:
@@ -47,10 +47,10 @@ class RoundTable:
     """
 
     def __init__(self, policy: Partial, ranks: int, numel: int, size: int, dtype: torch.dtype, seed: int) -> None:
-        self._rounds = HostRounds.create(policy, ranks, numel, dtype=dtype, seed=seed, followed=True)
+        self._rounds = OneHostRounds.create(policy, ranks, numel, dtype=dtype, seed=seed, followed=True)
         self._tables = [self._rounds]
         if policy.model_sync_every is not None:
-            self._tables.append(HostRounds.create(Full(), ranks, means_numel(size), dtype=dtype))
+            self._tables.append(OneHostRounds.create(Full(), ranks, means_numel(size), dtype=dtype))
         self.follow, self.present = self._rounds.follow, self._rounds.present
         self.pause, self.resume = self._rounds.pause, self._rounds.resume
 
@@ -91,7 +91,7 @@ class RoundTable:
             table.close()
 
 
-class GossipTable:
+class GossipGroup:
     """The gossip of one job.
 
     Args:
@@ -106,7 +106,7 @@ class GossipTable:
     """
 
     def __init__(self, policy: GossipRule, ranks: int, size: int, dtype: torch.dtype, seed: int) -> None:
-        self._gossip = gossip = HostGossip.create(policy, ranks, size, dtype=dtype, seed=seed, followed=True)
+        self._gossip = gossip = OneHostGossip.create(policy, ranks, size, dtype=dtype, seed=seed, followed=True)
         self.follow, self.present, self.close = gossip.follow, gossip.present, gossip.close
         self.pause, self.resume = gossip.pause, gossip.resume
         self.memory = (gossip.block,)
@@ -137,7 +137,7 @@ class GossipTable:
         return (WrittenOff(rank, incarnation, loss.mass, messages, "its replica is gone with it"),)
 
 
-class GossipHost(RankHost):
+class GossipCoordinatorSide(RankCoordinatorSide):
     """Follows a job whose ranks count the steps of all, used or not; its versions count gradients that were used."""
 
     def __init__(self, *parts: Any) -> None:
@@ -170,15 +170,15 @@ def host_of(
     vector: Mapping[str, Any],
     settings: JobSettings,
     coordinator: Coordinator,
-    roster: Roster,
-    announcer: Announcer,
+    roster: Peers,
+    announcer: Notifier,
     feed: Callable[[Event, Seconds], None],
     perform: Callable[[list[Effect], Seconds], None],
     now: Callable[[], Seconds],
     hub: Hub,
     together: bool,
-) -> RankHost:
-    """The coordinator's side of a job under this rule. See `RankHost`.
+) -> RankCoordinatorSide:
+    """The coordinator's side of a job under this rule. See `RankCoordinatorSide`.
 
     Args:
         vector: what a gradient is, from the first rank's hello.
@@ -191,18 +191,18 @@ def host_of(
     ranks, dtype, size = settings.workers, DTYPES[vector["dtype"]], vector["size"]
     parts = coordinator, roster, announcer, feed, perform, now
     if isinstance(policy, AllReduce):
-        return PlainHost(interface_of(hub), *parts)
+        return TorchCoordinatorSide(interface_of(hub), *parts)
     if isinstance(policy, GossipRule):
         if not together:
             raise ConfigurationError(
                 f"the workers are on different hosts, and {policy.spelling} needs all of them on the host of server 0; use a rule of the "
                 "allreduce family, such as full or majority, or one with servers, such as bsp"
             )
-        return GossipHost(GossipTable(policy, ranks, size, dtype, settings.seed), *parts)
+        return GossipCoordinatorSide(GossipGroup(policy, ranks, size, dtype, settings.seed), *parts)
     assert isinstance(policy, Partial), f"{policy.spelling} has servers"
     if not together:
-        return AcrossHost(AcrossTable(policy, ranks, vector["numel"], size, dtype, settings.seed, hub), *parts)
-    return RankHost(RoundTable(policy, ranks, vector["numel"], size, dtype, settings.seed), *parts)
+        return MultiHostCoordinatorSide(MultiHostGroup(policy, ranks, vector["numel"], size, dtype, settings.seed, hub), *parts)
+    return RankCoordinatorSide(OneHostGroup(policy, ranks, vector["numel"], size, dtype, settings.seed), *parts)
 
 
 def checked_vector(header: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -25,8 +25,8 @@ from offbeat.transport.hub import SocketHub
 from offbeat.types import Seconds
 
 if TYPE_CHECKING:
-    from offbeat.runtime.coordinators import CoordinatorHosts
-    from offbeat.runtime.parameter_server.shard import ShardHost
+    from offbeat.runtime.coordinators import LiveCoordinators
+    from offbeat.runtime.parameter_server.shard import LiveShard
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +60,9 @@ class Server:
         self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._settings: JobSettings | None = None
         self._shards: dict[int, Connection] = {}
-        self._coordinator: CoordinatorHosts | None = None
+        self._coordinator: LiveCoordinators | None = None
         self._to_coordinator: Connection | None = None
-        self._hosts: dict[int, ShardHost] = {}
+        self._hosts: dict[int, LiveShard] = {}
         """This server's shard of each optimizer's parameters, by the optimizer's number; not on server 0."""
         self._at: dict[Connection, int] = {}
         """Which optimizer the worker at the other end of a connection speaks of."""
@@ -173,11 +173,11 @@ class Server:
     def _open(self) -> None:
         """Server 0, once every other server has called: workers may come."""
         self._supervisor.send({"kind": "loading"})
-        from offbeat.runtime.coordinators import CoordinatorHosts  # torch loads while workers start
+        from offbeat.runtime.coordinators import LiveCoordinators  # torch loads while workers start
         from offbeat.transport.shm import MemoryBlock
 
         assert self._settings is not None
-        self._coordinator = CoordinatorHosts(
+        self._coordinator = LiveCoordinators(
             self._settings, self._shards, self._supervisor, self._hub, MemoryBlock.allocate, self._started, self.now
         )
         early, self._early = self._early, []
@@ -323,7 +323,7 @@ class Server:
             self._close(self._coordinator, ok, reason)
         raise Finished
 
-    def _close(self, coordinator: CoordinatorHosts, ok: bool, reason: str) -> None:
+    def _close(self, coordinator: LiveCoordinators, ok: bool, reason: str) -> None:
         """Close the books, whatever else fails, and tell the supervisor what stands in them."""
         try:
             coordinator.close(ok, reason, self.now())

@@ -33,7 +33,7 @@ ROWS = 32
 """Above so many workers a table with a row for each is no help."""
 
 
-class Simulation(NamedTuple):
+class SimulationOptions(NamedTuple):
     """What is to be simulated, checked."""
 
     rules: tuple[tuple[str, Policy], ...]
@@ -65,7 +65,7 @@ def check(
     replay: Path | None,
     seed: int,
     journal: Path | None,
-) -> Simulation:
+) -> SimulationOptions:
     """What these options mean, if that can be.
 
     Raises:
@@ -111,10 +111,10 @@ def check(
     for _, policy in rules:
         check_rule(policy, cluster, work)
     _said("--gradient", content, gradient)
-    return Simulation(rules, cluster, work, gradient, journal)
+    return SimulationOptions(rules, cluster, work, gradient, journal)
 
 
-def run(simulation: Simulation, screen: Console) -> list[Result]:
+def run(simulation: SimulationOptions, screen: Console) -> list[Result]:
     """Run every rule and show what came out."""
     results: list[tuple[str, Result]] = []
     for name, policy in simulation.rules:

@@ -15,7 +15,7 @@ from offbeat.core.effects import Effect
 from offbeat.core.events import Event, Folded, Heard
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.journal.records import Journal
-from offbeat.sim.event_queue import MEASURED, WAKE, Agenda
+from offbeat.sim.event_queue import MEASURED, WAKE, EventQueue
 from offbeat.sim.process import BEATS
 from offbeat.sim.servers import Servers
 from offbeat.types import Seconds
@@ -26,7 +26,7 @@ WAKES: Final = 10_000
 """So many times the coordinator may be woken without anything else happening."""
 
 
-class Desk:
+class CoordinatorInbox:
     """The coordinator and its messages.
 
     Args:
@@ -42,7 +42,7 @@ class Desk:
     def __init__(
         self,
         coordinator: Coordinator,
-        agenda: Agenda,
+        agenda: EventQueue,
         servers: Servers,
         journal: Journal | None,
         carry_out: Callable[[list[Effect]], None],

@@ -23,10 +23,10 @@ WAKE: Final = 1
 """A rule that wants to be woken is, after the messages of that instant."""
 
 
-class Agenda:
+class EventQueue:
     """A heap of entries, and the time.
 
-    >>> agenda, said = Agenda(), []
+    >>> agenda, said = EventQueue(), []
     >>> _ = agenda.at(2.0, lambda _: said.append("second")), agenda.at(1.0, lambda _: said.append("first"))
     >>> while agenda.step(until=10.0):
     ...     pass

@@ -20,7 +20,7 @@ from offbeat.sim.training.workload import Step
 from offbeat.types import Epoch, Incarnation, LeaseId, Seconds, Version, WorkerId
 
 if TYPE_CHECKING:
-    from offbeat.sim.simulation import World
+    from offbeat.sim.simulation import Simulation
 
 BEATS: Final = 10
 """Heartbeats in a timeout, as live."""
@@ -52,7 +52,7 @@ class Process(ABC):
         iteration: the number of its next iteration.
     """
 
-    def __init__(self, world: World, number: WorkerId, iteration: int = 0) -> None:
+    def __init__(self, world: Simulation, number: WorkerId, iteration: int = 0) -> None:
         self.world, self.number, self.iteration = world, number, iteration
         self.agenda = world.agenda
         self.incarnation: Incarnation = 0

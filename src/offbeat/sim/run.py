@@ -13,8 +13,8 @@ from offbeat.journal.records import Journal, end_record, job_record
 from offbeat.journal.summary import Tally
 from offbeat.policies import rule
 from offbeat.sim.cluster import Cluster, Work
-from offbeat.sim.simulation import Point, World
-from offbeat.sim.training.workload import Content
+from offbeat.sim.simulation import Point, Simulation
+from offbeat.sim.training.workload import Workload
 from offbeat.types import Seconds
 
 
@@ -40,7 +40,7 @@ def simulate(
     cluster: Cluster,
     work: Work,
     *,
-    content: Content | None = None,
+    content: Workload | None = None,
     journal: Path | str | None = None,
     counted: bool = True,
 ) -> Result:
@@ -62,19 +62,19 @@ def simulate(
     (5.0, 40, 'version 10 is reached')
     """
     policy = rule(sync)
-    content = content if content is not None else Content()
+    content = content if content is not None else Workload()
     cluster.check()
     check_rule(policy, cluster, work)
     if policy.family != "server":
         cluster = cluster.without_servers()
     content.start(policy, cluster.total, cluster.servers, cluster.seed)
     tally = Tally() if counted else None
-    clock: list[World] = []
+    clock: list[Simulation] = []
     book = None
     if tally is not None or journal is not None:
         listeners = (tally.add,) if tally is not None else ()
         book = Journal(journal, now=lambda: clock[0].agenda.now, listeners=listeners)
-    world = World(policy, cluster, work, content, book)
+    world = Simulation(policy, cluster, work, content, book)
     clock.append(world)
     if book is not None:
         book.write(_head(policy, cluster))
@@ -117,7 +117,7 @@ def _head(policy: Policy, cluster: Cluster) -> dict[str, Any]:
     )
 
 
-def _summary(tally: Tally, world: World) -> dict[str, Any]:
+def _summary(tally: Tally, world: Simulation) -> dict[str, Any]:
     summary = tally.summary()
     wall_s = summary["wall_s"]
     return {

@@ -18,13 +18,13 @@ from offbeat.sim.training.workload import Handed
 from offbeat.types import Clock, Incarnation, Seconds, Version, WorkerId
 
 if TYPE_CHECKING:
-    from offbeat.sim.simulation import World
+    from offbeat.sim.simulation import Simulation
 
 
 class ShardWorker(Process):
     """See `Process`. Its ``version`` is the iteration that it computes, by its own count."""
 
-    def __init__(self, world: World, number: WorkerId, iteration: int = 0) -> None:
+    def __init__(self, world: Simulation, number: WorkerId, iteration: int = 0) -> None:
         super().__init__(world, number, iteration)
         self._blocks = self._fresh()
         self._clock: Clock = 0

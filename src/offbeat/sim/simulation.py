@@ -36,16 +36,16 @@ from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.policy import Policy
 from offbeat.journal.records import Journal, Record, fault_record, metrics_record, process_record
 from offbeat.sim.cluster import Cluster, Work
-from offbeat.sim.coordinator_inbox import Desk
-from offbeat.sim.event_queue import FAULT, Agenda
+from offbeat.sim.coordinator_inbox import CoordinatorInbox
+from offbeat.sim.event_queue import FAULT, EventQueue
 from offbeat.sim.faults import Fault, Freeze, Join, Kill, Restart, Slow, Stop, Vanish
 from offbeat.sim.gossip_links import Links
 from offbeat.sim.latency.registry import Constant, Sampler, derived
 from offbeat.sim.process import Doing, Process
 from offbeat.sim.servers import Servers
 from offbeat.sim.shard_workers import ShardWorker
-from offbeat.sim.training.workload import Content, Exchanged
-from offbeat.sim.uplink import Post
+from offbeat.sim.training.workload import Exchanged, Workload
+from offbeat.sim.uplink import Uplink
 from offbeat.sim.workers import JobWorker
 from offbeat.types import Seconds, Version, WorkerId, WorkerState
 
@@ -58,7 +58,7 @@ class Point(NamedTuple):
     values: dict[str, float]
 
 
-class World:
+class Simulation:
     """One run.
 
     Args:
@@ -72,15 +72,17 @@ class World:
         ConfigurationError: the rule cannot work with that many workers.
     """
 
-    def __init__(self, policy: Policy, cluster: Cluster, work: Work, content: Content, journal: Journal | None) -> None:
+    def __init__(self, policy: Policy, cluster: Cluster, work: Work, content: Workload, journal: Journal | None) -> None:
         self.cluster, self.work, self.content = cluster, work, content
         self.policy = policy
         self.coordinator = Coordinator(policy, cluster.workers, cluster.silence_s, cluster.servers, seed=cluster.seed)
-        self.agenda = Agenda()
+        self.agenda = EventQueue()
         self.servers = Links(cluster) if policy.family == "gossip" else Servers(cluster)
-        self.post = Post(self.agenda, self.servers)
+        self.post = Uplink(self.agenda, self.servers)
         wakes = cluster.silence_s is not None or type(policy.start()).wake_at is not Policy.wake_at
-        self.desk = Desk(self.coordinator, self.agenda, self.servers, journal, self._carry_out, self._give_up, cluster.silence_s, wakes)
+        self.desk = CoordinatorInbox(
+            self.coordinator, self.agenda, self.servers, journal, self._carry_out, self._give_up, cluster.silence_s, wakes
+        )
         self.send: Callable[[Event], None] = self.desk.send
         self.compute: Sampler = cluster.law("compute").start(derived(cluster.seed, "compute"), cluster.total)
         per_sample = cluster.law("per_sample")

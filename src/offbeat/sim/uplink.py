@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from offbeat.core.events import Event
-from offbeat.sim.event_queue import Agenda
+from offbeat.sim.event_queue import EventQueue
 from offbeat.sim.process import Process
 from offbeat.sim.servers import Servers
 from offbeat.types import Seconds
 
 
-class Post:
+class Uplink:
     """Carries what workers hand in.
 
     Args:
@@ -19,7 +19,7 @@ class Post:
         servers: how long it takes.
     """
 
-    def __init__(self, agenda: Agenda, servers: Servers) -> None:
+    def __init__(self, agenda: EventQueue, servers: Servers) -> None:
         self._agenda, self._servers = agenda, servers
         self._simple = servers.pushes_immediate and (servers.never_busy or servers.count == 1)
         """Whether a push is with all servers as it is sent. Server 0's turn is seen to at its desk."""

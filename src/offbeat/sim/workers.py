@@ -11,13 +11,13 @@ from offbeat.sim.training.workload import Handed
 from offbeat.types import Clock, Incarnation, WorkerId
 
 if TYPE_CHECKING:
-    from offbeat.sim.simulation import World
+    from offbeat.sim.simulation import Simulation
 
 
 class JobWorker(Process):
     """See `Process`."""
 
-    def __init__(self, world: World, number: WorkerId, iteration: int = 0) -> None:
+    def __init__(self, world: Simulation, number: WorkerId, iteration: int = 0) -> None:
         super().__init__(world, number, iteration)
         self._clock: Clock = 0
         self._since = 0

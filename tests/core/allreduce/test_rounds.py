@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.core.rounds import Chance, Play
 from tests.tiers import examples
 
-from offbeat.core.allreduce.policy import CLOSED, ON_TIME, RoundRule, View
+from offbeat.core.allreduce.policy import CLOSED, ON_TIME, RoundRule, RoundView
 from offbeat.core.allreduce.rounds import Arrival, Part, Round, Rounds
 from offbeat.policies import rule
 from offbeat.types import WorkerId
@@ -357,7 +357,7 @@ def test_a_seed_draws_the_same_ranks_from_a_table_with_more_room(ranks: int) -> 
             rounds.enter(rank, 0)
         for number in range(50):
             rounds.table[0, CLOSED] = number
-            found.append(list(View(rounds.table, 7).drawn(2)))
+            found.append(list(RoundView(rounds.table, 7).drawn(2)))
         return found
 
     room = 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offbeat.core.allreduce.commands import Hand
+from offbeat.core.allreduce.commands import Transfer
 from offbeat.core.allreduce.view_change import ViewChange
 
 HOST_OF = {0: "a", 1: "a", 2: "a", 3: "b", 4: "b"}
@@ -20,12 +20,12 @@ def reported(**held: list[int]) -> ViewChange:
 def test_who_has_a_result_tells_all_of_its_host_and_one_of_each_other() -> None:
     change = reported(r1=[0])
     assert change.is_held(0) and change.lacking(0) == [0, 2, 3, 4]
-    assert change.handed(0, HOST_OF) == [Hand(1, 7, 0, (0, 2, 3))]
+    assert change.handed(0, HOST_OF) == [Transfer(1, 7, 0, (0, 2, 3))]
 
 
 def test_each_host_that_has_a_result_sees_to_itself() -> None:
     change = reported(r0=[0], r4=[0])
-    assert change.handed(0, HOST_OF) == [Hand(0, 7, 0, (1, 2)), Hand(4, 7, 0, (3,))]
+    assert change.handed(0, HOST_OF) == [Transfer(0, 7, 0, (1, 2)), Transfer(4, 7, 0, (3,))]
 
 
 def test_what_has_been_had_is_not_lacking() -> None:

@@ -14,11 +14,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
-from offbeat.core.allreduce.commands import Go
-from offbeat.core.allreduce.policy import View
+from offbeat.core.allreduce.commands import Start
+from offbeat.core.allreduce.policy import RoundView
 from offbeat.runtime.allreduce.multi_host.executor import Executor
 from offbeat.runtime.allreduce.one_host.reduce import Folder
-from offbeat.runtime.allreduce.one_host.rounds import HostRounds
+from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 
 
 def options() -> argparse.Namespace:
@@ -42,15 +42,15 @@ def strike(once: Path) -> None:
 
 def die_when_drawn(once: Path, after: int) -> None:
     """The rank that the open round waits for dies on its way there."""
-    arrive = HostRounds.arrive
+    arrive = OneHostRounds.arrive
 
-    def arrives(self: HostRounds, gradient: bool = True, clip: float | None = None) -> Any:
-        view: View = self._shared.look(lambda state: state.rounds._view)
+    def arrives(self: OneHostRounds, gradient: bool = True, clip: float | None = None) -> Any:
+        view: RoundView = self._shared.look(lambda state: state.rounds._view)
         if view.number >= after and view.drawn(1)[0] == self.rank:
             strike(once)
         return arrive(self, gradient, clip)
 
-    HostRounds.arrive = arrives  # type: ignore[method-assign]
+    OneHostRounds.arrive = arrives  # type: ignore[method-assign]
 
 
 def die_when_summing(once: Path, after: int) -> None:
@@ -70,7 +70,7 @@ def die_when_sending(once: Path, after: int) -> None:
     """A rank that is alone on its host dies with a gradient that a closed round is to have, before it has sent any of it."""
     go = Executor.go
 
-    def going(self: Executor, what: Go, sender: int | None = None, tag: int = 0) -> None:
+    def going(self: Executor, what: Start, sender: int | None = None, tag: int = 0) -> None:
         if what.number >= after and self._parts(what):
             strike(once)
         go(self, what, sender, tag)

@@ -17,14 +17,14 @@ from tests.core.allreduce.test_schedule import WAYS, bits
 from tests.tiers import examples
 
 from offbeat.core.allreduce.algorithms import activation
-from offbeat.core.allreduce.commands import Go
+from offbeat.core.allreduce.commands import Start
 from offbeat.core.allreduce.schedule import in_order
 from offbeat.policies.eager import Full
 from offbeat.runtime.allreduce.model_means import ModelMeans, means_numel
 from offbeat.runtime.allreduce.multi_host.executor import Executor
 from offbeat.runtime.allreduce.one_host.clipping import clip_factor
 from offbeat.runtime.allreduce.one_host.reduce import mean
-from offbeat.runtime.allreduce.one_host.rounds import HostRounds
+from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.runtime.ranks.replica import Replica
 from offbeat.tensors.running_sum import RunningSum
 
@@ -97,8 +97,8 @@ def test_ordinary_sums_across_hosts_are_the_same_bits_with_and_without_scaling(r
 
 @pytest.mark.parametrize("numel", [5, 200_000], ids=["at once", "in slices"])
 def test_on_one_host_a_round_that_cannot_be_held_begins_with_nan_for_everybody(numel: int) -> None:
-    host = HostRounds.create(Full(), ranks=3, numel=numel)
-    ranks = [HostRounds.attach(host.block, rank) for rank in range(3)]
+    host = OneHostRounds.create(Full(), ranks=3, numel=numel)
+    ranks = [OneHostRounds.attach(host.block, rank) for rank in range(3)]
     for number, rank in enumerate(ranks):
         rank.enter(number, 0)
 
@@ -139,8 +139,8 @@ def test_across_hosts_a_round_that_cannot_be_held_begins_with_nan() -> None:
         lambda go: [torch.tensor([0.0, 0.0, 3e38, 0.0])] * 2,
         lambda number, floor: results.append(executor.results[number]),
     )
-    executor.go(Go(0, 0, ((0, 0, 0, 1.0), (0, 1, 0, 1.0)), 2, 0, (0,), 0))
-    executor.go(Go(1, 0, ((0, 0, 0, 1.0), (0, 1, 0, 1.0)), 1, 0, (0,), 0))
+    executor.go(Start(0, 0, ((0, 0, 0, 1.0), (0, 1, 0, 1.0)), 2, 0, (0,), 0))
+    executor.go(Start(1, 0, ((0, 0, 0, 1.0), (0, 1, 0, 1.0)), 1, 0, (0,), 0))
     assert results[0].tolist() == torch.tensor([0.0, 0.0, 3e38, 0.0]).tolist()
     assert torch.isnan(results[1][0])
 
@@ -162,7 +162,7 @@ def test_parameters_of_a_rank_that_died_before_the_mean_do_not_make_it_greater()
         pass
 
     size = 6
-    host = HostRounds.create(Full(), ranks=3, numel=means_numel(size))
+    host = OneHostRounds.create(Full(), ranks=3, numel=means_numel(size))
     written: dict[int, list[float]] = {}
     means: list[ModelMeans] = []
 
@@ -178,7 +178,7 @@ def test_parameters_of_a_rank_that_died_before_the_mean_do_not_make_it_greater()
             written[number] = vector[:size].tolist()
 
         replica = SimpleNamespace(shares=1, read_share=lambda _, vector: vector[:size].fill_(1.0), write_share=write)
-        rounds = HostRounds.attach(host.block, number)
+        rounds = OneHostRounds.attach(host.block, number)
         rounds.enter(number, 0)
         means.append(ModelMeans(rounds, number, 4, cast(Replica, replica), cast(Any, lambda number=number: hear(number))))
     with pytest.raises(Gone):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from offbeat.runtime.coordination.peers import Roster
+from offbeat.runtime.coordination.peers import Peers
 from offbeat.transport.memory import MemoryHub, MemoryNetwork
 
 
 def test_what_a_process_has_sent_last_is_no_sign_of_life_once_its_connection_has_closed() -> None:
     network = MemoryNetwork()
     server, worker = MemoryHub(network, "secret"), MemoryHub(network, "secret")
-    link, roster = worker.connect(server.listen()), Roster()
+    link, roster = worker.connect(server.listen()), Peers()
     link.send({"kind": "hello"})
     [(connection, _)] = server.poll(0.0)
     roster.enter(0, connection)

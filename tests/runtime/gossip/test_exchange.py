@@ -23,7 +23,7 @@ from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.core.rank_log import Fenced, Kind
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.policies import ADPSGD, DPSGD, SGP, rule
-from offbeat.runtime.gossip.exchange import HostGossip
+from offbeat.runtime.gossip.exchange import OneHostGossip
 from offbeat.transport.shm import AVAILABLE, MemoryBlock
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="shared memory is Linux's")
@@ -32,9 +32,9 @@ RULES = (DPSGD(), SGP(), SGP(out_degree=2, overlap=1), SGP(graph="ring"), SGP(gr
 SCRIPT = Path(__file__).parent / "scripts" / "gossiper.py"
 
 
-def job(policy: GossipRule, ranks: int, dtype: torch.dtype = torch.float64) -> tuple[HostGossip, list[HostGossip]]:
-    host = HostGossip.create(policy, ranks, NUMEL, dtype=dtype, seed=3)
-    mine = [HostGossip.attach(host.block, rank) for rank in range(ranks)]
+def job(policy: GossipRule, ranks: int, dtype: torch.dtype = torch.float64) -> tuple[OneHostGossip, list[OneHostGossip]]:
+    host = OneHostGossip.create(policy, ranks, NUMEL, dtype=dtype, seed=3)
+    mine = [OneHostGossip.attach(host.block, rank) for rank in range(ranks)]
     for number, rank in enumerate(mine):
         host.enter(number)
         rank.begin(torch.full((NUMEL,), float(number), dtype=dtype))
@@ -132,7 +132,7 @@ def test_the_dead_are_waited_for_no_more_and_may_come_back() -> None:
     assert there + flying + lost == pytest.approx(entered) and lost > 0.0
     with pytest.raises(Fenced, match="declared dead"):
         ranks[2].step(None)
-    again = HostGossip.attach(host.block, 2)
+    again = OneHostGossip.attach(host.block, 2)
     with pytest.raises(Fenced, match="rank 2 does not take part"):
         again.begin(ranks[0].model)
     host.enter(2)
@@ -172,8 +172,8 @@ def test_others_let_a_rank_rest_and_it_mixes_what_was_on_its_way(policy: GossipR
 
 @pytest.mark.parametrize("policy", [DPSGD(), ADPSGD()], ids=lambda policy: policy.spelling)
 def test_nobody_mixes_with_one_that_has_entered_and_not_begun(policy: GossipRule) -> None:
-    host = HostGossip.create(policy, 2, NUMEL, dtype=torch.float64)
-    mine = HostGossip.attach(host.block, 1)
+    host = OneHostGossip.create(policy, 2, NUMEL, dtype=torch.float64)
+    mine = OneHostGossip.attach(host.block, 1)
     host.enter(0)
     host.enter(1)
     mine.begin(torch.ones(NUMEL, dtype=torch.float64))
@@ -182,16 +182,16 @@ def test_nobody_mixes_with_one_that_has_entered_and_not_begun(policy: GossipRule
         return
     with pytest.raises(JobError, match="rank 1 has waited too long for the parameters of its neighbours"):
         mine.step(None, timeout_s=0.0)
-    HostGossip.attach(host.block, 0).begin(torch.zeros(NUMEL, dtype=torch.float64))
+    OneHostGossip.attach(host.block, 0).begin(torch.zeros(NUMEL, dtype=torch.float64))
     assert mine.step(None, timeout_s=5.0).sources == (0,)
 
 
 def test_what_does_not_belong_here_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"parameters of torch\.float16"):
-        HostGossip.create(SGP(), 2, 3, dtype=torch.float16)
+        OneHostGossip.create(SGP(), 2, 3, dtype=torch.float16)
     with pytest.raises(ProtocolError, match="a block for gossip begins with"):
-        HostGossip.attach(MemoryBlock.allocate(4096, "nothing"))
-    assert HostGossip.attach(HostGossip.create(SGP(), 2, 3).block).rule == SGP()
+        OneHostGossip.attach(MemoryBlock.allocate(4096, "nothing"))
+    assert OneHostGossip.attach(OneHostGossip.create(SGP(), 2, 3).block).rule == SGP()
 
 
 @pytest.mark.faults
@@ -199,7 +199,7 @@ def test_what_does_not_belong_here_is_refused() -> None:
 def test_a_killed_process_stops_nobody(sync: str) -> None:
     policy = rule(sync)
     assert isinstance(policy, GossipRule)
-    host = HostGossip.create(policy, 3, NUMEL, seed=1)
+    host = OneHostGossip.create(policy, 3, NUMEL, seed=1)
     assert isinstance(host.block, MemoryBlock)
     descriptor = host.block.descriptor
 

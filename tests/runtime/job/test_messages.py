@@ -13,7 +13,7 @@ from tests.by_hand import Worker, coordinator
 
 from offbeat import runtime
 from offbeat.errors import JobError, ProtocolError
-from offbeat.runtime.coordinators import CoordinatorHosts
+from offbeat.runtime.coordinators import LiveCoordinators
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.tensors.optimizers import check_changed, hyperparameters, spec_of
@@ -170,7 +170,7 @@ def test_a_hello_that_does_not_fit_changes_nothing(sync: str) -> None:
     host.let_go()
 
 
-def _greet_with(host: CoordinatorHosts, worker: Worker, change: str, small: MemoryBlock) -> None:
+def _greet_with(host: LiveCoordinators, worker: Worker, change: str, small: MemoryBlock) -> None:
     said: list[Message] = []
     worker.host = type("Ear", (), {"on_message": lambda self, line, message, now: said.append(message)})()
     worker.greet(0.0)

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from offbeat.runtime.parameter_server.interrupts import Interrupts
-from offbeat.runtime.worker.connection import WorkerLink
+from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.transport.base import Message
 
 
 @pytest.fixture
 def interrupts() -> Interrupts:
-    return Interrupts(cast(WorkerLink, None), nn.Linear(1, 1))
+    return Interrupts(cast(WorkerConnection, None), nn.Linear(1, 1))
 
 
 def word(**header: Any) -> Message:
@@ -49,7 +49,7 @@ class Silent:
 
 def test_word_that_has_come_before_stops_the_body_at_its_first_module() -> None:
     model = nn.Linear(1, 1)
-    interrupts = Interrupts(cast(WorkerLink, Silent()), model)
+    interrupts = Interrupts(cast(WorkerConnection, Silent()), model)
     interrupts.heard(word(version=1, at_once=True))
     reached = []
     with interrupts.watch():

@@ -13,7 +13,7 @@ from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.policies import BSP, PSP
 from offbeat.runtime.job.settings import ANY, JobSettings, Late
 from offbeat.runtime.parameter_server.per_shard import IN_FLIGHT, BlockShard, shard_of
-from offbeat.runtime.parameter_server.shard import ShardHost
+from offbeat.runtime.parameter_server.shard import LiveShard
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import spec_of
 from offbeat.transport.base import Buffer, Connection, Message, SharedMemory
@@ -165,6 +165,6 @@ def test_other_rules_have_a_shard_of_the_other_kind() -> None:
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     layout, spec = Layout.of(model, optimizer), spec_of(optimizer)
-    assert type(shard_of(0, layout, spec, BSP(), JobSettings(workers=2), lambda: 0.0, None)) is ShardHost
+    assert type(shard_of(0, layout, spec, BSP(), JobSettings(workers=2), lambda: 0.0, None)) is LiveShard
     with pytest.raises(ConfigurationError, match="--late"):
         shard_of(0, layout, spec, BSP(), JobSettings(workers=2, late=(Late(server=0, seconds=1.0),)), lambda: 0.0, None)

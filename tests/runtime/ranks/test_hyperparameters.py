@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.runtime.ranks.hyperparameters import Riders
+from offbeat.runtime.ranks.hyperparameters import PiggybackedHyperparameters
 
 
 def optimizer(lr: float) -> torch.optim.Optimizer:
@@ -26,7 +26,7 @@ RATES = st.floats(min_value=0.0, max_value=1e6, allow_subnormal=False)
 )
 def test_they_arrive_bit_by_bit(rates: list[float], steps: list[int], here: list[bool], clips: list[float], dtype: torch.dtype) -> None:
     ranks = len(rates)
-    riders = [Riders(optimizer(rate), rank, ranks) for rank, rate in enumerate(rates)]
+    riders = [PiggybackedHyperparameters(optimizer(rate), rank, ranks) for rank, rate in enumerate(rates)]
     total = torch.zeros(riders[0].numel, dtype=dtype)
     for rank, rider in enumerate(riders):
         place = torch.full((rider.numel,), 7.0, dtype=dtype)
@@ -39,12 +39,12 @@ def test_they_arrive_bit_by_bit(rates: list[float], steps: list[int], here: list
 
 
 def test_two_of_one_rank_in_a_round() -> None:
-    rider = Riders(optimizer(0.1), 1, 2)
+    rider = PiggybackedHyperparameters(optimizer(0.1), 1, 2)
     first, second = torch.zeros(rider.numel), torch.zeros(rider.numel)
     rider.write(first, 4)
     rider.write(second, 5)
     for order in ((first, second), (second, first)):
-        other = Riders(optimizer(0.1), 0, 2)
+        other = PiggybackedHyperparameters(optimizer(0.1), 0, 2)
         other.read((order[0] + order[1]) / 2)
         assert other.known[1][0] == 5.0
 
@@ -52,7 +52,7 @@ def test_two_of_one_rank_in_a_round() -> None:
 @given(rate=RATES, clip=st.floats(1e-45, 1.0))
 def test_settings_that_were_scaled_down_to_nothing_are_passed_over_rather_than_misread(rate: float, clip: float) -> None:
     """A gradient of 1e30 that is clipped to a norm of 1 takes the last digits of what goes with it."""
-    rider, other = Riders(optimizer(rate), 1, 2), Riders(optimizer(0.1), 0, 2)
+    rider, other = PiggybackedHyperparameters(optimizer(rate), 1, 2), PiggybackedHyperparameters(optimizer(0.1), 0, 2)
     place = torch.zeros(rider.numel)
     rider.write(place, 4)
     other.read(place * clip / 2)
@@ -60,7 +60,7 @@ def test_settings_that_were_scaled_down_to_nothing_are_passed_over_rather_than_m
 
 
 def test_the_norm_of_a_gradient_does_not_change() -> None:
-    rider = Riders(optimizer(123.456), 0, 2)
+    rider = PiggybackedHyperparameters(optimizer(123.456), 0, 2)
     place = torch.zeros(rider.numel)
     rider.write(place, 10**9)
     assert float(torch.linalg.vector_norm(torch.cat([torch.tensor([1e-6]), place]))) == pytest.approx(1e-6, rel=1e-6)
@@ -71,7 +71,7 @@ def test_the_furthest_rank_leads(as_tensor: bool) -> None:
     mine, theirs = optimizer(0.5), optimizer(0.25)
     if as_tensor:
         mine.param_groups[0]["lr"], theirs.param_groups[0]["lr"] = torch.tensor(0.5), torch.tensor(0.25)
-    riders = [Riders(mine, 0, 2), Riders(theirs, 1, 2)]
+    riders = [PiggybackedHyperparameters(mine, 0, 2), PiggybackedHyperparameters(theirs, 1, 2)]
     total = torch.zeros(riders[0].numel)
     for rider, steps in zip(riders, (3, 7), strict=True):
         place = torch.zeros(rider.numel)

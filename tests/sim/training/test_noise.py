@@ -7,12 +7,12 @@ import pytest
 from offbeat.core.effects import Fold, Part
 from offbeat.errors import ConfigurationError
 from offbeat.policies import BSP
-from offbeat.sim.training.noise import Noise, NoisyContent, content
-from offbeat.sim.training.workload import Content
+from offbeat.sim.training.noise import Noise, NoisyWorkload, content
+from offbeat.sim.training.workload import Workload
 
 
-def started(law: Noise, seed: int = 0) -> NoisyContent:
-    made = NoisyContent(law)
+def started(law: Noise, seed: int = 0) -> NoisyWorkload:
+    made = NoisyWorkload(law)
     made.start(BSP(), 4, 1, seed)
     return made
 
@@ -63,5 +63,5 @@ def test_mistakes(spelling: str, message: str) -> None:
 
 
 def test_without_a_law_nothing_is_told() -> None:
-    assert type(content(None)) is Content
+    assert type(content(None)) is Workload
     assert content(None).fold(fold(1, [1.0])).squares == ()

@@ -17,7 +17,7 @@ class Answer(NamedTuple):
     through: Version
 
 
-class Go(NamedTuple):
+class Start(NamedTuple):
     """To all leaders: a round is closed, sum it."""
 
     number: Version
@@ -32,8 +32,8 @@ class Go(NamedTuple):
     """Results of rounds before this one are of no more use to anybody."""
 
 
-class Halt(NamedTuple):
-    """To all ranks: a new view begins. Forget what is under way, and `Decider.report` what you have."""
+class Prepare(NamedTuple):
+    """To all ranks: a new view begins. Forget what is under way, and `Sequencer.report` what you have."""
 
     view: int
     ranks: tuple[WorkerId, ...]
@@ -43,7 +43,7 @@ class Halt(NamedTuple):
     """Results from this round on are needed."""
 
 
-class Hand(NamedTuple):
+class Transfer(NamedTuple):
     """To a rank: hand these ones the result of a round."""
 
     holder: WorkerId
@@ -52,24 +52,24 @@ class Hand(NamedTuple):
     to: tuple[WorkerId, ...]
 
 
-class Hold(NamedTuple):
+class Allocate(NamedTuple):
     """To a rank: nobody of your host has the memory that is to be shared there. Make it."""
 
     rank: WorkerId
 
 
-class Say(NamedTuple):
+class ReportProgress(NamedTuple):
     """To ranks: say when you have the results of all rounds before ``through``."""
 
     ranks: tuple[WorkerId, ...]
     through: Version
 
 
-class Fence(NamedTuple):
+class Exclude(NamedTuple):
     """To a rank: it does not take part any more, or is not let in."""
 
     rank: WorkerId
     why: str
 
 
-Order: TypeAlias = Answer | Go | Halt | Hand | Hold | Say | Fence
+Order: TypeAlias = Answer | Start | Prepare | Transfer | Allocate | ReportProgress | Exclude

@@ -69,7 +69,7 @@ _WORD: Final = (1 << 64) - 1
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-class View:
+class RoundView:
     """What a rule may look at to say whether the open round closes. Masks have an entry for each rank."""
 
     def __init__(self, table: Table, seed: int) -> None:
@@ -169,7 +169,7 @@ class RoundRule(Policy):
         """The greatest norm of a gradient that comes late."""
         return None
 
-    def closes(self, view: View) -> bool:
+    def closes(self, view: RoundView) -> bool:
         """Whether the open round closes now. Asked after each arrival, and when a rank goes or pauses, if somebody waits for the round:
         late gradients alone make none. It must say yes once all active ranks have arrived."""
         raise TypeError(f"{type(self).__name__} does not say when a round closes")

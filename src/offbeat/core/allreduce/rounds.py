@@ -42,8 +42,8 @@ from offbeat.core.allreduce.policy import (
     WAITING,
     WIDTH,
     RoundRule,
+    RoundView,
     Table,
-    View,
 )
 from offbeat.types import Version, WorkerId
 
@@ -142,7 +142,7 @@ class Rounds:
         self._cells = table.reshape(-1).data
         self._rows = range(WIDTH, len(self._cells), WIDTH)
         """Where each rank's row begins."""
-        self._view = View(table, self._seed)
+        self._view = RoundView(table, self._seed)
 
     @property
     def number(self) -> Version:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from offbeat.core.allreduce.commands import Answer, Fence, Go, Halt, Hold, Order, Say
+from offbeat.core.allreduce.commands import Allocate, Answer, Exclude, Order, Prepare, ReportProgress, Start
 from offbeat.core.allreduce.policy import ABSENT, RoundRule
 from offbeat.core.allreduce.rounds import Part, Rounds
 from offbeat.core.allreduce.view_change import ViewChange
@@ -60,7 +60,7 @@ class _Parting:
     answered: bool = False
 
 
-class Decider:
+class Sequencer:
     """The decisions of one job.
 
     Args:
@@ -72,7 +72,7 @@ class Decider:
         followed: whether somebody calls `follow`: nothing is forgotten before he has had it.
 
     >>> from offbeat.policies import rule
-    >>> decider = Decider(rule("solo"), ["a", "b"], clock_ns=lambda: 0)
+    >>> decider = Sequencer(rule("solo"), ["a", "b"], clock_ns=lambda: 0)
     >>> decider.begin([0, 1])
     >>> go, answer = decider.arrive(1, 0)
     >>> go.parts, go.divisor, go.leaders
@@ -210,7 +210,7 @@ class Decider:
         self._entering.append(rank)
         for parting in self._parting.values():
             parting.missing.add(rank)
-        return [*self._new_view(), *(Say((rank,), parting.through) for parting in self._parting.values())]
+        return [*self._new_view(), *(ReportProgress((rank,), parting.through) for parting in self._parting.values())]
 
     def part(self, rank: WorkerId) -> list[Order]:
         """A rank is about to leave. It is answered when all others have the results that it may have, and what would go with its host is
@@ -220,7 +220,7 @@ class Decider:
         goes = all(self._hosts[other] != host for other in others.difference(self._parting))
         through = self.number + (goes and any(self._hosts[part.rank] == host for part in self._pending))
         self._parting[rank] = _Parting(through, others)
-        return [*orders, Say(tuple(sorted(others)), through), *self._parted()]
+        return [*orders, ReportProgress(tuple(sorted(others)), through), *self._parted()]
 
     def has(self, rank: WorkerId, through: Version) -> list[Order]:
         """A rank has the results of all rounds before this one."""
@@ -246,7 +246,7 @@ class Decider:
             for going in self._going.values():
                 going.gone.update(other for other, name in enumerate(self._hosts) if name == host)
         # Always a new view, also if it led nobody: it may have been about to pass a result on.
-        fence = Fence(rank, f"rank {rank} does not take part any more: {why}")
+        fence = Exclude(rank, f"rank {rank} does not take part any more: {why}")
         return [fence, *self._new_view(), *self._settled(), *self._parted()]
 
     def report(self, rank: WorkerId, view: int, upto: Version, held: Iterable[Version], writes: Sequence[int] | None = ()) -> list[Order]:
@@ -297,7 +297,7 @@ class Decider:
             first.setdefault(self._hosts[rank], rank)
         return first
 
-    def _go(self, number: Version) -> Go:
+    def _go(self, number: Version) -> Start:
         going, leader_of = self._going[number], self._leader_of()
         leaders = tuple(sorted(leader_of.values()))
         floor = self._rounds.free_from()
@@ -305,7 +305,7 @@ class Decider:
             del self._going[old]
         parts = tuple((leader_of[self._hosts[sent.rank]], sent.rank, sent.buffer, sent.factor) for sent in going.parts)
         start = leaders[0] if going.initiator is None else leader_of.get(self._hosts[going.initiator], leaders[0])
-        return Go(number, self.view, parts, going.divisor, start, leaders, floor)
+        return Start(number, self.view, parts, going.divisor, start, leaders, floor)
 
     def _lose(self, ranks: Sequence[WorkerId]) -> None:
         """What these have in their buffers is gone."""
@@ -317,13 +317,13 @@ class Decider:
         self.view += 1
         self._change = ViewChange(self.view, self._present, self._rounds.free_from())
         starts = tuple(self._came_with[rank] for rank in self._present)
-        return [Halt(self.view, tuple(self._present), starts, self._change.floor)] if self._present else []
+        return [Prepare(self.view, tuple(self._present), starts, self._change.floor)] if self._present else []
 
     def _under_way(self, change: ViewChange) -> list[Order]:
         """All have reported: what anybody has is handed on, the rest begins again."""
         host_of, leader_of = {rank: self._hosts[rank] for rank in self._present}, self._leader_of()
         if bare := change.without_memory(host_of):  # only who is there from the beginning may be without
-            return [*(Hold(rank) for host, rank in leader_of.items() if host in bare), *self._new_view()]
+            return [*(Allocate(rank) for host, rank in leader_of.items() if host in bare), *self._new_view()]
         lacked = [number for number in sorted(self._going) if number >= change.floor and change.lacking(number)]
         anew = [number for number in lacked if not change.is_held(number)]
         stranded = [rank for rank in self._present if any(number < self._came_with[rank] for number in anew)]

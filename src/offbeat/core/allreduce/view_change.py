@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from offbeat.core.allreduce.commands import Hand
+from offbeat.core.allreduce.commands import Transfer
 from offbeat.core.allreduce.rounds import BUFFERS
 from offbeat.types import Version, WorkerId
 
@@ -23,7 +23,7 @@ class ViewChange:
     >>> change.missing, change.lacking(6)
     (set(), [1, 2])
     >>> change.handed(6, {0: "a", 1: "b", 2: "b"})  # rank 1 passes it on to rank 2, which shares its memory
-    [Hand(holder=0, view=1, number=6, to=(1,))]
+    [Transfer(holder=0, view=1, number=6, to=(1,))]
     """
 
     def __init__(self, view: int, present: Iterable[WorkerId], floor: Version) -> None:
@@ -61,7 +61,7 @@ class ViewChange:
         """Who does not have the result of this round, and has not had it."""
         return [rank for rank, upto in self._upto.items() if upto <= number and number not in self._held[rank]]
 
-    def handed(self, number: Version, host_of: Mapping[WorkerId, str]) -> list[Hand]:
+    def handed(self, number: Version, host_of: Mapping[WorkerId, str]) -> list[Transfer]:
         """One of the same host who has it tells who has not; a host where nobody has it gets it from another, and passes it on there."""
         holders = {host_of[rank]: rank for rank, held in self._held.items() if number in held}
         to: dict[WorkerId, list[WorkerId]] = {}
@@ -72,7 +72,7 @@ class ViewChange:
                 to.setdefault(holders.get(host, anybody), []).append(rank)
             if host not in holders:
                 given.add(host)
-        return [Hand(holder, self.view, number, tuple(ranks)) for holder, ranks in to.items()]
+        return [Transfer(holder, self.view, number, tuple(ranks)) for holder, ranks in to.items()]
 
     def written_over(self, host: str, rank: WorkerId, buffer: int, writes: int) -> bool:
         """Whether a gradient that was there with so many writes is no more. What has come after the report was not there to be counted."""

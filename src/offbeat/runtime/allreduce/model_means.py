@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from offbeat.runtime.allreduce.multi_host.rounds import AcrossRounds
-from offbeat.runtime.allreduce.one_host.rounds import HostRounds
+from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
+from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.runtime.ranks.replica import Replica
 from offbeat.types import Seconds, Version, WorkerId
 
@@ -35,7 +35,9 @@ class ModelMeans:
         hear: called while this rank waits.
     """
 
-    def __init__(self, rounds: HostRounds | AcrossRounds, rank: WorkerId, every: int, replica: Replica, hear: Callable[[], None]) -> None:
+    def __init__(
+        self, rounds: OneHostRounds | MultiHostRounds, rank: WorkerId, every: int, replica: Replica, hear: Callable[[], None]
+    ) -> None:
         self._rounds = rounds
         self._rank, self._every, self._replica, self._hear = rank, every, replica, hear
         self._taken: Version | None = None

@@ -18,8 +18,8 @@ from offbeat.errors import ProtocolError
 from offbeat.policies.eager import Full, Partial
 from offbeat.runtime.allreduce.model_means import means_numel
 from offbeat.runtime.allreduce.multi_host.connections import SEAT
-from offbeat.runtime.allreduce.multi_host.rounds import AcrossRounds
-from offbeat.runtime.ranks.coordinator_side import RankHost
+from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
+from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
 from offbeat.transport.base import Address, Connection, Hub, SharedMemory
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
@@ -33,7 +33,7 @@ def interface_of(hub: Hub) -> str:
     return hub.address.tcp[0]
 
 
-class AcrossTable:
+class MultiHostGroup:
     """The rounds of one job, and those in which parameters are averaged where the rule has such; what happens is decided here.
 
     Args:
@@ -49,10 +49,12 @@ class AcrossTable:
 
     def __init__(self, policy: Partial, ranks: int, numel: int, size: int, dtype: torch.dtype, seed: int, hub: Hub) -> None:
         self.ranks = ranks
-        self._tables = [AcrossRounds(policy, ranks, numel, rank=None, seat=SEAT, hub=hub.another(), dtype=dtype, seed=seed, followed=True)]
+        self._tables = [
+            MultiHostRounds(policy, ranks, numel, rank=None, seat=SEAT, hub=hub.another(), dtype=dtype, seed=seed, followed=True)
+        ]
         if policy.model_sync_every is not None:
             numel = means_numel(size)
-            self._tables.append(AcrossRounds(Full(), ranks, numel, rank=None, seat=SEAT, hub=hub.another(), dtype=dtype, followed=True))
+            self._tables.append(MultiHostRounds(Full(), ranks, numel, rank=None, seat=SEAT, hub=hub.another(), dtype=dtype, followed=True))
         self._rounds = self._tables[0]
         interface = interface_of(hub)
         self._contacts: dict[WorkerId, list[Address]] = {SEAT: [table.listen(interface) for table in self._tables]}
@@ -138,15 +140,15 @@ class AcrossTable:
             table.close()
 
 
-class AcrossHost(RankHost):
+class MultiHostCoordinatorSide(RankCoordinatorSide):
     """Follows a job whose ranks are on different hosts."""
 
-    _table: AcrossTable
+    _table: MultiHostGroup
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self._meeting: set[WorkerId] = set()
-        """Newcomers that have been told of the others, and have not said that they are connected."""
+        """Joiners that have been told of the others, and have not said that they are connected."""
 
     def check(self, worker: WorkerId, connection: Connection) -> None:
         """Every process can come, wherever it is."""

@@ -8,15 +8,15 @@ from typing import Any
 from offbeat.policies.eager import Full, Partial
 from offbeat.runtime.allreduce.model_means import ModelMeans, means_numel
 from offbeat.runtime.allreduce.multi_host.connections import SEAT
-from offbeat.runtime.allreduce.multi_host.rounds import AcrossRounds
-from offbeat.runtime.allreduce.round_member import RankRounds
+from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
+from offbeat.runtime.allreduce.round_member import RoundMember
 from offbeat.runtime.ranks.member import LOOK_S
 from offbeat.runtime.ranks.replica import Replica
 from offbeat.transport.base import Address, Hub
 from offbeat.types import Version, WorkerId
 
 
-class RankAcross(RankRounds):
+class MultiHostMember(RoundMember):
     """One rank's part in the rounds.
 
     Args:
@@ -24,7 +24,7 @@ class RankAcross(RankRounds):
         rank: this one.
         policy: the job's rule.
         replica: what results are applied to.
-        hear, voided: as for `RankRounds`.
+        hear, voided: as for `RoundMember`.
         hub: of this process; the rounds have others of their own, made after it.
         interface: where these listen.
     """
@@ -44,7 +44,7 @@ class RankAcross(RankRounds):
     ) -> None:
         self._ranks, self._slots = terms["ranks"], terms["slots"]
         self._hub, self._interface = hub, interface
-        self._tables: list[AcrossRounds] = []
+        self._tables: list[MultiHostRounds] = []
         super().__init__(rank, policy, replica, hear, voided)
 
     def attach(self) -> None:
@@ -61,9 +61,9 @@ class RankAcross(RankRounds):
         self._addresses = [table.listen(self._interface) for table in self._tables]
         self._connected = self._later = False
 
-    def _table(self, rule: Partial, numel: int, slots: int) -> AcrossRounds:
+    def _table(self, rule: Partial, numel: int, slots: int) -> MultiHostRounds:
         hub = self._hub.another()
-        return AcrossRounds(rule, self._ranks, numel, rank=self._rank, seat=SEAT, hub=hub, dtype=self._replica.dtype, slots=slots)
+        return MultiHostRounds(rule, self._ranks, numel, rank=self._rank, seat=SEAT, hub=hub, dtype=self._replica.dtype, slots=slots)
 
     @property
     def contact(self) -> dict[str, Any]:

@@ -8,15 +8,15 @@ import torch
 
 from offbeat.policies.eager import Partial
 from offbeat.runtime.allreduce.model_means import ModelMeans
-from offbeat.runtime.allreduce.multi_host.rounds import AcrossRounds
-from offbeat.runtime.allreduce.one_host.rounds import HostRounds
-from offbeat.runtime.ranks.member import LOOK_S, RankPart
+from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
+from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
+from offbeat.runtime.ranks.member import LOOK_S, RankMember
 from offbeat.runtime.ranks.replica import Replica
 from offbeat.transport.base import SharedMemory
 from offbeat.types import Version, WorkerId
 
 
-class RankRounds(RankPart):
+class RoundMember(RankMember):
     """One rank's part in the rounds.
 
     Args:
@@ -27,7 +27,7 @@ class RankRounds(RankPart):
         voided: called with each round whose mean cannot be used: no rank makes a step with it.
     """
 
-    _rounds: HostRounds | AcrossRounds
+    _rounds: OneHostRounds | MultiHostRounds
     _means: ModelMeans | None
     """Both are made when this rank attaches."""
 
@@ -93,12 +93,12 @@ class RankRounds(RankPart):
         del self._rounds, self._means
 
 
-class RankTogether(RankRounds):
+class OneHostMember(RoundMember):
     """One rank's part where all ranks are on one host.
 
     Args:
         memory: what came with the welcome.
-        rank, policy, replica, hear, voided: as for `RankRounds`.
+        rank, policy, replica, hear, voided: as for `RoundMember`.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class RankTogether(RankRounds):
 
     def attach(self) -> None:
         """Be this rank, whoever was it before."""
-        self._rounds, self._means = HostRounds.attach(self._memory[0], self._rank, self._policy), None
+        self._rounds, self._means = OneHostRounds.attach(self._memory[0], self._rank, self._policy), None
         if (every := self._policy.model_sync_every) is not None:
-            means = HostRounds.attach(self._memory[1], self._rank)
+            means = OneHostRounds.attach(self._memory[1], self._rank)
             self._means = ModelMeans(means, self._rank, every, self._replica, self._hear)
 
     def close(self) -> None:

@@ -11,8 +11,9 @@ from offbeat.transport.base import Message
 from offbeat.types import Seconds, WorkerId
 
 
-class Side(Protocol):
-    """Carries out what the coordinator decides, and tells it what comes of that: `ServedHost` with servers, `RankHost` without."""
+class Backend(Protocol):
+    """Carries out what the coordinator decides, and tells it what comes of that: `ServerCoordinatorSide` with servers,
+    `RankCoordinatorSide` without."""
 
     @property
     def behind(self) -> bool:

@@ -1,6 +1,6 @@
 """Rehearsed faults, for demos, for tests, and for users who want to know beforehand: what ``--slow``, ``--late`` and ``--kill`` order.
 
-A slow worker lets the time pass before it pushes (`worker_link.WorkerLink.linger`), a late server before it sends
+A slow worker lets the time pass before it pushes (`worker_link.WorkerConnection.linger`), a late server before it sends
 (``runtime/parameter_server/per_shard.py``).
 """
 

@@ -7,18 +7,18 @@ from typing import Any
 
 from offbeat.core.effects import Effect, EpochEnded, Fence, Grant, Initialise, Interrupt, NoMore, StateChanged
 from offbeat.runtime.coordination.buffers import BufferBook
-from offbeat.runtime.coordination.peers import Roster
+from offbeat.runtime.coordination.peers import Peers
 from offbeat.types import WorkerId, WorkerState
 
 
-class Announcer:
+class Notifier:
     """Tells workers what the coordinator has decided about them. Folds and releases are orders to the shards, and not told here.
 
     Args:
         roster: where the workers can be reached.
     """
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: Peers) -> None:
         self._roster = roster
         self.buffers = BufferBook()
         self._average: bytes | None = None

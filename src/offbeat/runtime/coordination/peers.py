@@ -50,7 +50,7 @@ def refuse(connection: Connection, error: Exception) -> str:
     return reason
 
 
-class Roster:
+class Peers:
     """The workers' processes. A worker's newest process is its current one, also after its connection has closed."""
 
     def __init__(self) -> None:

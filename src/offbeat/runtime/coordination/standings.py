@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from offbeat.core.effects import StateChanged
-from offbeat.runtime.coordination.peers import Peer, Roster
+from offbeat.runtime.coordination.peers import Peer, Peers
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.transport.base import Connection
 from offbeat.types import Seconds, WorkerId, WorkerState
@@ -24,7 +24,7 @@ class Standings:
         supervisor: the connection; None: another coordinator of the job tells, that of the first optimizer.
     """
 
-    def __init__(self, settings: JobSettings, roster: Roster, supervisor: Connection | None) -> None:
+    def __init__(self, settings: JobSettings, roster: Peers, supervisor: Connection | None) -> None:
         self._settings, self._roster, self._supervisor = settings, roster, supervisor
         self._waiting: dict[Connection, tuple[int, Seconds]] = {}
         """Of processes that have said hello and do not take part yet: how many bytes came from them, and when the last."""

@@ -15,7 +15,7 @@ import torch
 
 from offbeat.core.gossip.push_sum import Gossip, GossipRule, Loss, Message, Mixture
 from offbeat.core.rank_log import Entry, Fenced, Kind
-from offbeat.runtime.gossip.memory import MailboxMemory, Plan
+from offbeat.runtime.gossip.memory import GossipMemory, Plan
 from offbeat.runtime.gossip.waiting import GossipRank, Wait
 from offbeat.transport.base import SharedMemory
 from offbeat.transport.shm import MemoryBlock
@@ -34,15 +34,15 @@ class Exchanged(NamedTuple):
     waited_s: Seconds
 
 
-class HostGossip(GossipRank):
+class OneHostGossip(GossipRank):
     """One process's hold on the gossip of its host. Made by `create` and `attach`.
 
     A rank's step: compute a gradient with ``model``, let an optimizer say by how much it would move, and `step` with that. Afterwards
     ``model`` is another one.
 
     >>> from offbeat.policies import rule
-    >>> host = HostGossip.create(rule("adpsgd"), ranks=2, numel=2)
-    >>> ranks = [HostGossip.attach(host.block, rank) for rank in range(2)]
+    >>> host = OneHostGossip.create(rule("adpsgd"), ranks=2, numel=2)
+    >>> ranks = [OneHostGossip.attach(host.block, rank) for rank in range(2)]
     >>> for number, rank in enumerate(ranks):
     ...     host.enter(number)
     ...     rank.begin(torch.tensor([1.0, 2.0]) * number)
@@ -60,7 +60,7 @@ class HostGossip(GossipRank):
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         followed: bool = False,
-    ) -> HostGossip:
+    ) -> OneHostGossip:
         """Make the memory of a job; ``block`` is what its ranks need.
 
         Args:
@@ -76,16 +76,16 @@ class HostGossip(GossipRank):
         """
         plan = Plan.of(rule, ranks, numel, dtype, seed, followed=followed)
         block = MemoryBlock.allocate(plan.nbytes, "gossip")
-        return cls(block, MailboxMemory(block, rule, plan), None)
+        return cls(block, GossipMemory(block, rule, plan), None)
 
     @classmethod
-    def attach(cls, block: SharedMemory, rank: WorkerId | None = None) -> HostGossip:
+    def attach(cls, block: SharedMemory, rank: WorkerId | None = None) -> OneHostGossip:
         """Use a job's memory, as one of its ranks, or only to look and to report the dead.
 
         Raises:
             ProtocolError: the block is something else.
         """
-        return cls(block, MailboxMemory(block), rank)
+        return cls(block, GossipMemory(block), rank)
 
     # Who is there.
 

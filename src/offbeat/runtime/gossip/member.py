@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from offbeat.runtime.gossip.exchange import HostGossip
-from offbeat.runtime.ranks.member import RankPart
+from offbeat.runtime.gossip.exchange import OneHostGossip
+from offbeat.runtime.ranks.member import RankMember
 from offbeat.runtime.ranks.replica import Replica
 from offbeat.transport.base import SharedMemory
 from offbeat.types import Version, WorkerId
 
 
-class RankGossip(RankPart):
+class GossipMember(RankMember):
     """One rank's part in the gossip.
 
     Args:
@@ -31,7 +31,7 @@ class RankGossip(RankPart):
 
     def attach(self) -> None:
         """Be this rank, whoever was it before."""
-        self._gossip = HostGossip.attach(self._memory[0], self._rank)
+        self._gossip = OneHostGossip.attach(self._memory[0], self._rank)
         self._started = False
         self._gossip.meanwhile = self._hear
 

@@ -118,7 +118,7 @@ class Plan:
         return self.ranks, self.numel, self.dtype_index, self.slots, self.messages, self.seed, self.followed
 
 
-class MailboxMemory:
+class GossipMemory:
     """One process's view of the block.
 
     Args:

@@ -15,7 +15,7 @@ import torch
 from offbeat.core.gossip.push_sum import Gossip
 from offbeat.core.rank_log import Fenced
 from offbeat.errors import JobError
-from offbeat.runtime.gossip.memory import MailboxMemory
+from offbeat.runtime.gossip.memory import GossipMemory
 from offbeat.transport.base import SharedMemory
 from offbeat.types import Seconds, WorkerId
 
@@ -37,7 +37,7 @@ class Wait(NamedTuple):
 class GossipRank:
     """One process's hold on the memory of its host's gossip: as a rank, or (``rank`` None) only to look and to report the dead."""
 
-    def __init__(self, block: SharedMemory, memory: MailboxMemory, rank: WorkerId | None) -> None:
+    def __init__(self, block: SharedMemory, memory: GossipMemory, rank: WorkerId | None) -> None:
         self.block, self.rank, self._memory = block, rank, memory
         self.rule = memory.rule
         own = memory.plan.numel if rank is not None else 0

@@ -15,7 +15,7 @@ from offbeat.types import WorkerId
 
 
 @dataclass(frozen=True)
-class Terms:
+class JobSpec:
     """The terms that one worker comes with. Those of the first to come are the job's."""
 
     layout: Layout
@@ -23,7 +23,7 @@ class Terms:
     policy: Policy
 
     @classmethod
-    def of(cls, header: Mapping[str, Any], override: str | None) -> Terms:
+    def of(cls, header: Mapping[str, Any], override: str | None) -> JobSpec:
         """Read a worker's hello; ``override`` is the rule of the command line, which goes before the script's.
 
         Raises:
@@ -37,7 +37,7 @@ class Terms:
             )
         return cls(Layout.from_wire(header["layout"]), OptimizerSpec.from_wire(header["optimizer"]), policy)
 
-    def check(self, worker: WorkerId, other: Terms) -> None:
+    def check(self, worker: WorkerId, other: JobSpec) -> None:
         """Compare the terms that another worker comes with.
 
         Raises:

@@ -14,20 +14,20 @@ from offbeat.core.events import Event, Initialised, Joined, Left, Lost, PullWant
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.errors import ProtocolError
 from offbeat.runtime.coordination.arrivals import Arrivals, Schedules, pushed
-from offbeat.runtime.coordination.notifier import Announcer
-from offbeat.runtime.coordination.peers import Roster
-from offbeat.runtime.job.job_spec import Terms
+from offbeat.runtime.coordination.notifier import Notifier
+from offbeat.runtime.coordination.peers import Peers
+from offbeat.runtime.job.job_spec import JobSpec
 from offbeat.runtime.job.settings import JobSettings
-from offbeat.runtime.parameter_server.dispatch import Performer
+from offbeat.runtime.parameter_server.dispatch import Dispatcher
 from offbeat.runtime.parameter_server.per_shard import shard_of
-from offbeat.runtime.parameter_server.per_shard_dispatch import ShardPerformer
+from offbeat.runtime.parameter_server.per_shard_dispatch import PerShardDispatcher
 from offbeat.tensors.optimizers import check_changed
 from offbeat.tensors.shard import SquaredNorms
 from offbeat.transport.base import Connection, Message, SharedMemory
 from offbeat.types import Seconds, WorkerId
 
 
-class ServedHost:
+class ServerCoordinatorSide:
     """The shards of one job, and what goes to them and comes from them. Server 0's own begins with this, and the others are set up.
 
     Args:
@@ -35,7 +35,7 @@ class ServedHost:
         settings: the job as the launcher knows it.
         coordinator: asked who is alive, and told what has arrived.
         shards: connections to the other servers, by number.
-        roster, announcer: as in `Performer`.
+        roster, announcer: as in `Dispatcher`.
         allocate: makes a block that every process of this host can map.
         feed: journals an event, hands it to the coordinator, and has the effects performed.
         perform: journals effects and has them performed.
@@ -51,12 +51,12 @@ class ServedHost:
 
     def __init__(
         self,
-        terms: Terms,
+        terms: JobSpec,
         settings: JobSettings,
         coordinator: Coordinator,
         shards: Mapping[int, Connection],
-        roster: Roster,
-        announcer: Announcer,
+        roster: Peers,
+        announcer: Notifier,
         allocate: Callable[[int, str], SharedMemory],
         feed: Callable[[Event, Seconds], None],
         perform: Callable[[list[Effect], Seconds], None],
@@ -80,7 +80,7 @@ class ServedHost:
         self._postponed: dict[WorkerId, PullWanted] = {}
         """Workers that want the newest parameters, and have loaded others that some shard does not have yet."""
         self._schedules = Schedules()
-        performer = Performer if policy.scope == "job" else ShardPerformer
+        performer = Dispatcher if policy.scope == "job" else PerShardDispatcher
         self._performer = performer(policy, coordinator, self.shard, shards, roster, announcer, self._schedules)
 
     def lacks(self, worker: WorkerId) -> bool:
@@ -195,7 +195,7 @@ class ServedHost:
     def _arrived(self, header: Mapping[str, Any], shard: int, now: Seconds) -> None:
         """One shard has a worker's gradient: an event of its own, in rules of shard scope."""
         event = pushed(header["worker"], header["push"], shard)
-        assert isinstance(self._performer, ShardPerformer)
+        assert isinstance(self._performer, PerShardDispatcher)
         self._performer.arriving(event, header["number"])
         self._schedules.note(event.worker, header)
         self._feed(event, now)

@@ -10,16 +10,16 @@ from offbeat.core.events import Folded
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.policy import Policy
 from offbeat.runtime.coordination.arrivals import Schedules
-from offbeat.runtime.coordination.notifier import Announcer
-from offbeat.runtime.coordination.peers import Roster
+from offbeat.runtime.coordination.notifier import Notifier
+from offbeat.runtime.coordination.peers import Peers
 from offbeat.runtime.parameter_server.commands import Measurements, Order, fold_order, gather_order, release_order
-from offbeat.runtime.parameter_server.shard import ShardHost
+from offbeat.runtime.parameter_server.shard import LiveShard
 from offbeat.tensors.shard import SquaredNorms
 from offbeat.transport.base import Connection
 from offbeat.types import Version, WorkerId, WorkerState
 
 
-class Performer:
+class Dispatcher:
     """The hands of one job's coordinator.
 
     Args:
@@ -36,10 +36,10 @@ class Performer:
         self,
         policy: Policy,
         coordinator: Coordinator,
-        host: ShardHost,
+        host: LiveShard,
         shards: Mapping[int, Connection],
-        roster: Roster,
-        announcer: Announcer,
+        roster: Peers,
+        announcer: Notifier,
         schedules: Schedules,
     ) -> None:
         self._policy, self._coordinator, self._host, self._shards = policy, coordinator, host, shards

@@ -18,7 +18,7 @@ from offbeat.policies import rule
 from offbeat.runtime.coordination.buffers import ModelBuffers
 from offbeat.runtime.job.loading import checksum
 from offbeat.runtime.parameter_server.per_shard_pulls import BlockPulls
-from offbeat.runtime.worker.connection import WorkerLink
+from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec, hyperparameters
@@ -39,7 +39,7 @@ class Exchange:
 
     def __init__(
         self,
-        link: WorkerLink,
+        link: WorkerConnection,
         name: str,
         layout: Layout,
         spec: OptimizerSpec,

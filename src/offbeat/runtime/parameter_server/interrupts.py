@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from offbeat.runtime.worker.connection import WorkerLink
+from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.transport.base import Message
 from offbeat.types import Version
 
@@ -30,7 +30,7 @@ class Interrupts:
         model: between whose modules to look.
     """
 
-    def __init__(self, link: WorkerLink, model: torch.nn.Module) -> None:
+    def __init__(self, link: WorkerConnection, model: torch.nn.Module) -> None:
         self._link, self._model = link, model
         self._version: Version = 0
         self._newer: Version = 0

@@ -16,7 +16,7 @@ from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.runtime.coordination.arrivals import OPEN_MAX
 from offbeat.runtime.job.settings import ANY, JobSettings, Late
-from offbeat.runtime.parameter_server.shard import Measured, ShardHost
+from offbeat.runtime.parameter_server.shard import LiveShard, Measured
 from offbeat.tensors.layout import Layout, Span
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.tensors.shard import SquaredNorms
@@ -36,7 +36,7 @@ def shard_of(
     settings: JobSettings,
     now: Callable[[], Seconds],
     memory: SharedMemory | None,
-) -> ShardHost:
+) -> LiveShard:
     """The shard of one server, of the kind that the rule wants.
 
     Raises:
@@ -48,7 +48,7 @@ def shard_of(
             raise ConfigurationError(
                 f"--late delays the blocks that shards publish, and under {policy.spelling} they publish none: use psp"
             )
-        return ShardHost(number, layout, span, spec, policy, memory=memory)
+        return LiveShard(number, layout, span, spec, policy, memory=memory)
     if span.nbytes > MEMBER.payload_nbytes:
         raise ConfigurationError(
             f"under {policy.spelling} a shard's {span.nbytes} bytes travel in one message of at most {MEMBER.payload_nbytes}: "
@@ -67,7 +67,7 @@ class _Flow:
     """A newer block has been left out."""
 
 
-class BlockShard(ShardHost):
+class BlockShard(LiveShard):
     """A shard that folds and publishes by itself, as far as the coordinator orders it to.
 
     Args:

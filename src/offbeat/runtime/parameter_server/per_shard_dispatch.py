@@ -13,7 +13,7 @@ from offbeat.core.effects import Effect, Fold, Publish, Release, Settle, StateCh
 from offbeat.core.events import Pushed
 from offbeat.errors import ProtocolError
 from offbeat.runtime.parameter_server.commands import Order
-from offbeat.runtime.parameter_server.dispatch import Performer
+from offbeat.runtime.parameter_server.dispatch import Dispatcher
 from offbeat.types import Clock, Fate, Incarnation, WorkerId, WorkerState
 
 Gradient: TypeAlias = tuple[WorkerId, Incarnation, Clock]
@@ -26,8 +26,8 @@ class _Push:
     """At how many it has no fate yet."""
 
 
-class ShardPerformer(Performer):
-    """The hands of a coordinator whose shards fold one by one. For the arguments see `Performer`."""
+class PerShardDispatcher(Dispatcher):
+    """The hands of a coordinator whose shards fold one by one. For the arguments see `Dispatcher`."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)

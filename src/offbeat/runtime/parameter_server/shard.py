@@ -39,7 +39,7 @@ class Measured(NamedTuple):
     norms: SquaredNorms
 
 
-class ShardHost:
+class LiveShard:
     """A shard with its workers' slots.
 
     Args:

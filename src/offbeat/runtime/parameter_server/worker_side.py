@@ -21,7 +21,7 @@ from offbeat.runtime.job.loading import too_late
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.parameter_server.exchange import Exchange
 from offbeat.runtime.parameter_server.interrupts import Interrupts
-from offbeat.runtime.worker.connection import WorkerLink
+from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.runtime.worker.job_session import JobSession
 from offbeat.runtime.worker.library_calls import library_call
 from offbeat.runtime.worker.local_work import LocalWork
@@ -58,7 +58,7 @@ class WorkerSession(JobSession):
         siblings: list[JobSession] | None = None,
         hub: Hub | None = None,
     ) -> None:
-        link = WorkerLink(
+        link = WorkerConnection(
             hub if hub is not None else SocketHub(settings.token),
             settings.worker,
             settings.servers,

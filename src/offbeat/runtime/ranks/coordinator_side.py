@@ -19,10 +19,10 @@ from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.rank_log import Entry, Kind
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.runtime.coordination.arrivals import OPEN_MAX, pushed
-from offbeat.runtime.coordination.notifier import Announcer
-from offbeat.runtime.coordination.peers import Roster
-from offbeat.runtime.ranks.group import Table
-from offbeat.runtime.ranks.state_transfer import Newcomers
+from offbeat.runtime.coordination.notifier import Notifier
+from offbeat.runtime.coordination.peers import Peers
+from offbeat.runtime.ranks.group import Group
+from offbeat.runtime.ranks.state_transfer import Joiners
 from offbeat.transport.base import Connection, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, Version, WorkerId, WorkerState
 
@@ -33,13 +33,13 @@ VOID_MAX = 1024
 """Rounds that may be said to be void before their end is known here."""
 
 
-class RankHost:
+class RankCoordinatorSide:
     """Follows one job, and carries out what its coordinator decides.
 
     Args:
         table: the job's.
         coordinator: asked who is alive, and told of rounds.
-        roster, announcer: as in `runtime.parameter_server.dispatch.Performer`.
+        roster, announcer: as in `runtime.parameter_server.dispatch.Dispatcher`.
         feed: journals an event, hands it to the coordinator, and has the effects performed; at a time that this host tells.
         perform: journals effects and has them performed.
         now: the job's clock.
@@ -47,10 +47,10 @@ class RankHost:
 
     def __init__(
         self,
-        table: Table,
+        table: Group,
         coordinator: Coordinator,
-        roster: Roster,
-        announcer: Announcer,
+        roster: Peers,
+        announcer: Notifier,
         feed: Callable[[Event, Seconds], None],
         perform: Callable[[list[Effect], Seconds], None],
         now: Callable[[], Seconds],
@@ -79,7 +79,7 @@ class RankHost:
         """Taken out of the table, with what there is to say of it once that is read in the log."""
         self._chief: WorkerId | None = None
         """Who evaluates and saves, as all ranks have been told; None: nobody has been told yet."""
-        self.newcomers = Newcomers(table, coordinator, roster, self._computed_s)
+        self.newcomers = Joiners(table, coordinator, roster, self._computed_s)
 
     @property
     def memory(self) -> tuple[SharedMemory, ...]:

@@ -11,7 +11,7 @@ from offbeat.transport.base import SharedMemory
 from offbeat.types import Incarnation, Version, WorkerId
 
 
-class Table(Protocol):
+class Group(Protocol):
     """What the ranks of a job have in common."""
 
     @property

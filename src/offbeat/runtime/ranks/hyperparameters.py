@@ -28,7 +28,7 @@ _ROOM = 2.0**20
 """How far above the least normal number they must be when they come, to have kept all their digits on the way."""
 
 
-class Riders:
+class PiggybackedHyperparameters:
     """The settings of all ranks, as far as the results so far have told.
 
     Args:

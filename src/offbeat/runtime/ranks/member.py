@@ -19,7 +19,7 @@ LOOK_S: Seconds = 0.05
 """How often a rank that waits for others hears what the coordinator has to say."""
 
 
-class RankPart(ABC):
+class RankMember(ABC):
     """One rank's part in a job. Every method raises `collective.Fenced` if it does not take part any more.
 
     Args:

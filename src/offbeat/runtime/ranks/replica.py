@@ -14,7 +14,7 @@ import torch
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.job.loading import checksum
 from offbeat.runtime.job.packing import Packer, unpack
-from offbeat.runtime.ranks.hyperparameters import SCHEDULED, Riders
+from offbeat.runtime.ranks.hyperparameters import SCHEDULED, PiggybackedHyperparameters
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import DTYPES, Layout, elements, view
 from offbeat.tensors.optimizers import supported
@@ -36,7 +36,7 @@ class Replica:
         kinds = {DTYPES[spec.dtype] for spec in layout.tensors}
         self.dtype = torch.float64 if torch.float64 in kinds else torch.float32
         self._in_place = kinds == {self.dtype}
-        self.riders = Riders(optimizer, rank, ranks)
+        self.riders = PiggybackedHyperparameters(optimizer, rank, ranks)
         self._body = layout.nbytes // self.dtype.itemsize if self._in_place else sum(spec.numel for spec in layout.tensors)
         self.numel = self._body + self.riders.numel
         """Elements of what is sent for each gradient, in `dtype`."""

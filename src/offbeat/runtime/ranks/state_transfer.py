@@ -15,8 +15,8 @@ from typing import Any
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.rank_log import TooOld
 from offbeat.errors import JobError, ProtocolError
-from offbeat.runtime.coordination.peers import Roster
-from offbeat.runtime.ranks.group import Table
+from offbeat.runtime.coordination.peers import Peers
+from offbeat.runtime.ranks.group import Group
 from offbeat.transport.base import Message
 from offbeat.types import Seconds, WorkerId, WorkerState
 
@@ -39,7 +39,7 @@ class _Newcomer:
     """What is said to it when it may go on; still to be sent."""
 
 
-class Newcomers:
+class Joiners:
     """The ranks that are about to take part.
 
     Args:
@@ -51,9 +51,9 @@ class Newcomers:
 
     def __init__(
         self,
-        table: Table,
+        table: Group,
         coordinator: Coordinator,
-        roster: Roster,
+        roster: Peers,
         computed_s: Mapping[WorkerId, Seconds],
     ) -> None:
         self._table = table

@@ -24,9 +24,9 @@ from offbeat.runtime.coordination.buffers import ModelBuffers
 from offbeat.runtime.coordination.fault_injection import lateness
 from offbeat.runtime.job.loading import too_late
 from offbeat.runtime.job.settings import WorkerSettings
-from offbeat.runtime.ranks.member import RankPart
+from offbeat.runtime.ranks.member import RankMember
 from offbeat.runtime.ranks.replica import Replica
-from offbeat.runtime.worker.connection import WorkerLink
+from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.runtime.worker.job_session import LOOK_S, PARTS_S, JobSession
 from offbeat.runtime.worker.library_calls import library_call
 from offbeat.runtime.worker.local_work import LocalWork
@@ -37,7 +37,9 @@ from offbeat.transport.base import Hub, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.types import Epoch, LeaseId, Version, WorkerId
 
-PartOf: TypeAlias = Callable[[Policy, Message, WorkerId, Replica, Callable[[], None], Callable[[Version], None], WorkerLink], RankPart]
+PartOf: TypeAlias = Callable[
+    [Policy, Message, WorkerId, Replica, Callable[[], None], Callable[[Version], None], WorkerConnection], RankMember
+]
 """See `rank_parts.part_of`."""
 
 
@@ -67,7 +69,7 @@ class RankSession(JobSession):
         hub: Hub | None = None,
         part_of: PartOf,
     ) -> None:
-        link = WorkerLink(
+        link = WorkerConnection(
             hub if hub is not None else SocketHub(settings.token),
             settings.worker,
             settings.servers[:1],
@@ -90,7 +92,7 @@ class RankSession(JobSession):
         self._buffers = ModelBuffers(model)
         self._numbers = itertools.count(time.time_ns())
         self._part_of = part_of
-        self._part: RankPart | None = None
+        self._part: RankMember | None = None
         self._given: tuple[Any, memoryview, Version] | None = None
         """Another rank's replica, and its version, to begin with."""
         self._enters = True
@@ -110,7 +112,7 @@ class RankSession(JobSession):
         """Leases that are somebody else's by now."""
 
     @property
-    def _mine(self) -> RankPart:
+    def _mine(self) -> RankMember:
         """Of the job, from the welcome to the end."""
         assert self._part is not None, "this rank is not in a job"
         return self._part

@@ -29,7 +29,7 @@ BY_NOTICE = 128 + signal.SIGTERM
 """The exit status of a worker that was told to leave: what a shell says of a process that SIGTERM has ended."""
 
 
-class WorkerLink:
+class WorkerConnection:
     """One worker's connections to all servers of its job.
 
     Args:

@@ -20,7 +20,7 @@ from offbeat.runtime.job.first_steps import FirstSteps
 from offbeat.runtime.job.packing import Packer, unpack
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.worker import process_end
-from offbeat.runtime.worker.connection import WorkerLink
+from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.runtime.worker.library_calls import library_call
 from offbeat.runtime.worker.local_work import LocalWork
 from offbeat.runtime.worker.samples import WorkerSamples
@@ -53,7 +53,7 @@ class JobSession(Session):
     def __init__(
         self,
         settings: WorkerSettings,
-        link: WorkerLink,
+        link: WorkerConnection,
         *,
         stop_on_nonfinite: bool,
         local_only: str | None,

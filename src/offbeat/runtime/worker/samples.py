@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from offbeat.runtime.worker.connection import WorkerLink
+from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.session import Grant
 from offbeat.types import Epoch
 
@@ -24,7 +24,7 @@ class WorkerSamples:
     """
 
     def __init__(
-        self, link: WorkerLink, *, admitted: Callable[[], None], drop: Callable[[int], None], reports: list[dict[str, Any]]
+        self, link: WorkerConnection, *, admitted: Callable[[], None], drop: Callable[[int], None], reports: list[dict[str, Any]]
     ) -> None:
         self._link, self._admitted, self._drop, self._reports = link, admitted, drop, reports
         self._asked: tuple[str, dict[str, Any]] | None = None

@@ -13,7 +13,7 @@ from offbeat.core.effects import Fold, Settle
 from offbeat.core.events import Folded
 from offbeat.core.policy import Policy
 from offbeat.sim.training.model import Model, Snapshots
-from offbeat.sim.training.workload import Content, Exchanged, Handed
+from offbeat.sim.training.workload import Exchanged, Handed, Workload
 from offbeat.types import Clock, Incarnation, Version, WorkerId
 
 Key: TypeAlias = tuple[WorkerId, Incarnation, Clock]
@@ -21,7 +21,7 @@ Schedule: TypeAlias = Callable[[Version, float], float]
 """The factor of the learning rates, given the version that is being made and how often the data set has been gone through."""
 
 
-class Engine(Content):
+class Engine(Workload):
     """Contributions of rules of job scope.
 
     Args:

@@ -24,14 +24,14 @@ from offbeat.sim.training.local_steps import LocalSteps
 from offbeat.sim.training.model import Loss, Model
 from offbeat.sim.training.replicas import DriftingReplicas, Replicas
 from offbeat.sim.training.shard_gradients import ShardGradients
-from offbeat.sim.training.workload import Content, Exchanged, Handed
+from offbeat.sim.training.workload import Exchanged, Handed, Workload
 from offbeat.tensors.layout import Span, view
 from offbeat.tensors.optimizers import spec_of
 from offbeat.tensors.shard import Shard
 from offbeat.types import Seconds, Version, WorkerId
 
 
-class Training(Content):
+class Training(Workload):
     """A model, its data and its optimizer, for one simulated run.
 
     Folds and steps are those of a live job's shards, with the class of the given optimizer. A contribution's gradient is computed when it

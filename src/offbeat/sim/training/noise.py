@@ -17,7 +17,7 @@ from offbeat.core.events import Folded
 from offbeat.core.policy import Policy, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.sim.latency.registry import derived
-from offbeat.sim.training.workload import Content
+from offbeat.sim.training.workload import Workload
 from offbeat.spec import build
 
 
@@ -55,7 +55,7 @@ class Noise:
 GRADIENTS: Final = {"noise": Noise}
 
 
-class NoisyContent(Content):
+class NoisyWorkload(Workload):
     """Contributions of which only the norms exist.
 
     Args:
@@ -82,15 +82,15 @@ class NoisyContent(Content):
         return Folded(effect.version, squares, float(total @ total), law.lr * effect.scale, difference)
 
 
-def content(spec: str | Noise | None) -> Content:
+def content(spec: str | Noise | None) -> Workload:
     """Contributions of which a law tells the norms; None: nothing is told.
 
     >>> type(content("noise(variance=4.0)")).__name__, type(content(None)).__name__
-    ('NoisyContent', 'Content')
+    ('NoisyWorkload', 'Content')
 
     Raises:
         ConfigurationError: there is no such law, or it refuses its settings.
     """
     if spec is None:
-        return Content()
-    return NoisyContent(build(spec, GRADIENTS, "law of gradients") if isinstance(spec, str) else spec)
+        return Workload()
+    return NoisyWorkload(build(spec, GRADIENTS, "law of gradients") if isinstance(spec, str) else spec)

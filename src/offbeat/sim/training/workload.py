@@ -1,6 +1,6 @@
 """What is inside the contributions of a simulated job: the interface between the world, which only knows times, and gradients.
 
-`Content` itself is the time-only mode: contributions are empty. `noise.py` gives their norms by a law, `gradients.py` has real ones.
+`Workload` itself is the time-only mode: contributions are empty. `noise.py` gives their norms by a law, `gradients.py` has real ones.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Handed(NamedTuple):
     steps: tuple[Step, ...]
 
 
-class Content:
+class Workload:
     """Contributions without content."""
 
     empty: bool = True

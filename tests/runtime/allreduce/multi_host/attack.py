@@ -20,7 +20,7 @@ from tests import malformed
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.policies import rule
 from offbeat.runtime.allreduce.multi_host.connections import SEAT
-from offbeat.runtime.allreduce.multi_host.rounds import AcrossRounds
+from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.transport.base import Closed, Connection
 from offbeat.transport.hub import SocketHub
 
@@ -50,7 +50,7 @@ def attack(spelled: str, messages: int, seed: int) -> Attacked:
     found, draw, hub = rule(spelled), random.Random(seed), SocketHub("secret", host="intruder")
     assert isinstance(found, RoundRule)
     honest = {
-        peer: AcrossRounds(found, 3, 100, rank=None if peer == SEAT else peer, seat=SEAT, hub=SocketHub("secret", host=f"host {peer}"))
+        peer: MultiHostRounds(found, 3, 100, rank=None if peer == SEAT else peer, seat=SEAT, hub=SocketHub("secret", host=f"host {peer}"))
         for peer in (SEAT, 0, 1)
     }
     addresses = {peer: rounds.listen() for peer, rounds in honest.items()}
@@ -98,7 +98,7 @@ def attack(spelled: str, messages: int, seed: int) -> Attacked:
     return Attacked(sent, closed, rounds, seconds, problems)
 
 
-def _train(rounds: AcrossRounds, over: threading.Event, problems: list[str]) -> None:
+def _train(rounds: MultiHostRounds, over: threading.Event, problems: list[str]) -> None:
     """Hand in a gradient, take the results, and so on."""
     try:
         while not over.is_set():
@@ -115,7 +115,7 @@ def _train(rounds: AcrossRounds, over: threading.Event, problems: list[str]) -> 
             problems.append(f"rank {rounds.rank}: {error!r}")
 
 
-def _goes_on(seat: AcrossRounds) -> bool:
+def _goes_on(seat: MultiHostRounds) -> bool:
     number, deadline = seat.number, time.monotonic() + TIMEOUT_S
     while seat.number < number + 3:
         if time.monotonic() > deadline:

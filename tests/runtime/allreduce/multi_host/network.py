@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from offbeat.core.allreduce.policy import RoundRule
-from offbeat.core.allreduce.sequencer import Decider
+from offbeat.core.allreduce.sequencer import Sequencer
 from offbeat.core.rank_log import Kind
 from offbeat.policies import rule
 from offbeat.runtime.allreduce.multi_host.connections import SEAT
@@ -71,7 +71,7 @@ class Network:
         self.hosts, self.numel, self.slots = list(hosts), numel, slots
         found = rule(spelled)
         assert isinstance(found, RoundRule)
-        self.decider = Decider(found, hosts, clock_ns=lambda: 0, seed=3, slots=slots)
+        self.decider = Sequencer(found, hosts, clock_ns=lambda: 0, seed=3, slots=slots)
         self.decider.begin(range(len(hosts)))
         self.queues: dict[tuple[WorkerId, WorkerId], deque[tuple[dict[str, Any], torch.Tensor | None]]] = {}
         self.memories: dict[str, HostMemory] = {}
@@ -209,7 +209,7 @@ class Network:
         return [*(number for number, rank in self.ranks.items() if rank.node.fenced is not None), *self.orphans()]
 
     def orphans(self) -> list[WorkerId]:
-        """Newcomers whose donor died before its word came: a coordinator would find them another."""
+        """Joiners whose donor died before its word came: a coordinator would find them another."""
         return [
             rank.number
             for rank in self.ranks.values()

@@ -11,7 +11,7 @@ import pytest
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.policies.eager import Full, Solo
 from offbeat.runtime.allreduce.multi_host.connections import SEAT
-from offbeat.runtime.allreduce.multi_host.rounds import AcrossRounds
+from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.transport.base import Address, Closed
 from offbeat.transport.hub import SocketHub
 
@@ -70,10 +70,10 @@ def test_rounds_wait_no_more_for_a_rank_that_one_other_has_cut_off(followed: boo
 
 def _begun(
     rule: RoundRule, hub: SocketHub, *, followed: bool, intruder: int | None = None
-) -> tuple[AcrossRounds, AcrossRounds, dict[int, Address]]:
+) -> tuple[MultiHostRounds, MultiHostRounds, dict[int, Address]]:
     """A seat and rank 0 of two, and where each listens."""
-    seat = AcrossRounds(rule, 2, 10, rank=None, seat=SEAT, hub=SocketHub("secret", host="seat"), followed=followed)
-    rank = AcrossRounds(rule, 2, 10, rank=0, seat=SEAT, hub=SocketHub("secret", host="other"))
+    seat = MultiHostRounds(rule, 2, 10, rank=None, seat=SEAT, hub=SocketHub("secret", host="seat"), followed=followed)
+    rank = MultiHostRounds(rule, 2, 10, rank=0, seat=SEAT, hub=SocketHub("secret", host="other"))
     addresses = {SEAT: seat.listen(), 0: rank.listen()}
     if intruder is not None:
         addresses[intruder] = hub.listen("127.0.0.1", 0)
@@ -84,7 +84,7 @@ def _begun(
     return seat, rank, addresses
 
 
-def _trains(rank: AcrossRounds) -> None:
+def _trains(rank: MultiHostRounds) -> None:
     """It goes on without the other."""
     for number in range(3):
         rank.send().fill_(float(number))

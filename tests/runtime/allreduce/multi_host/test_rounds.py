@@ -26,7 +26,7 @@ from offbeat.policies import rule
 from offbeat.runtime.allreduce.multi_host.connections import SEAT
 from offbeat.runtime.allreduce.multi_host.memory import HostMemory
 from offbeat.runtime.allreduce.multi_host.node import Node
-from offbeat.runtime.allreduce.multi_host.rounds import AcrossRounds
+from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.transport.base import Address
 from offbeat.transport.hub import SocketHub
 
@@ -239,7 +239,7 @@ def test_who_has_let_somebody_in_leaves_once_that_one_has_what_it_has() -> None:
 class Replica(threading.Thread):
     """A rank in a thread of its own, with everything else as in a process of its own: pushes whole numbers and adds results up."""
 
-    def __init__(self, rank: int, job: list[AcrossRounds], addresses: dict[int, Address], steps: int) -> None:
+    def __init__(self, rank: int, job: list[MultiHostRounds], addresses: dict[int, Address], steps: int) -> None:
         super().__init__(daemon=True)
         self.rank, self.rounds, self.addresses, self.steps = rank, job[rank], addresses, steps
         self.pushed = torch.zeros(self.rounds.numel)
@@ -298,22 +298,23 @@ class Replica(threading.Thread):
 
 def started(
     spelled: str, hosts: list[str], numel: int, steps: int, seat: int = 0
-) -> tuple[list[AcrossRounds], list[Replica], list[AcrossRounds]]:
+) -> tuple[list[MultiHostRounds], list[Replica], list[MultiHostRounds]]:
     found = rule(spelled)
     assert isinstance(found, RoundRule)
     job = [
-        AcrossRounds(found, len(hosts), numel, rank=rank, seat=seat, hub=SocketHub("secret", host=host)) for rank, host in enumerate(hosts)
+        MultiHostRounds(found, len(hosts), numel, rank=rank, seat=seat, hub=SocketHub("secret", host=host))
+        for rank, host in enumerate(hosts)
     ]
     addresses = {rank: rounds.listen() for rank, rounds in enumerate(job)}
     seats = []
     if seat == SEAT:
-        seats = [AcrossRounds(found, len(hosts), numel, rank=None, seat=SEAT, hub=SocketHub("secret", host="the coordinator's"))]
+        seats = [MultiHostRounds(found, len(hosts), numel, rank=None, seat=SEAT, hub=SocketHub("secret", host="the coordinator's"))]
         addresses[SEAT] = seats[0].listen()
     replicas = [Replica(rank, job, addresses, steps) for rank in range(len(hosts))]
     return job, replicas, seats
 
 
-def last_version(seat: AcrossRounds, ranks: Collection[int]) -> int:
+def last_version(seat: MultiHostRounds, ranks: Collection[int]) -> int:
     """How many rounds there are once the seat has heard that all of these have paused, so that what was pending is folded."""
 
     def paused() -> set[int]:
@@ -405,7 +406,7 @@ def test_a_mate_may_tell_of_a_result_before_it_has_handed_over_where_that_is() -
 def test_a_rank_that_dies_and_one_that_takes_its_place() -> None:
     # One of the two that are drawn is always there: under majority the second process could wait for rank 0, which does not go on.
     job, replicas, seats = started("first_of(m=2)", list("abcd"), 20_000, 16, SEAT)
-    newcomers: list[AcrossRounds] = []
+    newcomers: list[MultiHostRounds] = []
     try:
         threading.Thread(target=seats[0].connect, args=(replicas[0].addresses, DEADLINE_S)).start()
         replicas[2].go_on.clear()
@@ -416,7 +417,7 @@ def test_a_rank_that_dies_and_one_that_takes_its_place() -> None:
         replicas[2].rounds.close()
         # The others go on without it, and with another one that has what rank 0 has.
         assert replicas[0].at_step.wait(DEADLINE_S)
-        newcomer = AcrossRounds(job[0].rule, 4, 20_000, rank=2, seat=SEAT, hub=SocketHub("secret", host="another"))
+        newcomer = MultiHostRounds(job[0].rule, 4, 20_000, rank=2, seat=SEAT, hub=SocketHub("secret", host="another"))
         newcomers.append(newcomer)
         addresses = {**replicas[0].addresses, 2: newcomer.listen()}
         second = Replica(2, [job[0], job[1], newcomer, job[3]], addresses, 8)
@@ -532,12 +533,12 @@ def test_a_rank_that_is_declared_dead_is_told() -> None:
 
 CHILD = """
 import json, sys, torch
-from offbeat.runtime.allreduce.multi_host.rounds import SEAT, AcrossRounds
+from offbeat.runtime.allreduce.multi_host.rounds import SEAT, MultiHostRounds
 from offbeat.policies import rule
 from offbeat.transport.base import Address
 from offbeat.transport.hub import SocketHub
 rank, ranks, steps = map(int, sys.argv[1:4])
-rounds = AcrossRounds(rule("solo"), ranks, 5000, rank=rank, seat=SEAT, hub=SocketHub("secret", host=f"host {rank}"))
+rounds = MultiHostRounds(rule("solo"), ranks, 5000, rank=rank, seat=SEAT, hub=SocketHub("secret", host=f"host {rank}"))
 print(json.dumps(rounds.listen()), flush=True)
 addresses = {int(peer): Address(host, tuple(tcp), local) for peer, (host, tcp, local) in json.loads(sys.stdin.readline()).items()}
 rounds.connect(addresses)
@@ -565,7 +566,7 @@ def test_a_process_is_killed_and_the_others_go_on() -> None:
     ranks = 4
     found = rule("solo")
     assert isinstance(found, RoundRule)
-    seat = AcrossRounds(found, ranks, 5000, rank=None, seat=SEAT, hub=SocketHub("secret", host="the coordinator's"))
+    seat = MultiHostRounds(found, ranks, 5000, rank=None, seat=SEAT, hub=SocketHub("secret", host="the coordinator's"))
     children = []
     try:
         addresses: dict[int, object] = {SEAT: seat.listen()}

@@ -23,7 +23,7 @@ from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.allreduce.rounds import Round, Rounds
 from offbeat.core.rank_log import Entry, Kind, TooOld
 from offbeat.policies import rule
-from offbeat.runtime.allreduce.one_host.rounds import HostRounds
+from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.transport.futex import process_state
 from offbeat.transport.shm import MemoryBlock
 from offbeat.types import Version, WorkerId
@@ -53,14 +53,14 @@ def worth(rank: WorkerId, count: int) -> int:
     return 1000 * (rank + 1) + count
 
 
-def create(word: str, numel: int, **settings: Any) -> HostRounds:
+def create(word: str, numel: int, **settings: Any) -> OneHostRounds:
     """Rounds of `RANKS` ranks, whose log is kept."""
-    return HostRounds.create(eager(word), RANKS, numel, dtype=torch.float64, **settings)
+    return OneHostRounds.create(eager(word), RANKS, numel, dtype=torch.float64, **settings)
 
 
-def attach(where: str, rank: WorkerId) -> HostRounds:
+def attach(where: str, rank: WorkerId) -> OneHostRounds:
     """Take part as this rank, from the newest version on."""
-    rounds = HostRounds.attach(MemoryBlock.receive(os.open(where, os.O_RDWR)), rank)
+    rounds = OneHostRounds.attach(MemoryBlock.receive(os.open(where, os.O_RDWR)), rank)
     while True:
         try:
             rounds.enter(rank, rounds.done)
@@ -77,7 +77,7 @@ class Ranks:
         work: what each does: called with its rank, where the block is, its end of a pipe, and the other arguments.
     """
 
-    def __init__(self, host: HostRounds, work: Callable[..., None], *arguments: Any, ranks: Sequence[WorkerId] = range(RANKS)) -> None:
+    def __init__(self, host: OneHostRounds, work: Callable[..., None], *arguments: Any, ranks: Sequence[WorkerId] = range(RANKS)) -> None:
         assert isinstance(host.block, MemoryBlock)
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload(["torch", "pytest", "tests.runtime.allreduce.one_host.processes"])
@@ -146,7 +146,7 @@ def until(holds: Callable[[], Any], timeout_s: float = DEADLINE_S) -> None:
         pause.wait(0.002)
 
 
-def step(rounds: HostRounds, rank: WorkerId, count: int) -> list[tuple[Version, float, bool]]:
+def step(rounds: OneHostRounds, rank: WorkerId, count: int) -> list[tuple[Version, float, bool]]:
     """One gradient, and the results: each with its round, its first element, and whether the others fit that."""
     send = rounds.send()
     torch.mul(ramp(rounds.numel), worth(rank, count), out=send)
@@ -155,7 +155,7 @@ def step(rounds: HostRounds, rank: WorkerId, count: int) -> list[tuple[Version, 
     return seen(rounds)
 
 
-def seen(rounds: HostRounds) -> list[tuple[Version, float, bool]]:
+def seen(rounds: OneHostRounds) -> list[tuple[Version, float, bool]]:
     """The results that this rank has been given, which are read with that."""
     found = [(number, float(result[0]), whole(result)) for number, result in rounds.results()]
     rounds.read()
@@ -169,7 +169,7 @@ def whole(result: torch.Tensor) -> bool:
     return bool((tail == period).all())
 
 
-def replayed(entries: list[Entry], host: HostRounds, word: str, seed: int = 0) -> dict[Version, float]:
+def replayed(entries: list[Entry], host: OneHostRounds, word: str, seed: int = 0) -> dict[Version, float]:
     """What each result must begin with, by the log alone; and every event of it comes out as it did there."""
     rounds = Rounds(eager(word), RANKS, seed, slots=host.slots)
     arrived: dict[WorkerId, int] = defaultdict(int)

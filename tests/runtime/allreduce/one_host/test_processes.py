@@ -32,7 +32,7 @@ from tests.runtime.allreduce.one_host.processes import (
 
 from offbeat.core.allreduce.policy import ABSENT
 from offbeat.core.rank_log import Fenced, Kind
-from offbeat.runtime.allreduce.one_host.rounds import HostRounds
+from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.transport.futex import PATIENCE_S
 
 pytestmark = pytest.mark.faults
@@ -57,7 +57,7 @@ def train(rank: int, where: str, pipe: Connection, steps: int, first: int = 0) -
     finish(rounds, rank, pipe, results)
 
 
-def finish(rounds: HostRounds, rank: int, pipe: Connection, results: list[Any]) -> None:
+def finish(rounds: OneHostRounds, rank: int, pipe: Connection, results: list[Any]) -> None:
     """Nothing more to do but to keep up with the others, until that is so for all."""
     rounds.pause(rank)
     pipe.send("paused")
@@ -77,7 +77,7 @@ def finished(ranks: Ranks, who: list[int]) -> list[Any]:
     return [ranks.hear(rank) for rank in who]
 
 
-def arrivals(host: HostRounds, rank: int | None = None) -> int:
+def arrivals(host: OneHostRounds, rank: int | None = None) -> int:
     return sum(entry.kind is Kind.ARRIVE and rank in (None, entry.rank) for entry in host.follow(0))
 
 
@@ -139,7 +139,7 @@ def test_the_killed_are_not_waited_for_and_come_back(word: str) -> None:
     check(found, replayed(host.follow(0), host, word))
 
 
-def again(ranks: Ranks, host: HostRounds, rank: int) -> None:
+def again(ranks: Ranks, host: OneHostRounds, rank: int) -> None:
     """Let a rank come back, and count on where its predecessor has ended."""
     before = arrivals(host, rank)
     ranks._arguments = (0, before)

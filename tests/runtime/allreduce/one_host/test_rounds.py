@@ -18,13 +18,13 @@ from offbeat.core.rank_log import Entry, Fenced, Kind, TooOld
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.runtime.allreduce.one_host import shared_state
 from offbeat.runtime.allreduce.one_host.layout import Layout
-from offbeat.runtime.allreduce.one_host.rounds import HostRounds
+from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.transport.shm import MemoryBlock
 
 
-def entered(host: HostRounds) -> list[HostRounds]:
+def entered(host: OneHostRounds) -> list[OneHostRounds]:
     """All ranks, taking part from version 0 on."""
-    ranks = [HostRounds.attach(host.block, rank) for rank in range(host.ranks)]
+    ranks = [OneHostRounds.attach(host.block, rank) for rank in range(host.ranks)]
     for number, rank in enumerate(ranks):
         rank.enter(number, 0)
     return ranks
@@ -114,7 +114,7 @@ def test_the_absent_are_fenced_and_may_come_back() -> None:
 def test_a_rank_has_one_process() -> None:
     host = create("solo", SMALL)
     ranks = entered(host)
-    again = HostRounds.attach(host.block, 2)
+    again = OneHostRounds.attach(host.block, 2)
     with pytest.raises(Fenced, match="another process is rank 2 now"):
         ranks[2].arrive()
     assert again.allreduce(torch.ones(SMALL)).included
@@ -177,7 +177,7 @@ def test_what_is_pending_is_folded_when_all_have_paused() -> None:
 
 def test_who_comes_later_gets_the_results_from_its_version_on() -> None:
     host = create("solo", SMALL)
-    ranks = [HostRounds.attach(host.block, rank) for rank in range(RANKS)]
+    ranks = [OneHostRounds.attach(host.block, rank) for rank in range(RANKS)]
     ranks[0].enter(0, 0)
     for value in (1.0, 2.0, 3.0):
         ranks[0].allreduce(torch.full((SMALL,), value))
@@ -186,7 +186,7 @@ def test_who_comes_later_gets_the_results_from_its_version_on() -> None:
     assert values(ranks[1].catch_up()) == [(2, 3.0)]
     assert host.slots > 3
     host = create("solo", SMALL, slots=2)
-    ranks = [HostRounds.attach(host.block, rank) for rank in range(RANKS)]
+    ranks = [OneHostRounds.attach(host.block, rank) for rank in range(RANKS)]
     ranks[0].enter(0, 0)
     for value in (1.0, 2.0, 3.0):
         ranks[0].allreduce(torch.full((SMALL,), value))
@@ -250,15 +250,15 @@ def test_the_log_is_followed_and_waits_for_its_reader(monkeypatch: pytest.Monkey
 
 def test_blocks_are_checked() -> None:
     with pytest.raises(ProtocolError, match="a block of 64 bytes"):
-        HostRounds.attach(MemoryBlock.allocate(64, "small"))
+        OneHostRounds.attach(MemoryBlock.allocate(64, "small"))
     with pytest.raises(ProtocolError, match="begins with"):
-        HostRounds.attach(MemoryBlock.allocate(1 << 16, "zeros"))
+        OneHostRounds.attach(MemoryBlock.allocate(1 << 16, "zeros"))
     with pytest.raises(ConfigurationError, match=r"gradients of torch.float16"):
-        HostRounds.create(eager("solo"), 2, 4, dtype=torch.float16)
+        OneHostRounds.create(eager("solo"), 2, 4, dtype=torch.float16)
     with pytest.raises(ConfigurationError, match="are available"):
-        HostRounds.create(eager("solo"), 2, 1 << 50)
+        OneHostRounds.create(eager("solo"), 2, 1 << 50)
     host = create("first_of(m=2)", SMALL)
-    assert HostRounds.attach(host.block).rule == eager("first_of(m=2)")
+    assert OneHostRounds.attach(host.block).rule == eager("first_of(m=2)")
     layout, _ = Layout.read(host.block.view)
     at = list(layout.offsets().values())
     assert at == sorted(at) and all(offset % 64 == 0 for offset in at)
@@ -287,7 +287,7 @@ def test_memory_is_given_back() -> None:
     gc.collect()
     before = open_blocks()
     host = create("solo", SMALL)
-    rank = HostRounds.attach(MemoryBlock.receive(os.dup(host.block.descriptor)), 0)  # type: ignore[attr-defined]
+    rank = OneHostRounds.attach(MemoryBlock.receive(os.dup(host.block.descriptor)), 0)  # type: ignore[attr-defined]
     assert open_blocks() == before + 2
     rank.close()
     host.close()
@@ -309,7 +309,7 @@ RULES = ("solo", "solo(staleness=2)", "majority", "majority(staleness=3)", "firs
 )
 def test_whatever_happens_the_log_explains_it(word: str, seed: int, slots: int, numel: int, moves: list[tuple[int, str]]) -> None:
     host = create(word, numel, seed=seed, slots=slots)
-    ranks = [HostRounds.attach(host.block, rank) for rank in range(RANKS)]
+    ranks = [OneHostRounds.attach(host.block, rank) for rank in range(RANKS)]
     counts, waiting = [0] * RANKS, [False] * RANKS
     got: list[list[list[tuple[int, float, bool]]]] = [[] for _ in range(RANKS)]
     vector = ramp(numel)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.core.rank_log import Kind
-from offbeat.runtime.allreduce.torch_distributed.coordinator_side import PlainTable
+from offbeat.runtime.allreduce.torch_distributed.coordinator_side import TorchGroup
 
 
 class Seen:
@@ -17,7 +17,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.absent: list[tuple[int, ...]] = []
-        self.table = PlainTable("127.0.0.1", lambda ranks: self.absent.append(tuple(sorted(ranks))))
+        self.table = TorchGroup("127.0.0.1", lambda ranks: self.absent.append(tuple(sorted(ranks))))
         for rank in range(3):
             self.table.enter(rank, 0)
 

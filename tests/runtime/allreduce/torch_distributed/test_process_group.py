@@ -7,14 +7,14 @@ import torch
 from tests.together import together
 
 from offbeat.errors import JobError
-from offbeat.runtime.allreduce.torch_distributed.process_group import MeetingPoint, PlainAllreduce
+from offbeat.runtime.allreduce.torch_distributed.process_group import MeetingPoint, TorchAllreduce
 
 
 def test_everybody_gets_the_mean() -> None:
     means: dict[int, list[torch.Tensor]] = {rank: [] for rank in range(3)}
 
     def work(rank: int) -> None:
-        group = PlainAllreduce(rank, 3, point.address, timeout_s=30.0)
+        group = TorchAllreduce(rank, 3, point.address, timeout_s=30.0)
         for step in range(4):
             gradient = torch.full((2, 5), float(rank + step))
             group.mean(gradient)
@@ -31,12 +31,12 @@ def test_everybody_gets_the_mean() -> None:
 
 def test_who_meets_alone_is_told_so() -> None:
     with MeetingPoint() as point, pytest.raises(JobError, match="rank 0 did not meet the 1 others"):
-        PlainAllreduce(0, 2, point.address, timeout_s=0.5)
+        TorchAllreduce(0, 2, point.address, timeout_s=0.5)
 
 
 def test_a_rank_that_goes_ends_it_with_a_sentence() -> None:
     def work(rank: int) -> None:
-        group = PlainAllreduce(rank, 2, point.address, timeout_s=5.0)
+        group = TorchAllreduce(rank, 2, point.address, timeout_s=5.0)
         group.mean(torch.zeros(3))
         if rank == 0:
             group.mean(torch.zeros(3))

@@ -6,14 +6,14 @@ import sys
 
 import torch
 
-from offbeat.runtime.gossip.exchange import HostGossip
+from offbeat.runtime.gossip.exchange import OneHostGossip
 from offbeat.transport.shm import MemoryBlock
 
 
 def main() -> None:
     torch.set_num_threads(1)
     descriptor, rank = map(int, sys.argv[1:])
-    gossip = HostGossip.attach(MemoryBlock.receive(descriptor), rank)
+    gossip = OneHostGossip.attach(MemoryBlock.receive(descriptor), rank)
     gossip.begin(torch.zeros(5))
     while True:
         gossip.step(-0.1 * (gossip.model - rank))

@@ -30,7 +30,7 @@ Cut: TypeAlias = Callable[[WorkerId, str], None]
 """Called with a peer that has broken the protocol, and how: its connection has been ended here."""
 
 
-class Mesh:
+class PeerConnections:
     """One process's connections.
 
     Args:

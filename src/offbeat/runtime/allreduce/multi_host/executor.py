@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from offbeat.core.allreduce.algorithms import partial_allreduce
-from offbeat.core.allreduce.commands import Go
+from offbeat.core.allreduce.commands import Start
 from offbeat.core.allreduce.schedule import Kind, Passage
 from offbeat.errors import ProtocolError
 from offbeat.tensors.layout import Memory
@@ -30,7 +30,7 @@ Send: TypeAlias = Callable[[WorkerId, dict[str, Any], torch.Tensor | None], None
 class _Execution:
     """A round under way."""
 
-    def __init__(self, go: Go, index: int, out: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    def __init__(self, go: Start, index: int, out: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
         program = partial_allreduce(len(go.leaders), out.numel(), out.itemsize)[index]
         self.go = go
         self.passage = Passage(program)
@@ -53,7 +53,7 @@ class Executor:
         rank: WorkerId,
         send: Send,
         out: Callable[[Version], torch.Tensor],
-        parts: Callable[[Go], Sequence[torch.Tensor]],
+        parts: Callable[[Start], Sequence[torch.Tensor]],
         finished: Callable[[Version, Version], None],
     ) -> None:
         self._rank, self._send, self._out, self._parts, self._finished = rank, send, out, parts, finished
@@ -70,7 +70,7 @@ class Executor:
         """All rounds before this one are done here, or are none of ours."""
         return self._upto
 
-    def go(self, go: Go, sender: WorkerId | None = None, tag: int = 0) -> None:
+    def go(self, go: Start, sender: WorkerId | None = None, tag: int = 0) -> None:
         """A round is on: the decider says so (``sender`` None), or another leader."""
         if go.view != self.view or self.has(go.number):
             return

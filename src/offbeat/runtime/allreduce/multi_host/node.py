@@ -1,6 +1,6 @@
 """One process of a job across hosts: what it does with what it hears. No thread and no socket: it is told, and sends through a function.
 
-A node is a rank, the seat (where the `Decider` is), or both. A rank that leads its host runs the schedules (`Executor`); the other ranks
+A node is a rank, the seat (where the `Sequencer` is), or both. A rank that leads its host runs the schedules (`Executor`); the other ranks
 of the host find gradients and results in memory that they share with it, and are told when a result is there.
 
 Messages, by ``k``; their fields are in ``messages.py``. To the seat: ``arrive``, ``catch``, ``read``, ``pause``, ``resume``, ``enter``,
@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from offbeat.core.allreduce.commands import Answer, Fence, Go, Halt, Hand, Hold, Order, Say
+from offbeat.core.allreduce.commands import Allocate, Answer, Exclude, Order, Prepare, ReportProgress, Start, Transfer
 from offbeat.core.allreduce.rounds import BUFFERS
-from offbeat.core.allreduce.sequencer import Decider
+from offbeat.core.allreduce.sequencer import Sequencer
 from offbeat.core.rank_log import Fenced, TooOld
 from offbeat.errors import ProtocolError
 from offbeat.runtime.allreduce.multi_host.executor import Executor
@@ -54,7 +54,7 @@ class Node:
         memory: HostMemory,
         send: Send,
         drop: Callable[[WorkerId], None],
-        decider: Decider | None = None,
+        decider: Sequencer | None = None,
         *,
         expect: Callable[[Collection[WorkerId]], None] = lambda ranks: None,
     ) -> None:
@@ -141,31 +141,31 @@ class Node:
                 does = {"pause": decider.pause, "catch": decider.catch_up, "part": decider.part}
                 orders = decider.leave(rank) if kind == "leave" else does[kind](rank)
         except (Fenced, TooOld) as error:
-            orders = [Fence(rank, str(error))]
+            orders = [Exclude(rank, str(error))]
         self.do(orders)
 
     def do(self, orders: Sequence[Order]) -> None:
         """At the seat: have these carried out."""
         for order in orders:
-            if isinstance(order, Go):
+            if isinstance(order, Start):
                 self._to(order.initiator, {"k": "go", "go": list(order)})
             elif isinstance(order, Answer):
                 self._to(order.rank, {"k": "answer", "answer": list(order)})
-            elif isinstance(order, Hand):
+            elif isinstance(order, Transfer):
                 self._to(order.holder, {"k": "hand", "n": order.number, "v": order.view, "to": list(order.to)})
-            elif isinstance(order, Halt):
+            elif isinstance(order, Prepare):
                 for rank, start in zip(order.ranks, order.starts, strict=True):
                     self._to(rank, {"k": "halt", "v": order.view, "f": order.floor, "s": start, "ranks": list(order.ranks)})
-            elif isinstance(order, Hold):
+            elif isinstance(order, Allocate):
                 self._to(order.rank, {"k": "hold"})
-            elif isinstance(order, Say):
+            elif isinstance(order, ReportProgress):
                 for rank in order.ranks:
                     self._to(rank, {"k": "say", "n": order.through})
             else:
                 self._to(order.rank, {"k": "fence", "why": order.why})
                 self._drop(order.rank)
 
-    def _let_in(self, decider: Decider, rank: WorkerId, header: Mapping[str, Any]) -> list[Order]:
+    def _let_in(self, decider: Sequencer, rank: WorkerId, header: Mapping[str, Any]) -> list[Order]:
         """Another says that a rank takes part: if that process is gone by now, it does not."""
         if self.tickets.get(rank) != header["ticket"] or rank in decider.present:
             return []
@@ -230,7 +230,7 @@ class Node:
         if number >= bound and self.me in self.present:
             raise ProtocolError(f"rank {peer} sent {kind!r} of round {number}, and none from {bound} on can be closed")
 
-    def _check_decidable(self, decider: Decider, rank: WorkerId, kind: str, header: Mapping[str, Any]) -> None:
+    def _check_decidable(self, decider: Sequencer, rank: WorkerId, kind: str, header: Mapping[str, Any]) -> None:
         about, newest = header.get("rank", rank), decider.number
         if about != rank and kind not in ("let", "cut"):
             raise ProtocolError(f"rank {rank} sent {kind!r} for rank {about} (expected for itself)")
@@ -314,7 +314,7 @@ class Node:
 
     def _go(self, fields: Sequence[Any], sender: WorkerId | None, tag: int) -> None:
         number, view, parts, divisor, initiator, leaders, floor = fields
-        go = Go(
+        go = Start(
             number,
             view,
             tuple((host, rank, buffer, factor) for host, rank, buffer, factor in parts),
@@ -337,7 +337,7 @@ class Node:
     def _out(self, number: Version) -> torch.Tensor:
         return self.memory.result(number)
 
-    def _parts(self, go: Go) -> list[torch.Tensor]:
+    def _parts(self, go: Start) -> list[torch.Tensor]:
         here = [(self.memory.buffer(rank, buffer), factor) for leader, rank, buffer, factor in go.parts if leader == self.me]
         return [part if factor == 1.0 else part * factor for part, factor in here]
 

@@ -1,4 +1,4 @@
-"""Partial allreduce among ranks of different hosts: what each rank's process calls, as `HostRounds` on one host.
+"""Partial allreduce among ranks of different hosts: what each rank's process calls, as `OneHostRounds` on one host.
 
 A rank's process hands in gradients and takes results; a thread of its own sums them with the other hosts' (``executor.py``). One process
 decides (``core/allreduce/sequencer.py``): the *seat*, which is one of the ranks or, better, a process that outlives them, such as the
@@ -19,10 +19,10 @@ import torch
 from offbeat.core.allreduce.commands import Answer
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.allreduce.rounds import Arrival
-from offbeat.core.allreduce.sequencer import Decider
+from offbeat.core.allreduce.sequencer import Sequencer
 from offbeat.core.rank_log import Entry, Fenced
 from offbeat.errors import ConfigurationError, JobError
-from offbeat.runtime.allreduce.multi_host.connections import SEAT, Mesh
+from offbeat.runtime.allreduce.multi_host.connections import SEAT, PeerConnections
 from offbeat.runtime.allreduce.multi_host.memory import HostMemory
 from offbeat.runtime.allreduce.multi_host.node import Node
 from offbeat.runtime.allreduce.one_host.clipping import clip_factor
@@ -45,7 +45,7 @@ class SeatLost(Fenced, JobError):
     """A rank has lost its connection to the one who decides: either of them is gone, or is thought to be."""
 
 
-class AcrossRounds:
+class MultiHostRounds:
     """One process's hold on the rounds of a job whose ranks are on different hosts.
 
     After `listen` and `connect` a rank's step is as on one host: ``send()``, the gradient written there, ``arrive()``, ``wait()``, each of
@@ -92,7 +92,7 @@ class AcrossRounds:
         self._me = SEAT if rank is None else rank
         self._seed, self._followed = seed, followed
         self._lock = threading.Condition()
-        self._mesh = Mesh(self._me, hub, self._lock, self._heard, self._met, self._cut)
+        self._mesh = PeerConnections(self._me, hub, self._lock, self._heard, self._met, self._cut)
         memory = HostMemory(ranks, numel, dtype, self.slots)
         self._node = Node(self._me, seat, memory, self._mesh.send, self._mesh.drop, expect=self._mesh.expect)
         self._filling: int | None = None
@@ -128,7 +128,9 @@ class AcrossRounds:
         ranks = sorted(peer for peer in addresses if peer != SEAT)
         if self._me == self._seat:
             hosts = [addresses[rank].host if rank in addresses else f"rank {rank}" for rank in range(self.ranks)]
-            node.decider = Decider(self.rule, hosts, clock_ns=time.monotonic_ns, seed=self._seed, slots=self.slots, followed=self._followed)
+            node.decider = Sequencer(
+                self.rule, hosts, clock_ns=time.monotonic_ns, seed=self._seed, slots=self.slots, followed=self._followed
+            )
             node.decider.begin(ranks)
         with self._lock:
             if not later:
@@ -406,7 +408,7 @@ class AcrossRounds:
 
     # How it is done.
 
-    def _at_the_seat(self) -> Decider:
+    def _at_the_seat(self) -> Sequencer:
         assert self._node.decider is not None, (
             f"only the seat, {self._seat}, knows this and may do this for other ranks; this is {self._me}"
         )

@@ -175,7 +175,7 @@ def rule_spelled(spelled: str) -> RoundRule:
     """The rule that a header names.
 
     Raises:
-        ConfigurationError: no such rule is known here; one of the user's own must be given to `HostRounds.attach`.
+        ConfigurationError: no such rule is known here; one of the user's own must be given to `OneHostRounds.attach`.
     """
     found = rule_of(spelled)
     if not isinstance(found, RoundRule):

@@ -20,7 +20,7 @@ from offbeat.core.allreduce.rounds import Arrival, Part
 from offbeat.errors import JobError
 from offbeat.runtime.allreduce.one_host.clipping import clip_factor
 from offbeat.runtime.allreduce.one_host.layout import planned
-from offbeat.runtime.allreduce.one_host.seats import Seats
+from offbeat.runtime.allreduce.one_host.seats import OneHostMembers
 from offbeat.runtime.allreduce.one_host.shared_state import Shared
 from offbeat.runtime.allreduce.one_host.state import State
 from offbeat.transport.base import SharedMemory
@@ -30,7 +30,7 @@ from offbeat.types import Version, WorkerId
 
 
 class Outcome(NamedTuple):
-    """What has become of a gradient that was handed to `HostRounds.allreduce`."""
+    """What has become of a gradient that was handed to `OneHostRounds.allreduce`."""
 
     included: bool
     """It is in the last of the results. If not, it is carried."""
@@ -42,15 +42,15 @@ class Outcome(NamedTuple):
     """The results that this rank had missed, in order, each with its round. Valid until the next call."""
 
 
-class HostRounds(Seats):
+class OneHostRounds(OneHostMembers):
     """One process's hold on the rounds of its host. Made by `create` and `attach`.
 
     A rank's step is ``send()``, the gradient written there, ``arrive()``, ``wait()``, each of ``results()`` applied, ``read()``.
     `allreduce` does all of it but the last two.
 
     >>> from offbeat.policies import rule
-    >>> host = HostRounds.create(rule("solo"), ranks=2, numel=3)
-    >>> ranks = [HostRounds.attach(host.block, rank) for rank in range(2)]
+    >>> host = OneHostRounds.create(rule("solo"), ranks=2, numel=3)
+    >>> ranks = [OneHostRounds.attach(host.block, rank) for rank in range(2)]
     >>> _ = [rank.enter(number, 0) for number, rank in enumerate(ranks)]
     >>> ranks[0].allreduce(torch.tensor([2.0, 4.0, 6.0])).results
     [(0, tensor([1., 2., 3.]))]
@@ -86,7 +86,7 @@ class HostRounds(Seats):
         seed: int = 0,
         slots: int | None = None,
         followed: bool = False,
-    ) -> HostRounds:
+    ) -> OneHostRounds:
         """A new block, for a job in which nobody takes part yet. `block` is what other processes `attach` to.
 
         Args:
@@ -107,7 +107,7 @@ class HostRounds(Seats):
         return cls(block, Shared(block, rule, layout), None)
 
     @classmethod
-    def attach(cls, block: SharedMemory, rank: WorkerId | None = None, rule: RoundRule | None = None) -> HostRounds:
+    def attach(cls, block: SharedMemory, rank: WorkerId | None = None, rule: RoundRule | None = None) -> OneHostRounds:
         """The rounds in a block that somebody has created.
 
         Args:

@@ -16,8 +16,8 @@ TICK_S = 0.05
 """How often somebody who waits looks for a fold that was left unfinished."""
 
 
-class Seats:
-    """The ranks of a host, as one process sees them and may change them. `HostRounds` is this and what a rank does itself."""
+class OneHostMembers:
+    """The ranks of a host, as one process sees them and may change them. `OneHostRounds` is this and what a rank does itself."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared

@@ -15,12 +15,12 @@ from offbeat.core.events import Left, Lost
 from offbeat.core.rank_log import Entry, Kind
 from offbeat.errors import ConfigurationError, JobError
 from offbeat.runtime.allreduce.torch_distributed.process_group import MeetingPoint
-from offbeat.runtime.ranks.coordinator_side import RankHost
+from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
 from offbeat.transport.base import Connection, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
 
-class PlainTable:
+class TorchGroup:
     """Who is there, who computes, and who has arrived in the open round.
 
     Args:
@@ -115,13 +115,13 @@ class PlainTable:
                 self.arrive(other)
 
 
-class PlainHost(RankHost):
+class TorchCoordinatorSide(RankCoordinatorSide):
     """Follows a job of the rule ``allreduce``."""
 
-    _table: PlainTable
+    _table: TorchGroup
 
     def __init__(self, interface: str, *parts: Any) -> None:
-        super().__init__(PlainTable(interface, self._sit_out), *parts)
+        super().__init__(TorchGroup(interface, self._sit_out), *parts)
 
     @property
     def welcome(self) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from offbeat.errors import JobError
-from offbeat.runtime.allreduce.torch_distributed.process_group import Meeting, PlainAllreduce
-from offbeat.runtime.ranks.member import RankPart
+from offbeat.runtime.allreduce.torch_distributed.process_group import Meeting, TorchAllreduce
+from offbeat.runtime.ranks.member import RankMember
 from offbeat.runtime.ranks.replica import Replica
 from offbeat.types import Version, WorkerId
 
 
-class RankPlain(RankPart):
+class TorchMember(RankMember):
     """One rank's part.
 
     Args:
@@ -26,7 +26,7 @@ class RankPlain(RankPart):
 
     def __init__(self, rank: WorkerId, replica: Replica, meeting: Meeting, interface: str) -> None:
         self._meeting, self._interface = meeting, interface
-        self._group: PlainAllreduce | None = None
+        self._group: TorchAllreduce | None = None
         self._members: Sequence[WorkerId] = ()
         # Behind each gradient is a 1, so that the mean tells how many there are.
         self._gradient, self._nothing = (torch.zeros(replica.numel + 1, dtype=replica.dtype) for _ in range(2))
@@ -41,7 +41,7 @@ class RankPlain(RankPart):
 
     def _enter(self) -> None:
         self._replica.aim(self._gradient[:-1])
-        self._group = PlainAllreduce(self._members.index(self._rank), len(self._members), self._meeting, host=self._interface)
+        self._group = TorchAllreduce(self._members.index(self._rank), len(self._members), self._meeting, host=self._interface)
 
     def resume(self) -> None:
         """Whether this rank computes is the coordinator's to say."""

@@ -53,7 +53,7 @@ class MeetingPoint:
         self.close()
 
 
-class PlainAllreduce:
+class TorchAllreduce:
     """One rank's part.
 
     Args:
