@@ -19,7 +19,7 @@ from offbeat.journal.summary import Tally
 from offbeat.launch.outcome import Outcome
 from offbeat.launch.program import Program
 from offbeat.policies import RULES
-from offbeat.runtime.job.settings import JobSettings, Kill, Slow
+from offbeat.runtime.job.settings import InjectedKill, InjectedSlowdown, JobSettings
 
 SCRIPT = str(Path(__file__).parent / "faults" / "scripts" / "train.py")
 
@@ -47,7 +47,7 @@ def test_a_good_command_line(tmp_path: Path) -> None:
     journal = tmp_path / "j.jsonl"
     settings = checked(sync=" SSP( staleness = 3 ) ", slow=["2=0.5"], kill=["1@40"], journal=journal, seed=7, servers=2)
     assert settings.sync == "ssp(staleness=3)"
-    assert (settings.slow, settings.kill) == ((Slow(worker=2, seconds=0.5),), (Kill(worker=1, version=40),))
+    assert (settings.slow, settings.kill) == ((InjectedSlowdown(worker=2, seconds=0.5),), (InjectedKill(worker=1, version=40),))
     assert (settings.workers, settings.servers, settings.seed, settings.journal) == (4, 2, 7, str(journal))
 
 

@@ -22,7 +22,7 @@ from offbeat.launch.forkserver import check_preload
 from offbeat.launch.program import Program
 from offbeat.launch.supervisor import Outcome, Supervisor
 from offbeat.policies import RULES, rule
-from offbeat.report.live import Progress
+from offbeat.report.live import LiveProgress
 from offbeat.report.table import comparison, console, job_table
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.sim import command
@@ -100,7 +100,7 @@ def run(
         no_torchrun_env=no_torchrun_env,
     )
     screen = console()
-    progress = Progress(screen)
+    progress = LiveProgress(screen)
     if not 0.0 <= grace < float("inf"):
         raise ConfigurationError(f"--grace {grace:g}: seconds, at least 0")
     try:

@@ -18,7 +18,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.orders import Order, batches_of
 from offbeat.sampler import ElasticBatchSampler, Passes
-from offbeat.session import Grant, Session
+from offbeat.session import LeasedRange, Session
 from offbeat.types import Epoch
 
 _KEPT = (
@@ -222,7 +222,7 @@ class ElasticStream(Passes):
         epoch, grants = self._pass()
         self._size = None
         reader = _Reader(lambda: iter(self._stream(epoch)))
-        early: list[Grant | None] = []
+        early: list[LeasedRange | None] = []
         while True:
             grant = early.pop() if early else next(grants, None)
             if grant is None:
@@ -243,7 +243,7 @@ class ElasticStream(Passes):
             if early == [None]:  # what this worker held then has been used: now it waits for the others
                 early, grants = [], self._grants(self._session, epoch)
 
-    def _grants(self, session: Session, epoch: Epoch) -> Iterator[Grant]:
+    def _grants(self, session: Session, epoch: Epoch) -> Iterator[LeasedRange]:
         seen = len(session.reports)
         yield from super()._grants(session, epoch)
         for report in session.reports[seen:]:
@@ -257,7 +257,7 @@ class ElasticStream(Passes):
         """How many positions are dealt out of a stream that ends here."""
         return at // self._batch_size * self._batch_size if self._drop_last else at
 
-    def _amended(self, grant: Grant, found: list[Any]) -> Grant | None:
+    def _amended(self, grant: LeasedRange, found: list[Any]) -> LeasedRange | None:
         """The part of a grant that there is, if there is any."""
         stop = grant.start + len(found)
         if stop == grant.stop:
@@ -266,7 +266,7 @@ class ElasticStream(Passes):
         self._note(grant, kept)
         return kept
 
-    def _note(self, grant: Grant, by: Grant | None) -> None:
+    def _note(self, grant: LeasedRange, by: LeasedRange | None) -> None:
         if grant is not by:
             self._session.amend(grant, by)
             at = self._dealt.index(grant)

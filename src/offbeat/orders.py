@@ -121,7 +121,7 @@ class Order:
         return cls(count, lambda generator, _: torch.randperm(size, generator=generator), shuffles=True, block=size)
 
 
-class Drawn:
+class DrawnOrder:
     """The indices of one epoch of an order that is drawn in blocks, each block when it is needed.
 
     Args:
@@ -130,7 +130,7 @@ class Drawn:
         epoch: whose order this is.
 
     >>> order = Order.of_sampler(RandomSampler(range(3), num_samples=7))
-    >>> drawn = Drawn(order, lambda epoch, block: torch.Generator().manual_seed(block), 0)
+    >>> drawn = DrawnOrder(order, lambda epoch, block: torch.Generator().manual_seed(block), 0)
     >>> [sorted(drawn[start : start + 3].tolist()) for start in (0, 3)], len(drawn[2:7])
     ([[0, 1, 2], [0, 1, 2]], 5)
     """

@@ -22,8 +22,8 @@ from offbeat import session as sessions
 from offbeat.core.partitions import Parts, Splits, size_of
 from offbeat.core.policy import whole_number
 from offbeat.errors import ConfigurationError
-from offbeat.orders import Drawn, Order
-from offbeat.session import Grant, Progress, Session
+from offbeat.orders import DrawnOrder, Order
+from offbeat.session import LeasedRange, Session, SplitProgress
 from offbeat.types import Epoch
 
 
@@ -49,9 +49,9 @@ class Passes:
         """`set_epoch` has named the epoch of the next pass."""
         self._begun: Epoch | None = None
         """The epoch of the last pass."""
-        self._dealt: list[Grant] = []
+        self._dealt: list[LeasedRange] = []
         """The grants of the last pass, in their order."""
-        self._progress = Progress()
+        self._progress = SplitProgress()
         self._warned = False
         if session is not None:
             self._join(session)
@@ -125,24 +125,24 @@ class Passes:
         if state.get("rest") is not None:
             self._session.go_on_from(self._pool, state["epoch"], state["rest"])
 
-    def _pass(self) -> tuple[Epoch, Iterator[Grant]]:
+    def _pass(self) -> tuple[Epoch, Iterator[LeasedRange]]:
         """Begin the next pass: its epoch, and its grants as they come."""
         session, epoch = self._session, self._next
         kept = list(self._dealt) if self._peeked and epoch == self._begun else []
         if kept:
             session.take_back(self._pool)
         else:
-            self._progress = Progress()
+            self._progress = SplitProgress()
         self._begun, self._dealt = epoch, kept
         self._epoch, self._chosen = epoch + 1, False
         return epoch, chain(list(kept), self._grants(session, epoch))
 
     @property
-    def dealt(self) -> list[Grant]:
+    def dealt(self) -> list[LeasedRange]:
         """The grants of the last pass, in their order; the list grows while the pass goes on."""
         return self._dealt
 
-    def _grants(self, session: Session, epoch: Epoch) -> Iterator[Grant]:
+    def _grants(self, session: Session, epoch: Epoch) -> Iterator[LeasedRange]:
         """Take new grants of an epoch until it has no more for this worker."""
         dealt, progress = self._dealt, self._progress  # of this pass, whatever the next one has
         while (grant := session.take(self._pool, epoch, self._size, self._batch_size)) is not None:
@@ -160,7 +160,7 @@ class Passes:
                 stacklevel=2,
             )
 
-    def _check(self, grant: Grant) -> None:
+    def _check(self, grant: LeasedRange) -> None:
         """Raise `ConfigurationError` if a grant cannot be of this worker's data."""
 
     @property
@@ -230,7 +230,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
             return _ceil(size_of(parts), self._batch)
         return _ceil(_ceil(self._size, self._batch), session.workers)
 
-    def _check(self, grant: Grant) -> None:
+    def _check(self, grant: LeasedRange) -> None:
         reach = max((stop for _, stop in grant.parts), default=grant.stop)
         if reach > self._size:
             raise ConfigurationError(
@@ -238,10 +238,10 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
                 "every worker needs the same data set"
             )
 
-    def _indices(self, epoch: Epoch, parts: Parts) -> torch.Tensor | Drawn:
+    def _indices(self, epoch: Epoch, parts: Parts) -> torch.Tensor | DrawnOrder:
         """The indices that positions count along: of all data, or of a split."""
         if not parts and self._order.block:
-            return Drawn(self._order, self._generator, epoch)
+            return DrawnOrder(self._order, self._generator, epoch)
         if not parts:
             return self._order.indices(self._generator(epoch), epoch)
         if not self._order.splits:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Grant(NamedTuple):
+class LeasedRange(NamedTuple):
     """Positions ``start`` to ``stop``, of an epoch's order or of this worker's split, are this worker's."""
 
     pool: int
@@ -40,10 +40,10 @@ class Grant(NamedTuple):
 
 
 @dataclass(slots=True)
-class Progress:
+class SplitProgress:
     """How far a worker has come in its own split of an epoch; for plans that push at fractions of it. Each epoch begins with a new one.
 
-    >>> progress = Progress()
+    >>> progress = SplitProgress()
     >>> progress.deal(((0, 10),), samples=4, batch=4)
     >>> progress.done, progress.batches
     (0, 3)
@@ -94,14 +94,14 @@ class Session(ABC):
     """Each worker has a split of its own, this fraction of the data being in all of them; None: samples are dealt out from one pool."""
 
     def __init__(self) -> None:
-        self.progress = Progress()
+        self.progress = SplitProgress()
         self.metrics: dict[str, float] = {}
         self.reports: list[dict[str, Any]] = []
         self._pools = 0
         self._rests: dict[int, tuple[Epoch, Sequence[Sequence[int]]]] = {}
         """By sampler: an epoch, and what is left of it, by a checkpoint that the script has loaded."""
         self._loss: float | None = None
-        self._outstanding: list[Grant] = []
+        self._outstanding: list[LeasedRange] = []
         """Dealt to this worker and not pushed yet, oldest first."""
         self._in_hand: dict[int, set[LeaseId]] = {}
         """Delivered to the script and not pushed yet, by sampler; only of those whose loader says what it delivers."""
@@ -146,7 +146,7 @@ class Session(ABC):
             self._batch_samples = samples
         return tuple(grant.lease for grant in taken), samples
 
-    def _oldest(self, number: int) -> list[Grant]:
+    def _oldest(self, number: int) -> list[LeasedRange]:
         left, taken = dict.fromkeys((grant.pool for grant in self._outstanding), number), []
         for grant in self._outstanding:
             if left[grant.pool] and grant.lease in self._in_hand.get(grant.pool, (grant.lease,)):
@@ -165,11 +165,11 @@ class Session(ABC):
         ahead = _samples(self._oldest(1))
         return self._batch_samples if stepped or not ahead else ahead
 
-    def held(self, pool: int) -> list[Grant]:
+    def held(self, pool: int) -> list[LeasedRange]:
         """One sampler's grants that no step has used yet, oldest first."""
         return [grant for grant in self._outstanding if grant.pool == pool]
 
-    def deliver(self, grant: Grant) -> None:
+    def deliver(self, grant: LeasedRange) -> None:
         """The script has the batch of this grant in its hands; a step uses none that a loader has only fetched ahead."""
         in_hand = self._in_hand.setdefault(grant.pool, set())
         if grant in self._outstanding:  # of a pass that was left early it may have gone back to the job
@@ -189,7 +189,7 @@ class Session(ABC):
                 stacklevel=4,
             )
 
-    def amend(self, grant: Grant, by: Grant | None) -> None:
+    def amend(self, grant: LeasedRange, by: LeasedRange | None) -> None:
         """More is known of a grant than when it came; None: there is nothing at its positions."""
         at = self._outstanding.index(grant)
         self._outstanding[at : at + 1] = [] if by is None else [by]
@@ -208,7 +208,7 @@ class Session(ABC):
         """Push what the gradients hold, wait to be admitted, pull."""
 
     @abstractmethod
-    def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> Grant | None:
+    def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
         """The next samples of an epoch, ``self.batch`` of them or, if that is None, ``batch``; None once it is over for this worker."""
 
     @abstractmethod
@@ -251,7 +251,7 @@ class Session(ABC):
         """Leave the job."""
 
 
-def _samples(grants: Sequence[Grant]) -> int:
+def _samples(grants: Sequence[LeasedRange]) -> int:
     """How many samples these are; 0 if it is not known of each."""
     counts = [grant.samples for grant in grants]
     return sum(counts) if all(counts) else 0
@@ -283,7 +283,7 @@ class LocalSession(Session):
         for pool in [pool for pool in self._ending if not self.held(pool)]:
             self._end(pool)
 
-    def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> Grant | None:
+    def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
         self._leases.open(pool, epoch, size, rest=self.rest_of(pool, epoch))
         if epoch > self._leases.epoch(pool):  # the loop over the epoch before was left early
             self._end(pool)
@@ -295,7 +295,7 @@ class LocalSession(Session):
         if lease is None:
             self._ending.add(pool) if self.held(pool) else self._end(pool)
             return None
-        grant = Grant(pool, lease.id, lease.start, lease.stop)
+        grant = LeasedRange(pool, lease.id, lease.start, lease.stop)
         self._outstanding.append(grant)
         return grant
 

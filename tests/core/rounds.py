@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offbeat.core.allreduce.policy import ABSENT, ACTIVE, IDLE, STATE, THROUGH, VERSION, RoundRule
-from offbeat.core.allreduce.rounds import Part, Round, Rounds
+from offbeat.core.allreduce.rounds import Round, RoundPart, Rounds
 
 Gradient = tuple[int, int]
 """A rank and the number of its gradient."""
@@ -62,7 +62,7 @@ class Play:
         self.told = Rounds(rule, ranks, follows=True)
         self.random = random.Random(seed)
         self.ranks = [_Rank() for _ in range(ranks)]
-        self.buffers: dict[Part, Gradient] = {}
+        self.buffers: dict[RoundPart, Gradient] = {}
         self.frozen: Round | None = None
         self.folded: Counter[Gradient] = Counter()
         self.dropped: Counter[Gradient] = Counter()
@@ -136,8 +136,8 @@ class Play:
         else:
             gradient = number, rank.made
             rank.made += 1
-            assert Part(number, buffer) not in self.buffers, "a gradient is overwritten"
-            self.buffers[Part(number, buffer)] = gradient
+            assert RoundPart(number, buffer) not in self.buffers, "a gradient is overwritten"
+            self.buffers[RoundPart(number, buffer)] = gradient
             rank.computed_from[gradient] = rank.version
         arrival, same = self.rounds.arrive(number, buffer), self.same.arrive(number, buffer)
         self.told.arrive(number, buffer)

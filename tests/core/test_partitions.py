@@ -15,7 +15,7 @@ from offbeat.core.events import Joined, Lost
 from offbeat.core.partitions import Parts, Splits, size_of
 from offbeat.core.policy import Plan, View
 from offbeat.policies import ASP
-from offbeat.session import Progress
+from offbeat.session import SplitProgress
 from offbeat.types import WorkerId
 
 
@@ -226,7 +226,7 @@ def test_one_pool_for_all_is_no_split() -> None:
 
 @pytest.mark.parametrize(("share", "batch", "per_epoch"), [(37_500, 128, 10), (20, 2, 10), (10, 3, 4), (5, 8, 3)])
 def test_every_worker_pushes_at_the_same_fractions(share: int, batch: int, per_epoch: int) -> None:
-    progress, pushes = Progress(), 0
+    progress, pushes = SplitProgress(), 0
     for start in range(0, share, batch):
         progress.deal(((0, share),), min(batch, share - start), batch)
         assert progress.batches == -(-share // batch)
@@ -237,10 +237,10 @@ def test_every_worker_pushes_at_the_same_fractions(share: int, batch: int, per_e
 
 
 def test_a_batch_size_that_changes_in_an_epoch_changes_what_is_left() -> None:
-    progress = Progress()
+    progress = SplitProgress()
     progress.deal(((0, 10), (20, 30)), 4, batch=4)
     assert progress.batches == 5
     progress.deal(((0, 10), (20, 30)), 8, batch=8)
     assert progress.batches == 3
     progress.deal((), 8, batch=8)
-    assert Progress().batches is None
+    assert SplitProgress().batches is None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from offbeat.journal.arrivals import Arrivals, Push, Sender
+from offbeat.journal.arrivals import JournalArrivals, JournalPush, Sender
 
 
 def arrival(version: int, shard: int, worker: int = 0, incarnation: int = 1) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def arrival(version: int, shard: int, worker: int = 0, incarnation: int = 1) -> 
 
 
 def test_the_arrivals_of_one_push_are_one_push_in_whatever_order_they_come() -> None:
-    arrivals = Arrivals()
+    arrivals = JournalArrivals()
     first, second = arrivals.of(arrival(0, 1)), arrivals.of(arrival(1, 0))
     assert arrivals.of(arrival(0, 0)) is first
     assert arrivals.of(arrival(1, 1)) is second
@@ -32,7 +32,7 @@ def test_the_arrivals_of_one_push_are_one_push_in_whatever_order_they_come() -> 
 
 
 def test_another_worker_incarnation_or_repeated_version_is_another_push() -> None:
-    arrivals = Arrivals()
+    arrivals = JournalArrivals()
     assert [arrivals.begins(arrival(0, 0, *who)) for who in ((0, 1), (1, 1), (0, 2))] == [True, True, True]
     # The first to be sent with a version is the first to arrive at each shard.
     assert [arrivals.begins(arrival(0, shard)) for shard in (0, 1, 1)] == [True, False, False]
@@ -40,19 +40,19 @@ def test_another_worker_incarnation_or_repeated_version_is_another_push() -> Non
 
 def test_in_job_scope_each_record_is_a_push() -> None:
     record = {name: value for name, value in arrival(0, 0).items() if name not in ("shard", "held")}
-    arrivals = Arrivals()
+    arrivals = JournalArrivals()
     assert arrivals.begins(record)
     assert arrivals.begins(record)
 
 
-def sender(*clocks: int | None) -> tuple[Sender, list[Push]]:
+def sender(*clocks: int | None) -> tuple[Sender, list[JournalPush]]:
     """A sender that pushes; None stands for a pause in which its clock may have been set forward."""
     found, pushes = Sender(), []
     for clock in clocks:
         if clock is None:
             found.paused()
         else:
-            pushes.append(Push(1.0, 0, 8, arrived=1))
+            pushes.append(JournalPush(1.0, 0, 8, arrived=1))
             found.pushed(pushes[-1], None)
             assert pushes[-1].clock == clock
     return found, pushes
@@ -61,7 +61,7 @@ def sender(*clocks: int | None) -> tuple[Sender, list[Push]]:
 def test_clocks_count_up_from_the_release() -> None:
     found, pushes = sender(1, 2)
     found.released(6)
-    found.pushed(after := Push(2.0, 0, 8, arrived=1), None)
+    found.pushed(after := JournalPush(2.0, 0, 8, arrived=1), None)
     assert [push.clock for push in (*pushes, after)] == [1, 2, 7]
     assert found.find(2, None) is pushes[1]
     assert found.find(3, None) is None
@@ -80,7 +80,7 @@ def test_after_a_pause_the_clock_is_told_by_the_first_fate() -> None:
 def test_a_release_between_keeps_what_it_says_apart() -> None:
     found, (first,) = sender(None, 1)
     found.released(5)
-    found.pushed(after := Push(2.0, 0, 8, arrived=1), None)
+    found.pushed(after := JournalPush(2.0, 0, 8, arrived=1), None)
     assert (found.find(3, None), first.clock, after.clock) == (first, 3, 6)
 
 
@@ -89,13 +89,13 @@ def test_a_fenced_push_uses_up_no_clock() -> None:
     assert found.find(0, None) is fenced
     found.settle(fenced, None, fenced=True)
     assert found.clock == 1
-    found.pushed(after := Push(2.0, 0, 8, arrived=1), None)
+    found.pushed(after := JournalPush(2.0, 0, 8, arrived=1), None)
     assert after.clock == 2
 
 
 @pytest.mark.parametrize("fenced_at", [0, 1])
 def test_a_push_may_be_fenced_at_one_shard_alone(fenced_at: int) -> None:
-    found, push = Sender(), Push(1.0, 0, 8, (0, 0))
+    found, push = Sender(), JournalPush(1.0, 0, 8, (0, 0))
     for shard in (0, 1):
         found.pushed(push, shard)
         if shard == fenced_at:

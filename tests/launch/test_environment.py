@@ -10,10 +10,10 @@ import sys
 import pytest
 
 from offbeat.launch.environment import server_environment, worker_environment
-from offbeat.runtime.job.settings import JobSettings, Slow, WorkerSettings, read_addresses
+from offbeat.runtime.job.settings import InjectedSlowdown, JobSettings, WorkerSettings, read_addresses
 from offbeat.transport.base import Address
 
-JOB = JobSettings(workers=2, servers=3, seed=7, timeout_s=1.5, slow=(Slow(worker=1, seconds=0.5),))
+JOB = JobSettings(workers=2, servers=3, seed=7, timeout_s=1.5, slow=(InjectedSlowdown(worker=1, seconds=0.5),))
 HERE, THERE = Address("host", ("127.0.0.1", 80), "one"), Address("host", ("127.0.0.1", 81), "two")
 USER = {"PATH": "/bin", "OFFBEAT_TOKEN": "of another job"}
 PAGE_FAULTS = """

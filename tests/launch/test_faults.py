@@ -6,20 +6,20 @@ import pytest
 
 from offbeat.errors import ConfigurationError
 from offbeat.launch.faults import parse_all, parse_kill, parse_late, parse_slow
-from offbeat.runtime.job.settings import ANY, Kill, Late, Slow
+from offbeat.runtime.job.settings import ANY, InjectedKill, InjectedSlowdown, Late
 
 
 @pytest.mark.parametrize(
     ("text", "slow"),
     [
-        ("2=0.2", Slow(worker=2, seconds=0.2)),
-        ("0=3", Slow(worker=0, seconds=3.0)),
-        ("any=.5", Slow(worker=ANY, seconds=0.5)),
-        ("1=2.@5-5", Slow(worker=1, seconds=2.0, start=5, stop=5)),
-        ("any=0.1@0-100", Slow(worker=ANY, seconds=0.1, start=0, stop=100)),
+        ("2=0.2", InjectedSlowdown(worker=2, seconds=0.2)),
+        ("0=3", InjectedSlowdown(worker=0, seconds=3.0)),
+        ("any=.5", InjectedSlowdown(worker=ANY, seconds=0.5)),
+        ("1=2.@5-5", InjectedSlowdown(worker=1, seconds=2.0, start=5, stop=5)),
+        ("any=0.1@0-100", InjectedSlowdown(worker=ANY, seconds=0.1, start=0, stop=100)),
     ],
 )
-def test_stragglers(text: str, slow: Slow) -> None:
+def test_stragglers(text: str, slow: InjectedSlowdown) -> None:
     assert parse_slow(text, workers=3) == slow
 
 
@@ -44,7 +44,7 @@ def test_what_is_no_straggler(text: str, message: str) -> None:
 
 
 def test_deaths() -> None:
-    assert parse_kill("0@200", workers=1) == Kill(worker=0, version=200)
+    assert parse_kill("0@200", workers=1) == InjectedKill(worker=0, version=200)
     for text in ("", "1", "1@", "@5", "any@5", "1@-5", "1@5.0"):
         with pytest.raises(ConfigurationError, match=f"^--kill {text}: write WORKER@VERSION"):
             parse_kill(text, workers=3)
@@ -81,5 +81,5 @@ def test_what_is_not_late(text: str, message: str) -> None:
 
 def test_a_whole_command_line() -> None:
     slow, kill = parse_all(["0=0.1", "any=1@2-3"], ["1@7"], workers=2)
-    assert slow == (Slow(worker=0, seconds=0.1), Slow(worker=ANY, seconds=1.0, start=2, stop=3))
-    assert kill == (Kill(worker=1, version=7),)
+    assert slow == (InjectedSlowdown(worker=0, seconds=0.1), InjectedSlowdown(worker=ANY, seconds=1.0, start=2, stop=3))
+    assert kill == (InjectedKill(worker=1, version=7),)

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.errors import ConfigurationError
-from offbeat.runtime.job.settings import JobSettings, Kill, Late, Slow, WorkerSettings, read_addresses
+from offbeat.runtime.job.settings import InjectedKill, InjectedSlowdown, JobSettings, Late, WorkerSettings, read_addresses
 from offbeat.transport.base import Address
 
 SECONDS = st.floats(0.0, 1e6)
 VERSIONS = st.integers(0, 1 << 40)
-SLOW = st.builds(Slow, worker=st.integers(-1, 99), seconds=SECONDS, start=VERSIONS, stop=st.none() | VERSIONS)
-KILL = st.builds(Kill, worker=st.integers(0, 99), version=VERSIONS)
+SLOW = st.builds(InjectedSlowdown, worker=st.integers(-1, 99), seconds=SECONDS, start=VERSIONS, stop=st.none() | VERSIONS)
+KILL = st.builds(InjectedKill, worker=st.integers(0, 99), version=VERSIONS)
 LATE = st.builds(Late, server=st.integers(-1, 99), seconds=SECONDS, share=st.floats(0.0, 1.0))
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 JOBS = st.builds(

@@ -11,7 +11,7 @@ from tests.journal.records import abandoned, push, release, round_of_two, two_sh
 
 from offbeat.journal.summary import Tally
 from offbeat.policies import SSP
-from offbeat.report.live import PLAIN_EVERY_S, Progress, changes, headline, worker_cells, worker_table
+from offbeat.report.live import PLAIN_EVERY_S, LiveProgress, changes, headline, worker_cells, worker_table
 
 Record: TypeAlias = dict[str, Any]
 RunJob: TypeAlias = Callable[..., list[Record]]
@@ -52,7 +52,7 @@ def test_a_warning_is_told_when_it_comes() -> None:
 def test_plain_output_is_a_line_now_and_then(run_job: RunJob) -> None:
     records = run_job(SSP(staleness=2), [0.1, 0.1, 0.1], kill={1: 0.5})
     console, file = screen(terminal=False)
-    progress = Progress(console)
+    progress = LiveProgress(console)
     seen = snapshots(records, 10)
     for number, snapshot in enumerate(seen):
         progress.update(snapshot, now=1000.0 + number * 0.25)
@@ -69,7 +69,7 @@ def test_plain_output_is_a_line_now_and_then(run_job: RunJob) -> None:
 
 def test_the_last_line_is_not_said_twice() -> None:
     console, file = screen(terminal=False)
-    progress = Progress(console)
+    progress = LiveProgress(console)
     progress.update(Tally().summary(), now=1000.0)  # and that is all: the job ends while its workers start
     progress.close()
     assert file.getvalue().count("the workers are starting") == 1
@@ -77,7 +77,7 @@ def test_the_last_line_is_not_said_twice() -> None:
 
 def test_a_terminal_shows_the_job_and_each_worker(run_job: RunJob) -> None:
     console, file = screen(terminal=True)
-    progress = Progress(console)
+    progress = LiveProgress(console)
     for number, snapshot in enumerate(snapshots(run_job(SSP(staleness=2), [0.1, 0.1, 0.3], kill={1: 0.5}), 20)):
         progress.update(snapshot, now=number * 0.25)
         progress.note("a line of a worker's own")
@@ -118,7 +118,7 @@ def test_where_rows_are_few_those_that_matter_are_shown(run_job: RunJob) -> None
 def test_the_rate_is_that_of_the_last_seconds() -> None:
     console, file = screen(terminal=False)
     job = {"kind": "job", "t": 0.0, "format": 1, "sync": "bsp", "workers": 1, "servers": 1, "seed": 0}
-    progress, snapshot = Progress(console), Tally.of([job]).summary()
+    progress, snapshot = LiveProgress(console), Tally.of([job]).summary()
     for second in range(21):
         progress.update(snapshot | {"samples": 100 * min(second, 10)}, now=float(second))
     assert " 100 samples/s" in file.getvalue()
@@ -128,7 +128,7 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
 def test_the_clock_does_not_run_backwards_and_success_is_no_death(run_job: RunJob) -> None:
     """The job's last event may be older than the last line: processes take a while to end."""
     console, file = screen(terminal=False)
-    progress, seen = Progress(console), snapshots(run_job(SSP(staleness=2), [0.1, 0.1, 0.1], epochs=1), 10)
+    progress, seen = LiveProgress(console), snapshots(run_job(SSP(staleness=2), [0.1, 0.1, 0.1], epochs=1), 10)
     for number, snapshot in enumerate(seen):
         progress.update(snapshot, now=1000.0 + 3.0 * number)
     progress.update(seen[-1], now=2000.0)
@@ -140,7 +140,7 @@ def test_the_clock_does_not_run_backwards_and_success_is_no_death(run_job: RunJo
 
 def test_a_bar_is_part_of_the_view() -> None:
     console, file = screen(terminal=True)
-    progress = Progress(console)
+    progress = LiveProgress(console)
     progress.update(Tally().summary(), now=0.0)
     progress.bar("[worker 0]  20%|##")
     progress.close()

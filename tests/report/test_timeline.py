@@ -19,7 +19,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.journal.records import Journal
 from offbeat.journal.summary import Tally
 from offbeat.policies import ASP, BSP, SSP, Backup, ElasticBSP
-from offbeat.report.lanes import Chart, Span, shares
+from offbeat.report.lanes import Chart, LaneSpan, shares
 from offbeat.report.timeline import draw
 
 Record: TypeAlias = dict[str, Any]
@@ -68,22 +68,22 @@ def test_a_release_for_a_process_that_is_gone_does_not_wake_its_lane() -> None:
     kill = {"kind": "fault", "t": 2.0, "worker": 0, "what": "kill", "detail": ""}
     slow = {"kind": "fault", "t": 0.0, "worker": -1, "what": "slow", "detail": "one worker, drawn anew"}
     chart = Chart.of([slow, release | {"t": 1.0}, kill, release | {"t": 2.5}, {"kind": "end", "t": 4.0, "ok": True, "reason": ""}])
-    assert chart.lanes[0].spans == [Span(0.0, 1.0, "computing"), Span(1.0, 3.0, "dead")]
+    assert chart.lanes[0].spans == [LaneSpan(0.0, 1.0, "computing"), LaneSpan(1.0, 3.0, "dead")]
     assert list(chart.lanes) == [0]
 
 
 def test_in_shard_scope_a_computation_began_as_long_ago_as_its_push_says() -> None:
     lane = Chart.of(two_shards()).lanes[0]
     assert lane.spans[:4] == [
-        Span(0.0, 1.0, "computing"),
-        Span(1.0, 2.5, "waiting"),
-        Span(2.5, 4.0, "computing"),
-        Span(4.0, 8.0, "waiting"),
+        LaneSpan(0.0, 1.0, "computing"),
+        LaneSpan(1.0, 2.5, "waiting"),
+        LaneSpan(2.5, 4.0, "computing"),
+        LaneSpan(4.0, 8.0, "waiting"),
     ]
     records = two_shards()
     records[-1:-1] = [release(6.5, 0, 1, 2), abandoned(7.5, 0, 2, compute_s=1.0)]
     chart = Chart.of(records)
-    assert chart.lanes[0].spans[3:] == [Span(4.0, 5.5, "waiting"), Span(5.5, 6.5, "computing"), Span(6.5, 8.0, "waiting")]
+    assert chart.lanes[0].spans[3:] == [LaneSpan(4.0, 5.5, "waiting"), LaneSpan(5.5, 6.5, "computing"), LaneSpan(6.5, 8.0, "waiting")]
     assert marks(chart, 0) == ["dropped", "abandoned"]
     assert [(moment.what, moment.shard, moment.version) for moment in chart.moments[-2:]] == [("fold", 1, 1), ("publish", 1, 1)]
 
@@ -91,7 +91,7 @@ def test_in_shard_scope_a_computation_began_as_long_ago_as_its_push_says() -> No
 def test_interrupts_and_what_they_make_worthless_are_marked() -> None:
     chart = Chart.of([*round_of_two()[:-1], interrupt(2.75, 1), abandoned(3.0, 1, 1), release(3.5, 1, 1, 1), END])
     assert marks(chart, 1) == ["interrupted", "abandoned"]
-    assert chart.lanes[1].spans[-3:] == [Span(1.5, 2.0, "computing"), Span(2.0, 2.5, "waiting"), Span(2.5, 8.0, "computing")]
+    assert chart.lanes[1].spans[-3:] == [LaneSpan(1.5, 2.0, "computing"), LaneSpan(2.0, 2.5, "waiting"), LaneSpan(2.5, 8.0, "computing")]
 
 
 def test_a_barrier_is_where_all_who_compute_go_on_at_once_from_one_version(run_job: RunJob) -> None:
@@ -111,7 +111,7 @@ def test_a_barrier_is_where_all_who_compute_go_on_at_once_from_one_version(run_j
 def test_a_process_that_vanishes_is_dead_at_once_whenever_that_is_noticed() -> None:
     vanished = {"kind": "fault", "t": 2.75, "worker": 0, "what": "vanish", "detail": ""}
     chart = Chart.of([*round_of_two()[:-1], vanished, state(8.0, 0, "dead"), END])
-    assert chart.lanes[0].spans[-1] == Span(1.75, 8.0, "dead")
+    assert chart.lanes[0].spans[-1] == LaneSpan(1.75, 8.0, "dead")
     assert marks(chart, 0) == ["killed"]
 
 
@@ -119,7 +119,7 @@ def test_a_process_that_vanishes_is_dead_at_once_whenever_that_is_noticed() -> N
 def test_shares_keep_the_time(lengths: list[float], columns: int) -> None:
     edges = [0.0, *itertools.accumulate(lengths)]
     kinds = itertools.cycle(["computing", "waiting", "idle"])
-    spans = [Span(a, b, kind) for (a, b), kind in zip(itertools.pairwise(edges), kinds, strict=False)]
+    spans = [LaneSpan(a, b, kind) for (a, b), kind in zip(itertools.pairwise(edges), kinds, strict=False)]
     result = shares(spans, 0.0, edges[-1], columns)
     for what in ("computing", "waiting", "idle"):
         total = sum(span.stop_s - span.start_s for span in spans if span.what == what)

@@ -15,7 +15,7 @@ from tests.sim.stub_process import LR, StubProcess, Waits
 
 from offbeat.runtime.parameter_server.per_shard_pulls import BlockPulls
 from offbeat.runtime.worker.local_work import LocalWork
-from offbeat.session import Progress
+from offbeat.session import SplitProgress
 from offbeat.sim.latency.registry import stretched
 from offbeat.tensors.optimizers import hyperparameters
 from offbeat.types import Epoch, LeaseId, Seconds, WorkerId
@@ -44,7 +44,7 @@ class StubWorker(StubProcess):
         self._compute_s: Seconds = 0.0
         self._steps = 0
         self._told_hyper: Any = None
-        self._progress = Progress()
+        self._progress = SplitProgress()
         self._late = job.network.shares_memory and any(isinf(factor) for _, _, factor in self.windows)
         """Once it has been frozen, what it reads may be newer than what it was told: the others have gone on, in the same memory."""
 
@@ -80,7 +80,7 @@ class StubWorker(StubProcess):
             self.bind()
 
     def _epoch(self, epoch: Epoch) -> Waits:
-        self._progress = Progress()
+        self._progress = SplitProgress()
         over = False
         while not over:
             batch = self.plan.batch or self.job.script.work.batch

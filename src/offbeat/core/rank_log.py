@@ -17,7 +17,7 @@ class TooOld(OffbeatError):
     """A rank cannot enter with this version: results that it would have to apply are gone."""
 
 
-class Kind(IntEnum):
+class EntryKind(IntEnum):
     """What an entry of the log tells."""
 
     ENTER = 0
@@ -37,9 +37,9 @@ class Entry(NamedTuple):
 
     seq: int
     """From 0, without gaps."""
-    kind: Kind
+    kind: EntryKind
     rank: WorkerId
-    """-1 for `Kind.FOLD_DONE`."""
+    """-1 for `EntryKind.FOLD_DONE`."""
     version: Version
     """ENTER, ARRIVE: the version it came with; CATCH_UP: the one it has now; LOST: the round that it was for; else the rank's version at
     the time, or the newest one."""

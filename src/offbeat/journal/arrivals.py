@@ -1,8 +1,8 @@
 """Which records of a journal are one push, and which clock it has.
 
-In rules of shard scope a push comes once per shard, each arrival a record of its own; `Arrivals` brings these together. No ``pushed``
-record has a clock, but those of one sender are counted up from its last release; `Sender` keeps the pushes without a fate by their clocks.
-Whether their fates are right is `journal.audit`'s to say. Standard library only.
+In rules of shard scope a push comes once per shard, each arrival a record of its own; `JournalArrivals` brings these together. No
+``pushed`` record has a clock, but those of one sender are counted up from its last release; `Sender` keeps the pushes without a fate by
+their clocks. Whether their fates are right is `journal.audit`'s to say. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SURE: Final = _Run(certain=True)
 
 
 @dataclass(slots=True, eq=False)
-class Push:
+class JournalPush:
     """One push, over all shards."""
 
     t: float
@@ -48,28 +48,28 @@ class Push:
         return self.version if shard is None else self.held[shard]
 
 
-class Arrivals:
+class JournalArrivals:
     """Brings the arrivals of each push together. It keeps those that may still arrive somewhere.
 
-    >>> arrivals = Arrivals()
+    >>> arrivals = JournalArrivals()
     >>> push = {"kind": "pushed", "t": 0.5, "worker": 1, "incarnation": 1, "version": 0, "samples": 8, "held": [0, 0]}
     >>> arrivals.begins(push | {"shard": 1}), arrivals.begins(push | {"shard": 0})
     (True, False)
     """
 
     def __init__(self) -> None:
-        self._under_way: dict[tuple[int, int], list[Push]] = {}
+        self._under_way: dict[tuple[int, int], list[JournalPush]] = {}
 
-    def of(self, record: Record) -> Push:
+    def of(self, record: Record) -> JournalPush:
         """The push of a ``pushed`` record: the oldest with its version that has not arrived at its shard, or a new one."""
         shard, version = record.get("shard"), record["version"]
         if shard is None:
-            return Push(record["t"], version, record["samples"], arrived=1)
+            return JournalPush(record["t"], version, record["samples"], arrived=1)
         under_way = self._under_way.setdefault((record["worker"], record["incarnation"]), [])
         push = next((push for push in under_way if push.version == version and shard in push.absent), None)
         if push is None:
             held = tuple(record["held"])
-            push = Push(record["t"], version, record["samples"], held, frozenset(range(len(held))))
+            push = JournalPush(record["t"], version, record["samples"], held, frozenset(range(len(held))))
             under_way.append(push)
         push.arrived += 1
         push.absent -= {shard}
@@ -88,14 +88,14 @@ class Sender:
     def __init__(self) -> None:
         self.clock = 0
         """Of its newest push."""
-        self.open: dict[int, Push] = {}
+        self.open: dict[int, JournalPush] = {}
         """By clock, oldest first."""
         self._run = SURE
-        self._newest: Push | None = None
+        self._newest: JournalPush | None = None
         self._numbered = False
         """Whether the newest arrival is the one that gave its push a clock."""
 
-    def pushed(self, push: Push, shard: int | None) -> None:
+    def pushed(self, push: JournalPush, shard: int | None) -> None:
         """A push has arrived."""
         self._newest, self._numbered = push, push.clock == 0
         if self._numbered:
@@ -114,7 +114,7 @@ class Sender:
         """Nobody waits for it: when it works again, its clock is at least the slowest then."""
         self._run = _Run(certain=False)
 
-    def find(self, clock: int, shard: int | None) -> Push | None:
+    def find(self, clock: int, shard: int | None) -> JournalPush | None:
         """The open push with this clock at this shard. Clock 0 is that of a fenced push, which is the newest."""
         if clock == 0:
             return self._newest if self._newest is not None and shard in self._newest.open else None
@@ -127,7 +127,7 @@ class Sender:
         push.run.certain = True
         return push
 
-    def settle(self, push: Push, shard: int | None, *, fenced: bool) -> None:
+    def settle(self, push: JournalPush, shard: int | None, *, fenced: bool) -> None:
         """A push that was found has its fate at this shard. One that was fenced has used up no clock."""
         push.open.discard(shard)
         if not push.open:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from offbeat.journal.arrivals import Arrivals, Push, Record, Sender
+from offbeat.journal.arrivals import JournalArrivals, JournalPush, Record, Sender
 
 Key: TypeAlias = tuple[int, int, int, int | None]
 """A worker, its incarnation, the clock of a push, and the shard; None: all shards together."""
@@ -32,7 +32,7 @@ class Audit:
     """
 
     def __init__(self) -> None:
-        self._arrivals = Arrivals()
+        self._arrivals = JournalArrivals()
         self._senders: dict[tuple[int, int], Sender] = {}
         self._parts: dict[Key, tuple[int, int]] = {}
         """Parts of folds whose fate has not been read yet: version and staleness."""
@@ -234,5 +234,5 @@ def _what(key: Key) -> str:
     return f"{_who(worker, incarnation)}: clock {clock}{_at(shard)}"
 
 
-def _sorted(push: Push) -> list[int | None]:
+def _sorted(push: JournalPush) -> list[int | None]:
     return sorted(push.open, key=lambda shard: -1 if shard is None else shard)

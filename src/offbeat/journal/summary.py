@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from offbeat.journal.arrivals import Arrivals, Record
+from offbeat.journal.arrivals import JournalArrivals, Record
 from offbeat.journal.audit import Audit
 from offbeat.journal.worker_summary import FATES, Spread, WorkerTally, plain
 
@@ -36,7 +36,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._audit = Audit()
-        self._arrivals = Arrivals()
+        self._arrivals = JournalArrivals()
         self._job: Record = {}
         self._end: Record = {}
         self._t = 0.0

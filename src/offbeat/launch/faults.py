@@ -6,18 +6,18 @@ import re
 from collections.abc import Sequence
 
 from offbeat.errors import ConfigurationError
-from offbeat.runtime.job.settings import ANY, Kill, Late, Slow
+from offbeat.runtime.job.settings import ANY, InjectedKill, InjectedSlowdown, Late
 
 _SLOW = re.compile(r"(any|\d+)=(\d+(?:\.\d*)?|\.\d+)(?:@(\d+)-(\d+))?")
 _KILL = re.compile(r"(\d+)@(\d+)")
 _LATE = re.compile(r"(any|\d+)=(\d+(?:\.\d*)?|\.\d+)(?:@(\d+(?:\.\d*)?|\.\d+)%)?")
 
 
-def parse_slow(text: str, workers: int) -> Slow:
+def parse_slow(text: str, workers: int) -> InjectedSlowdown:
     """A straggler: ``WORKER=SECONDS``, ``any=SECONDS``, either with ``@FROM-TO``, the first and the last version it holds for.
 
     >>> parse_slow("2=0.2@50-100", workers=4)
-    Slow(worker=2, seconds=0.2, start=50, stop=100)
+    InjectedSlowdown(worker=2, seconds=0.2, start=50, stop=100)
 
     Raises:
         ConfigurationError: it cannot be read, or there is no such worker.
@@ -31,14 +31,14 @@ def parse_slow(text: str, workers: int) -> Slow:
     worker = ANY if who == "any" else _existing(int(who), workers, f"--slow {text}")
     if stop is not None and int(stop) < int(start):
         raise ConfigurationError(f"--slow {text}: the last version, {stop}, comes before the first, {start}")
-    return Slow(worker=worker, seconds=float(seconds), start=int(start or 0), stop=None if stop is None else int(stop))
+    return InjectedSlowdown(worker=worker, seconds=float(seconds), start=int(start or 0), stop=None if stop is None else int(stop))
 
 
-def parse_kill(text: str, workers: int) -> Kill:
+def parse_kill(text: str, workers: int) -> InjectedKill:
     """A death: ``WORKER@VERSION``.
 
     >>> parse_kill("1@200", workers=4)
-    Kill(worker=1, version=200)
+    InjectedKill(worker=1, version=200)
 
     Raises:
         ConfigurationError: it cannot be read, or there is no such worker.
@@ -46,7 +46,7 @@ def parse_kill(text: str, workers: int) -> Kill:
     match = _KILL.fullmatch(text)
     if match is None:
         raise ConfigurationError(f"--kill {text}: write WORKER@VERSION, for instance 1@200")
-    return Kill(worker=_existing(int(match[1]), workers, f"--kill {text}"), version=int(match[2]))
+    return InjectedKill(worker=_existing(int(match[1]), workers, f"--kill {text}"), version=int(match[2]))
 
 
 def parse_late(text: str, servers: int) -> Late:
@@ -72,7 +72,7 @@ def parse_late(text: str, servers: int) -> Late:
     return Late(server=ANY if who == "any" else int(who), seconds=float(seconds), share=share)
 
 
-def parse_all(slow: Sequence[str], kill: Sequence[str], workers: int) -> tuple[tuple[Slow, ...], tuple[Kill, ...]]:
+def parse_all(slow: Sequence[str], kill: Sequence[str], workers: int) -> tuple[tuple[InjectedSlowdown, ...], tuple[InjectedKill, ...]]:
     """All of a command line's."""
     return tuple(parse_slow(text, workers) for text in slow), tuple(parse_kill(text, workers) for text in kill)
 

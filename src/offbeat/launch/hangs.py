@@ -48,7 +48,7 @@ class LivedClock:
 
 
 @dataclass(slots=True)
-class Standing:
+class ProcessStanding:
     """How one process of a worker stands, by its start and by what server 0 says.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from offbeat.launch.hangs import Standing
+from offbeat.launch.hangs import ProcessStanding
 from offbeat.launch.processes import Child, describe
 from offbeat.types import WorkerId
 
@@ -33,7 +33,7 @@ class WorkerProcess:
     """Why its newest process fails, if it has said so."""
     too_late: bool = False
     """It came back when all others had finished: nothing was left to do, and nothing has failed."""
-    standing: Standing = field(default_factory=lambda: Standing(0.0))
+    standing: ProcessStanding = field(default_factory=lambda: ProcessStanding(0.0))
     """Of the newest process."""
 
     def describe(self, status: int) -> str:

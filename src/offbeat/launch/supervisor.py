@@ -19,7 +19,7 @@ from offbeat.errors import ProtocolError
 from offbeat.journal.records import seal
 from offbeat.launch.environment import common_environment, free_port, server_environment, worker_environment
 from offbeat.launch.forkserver import POSSIBLE, Forkserver
-from offbeat.launch.hangs import STACKS_S, LivedClock, ServerWatch, Standing
+from offbeat.launch.hangs import STACKS_S, LivedClock, ProcessStanding, ServerWatch
 from offbeat.launch.outcome import Display, End, Outcome, verdict
 from offbeat.launch.output import Output
 from offbeat.launch.processes import Child, describe, start
@@ -143,7 +143,7 @@ class Supervisor:
         if not self._begun(self._zygote_settled):  # the servers load, too, meanwhile
             return
         for worker in range(self._settings.workers):
-            self._workers[worker] = WorkerProcess(self._spawn(worker), standing=Standing(self._clock.now()))
+            self._workers[worker] = WorkerProcess(self._spawn(worker), standing=ProcessStanding(self._clock.now()))
             self._record("worker", worker, "started", f"pid {self._workers[worker].child.pid}")
 
     def _begun(self, ready: Callable[[], bool]) -> bool:
@@ -285,7 +285,7 @@ class Supervisor:
                 state.restarts += 1
                 state.failure = None
                 state.child = self._spawn(worker)
-                state.standing = Standing(self._clock.now())
+                state.standing = ProcessStanding(self._clock.now())
                 count = f"{state.restarts} of {self._max_restarts}"
                 self._record("worker", worker, "restarted", f"{count}, pid {state.child.pid}")
                 self._display.note(f"worker {worker} {how}: restarted ({count})")

@@ -24,7 +24,7 @@ STEEPEST, FLATTEST = 1.9, 0.1
 """Estimates of the smoothness L are clipped to these, over eta: from 2 on no step gains anything, however little the variance."""
 
 
-class Measured(NamedTuple):
+class MeasuredFold(NamedTuple):
     """One fold."""
 
     version: Version
@@ -59,7 +59,7 @@ class GainEstimator:
     """
 
     def __init__(self, *, history: int, smoothness: float | Literal["auto"] | None, momentum: float) -> None:
-        self._measured: deque[Measured] = deque(maxlen=history)
+        self._measured: deque[MeasuredFold] = deque(maxlen=history)
         self._variances: deque[float] = deque(maxlen=history)
         """Of folds of more than one gradient."""
         self._smoothness = smoothness
@@ -100,7 +100,7 @@ class GainEstimator:
         self._lr = lr / scale
         if event.difference is not None and self._measured and self._measured[-1].version == event.version - 1:
             self._look_at_curvature(event.difference - variance / k, self._measured[-1])
-        self._measured.append(Measured(event.version, k, event.total, variance, lr))
+        self._measured.append(MeasuredFold(event.version, k, event.total, variance, lr))
         return True
 
     def gains(self, scales: Sequence[float]) -> NDArray[np.float64] | None:
@@ -127,7 +127,7 @@ class GainEstimator:
             return min(max(self._estimated, FLATTEST / highest), STEEPEST / highest)
         return float(self._smoothness)
 
-    def _look_at_curvature(self, difference: float, before: Measured) -> None:
+    def _look_at_curvature(self, difference: float, before: MeasuredFold) -> None:
         """``difference``: |g_t - g_{t-1}|^2 without the noise of g_t."""
         moved = before.lr * sqrt(before.total)
         found = sqrt(max(difference - before.variance / before.k, 0.0)) / moved if moved > 0.0 else inf

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from offbeat.policies.dbw import BDBW
 
 
-class Round(NamedTuple):
+class VersionRound(NamedTuple):
     """A version, from its publication to the fold onto it."""
 
     version: Version
@@ -45,8 +45,8 @@ class Run(Policy):
         self.rule = rule
         self._gain = gain
         self._times = ArrivalTimes(rule.gamma, pooled=rule.obsolete == "push_and_interrupt")
-        self._round: Round | None = None
-        self._before: tuple[Round, int] | None = None
+        self._round: VersionRound | None = None
+        self._before: tuple[VersionRound, int] | None = None
         """The round before, and how many of its gradients have come by now."""
         self._rounds = 0
         self._chosen: Version | None = None
@@ -89,7 +89,7 @@ class Run(Policy):
             self._note_late(stale)
             return stale
         if self._round is None:  # the first version, and nothing to choose by
-            self._round = Round(view.version, view.now, view.epoch, None)
+            self._round = VersionRound(view.version, view.now, view.epoch, None)
             self._chosen = view.version
         elif self._gain is None and self._chosen != view.version:
             self._choose(view)
@@ -121,7 +121,7 @@ class Run(Policy):
         self._losses = fmean(losses) if losses else None, self._losses[0]
         self._weights, self._scale = by_samples(parts), self.rule.scale(len(parts), n)
         self._before = self._round._replace(waited=waited), len(parts)
-        self._round = Round(view.version + 1, view.now, view.epoch, len(parts))
+        self._round = VersionRound(view.version + 1, view.now, view.epoch, len(parts))
         self._rounds += 1
 
     def _note_late(self, stale: Decision) -> None:

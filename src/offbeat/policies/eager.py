@@ -111,7 +111,7 @@ class Majority(Partial):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn(Partial):
+class DrawnInitiators(Partial):
     """Rules that draw several ranks for each round."""
 
     m: int
@@ -127,7 +127,7 @@ class Drawn(Partial):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FirstOf(Drawn):
+class FirstOf(DrawnInitiators):
     """A round closes when the first of m drawn ranks arrives: (P + 1) / (m + 1) arrive on average. m = 1 is `Majority`, m = P `Solo`.
 
     Source: the spectrum that the paper leaves to future work (Li et al. 2020, section 8), derived.
@@ -145,7 +145,7 @@ class FirstOf(Drawn):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllOf(Drawn):
+class AllOf(DrawnInitiators):
     """A round closes when all of m drawn ranks have arrived: m (P + 1) / (m + 1) on average. m = 1 is `Majority`, m = P `Full`.
 
     Source: as `FirstOf`.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from offbeat.core.about import About, Row
 from offbeat.core.policy import Averaging, Policy, whole_number
 from offbeat.errors import ConfigurationError
-from offbeat.policies.rounds import Rounds
+from offbeat.policies.rounds import RoundsPolicy
 
 WORDS = {
     "reallocate": ("none", "affine", "inverse"),
@@ -201,4 +201,4 @@ class EnsembleSync(Policy):
         return f"ensemble({', '.join(f'{name}={value}' for name, value in differs.items())})"
 
     def start(self) -> Policy:
-        return Rounds(self)
+        return RoundsPolicy(self)

@@ -36,7 +36,7 @@ def next_period(ratio: float, first: int, last: int) -> int:
     return period if period < last else ceil(last / 2)
 
 
-class Rounds(Policy):
+class RoundsPolicy(Policy):
     """One run of the rule: what has been measured, and what is planned.
 
     Args:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from offbeat.journal.arrivals import Arrivals, Record
+from offbeat.journal.arrivals import JournalArrivals, Record
 
 SPANS: Final = ("computing", "waiting", "idle", "dead")
 CHANGES: Final = ("release", "pushed", "abandoned", "interrupt", "paused", "settle", "state_changed")
@@ -19,7 +19,7 @@ DEATHS: Final = ("kill", "vanish")
 """Faults made on purpose that end a process."""
 
 
-class Span(NamedTuple):
+class LaneSpan(NamedTuple):
     """What a worker did from ``start_s`` to ``stop_s``; one of `SPANS`."""
 
     start_s: float
@@ -50,7 +50,7 @@ class Moment(NamedTuple):
 class Lane:
     """One worker's history."""
 
-    spans: list[Span] = field(default_factory=list)
+    spans: list[LaneSpan] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     doing: str = "absent"
     since_s: float = 0.0
@@ -59,7 +59,7 @@ class Lane:
     def turn(self, doing: str, t: float) -> None:
         """Close the span under way and begin another; ``absent`` is drawn as nothing."""
         if self.doing != "absent" and t > self.since_s:
-            self.spans.append(Span(self.since_s, t, self.doing))
+            self.spans.append(LaneSpan(self.since_s, t, self.doing))
         self.doing, self.since_s = doing, t
 
     def die(self, t: float, reason: str = "") -> None:
@@ -79,7 +79,7 @@ class Chart:
     end_s: float = 0.0
     blocks: bool = False
     """Whether the rule has shard scope: workers go on by themselves, and no release says when."""
-    _arrivals: Arrivals = field(default_factory=Arrivals)
+    _arrivals: JournalArrivals = field(default_factory=JournalArrivals)
     _doing: Counter[str] = field(default_factory=Counter)
     """How many workers do what."""
     _round: tuple[float, int] = (0.0, -1)
@@ -199,10 +199,10 @@ def _release(lane: Lane, record: Record, blocks: bool) -> None:
         lane.turn("computing", record["t"])
 
 
-def shares(spans: Sequence[Span], start_s: float, stop_s: float, columns: int) -> dict[str, list[float]]:
+def shares(spans: Sequence[LaneSpan], start_s: float, stop_s: float, columns: int) -> dict[str, list[float]]:
     """How much of each of ``columns`` equal stretches of time was spent on what; the shares of a column add up to at most 1.
 
-    >>> shares([Span(0.0, 1.5, "computing"), Span(1.5, 2.0, "waiting")], 0.0, 2.0, columns=2)["waiting"]
+    >>> shares([LaneSpan(0.0, 1.5, "computing"), LaneSpan(1.5, 2.0, "waiting")], 0.0, 2.0, columns=2)["waiting"]
     [0.0, 0.5]
     """
     result = {what: [0.0] * columns for what in SPANS}

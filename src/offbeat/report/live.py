@@ -1,7 +1,7 @@
 """The display of a running job: redrawn in place on a terminal, a plain line now and then anywhere else.
 
 Fed snapshots (`journal.summary.Tally.summary`) a few times per second by whoever runs the job. What is shown is put together by pure
-functions; `Progress` only prints. It starts no thread and reads no clock, so nothing moves unless it is told to.
+functions; `LiveProgress` only prints. It starts no thread and reads no clock, so nothing moves unless it is told to.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RATE_OVER_S: Final = 5.0
 STYLES: Final = {"dead": "red", "recovered": "magenta", "expected": "dim", "finished": "green"}
 
 
-class Progress:
+class LiveProgress:
     """Shows how a job gets on.
 
     Args:

@@ -14,7 +14,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.journal.arrivals import Record
 from offbeat.journal.records import of_optimizer, read
 from offbeat.report.figures import short
-from offbeat.report.lanes import SPANS, Chart, Lane, Span, shares
+from offbeat.report.lanes import SPANS, Chart, Lane, LaneSpan, shares
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,7 +121,7 @@ def _lane(axes: Axes, row: int, lane: Lane, stop_s: float) -> bool:
     return width < DENSE_PIXELS and bool(busy)
 
 
-def _as_shares(axes: Axes, row: int, busy: Sequence[Span]) -> None:
+def _as_shares(axes: Axes, row: int, busy: Sequence[LaneSpan]) -> None:
     if not busy:
         return
     start_s, stop_s = busy[0].start_s, busy[-1].stop_s

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from offbeat.core.effects import EpochEnded, Fence, Grant, Interrupt, NoMore, Paused, Publish, Release
 from offbeat.core.events import Event, Heard, Joined, LeaseWanted, Left, Lost
 from offbeat.core.policy import Plan
-from offbeat.session import Progress
+from offbeat.session import SplitProgress
 from offbeat.sim.latency.registry import stretched
 from offbeat.sim.training.workload import Step
 from offbeat.types import Epoch, Incarnation, LeaseId, Seconds, Version, WorkerId
@@ -43,7 +43,7 @@ class Doing(IntEnum):
     GONE = 6
 
 
-class Process(ABC):
+class SimulatedProcess(ABC):
     """One process of a worker. A restarted worker is a new object, which goes on with its predecessor's numbers of iterations.
 
     Args:
@@ -73,7 +73,7 @@ class Process(ABC):
         self.steps: tuple[Step, ...] = ()
         self.grant: Grant | None = None
         """Samples that it has got and not begun with."""
-        self.progress = Progress()
+        self.progress = SplitProgress()
         self._epoch: Epoch = 0
 
     # Told by the coordinator.
@@ -216,4 +216,4 @@ class Process(ABC):
         return begin + (stretched(seconds, begin, self.windows) if self.windows else seconds)
 
     def _end_epoch(self, epoch: Epoch) -> None:
-        self._epoch, self.progress = epoch + 1, Progress()
+        self._epoch, self.progress = epoch + 1, SplitProgress()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from offbeat.core.block_cache import Blocks
 from offbeat.core.effects import Interrupt, Publish, Release
 from offbeat.core.events import Abandoned, Event, Pushed
-from offbeat.sim.process import Doing, Process
+from offbeat.sim.process import Doing, SimulatedProcess
 from offbeat.sim.training.workload import Handed
 from offbeat.types import Clock, Incarnation, Seconds, Version, WorkerId
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from offbeat.sim.simulation import Simulation
 
 
-class ShardWorker(Process):
-    """See `Process`. Its ``version`` is the iteration that it computes, by its own count."""
+class ShardWorker(SimulatedProcess):
+    """See `SimulatedProcess`. Its ``version`` is the iteration that it computes, by its own count."""
 
     def __init__(self, world: Simulation, number: WorkerId, iteration: int = 0) -> None:
         super().__init__(world, number, iteration)

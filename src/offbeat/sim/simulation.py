@@ -41,7 +41,7 @@ from offbeat.sim.event_queue import FAULT, EventQueue
 from offbeat.sim.faults import Fault, Freeze, Join, Kill, Restart, Slow, Stop, Vanish
 from offbeat.sim.gossip_links import Links
 from offbeat.sim.latency.registry import Constant, Sampler, derived
-from offbeat.sim.process import Doing, Process
+from offbeat.sim.process import Doing, SimulatedProcess
 from offbeat.sim.servers import Servers
 from offbeat.sim.shard_workers import ShardWorker
 from offbeat.sim.training.workload import Exchanged, Workload
@@ -88,7 +88,7 @@ class Simulation:
         per_sample = cluster.law("per_sample")
         free = isinstance(per_sample, Constant) and per_sample.seconds == 0.0
         self.per_sample = None if free else per_sample.start(derived(cluster.seed, "per sample"), cluster.total)
-        self.workers: dict[WorkerId, Process] = {}
+        self.workers: dict[WorkerId, SimulatedProcess] = {}
         self.blocks: list[Version] = [0] * cluster.servers
         """The version of each shard, in rules of shard scope."""
         self.curve: list[Point] = []
@@ -198,7 +198,7 @@ class Simulation:
         for worker in there:
             worker.published(effect)
 
-    def _tell(self, effect: Any, message: Callable[[Process], None]) -> None:
+    def _tell(self, effect: Any, message: Callable[[SimulatedProcess], None]) -> None:
         """A message for a worker's process, if there still is the one for which it is meant."""
         worker = self.workers[effect.worker]
         if worker.incarnation == effect.incarnation and worker.doing is not Doing.GONE:

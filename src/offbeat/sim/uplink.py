@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from offbeat.core.events import Event
 from offbeat.sim.event_queue import EventQueue
-from offbeat.sim.process import Process
+from offbeat.sim.process import SimulatedProcess
 from offbeat.sim.servers import Servers
 from offbeat.types import Seconds
 
@@ -24,7 +24,7 @@ class Uplink:
         self._simple = servers.pushes_immediate and (servers.never_busy or servers.count == 1)
         """Whether a push is with all servers as it is sent. Server 0's turn is seen to at its desk."""
 
-    def push(self, worker: Process, event: Event) -> None:
+    def push(self, worker: SimulatedProcess, event: Event) -> None:
         """A worker's push is on its way to every server; it has arrived when all of them have it."""
         if self._simple:
             worker.arrived(event)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from offbeat.core.effects import Interrupt, Publish, Release
 from offbeat.core.events import Abandoned, Event, Pushed
-from offbeat.sim.process import Doing, Process
+from offbeat.sim.process import Doing, SimulatedProcess
 from offbeat.sim.training.workload import Handed
 from offbeat.types import Clock, Incarnation, WorkerId
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from offbeat.sim.simulation import Simulation
 
 
-class JobWorker(Process):
-    """See `Process`."""
+class JobWorker(SimulatedProcess):
+    """See `SimulatedProcess`."""
 
     def __init__(self, world: Simulation, number: WorkerId, iteration: int = 0) -> None:
         super().__init__(world, number, iteration)

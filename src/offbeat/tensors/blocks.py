@@ -36,7 +36,7 @@ class Owned(NamedTuple):
     """The byte after it, padding included."""
 
 
-class Part(NamedTuple):
+class BlockPart(NamedTuple):
     """Elements ``start`` to ``stop`` of a tensor, which lie at element ``at`` of a block."""
 
     own: Owned
@@ -55,7 +55,7 @@ class Block(NamedTuple):
     group: int
     whole: bool
     """Whether the parameter is one tensor in its true shape; otherwise it is flat."""
-    parts: tuple[Part, ...]
+    parts: tuple[BlockPart, ...]
 
 
 OwnState: TypeAlias = dict[int, dict[str, torch.Tensor]]
@@ -88,7 +88,7 @@ def _whole_block(own: Owned, memory: Memory) -> Block:
     spec = own.spec
     flat = elements(memory, own.at, spec.numel, DTYPES[spec.dtype])
     parameter = torch.as_strided(flat, spec.shape, spec.stride)
-    return Block(parameter, own.at // spec.itemsize, spec.numel, spec.group, True, (Part(own, 0, spec.numel, 0),))
+    return Block(parameter, own.at // spec.itemsize, spec.numel, spec.group, True, (BlockPart(own, 0, spec.numel, 0),))
 
 
 def _cut(run: list[Owned], memory: Memory) -> list[Block]:
@@ -104,7 +104,7 @@ def _cut(run: list[Owned], memory: Memory) -> list[Block]:
             start = own.start + max(low - own.at, 0) // spec.itemsize
             stop = min(own.stop, own.start + (high - own.at) // spec.itemsize)
             if start < stop:
-                parts.append(Part(own, start, stop, (own.at - low) // spec.itemsize + start - own.start))
+                parts.append(BlockPart(own, start, stop, (own.at - low) // spec.itemsize + start - own.start))
             if own.end > high:
                 break
             next_own += 1

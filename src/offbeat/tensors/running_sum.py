@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from offbeat.core.allreduce.schedule import Action, Kind, Operation, Program
+from offbeat.core.allreduce.schedule import Action, Operation, OperationKind, RankProgram
 from offbeat.errors import ProtocolError
 from offbeat.tensors.layout import Memory
 
@@ -34,7 +34,7 @@ class RunningSum:
     tensor([0.5000, 0.5000])
     """
 
-    def __init__(self, out: torch.Tensor, parts: Sequence[torch.Tensor], divisor: int, terms: int, program: Program, rank: int) -> None:
+    def __init__(self, out: torch.Tensor, parts: Sequence[torch.Tensor], divisor: int, terms: int, program: RankProgram, rank: int) -> None:
         self.out = out
         scale = 0.5 ** max(0, terms - 1).bit_length()
         self._program, self._divisor, self._rank = program, divisor * scale, rank
@@ -69,7 +69,7 @@ class RunningSum:
     def do(self, index: int) -> None:
         """Do this computation."""
         operation = self._program.operations[index]
-        assert operation.kind is Kind.COMPUTE and operation.span is not None, operation
+        assert operation.kind is OperationKind.COMPUTE and operation.span is not None, operation
         span = self.out[operation.span.start : operation.span.stop]
         if operation.action is Action.SCALE:
             span.div_(self._divisor)

@@ -217,7 +217,7 @@ NO_FIELDS: Final = fields({})
 
 
 @dataclass(frozen=True)
-class Kind:
+class MessageSchema:
     """What a message of one kind has beside its kind."""
 
     check: Check = NO_FIELDS
@@ -234,7 +234,7 @@ class Kinds:
         kinds: by name.
         key: the field that names the kind.
 
-    >>> kinds = Kinds({"push": Kind(fields({"version": whole()}))})
+    >>> kinds = Kinds({"push": MessageSchema(fields({"version": whole()}))})
     >>> kinds.check({"kind": "push", "version": 3}, "worker 1")
     'push'
     >>> kinds.check({"kind": "push", "version": -1}, "worker 1")
@@ -243,7 +243,7 @@ class Kinds:
     offbeat.errors.ProtocolError: worker 1 sent 'push' with version = -1 (expected an integer from 0 to 2**62)
     """
 
-    def __init__(self, kinds: Mapping[str, Kind], *, key: str = "kind") -> None:
+    def __init__(self, kinds: Mapping[str, MessageSchema], *, key: str = "kind") -> None:
         self.kinds, self._key = dict(kinds), key
 
     def __contains__(self, kind: object) -> bool:

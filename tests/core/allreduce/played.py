@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.core.allreduce.schedule import Kind, Passage, Schedule
+from offbeat.core.allreduce.schedule import OperationKind, Passage, Schedule
 from offbeat.sim.latency.base import Law, derived
 from offbeat.types import Seconds, WorkerId
 
@@ -77,7 +77,7 @@ def play(
         while (index := passage.take()) is not None:
             operation = passage.program.operations[index]
             on_s[rank] = now if on_s[rank] is None else on_s[rank]
-            if operation.kind is Kind.SEND:
+            if operation.kind is OperationKind.SEND:
                 assert operation.peer is not None and operation.tag is not None
                 numel = 0 if operation.span is None else operation.span.numel
                 content = None if vectors is None else vectors[rank].outgoing(index)
@@ -85,7 +85,7 @@ def play(
                 serial, messages, elements = serial + 1, messages + 1, elements + numel
                 arrives_s = free_s[rank] + delay(rank, operation.peer, numel)
                 heapq.heappush(heap, (arrives_s, serial, operation.peer, rank, operation.tag, _kept(content)))
-            elif operation.kind is Kind.COMPUTE and vectors is not None:
+            elif operation.kind is OperationKind.COMPUTE and vectors is not None:
                 vectors[rank].do(index)
             passage.finished(index)
         if passage.done and done_s[rank] is None:
@@ -149,7 +149,8 @@ def _waiting(passages: Sequence[Passage]) -> list[tuple[int, int]]:
     waiting = []
     for rank, passage in enumerate(passages):
         for index, operation in enumerate(passage.program.operations):
-            optional = index == passage.program.trigger or (operation.kind in (Kind.SEND, Kind.RECEIVE) and operation.span is None)
+            moves = operation.kind in (OperationKind.SEND, OperationKind.RECEIVE)
+            optional = index == passage.program.trigger or (moves and operation.span is None)
             if not passage.fired(index) and not optional:
                 waiting.append((rank, index))
     return waiting

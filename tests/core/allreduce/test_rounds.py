@@ -15,7 +15,7 @@ from tests.core.rounds import Chance, Play
 from tests.tiers import examples
 
 from offbeat.core.allreduce.policy import CLOSED, ON_TIME, RoundRule, RoundView
-from offbeat.core.allreduce.rounds import Arrival, Part, Round, Rounds
+from offbeat.core.allreduce.rounds import Arrival, Round, RoundPart, Rounds
 from offbeat.policies import rule
 from offbeat.types import WorkerId
 
@@ -52,7 +52,7 @@ def test_what_comes_late_is_carried_into_the_next_round() -> None:
     assert rounds.version(1) == 1 and not rounds.read(1)
     assert rounds.free_buffer(1) == 1, "the first holds what is carried"
     assert rounds.arrive(0, 0).closed
-    assert rounds.closed() == Round(1, (Part(0, 0), Part(1, 0)), 2, 0)
+    assert rounds.closed() == Round(1, (RoundPart(0, 0), RoundPart(1, 0)), 2, 0)
 
 
 def test_a_rank_may_have_two_gradients_in_one_round() -> None:
@@ -65,7 +65,7 @@ def test_a_rank_may_have_two_gradients_in_one_round() -> None:
     rounds.arrive(2, 1)
     assert rounds.free_buffer(2) is None and rounds.arrive(1, 0).closed
     closed = rounds.closed()
-    assert closed is not None and closed.parts == (Part(1, 0), Part(2, 0), Part(2, 1)) and closed.divisor == 3
+    assert closed is not None and closed.parts == (RoundPart(1, 0), RoundPart(2, 0), RoundPart(2, 1)) and closed.divisor == 3
 
 
 def test_who_misses_a_round_by_a_little_has_not_arrived_in_the_next() -> None:
@@ -125,7 +125,7 @@ def test_a_gradient_that_cannot_be_used_is_an_arrival_all_the_same() -> None:
     rounds.arrive(0, None)
     assert rounds.arrive(1, 0).closed
     closed = rounds.closed()
-    assert closed is not None and closed.parts == (Part(1, 0),) and closed.divisor == 2
+    assert closed is not None and closed.parts == (RoundPart(1, 0),) and closed.divisor == 2
     folded(rounds, 0, 1)
     rounds.arrive(0, None)
     assert rounds.arrive(1, None).closed
@@ -139,7 +139,7 @@ def test_the_dead_are_not_counted_and_what_they_have_handed_in_is_used() -> None
     rounds.arrive(1, 0)
     assert not rounds.leave(0)
     assert rounds.leave(2)
-    assert rounds.closed() == Round(0, (Part(0, 0), Part(1, 0)), 1, None)
+    assert rounds.closed() == Round(0, (RoundPart(0, 0), RoundPart(1, 0)), 1, None)
 
 
 def test_if_the_initiator_dies_another_is_drawn_and_the_others_stay() -> None:
@@ -155,7 +155,7 @@ def test_who_comes_back_finds_its_buffers_empty() -> None:
     rounds = entered("full", 2)
     rounds.arrive(0, 0)
     rounds.leave(0)
-    assert rounds.enter(0, 0) == (Part(0, 0),)
+    assert rounds.enter(0, 0) == (RoundPart(0, 0),)
     assert rounds.free_buffer(0) == 0 and not rounds.waits(0)
 
 

@@ -14,7 +14,7 @@ from tests.core.allreduce.played import Played, latency, play
 from tests.tiers import examples
 
 from offbeat.core.allreduce.algorithms import activation, doubling, halving, partial_allreduce, ring
-from offbeat.core.allreduce.schedule import Kind, Operation, Passage, Program, Schedule, in_order
+from offbeat.core.allreduce.schedule import Operation, OperationKind, Passage, RankProgram, Schedule, in_order
 from offbeat.sim.latency.registry import law
 from offbeat.tensors.running_sum import RunningSum
 
@@ -163,7 +163,7 @@ def test_a_message_of_another_schedule_is_told() -> None:
 
 def test_programs_have_no_cycles() -> None:
     with pytest.raises(AssertionError, match="comes after"):
-        Program((Operation(Kind.NOP, after=(0,)),), done=0)
+        RankProgram((Operation(OperationKind.NOP, after=(0,)),), done=0)
 
 
 def test_latency_under_a_law() -> None:

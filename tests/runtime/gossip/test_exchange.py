@@ -20,7 +20,7 @@ from offbeat.core.effects import Release
 from offbeat.core.events import Pushed
 from offbeat.core.gossip.ledger import GossipLedger
 from offbeat.core.gossip.push_sum import GossipRule
-from offbeat.core.rank_log import Fenced, Kind
+from offbeat.core.rank_log import EntryKind, Fenced
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.policies import ADPSGD, DPSGD, SGP, rule
 from offbeat.runtime.gossip.exchange import OneHostGossip
@@ -87,13 +87,13 @@ def test_a_follower_comes_to_the_same_decisions(policy: GossipRule) -> None:
     assert [entry.seq for entry in entries] == list(range(len(entries))) and host.follow(len(entries)) == []
     ledger, replicas, versions = GossipLedger(policy, seed=3), Replicas(policy.exchange), dict.fromkeys(range(5), 0)
     for entry in entries:
-        if entry.kind is Kind.ENTER:
+        if entry.kind is EntryKind.ENTER:
             effects = ledger.enter(entry.rank, 1, 0.0)
-        elif entry.kind is Kind.LEAVE:
+        elif entry.kind is EntryKind.LEAVE:
             replicas.gone(entry.rank)
             effects = ledger.leave(entry.rank, 0.0)
         else:
-            assert entry.kind is Kind.ARRIVE
+            assert entry.kind is EntryKind.ARRIVE
             effects = ledger.push(Pushed(entry.rank, 1, versions[entry.rank], 1, 0.0), 0.0)
             assert ledger.gossip.steps(entry.rank) == entry.version
         replicas.follow(effects)

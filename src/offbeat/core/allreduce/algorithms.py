@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from offbeat.core.allreduce.schedule import Action, Kind, Operation, Program, Schedule, Span, in_order
+from offbeat.core.allreduce.schedule import Action, ElementRange, Operation, OperationKind, RankProgram, Schedule, in_order
 
 FEW = 8
 SMALL_NBYTES = 128 << 10
@@ -21,27 +21,27 @@ class _Writer:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self._operations = [Operation(Kind.NOP)]
+        self._operations = [Operation(OperationKind.NOP)]
 
     def add(self, operation: Operation) -> int:
         """Returns its index."""
         self._operations.append(operation)
         return len(self._operations) - 1
 
-    def send(self, peer: int, tag: int, span: Span, *after: int) -> int:
-        return self.add(Operation(Kind.SEND, after or (0,), peer=peer, tag=tag, span=span))
+    def send(self, peer: int, tag: int, span: ElementRange, *after: int) -> int:
+        return self.add(Operation(OperationKind.SEND, after or (0,), peer=peer, tag=tag, span=span))
 
-    def receive(self, peer: int, tag: int, span: Span, action: Action, *after: int) -> int:
+    def receive(self, peer: int, tag: int, span: ElementRange, action: Action, *after: int) -> int:
         """Receive and use it; returns the index of the computation."""
-        source = self.add(Operation(Kind.RECEIVE, peer=peer, tag=tag, span=span))
-        return self.add(Operation(Kind.COMPUTE, (*(after or (0,)), source), peer=peer, span=span, action=action, source=source))
+        source = self.add(Operation(OperationKind.RECEIVE, peer=peer, tag=tag, span=span))
+        return self.add(Operation(OperationKind.COMPUTE, (*(after or (0,)), source), peer=peer, span=span, action=action, source=source))
 
-    def scale(self, span: Span, *after: int) -> int:
-        return self.add(Operation(Kind.COMPUTE, after or (0,), span=span, action=Action.SCALE))
+    def scale(self, span: ElementRange, *after: int) -> int:
+        return self.add(Operation(OperationKind.COMPUTE, after or (0,), span=span, action=Action.SCALE))
 
-    def finish(self, *after: int) -> Program:
-        done = self.add(Operation(Kind.NOP, tuple(dict.fromkeys(after)) or (0,)))
-        return Program(tuple(self._operations), done)
+    def finish(self, *after: int) -> RankProgram:
+        done = self.add(Operation(OperationKind.NOP, tuple(dict.fromkeys(after)) or (0,)))
+        return RankProgram(tuple(self._operations), done)
 
 
 def activation(ranks: int) -> Schedule:
@@ -61,14 +61,14 @@ def activation(ranks: int) -> Schedule:
     steps = (ranks - 1).bit_length()
     schedule = []
     for rank in range(ranks):
-        operations = [Operation(Kind.NOP, any_of=True)]
+        operations = [Operation(OperationKind.NOP, any_of=True)]
         told = [0]
         for step in range(steps):
-            operations.append(Operation(Kind.SEND, tuple(told), any_of=True, peer=(rank + (1 << step)) % ranks, tag=step))
-            operations.append(Operation(Kind.RECEIVE, peer=(rank - (1 << step)) % ranks, tag=step))
+            operations.append(Operation(OperationKind.SEND, tuple(told), any_of=True, peer=(rank + (1 << step)) % ranks, tag=step))
+            operations.append(Operation(OperationKind.RECEIVE, peer=(rank - (1 << step)) % ranks, tag=step))
             told.append(len(operations) - 1)
-        operations.append(Operation(Kind.NOP, tuple(told), any_of=True))
-        schedule.append(Program(tuple(operations), done=len(operations) - 1, trigger=0))
+        operations.append(Operation(OperationKind.NOP, tuple(told), any_of=True))
+        schedule.append(RankProgram(tuple(operations), done=len(operations) - 1, trigger=0))
     return tuple(schedule)
 
 
@@ -81,7 +81,7 @@ def doubling(ranks: int, numel: int, scale: bool = True) -> Schedule:
     """
     steps = ranks.bit_length() - 1
     inner = 1 << steps
-    whole = Span(0, numel)
+    whole = ElementRange(0, numel)
     schedule = []
     for rank in range(ranks):
         writer = _Writer(rank)
@@ -106,7 +106,7 @@ def halving(ranks: int, numel: int, scale: bool = True) -> Schedule:
     """
     steps = ranks.bit_length() - 1
     inner = 1 << steps
-    whole = Span(0, numel)
+    whole = ElementRange(0, numel)
     schedule = []
     for rank in range(ranks):
         writer = _Writer(rank)
@@ -114,7 +114,7 @@ def halving(ranks: int, numel: int, scale: bool = True) -> Schedule:
             schedule.append(_outsider(writer, rank - inner, whole))
             continue
         now = _fold_in(writer, rank + inner, ranks, whole)
-        given: list[tuple[int, Span, int]] = []
+        given: list[tuple[int, ElementRange, int]] = []
         low, high = 0, inner
         for step in range(steps):
             peer, middle = rank ^ (high - low) // 2, (low + high) // 2
@@ -133,7 +133,7 @@ def halving(ranks: int, numel: int, scale: bool = True) -> Schedule:
                 writer.send(peer, 1 + steps + back, mine, *have)
             if span.numel:
                 have.append(writer.receive(peer, 1 + steps + back, span, Action.COPY, sent))
-            mine = Span(min(mine.start, span.start), max(mine.stop, span.stop))
+            mine = ElementRange(min(mine.start, span.start), max(mine.stop, span.stop))
         schedule.append(_fold_out(writer, rank + inner, ranks, whole, have))
     return tuple(schedule)
 
@@ -165,7 +165,7 @@ def ring(ranks: int, numel: int, scale: bool = True) -> Schedule:
             if step == ranks - 2 and scale and span.numel:
                 last[piece] = writer.scale(span, last[piece])
         if ranks == 1 and scale:
-            last[0] = writer.scale(Span(0, numel))
+            last[0] = writer.scale(ElementRange(0, numel))
         schedule.append(writer.finish(*last.values()))
     return tuple(schedule)
 
@@ -187,23 +187,23 @@ def partial_allreduce(ranks: int, numel: int, itemsize: int) -> Schedule:
     return in_order(activation(ranks), way(ranks, numel))
 
 
-def _piece(numel: int, pieces: int, first: int, stop: int) -> Span:
+def _piece(numel: int, pieces: int, first: int, stop: int) -> ElementRange:
     """The elements of pieces ``first`` up to ``stop``, of so many that are as equal as can be."""
-    return Span(first * numel // pieces, stop * numel // pieces)
+    return ElementRange(first * numel // pieces, stop * numel // pieces)
 
 
-def _outsider(writer: _Writer, peer: int, whole: Span) -> Program:
+def _outsider(writer: _Writer, peer: int, whole: ElementRange) -> RankProgram:
     """The program of a rank that is folded in: its vector goes to the peer, the result comes back."""
     sent = writer.send(peer, 0, whole)
     return writer.finish(writer.receive(peer, 0, whole, Action.COPY, sent))
 
 
-def _fold_in(writer: _Writer, other: int, ranks: int, whole: Span) -> int:
+def _fold_in(writer: _Writer, other: int, ranks: int, whole: ElementRange) -> int:
     """Take in the vector of a rank that is folded in here, if there is one; returns what the rest comes after."""
     return writer.receive(other, 0, whole, Action.ADD) if other < ranks else 0
 
 
-def _fold_out(writer: _Writer, other: int, ranks: int, whole: Span, have: list[int]) -> Program:
+def _fold_out(writer: _Writer, other: int, ranks: int, whole: ElementRange, have: list[int]) -> RankProgram:
     """Send the result to it."""
     if other < ranks:
         writer.send(other, 0, whole, *have)

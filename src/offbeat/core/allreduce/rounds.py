@@ -55,7 +55,7 @@ _BUFFERS_IN: Final = tuple(tuple(buffer for buffer in range(BUFFERS) if bits >> 
 """Those whose bits are set, by the bits."""
 
 
-class Part(NamedTuple):
+class RoundPart(NamedTuple):
     """A gradient in a round."""
 
     rank: WorkerId
@@ -66,7 +66,7 @@ class Round(NamedTuple):
     """A closed round."""
 
     number: Version
-    parts: tuple[Part, ...]
+    parts: tuple[RoundPart, ...]
     """None, if all who have arrived came without a gradient that can be used: the result is zero then."""
     divisor: int
     """The living ranks: the result is the sum of the parts divided by this."""
@@ -107,7 +107,7 @@ class Rounds:
     >>> rounds.arrive(1, 0)
     Arrival(number=0, late=False, closed=True, through=1)
     >>> rounds.closed()
-    Round(number=0, parts=(Part(rank=1, buffer=0),), divisor=3, initiator=1)
+    Round(number=0, parts=(RoundPart(rank=1, buffer=0),), divisor=3, initiator=1)
     >>> rounds.fold_done()  # nobody else has arrived
     False
     >>> rounds.version(1)
@@ -195,13 +195,13 @@ class Rounds:
         """The round that is to be folded; None: all that are closed are done."""
         if self.done == self.number:
             return None
-        parts = tuple(Part(rank, buffer) for rank, bits in enumerate(self._column(FROZEN)) if bits for buffer in _BUFFERS_IN[bits])
+        parts = tuple(RoundPart(rank, buffer) for rank, bits in enumerate(self._column(FROZEN)) if bits for buffer in _BUFFERS_IN[bits])
         initiator = self._cells[INITIATOR]
         return Round(self.done, parts, self._cells[LIVE], None if initiator < 0 else initiator)
 
     # What happens. Everything that may close a round returns whether it has.
 
-    def enter(self, rank: WorkerId, version: Version) -> tuple[Part, ...]:
+    def enter(self, rank: WorkerId, version: Version) -> tuple[RoundPart, ...]:
         """A rank takes part, with the parameters of this version, and needs the results from there on.
 
         Returns:
@@ -215,7 +215,7 @@ class Rounds:
             cells[row + column] = 0
         cells[row + STATE], cells[row + VERSION], cells[row + NEEDS] = ACTIVE, version, version
         self._count(row, 1)
-        return tuple(Part(rank, buffer) for buffer in _BUFFERS_IN[pending])
+        return tuple(RoundPart(rank, buffer) for buffer in _BUFFERS_IN[pending])
 
     def leave(self, rank: WorkerId) -> bool:
         """A rank is gone. What it has pending stays in the round."""

@@ -1,9 +1,9 @@
 """Schedules: what each rank of a collective sends, receives and computes, as data, and one rank's way through it.
 
-A rank's `Program` is a directed acyclic graph of operations. An operation fires when all that it comes after has fired (AND) or, where it
-says so, any of it (OR); a receive fires when its message comes. Each fires once in a round, however often it is asked to: operations are
-consumed. Programs are persistent: they are made once, and each round is a new `Passage` through the same program. Nothing here knows
-bytes, sockets or clocks: whoever executes a passage moves the bytes. Which schedules there are is in ``algorithms.py``.
+A rank's `RankProgram` is a directed acyclic graph of operations. An operation fires when all that it comes after has fired (AND) or, where
+it says so, any of it (OR); a receive fires when its message comes. Each fires once in a round, however often it is asked to: operations are
+consumed. Programs are persistent: they are made once, and each round is a new `Passage` through the same program. Nothing here knows bytes,
+sockets or clocks: whoever executes a passage moves the bytes. Which schedules there are is in ``algorithms.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
 
-class Kind(StrEnum):
+class OperationKind(StrEnum):
     """What an operation is."""
 
     SEND = "send"
@@ -39,7 +39,7 @@ class Action(StrEnum):
     """``span = span / divisor``."""
 
 
-class Span(NamedTuple):
+class ElementRange(NamedTuple):
     """Elements ``start`` up to, not including, ``stop`` of the vector."""
 
     start: int
@@ -54,7 +54,7 @@ class Span(NamedTuple):
 class Operation:
     """One node of a rank's graph."""
 
-    kind: Kind
+    kind: OperationKind
     after: tuple[int, ...] = ()
     """The operations of this program that it comes after. A receive has none: its message is what it waits for."""
     any_of: bool = False
@@ -63,7 +63,7 @@ class Operation:
     """The rank that is sent to or received from."""
     tag: int | None = None
     """Tells the messages from one rank to another apart: equal at both ends."""
-    span: Span | None = None
+    span: ElementRange | None = None
     """None: a message without content."""
     action: Action | None = None
     source: int | None = None
@@ -71,7 +71,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Program:
+class RankProgram:
     """What one rank does in a round.
 
     Raises:
@@ -97,7 +97,7 @@ class Program:
             for before in operation.after:
                 followers[before].append(index)
             needs.append(1 if operation.any_of else len(operation.after))
-            if operation.kind is Kind.RECEIVE:
+            if operation.kind is OperationKind.RECEIVE:
                 assert operation.peer is not None and operation.tag is not None and not operation.after, operation
                 receives[operation.peer, operation.tag] = index
         object.__setattr__(self, "needs", tuple(needs))
@@ -105,14 +105,14 @@ class Program:
         object.__setattr__(self, "receives", receives)
 
 
-Schedule: TypeAlias = tuple[Program, ...]
+Schedule: TypeAlias = tuple[RankProgram, ...]
 """A program for each rank."""
 
 
 class Passage:
     """One rank's way through its program in one round: `take` an operation that is ready, do it, say that it is `finished`.
 
-    >>> program = Program((Operation(Kind.RECEIVE, peer=1, tag=0), Operation(Kind.NOP, after=(0,))), done=1)
+    >>> program = RankProgram((Operation(OperationKind.RECEIVE, peer=1, tag=0), Operation(OperationKind.NOP, after=(0,))), done=1)
     >>> passage = Passage(program)
     >>> passage.take() is None
     True
@@ -127,14 +127,14 @@ class Passage:
 
     __slots__ = ("_consumed", "_left", "_ready", "program")
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: RankProgram) -> None:
         self.program = program
         self._left = list(program.needs)
         self._consumed = bytearray(len(program.operations))
         """1: ready or being done; 2: fired."""
         self._ready: deque[int] = deque()
         for index, operation in enumerate(program.operations):
-            if not operation.after and not operation.any_of and operation.kind is not Kind.RECEIVE:
+            if not operation.after and not operation.any_of and operation.kind is not OperationKind.RECEIVE:
                 self._make_ready(index)
 
     @property
@@ -182,7 +182,7 @@ class Passage:
             self._ready.append(index)
 
 
-def joined(first: Program, second: Program) -> Program:
+def joined(first: RankProgram, second: RankProgram) -> RankProgram:
     """The first program, then the second: what is ready at once in the second waits for the first to be done. Tags of the second follow.
 
     The two are one graph: messages of the second that come early are kept, and sends of the first that nobody waits for go on.
@@ -192,7 +192,7 @@ def joined(first: Program, second: Program) -> Program:
     moved = tuple(
         Operation(
             o.kind,
-            tuple(before + offset for before in o.after) or (() if o.kind is Kind.RECEIVE else (first.done,)),
+            tuple(before + offset for before in o.after) or (() if o.kind is OperationKind.RECEIVE else (first.done,)),
             o.any_of,
             o.peer,
             None if o.tag is None else o.tag + tags,
@@ -202,10 +202,10 @@ def joined(first: Program, second: Program) -> Program:
         )
         for o in second.operations
     )
-    return Program(first.operations + moved, second.done + offset, first.trigger)
+    return RankProgram(first.operations + moved, second.done + offset, first.trigger)
 
 
-def in_order(first: Sequence[Program], second: Sequence[Program]) -> Schedule:
+def in_order(first: Sequence[RankProgram], second: Sequence[RankProgram]) -> Schedule:
     """`joined` for every rank. Tags of the second follow the highest of the first, which must be the same at all ranks."""
     highest = {max((o.tag for o in program.operations if o.tag is not None), default=-1) for program in first}
     assert len(highest) == 1, f"the ranks of the first schedule have different highest tags: {sorted(highest)}"

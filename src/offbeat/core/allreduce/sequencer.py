@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from offbeat.core.allreduce.commands import Allocate, Answer, Exclude, Order, Prepare, ReportProgress, Start
 from offbeat.core.allreduce.policy import ABSENT, RoundRule
-from offbeat.core.allreduce.rounds import Part, Rounds
+from offbeat.core.allreduce.rounds import RoundPart, Rounds
 from offbeat.core.allreduce.view_change import ViewChange
-from offbeat.core.rank_log import Entry, Fenced, Kind, TooOld
+from offbeat.core.rank_log import Entry, EntryKind, Fenced, TooOld
 from offbeat.types import Version, WorkerId
 
 LOG_ENTRIES = 1 << 14
@@ -97,7 +97,7 @@ class Sequencer:
         self._followed = followed
         self._log: deque[Entry] = deque(maxlen=None if followed else LOG_ENTRIES)
         self._seq = 0
-        self._pending: dict[Part, _Sent] = {}
+        self._pending: dict[RoundPart, _Sent] = {}
         self._going: dict[Version, _Going] = {}
         self._change: ViewChange | None = None
         self._present: list[WorkerId] = []
@@ -140,7 +140,7 @@ class Sequencer:
             self._rounds.enter(rank, 0)
             self._present.append(rank)
             self._came_with[rank] = 0
-            self._wrote(Kind.ENTER, rank, 0)
+            self._wrote(EntryKind.ENTER, rank, 0)
 
     def arrive(self, rank: WorkerId, buffer: int | None, factor: float = 1.0, writes: int = 0) -> list[Order]:
         """A rank has a gradient in this buffer, or none. If it comes late, it is to be scaled by this.
@@ -152,27 +152,27 @@ class Sequencer:
         version = self._rounds.version(rank)
         arrival = self._rounds.arrive(rank, buffer)
         if buffer is not None:
-            self._pending[Part(rank, buffer)] = _Sent(rank, buffer, factor if arrival.late else 1.0, writes)
-        self._wrote(Kind.ARRIVE, rank, version, arrival.closed, buffer)
+            self._pending[RoundPart(rank, buffer)] = _Sent(rank, buffer, factor if arrival.late else 1.0, writes)
+        self._wrote(EntryKind.ARRIVE, rank, version, arrival.closed, buffer)
         return [*self._settled(), Answer(rank, *arrival)]
 
     def catch_up(self, rank: WorkerId) -> list[Order]:
         """A rank wants what there is, and has no gradient."""
         self._check(rank)
-        self._wrote(Kind.CATCH_UP, rank, self._rounds.catch_up(rank).stop)
+        self._wrote(EntryKind.CATCH_UP, rank, self._rounds.catch_up(rank).stop)
         return [Answer(rank, self.number, True, False, self.number)]
 
     def read(self, rank: WorkerId, version: Version = 0) -> list[Order]:
         """A rank has done with what it was given; and with all before this version, if it took that while it waits to leave."""
         self._check(rank)
         closed = self._rounds.read(rank, version)
-        self._wrote(Kind.READ, rank, self._rounds.version(rank), closed)
+        self._wrote(EntryKind.READ, rank, self._rounds.version(rank), closed)
         return self._settled()
 
     def pause(self, rank: WorkerId) -> list[Order]:
         """A rank has nothing to compute until the epoch ends."""
         orders = self.read(rank)
-        self._wrote(Kind.PAUSE, rank, self._rounds.version(rank), self._rounds.pause(rank))
+        self._wrote(EntryKind.PAUSE, rank, self._rounds.version(rank), self._rounds.pause(rank))
         return orders + self._settled()
 
     def resume(self, rank: WorkerId, *, asks: bool = False) -> list[Order]:
@@ -183,7 +183,7 @@ class Sequencer:
         self._parting.pop(rank, None)
         self._rounds.resume(rank)
         version = self._rounds.version(rank)
-        self._wrote(Kind.RESUME, rank, version)
+        self._wrote(EntryKind.RESUME, rank, version)
         return [Answer(rank, self.number, True, False, version)] if asks else []
 
     def enter(self, rank: WorkerId, version: Version, host: str | None = None) -> list[Order]:
@@ -206,7 +206,7 @@ class Sequencer:
         self._rounds.enter(rank, version)
         self._present.append(rank)
         self._came_with[rank] = version
-        self._wrote(Kind.ENTER, rank, version)
+        self._wrote(EntryKind.ENTER, rank, version)
         self._entering.append(rank)
         for parting in self._parting.values():
             parting.missing.add(rank)
@@ -239,7 +239,7 @@ class Sequencer:
         self._present.remove(rank)
         self._entering = [other for other in self._entering if other != rank]
         version = self._rounds.version(rank)
-        self._wrote(Kind.LEAVE, rank, version, self._rounds.leave(rank))
+        self._wrote(EntryKind.LEAVE, rank, version, self._rounds.leave(rank))
         host = self._hosts[rank]
         if all(self._hosts[other] != host for other in self._present):
             self._lose([other for other, name in enumerate(self._hosts) if name == host])
@@ -272,7 +272,7 @@ class Sequencer:
             parting.answered = True
         return [Answer(rank, self.number, True, False, parting.through) for rank, parting in ready.items()]
 
-    def _wrote(self, kind: Kind, rank: WorkerId, version: Version, closed: bool = False, buffer: int | None = None) -> None:
+    def _wrote(self, kind: EntryKind, rank: WorkerId, version: Version, closed: bool = False, buffer: int | None = None) -> None:
         self._log.append(Entry(self._seq, kind, rank, version, buffer, self.number - closed, closed, self._clock_ns()))
         self._seq += 1
 
@@ -286,7 +286,7 @@ class Sequencer:
         while (round_ := self._rounds.closed()) is not None:
             parts = [self._pending.pop(part) for part in round_.parts if part in self._pending]
             self._going[round_.number] = _Going(parts, round_.divisor, round_.initiator)
-            self._wrote(Kind.FOLD_DONE, -1, round_.number + 1, self._rounds.fold_done())
+            self._wrote(EntryKind.FOLD_DONE, -1, round_.number + 1, self._rounds.fold_done())
             if self._change is None:
                 orders.append(self._go(round_.number))
         return orders
@@ -311,7 +311,7 @@ class Sequencer:
         """What these have in their buffers is gone."""
         for part in [part for part in self._pending if part.rank in ranks]:
             del self._pending[part]
-            self._wrote(Kind.LOST, part.rank, self.number, buffer=part.buffer)
+            self._wrote(EntryKind.LOST, part.rank, self.number, buffer=part.buffer)
 
     def _new_view(self) -> list[Order]:
         self.view += 1
@@ -347,7 +347,7 @@ class Sequencer:
         going, kept = self._going[number], []
         for sent in going.parts:
             if sent.rank in going.gone or change.written_over(self._hosts[sent.rank], sent.rank, sent.buffer, sent.writes):
-                self._wrote(Kind.LOST, sent.rank, number, buffer=sent.buffer)
+                self._wrote(EntryKind.LOST, sent.rank, number, buffer=sent.buffer)
             else:
                 kept.append(sent)
         going.parts = kept

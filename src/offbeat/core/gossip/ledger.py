@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from offbeat.core.effects import Adopt, Effect, Fold, Mix, Pair, Part, Release, Settle, Share, Source, WrittenOff
 from offbeat.core.events import Abandoned, Folded, Pushed
-from offbeat.core.gossip.push_sum import Gossip, GossipRule, Message, Mixture
+from offbeat.core.gossip.push_sum import Gossip, GossipMessage, GossipRule, Mixture
 from offbeat.core.policy import Contribution
 from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
 
@@ -306,5 +306,5 @@ class FollowedGossipLedger(GossipLedger):
         return self._flush()
 
 
-def _sources(messages: Iterable[Message]) -> tuple[Source, ...]:
+def _sources(messages: Iterable[GossipMessage]) -> tuple[Source, ...]:
     return tuple(Source(message.sender, message.steps, message.weight) for message in messages)

@@ -47,7 +47,7 @@ class GossipRule(Policy):
         return 0
 
 
-class Message(NamedTuple):
+class GossipMessage(NamedTuple):
     """Parameters that are to be mixed in: those that a rank had after so many steps, times a weight."""
 
     sender: WorkerId
@@ -61,7 +61,7 @@ class Mixture(NamedTuple):
     """A rank's new parameters: ``x = own * x + sum of weight * message``."""
 
     own: float
-    messages: tuple[Message, ...]
+    messages: tuple[GossipMessage, ...]
     mass: float
     """The rank's mass after it; 1 but for push. Its model is x / mass."""
 
@@ -79,7 +79,7 @@ class Loss(NamedTuple):
 
     mass: float
     """Its own, and that of the messages."""
-    messages: tuple[Message, ...]
+    messages: tuple[GossipMessage, ...]
     """That it had not read."""
 
 
@@ -91,7 +91,7 @@ class _Standing:
     mass: float = 1.0
     own: float = 1.0
     """push: how much of its parameters it has kept since its last step; they are scaled down when it next mixes."""
-    inbox: list[Message] = field(default_factory=list)
+    inbox: list[GossipMessage] = field(default_factory=list)
 
 
 class Gossip:
@@ -110,7 +110,7 @@ class Gossip:
     >>> gossip.step(3), gossip.behind(0)
     (Sent(to=(0,), weight=0.5), ())
     >>> gossip.mix(0)
-    Mixture(own=0.5, messages=(Message(sender=3, steps=1, weight=0.5, mass=0.5),), mass=1.0)
+    Mixture(own=0.5, messages=(GossipMessage(sender=3, steps=1, weight=0.5, mass=0.5),), mass=1.0)
     """
 
     def __init__(self, rule: GossipRule, seed: int = 0) -> None:
@@ -230,7 +230,7 @@ class Gossip:
         standing.mass *= share
         standing.own *= share
         for other in others:
-            self._there[other].inbox.append(Message(rank, standing.steps, share, standing.mass))
+            self._there[other].inbox.append(GossipMessage(rank, standing.steps, share, standing.mass))
         return Sent(others, share)
 
     def stepped(self, rank: WorkerId) -> None:
@@ -245,7 +245,7 @@ class Gossip:
         others = self.neighbours(rank)
         weight = 1.0 / (1 + len(others))
         steps = self._there[rank].steps
-        return Mixture(weight, tuple(Message(other, self._kept(other, steps), weight) for other in others), 1.0)
+        return Mixture(weight, tuple(GossipMessage(other, self._kept(other, steps), weight) for other in others), 1.0)
 
     def due(self, rank: WorkerId) -> Mixture:
         """push: what of a rank's messages it may mix in by now, also while it waits for more. It stays where it is until `took`."""
@@ -303,7 +303,7 @@ class Gossip:
         for _ in range(there):
             rank, active, steps, oldest = (int(next(take)) for _ in range(4))
             mass, own, count = next(take), next(take), int(next(take))
-            inbox = [Message(int(next(take)), int(next(take)), next(take), next(take)) for _ in range(count)]
+            inbox = [GossipMessage(int(next(take)), int(next(take)), next(take), next(take)) for _ in range(count)]
             self._there[rank] = _Standing(steps, oldest, mass, own, inbox)
             if active:
                 insort(self._active, rank)

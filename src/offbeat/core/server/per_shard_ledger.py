@@ -18,7 +18,7 @@ from offbeat.core.effects import Effect, Fold, Part, Publish, Release, Settle
 from offbeat.core.events import Abandoned, Folded, Pushed
 from offbeat.core.policy import Contribution, Decision, Policy, by_samples
 from offbeat.core.server.shard_pushes import Push, Pushes
-from offbeat.core.server.shard_view import Book, Roll, Standing
+from offbeat.core.server.shard_view import Book, Roll, WorkerRecord
 from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
 
 
@@ -95,7 +95,7 @@ class ShardedLedger:
         for shard, book in enumerate(self._books):
             for contribution in book.waiting_of(worker):
                 self._settle(shard, contribution, Fate.DROPPED, reason, book.version)
-        standing = self._roll.standings.setdefault(worker, Standing())
+        standing = self._roll.standings.setdefault(worker, WorkerRecord())
         standing.incarnation = incarnation
         standing.pushed_at = standing.interval = None
         standing.clock = self._roll.slowest()

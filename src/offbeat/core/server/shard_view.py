@@ -14,7 +14,7 @@ from offbeat.types import Clock, Epoch, Incarnation, Seconds, Version, WorkerId
 
 
 @dataclass(slots=True)
-class Standing:
+class WorkerRecord:
     """What is remembered of a worker, also while it is away."""
 
     incarnation: Incarnation = 0
@@ -29,7 +29,7 @@ class Roll:
 
     now: Seconds = 0.0
     epoch: Epoch = 0
-    standings: dict[WorkerId, Standing] = field(default_factory=dict)
+    standings: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
     active: dict[WorkerId, None] = field(default_factory=dict)
     present: tuple[tuple[WorkerId, Incarnation], ...] = ()
     """The active workers with their incarnations."""
@@ -47,7 +47,7 @@ class Roll:
             self.last_slowest = min(self.standings[worker].clock for worker in self.active)
         return self.last_slowest
 
-    def tick(self, worker: WorkerId) -> Standing:
+    def tick(self, worker: WorkerId) -> WorkerRecord:
         """A worker has completed an iteration."""
         standing = self.standings[worker]
         standing.clock += 1

@@ -29,7 +29,7 @@ class _Arrival:
     shards: set[int] = field(default_factory=set)
 
 
-class Arrivals:
+class ShardArrivals:
     """A push, or initial parameters, count as arrived when every shard has them.
 
     Args:

@@ -10,15 +10,15 @@ import random
 from collections.abc import Sequence
 
 from offbeat.journal.records import Record, fault_record
-from offbeat.runtime.job.settings import ANY, JobSettings, Kill, WorkerSettings
+from offbeat.runtime.job.settings import ANY, InjectedKill, JobSettings, WorkerSettings
 from offbeat.types import Seconds, Version, WorkerId
 
 
 def lateness(settings: WorkerSettings, step: int, version: Version) -> Seconds:
     """How much longer this worker's step takes, in seconds.
 
-    >>> from offbeat.runtime.job.settings import Slow
-    >>> slow = (Slow(worker=1, seconds=0.2, start=10, stop=20), Slow(worker=1, seconds=0.1))
+    >>> from offbeat.runtime.job.settings import InjectedSlowdown
+    >>> slow = (InjectedSlowdown(worker=1, seconds=0.2, start=10, stop=20), InjectedSlowdown(worker=1, seconds=0.1))
     >>> settings = WorkerSettings(worker=1, workers=4, token="", servers=(), slow=slow)
     >>> lateness(settings, step=0, version=3), round(lateness(settings, step=0, version=10), 3)
     (0.1, 0.3)
@@ -38,13 +38,13 @@ def drawn(seed: int, step: int, workers: int) -> WorkerId:
 class Kills:
     """The deaths that ``--kill`` orders, each told once.
 
-    >>> from offbeat.runtime.job.settings import Kill
-    >>> kills = Kills([Kill(worker=1, version=5)])
+    >>> from offbeat.runtime.job.settings import InjectedKill
+    >>> kills = Kills([InjectedKill(worker=1, version=5)])
     >>> kills.due(4), kills.due(6), kills.due(7)
     ([], [1], [])
     """
 
-    def __init__(self, ordered: Sequence[Kill]) -> None:
+    def __init__(self, ordered: Sequence[InjectedKill]) -> None:
         self._ordered = list(ordered)
 
     def due(self, version: Version) -> list[WorkerId]:

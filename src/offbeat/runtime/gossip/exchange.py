@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import torch
 
-from offbeat.core.gossip.push_sum import Gossip, GossipRule, Loss, Message, Mixture
-from offbeat.core.rank_log import Entry, Fenced, Kind
-from offbeat.runtime.gossip.memory import GossipMemory, Plan
+from offbeat.core.gossip.push_sum import Gossip, GossipMessage, GossipRule, Loss, Mixture
+from offbeat.core.rank_log import Entry, EntryKind, Fenced
+from offbeat.runtime.gossip.memory import GossipMemory, MemoryPlan
 from offbeat.runtime.gossip.waiting import GossipRank, Wait
 from offbeat.transport.base import SharedMemory
 from offbeat.transport.shm import MemoryBlock
@@ -74,7 +74,7 @@ class OneHostGossip(GossipRank):
         Raises:
             ConfigurationError: another dtype, or not so much memory.
         """
-        plan = Plan.of(rule, ranks, numel, dtype, seed, followed=followed)
+        plan = MemoryPlan.of(rule, ranks, numel, dtype, seed, followed=followed)
         block = MemoryBlock.allocate(plan.nbytes, "gossip")
         return cls(block, GossipMemory(block, rule, plan), None)
 
@@ -108,7 +108,7 @@ class OneHostGossip(GossipRank):
         if self.rule.exchange != "push":  # in that what is on its way stays where it is until it is read
             self._memory.forget(rank)
         gossip.enter(rank)
-        self._memory.note(Kind.ENTER, rank)
+        self._memory.note(EntryKind.ENTER, rank)
 
     def ticket(self, rank: WorkerId) -> int:
         """What another rank needs to let in the process that is this one now."""
@@ -130,7 +130,7 @@ class OneHostGossip(GossipRank):
             if incarnations[rank] == ticket and rank not in gossip.present:
                 self._enter(rank, gossip, incarnations)
                 gossip.pause(rank)
-                self._memory.note(Kind.PAUSE, rank)
+                self._memory.note(EntryKind.PAUSE, rank)
 
         self._memory.change(let_in)
 
@@ -169,7 +169,7 @@ class OneHostGossip(GossipRank):
             loss = gossip.leave(gone)
             if loss is not None:
                 incarnations[gone] += 1.0
-                self._memory.note(Kind.LEAVE, gone)
+                self._memory.note(EntryKind.LEAVE, gone)
             return loss
 
         return self._memory.change(leave)
@@ -183,7 +183,7 @@ class OneHostGossip(GossipRank):
                 self._check(incarnations)
             if idle in gossip.active:
                 gossip.pause(idle)
-                self._memory.note(Kind.PAUSE, idle)
+                self._memory.note(EntryKind.PAUSE, idle)
 
         self._memory.change(pause)
         if rank is None:
@@ -215,7 +215,7 @@ class OneHostGossip(GossipRank):
             before = gossip.steps(back)
             if gossip.resume(back) and self.rule.exchange == "average" and memory.holds(back, before):
                 memory.write(back, gossip.steps(back), memory.vector(back, before % memory.plan.slots).clone())
-            memory.note(Kind.RESUME, back)
+            memory.note(EntryKind.RESUME, back)
 
         memory.change(resume)
 
@@ -275,7 +275,7 @@ class OneHostGossip(GossipRank):
         def step(gossip: Gossip, incarnations: list[float]) -> None:
             self._check(incarnations)
             gossip.step(rank)
-            memory.note(Kind.ARRIVE, rank)
+            memory.note(EntryKind.ARRIVE, rank)
 
         memory.change(step)
         sources: list[WorkerId] = []
@@ -314,7 +314,7 @@ class OneHostGossip(GossipRank):
             if gossip.behind(rank):
                 return False  # it has got other neighbours meanwhile
             gossip.step(rank)
-            memory.note(Kind.ARRIVE, rank)
+            memory.note(EntryKind.ARRIVE, rank)
             return True
 
         while True:
@@ -335,7 +335,7 @@ class OneHostGossip(GossipRank):
         self._renew(1.0)
         return Exchanged(steps, tuple(message.sender for message in mixture.messages), 1.0, waited_s)
 
-    def _read(self, messages: Sequence[Message], into: torch.Tensor) -> bool:
+    def _read(self, messages: Sequence[GossipMessage], into: torch.Tensor) -> bool:
         """Whether all of them were there from beginning to end: neighbours whose ring has just been closed may be further already."""
         memory = self._memory
         for message in messages:
@@ -351,7 +351,7 @@ class OneHostGossip(GossipRank):
             self._check(incarnations)
             partner = gossip.partner(rank)
             gossip.step(rank)
-            memory.note(Kind.ARRIVE, rank)
+            memory.note(EntryKind.ARRIVE, rank)
             return partner, gossip.steps(rank)
 
         partner, steps = memory.change(step, tell=False)

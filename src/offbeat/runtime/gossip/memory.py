@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from offbeat.core.gossip.push_sum import Gossip, GossipRule
-from offbeat.core.rank_log import Entry, Kind
+from offbeat.core.rank_log import Entry, EntryKind
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.policies import rule as rule_of
 from offbeat.transport.base import SharedMemory
@@ -41,7 +41,7 @@ _BEING_WRITTEN = -1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class MemoryPlan:
     """Where everything is. All of it follows from these numbers, which the header holds."""
 
     ranks: int
@@ -57,7 +57,7 @@ class Plan:
     """1: somebody reads the log, and nothing may be overwritten that he has not read."""
 
     @classmethod
-    def of(cls, rule: GossipRule, ranks: int, numel: int, dtype: torch.dtype, seed: int, *, followed: bool = False) -> Plan:
+    def of(cls, rule: GossipRule, ranks: int, numel: int, dtype: torch.dtype, seed: int, *, followed: bool = False) -> MemoryPlan:
         """For a new block.
 
         Raises:
@@ -129,7 +129,7 @@ class GossipMemory:
         ProtocolError: it is no such block.
     """
 
-    def __init__(self, block: SharedMemory, rule: GossipRule | None = None, plan: Plan | None = None) -> None:
+    def __init__(self, block: SharedMemory, rule: GossipRule | None = None, plan: MemoryPlan | None = None) -> None:
         fresh = plan is not None
         if plan is None or rule is None:
             rule, plan = _read(block.view)
@@ -143,7 +143,7 @@ class GossipMemory:
         self._commits = np.frombuffer(piece["commits"], np.int64, 1)
         self._followed = np.frombuffer(piece["read"], np.int64, 1)
         self._log = np.frombuffer(piece["log"], np.int64).reshape(LOG_ENTRIES, LOG_WIDTH)
-        self._notes: list[tuple[Kind, WorkerId]] = []
+        self._notes: list[tuple[EntryKind, WorkerId]] = []
         self._seq = 0
         self.steps = 0
         """How many steps all ranks have made, as of the last look."""
@@ -182,7 +182,7 @@ class GossipMemory:
             self.events.wake()
         return result
 
-    def note(self, kind: Kind, rank: WorkerId) -> None:
+    def note(self, kind: EntryKind, rank: WorkerId) -> None:
         """To be called by what makes a change: this is what happens, for the log."""
         self._notes.append((kind, rank))
 
@@ -191,7 +191,7 @@ class GossipMemory:
             steps = self._gossip.steps(rank) if rank in self._gossip.present else 0
             self._log[self._seq % LOG_ENTRIES] = (self._seq, kind, rank, steps, -1, 0, 0, time.monotonic_ns())
             self._seq += 1
-            self.steps += kind is Kind.ARRIVE
+            self.steps += kind is EntryKind.ARRIVE
 
     def follow(self, start: int) -> list[Entry]:
         """The entries of the log from there on; those before are no more needed. A rank's step is an arrival; its version is the number of
@@ -202,7 +202,7 @@ class GossipMemory:
     def _entry(self, seq: int) -> Entry:
         at, kind, rank, steps, _, number, _, at_ns = self._log[seq % LOG_ENTRIES].tolist()
         assert at == seq, f"entry {seq} of the log is overwritten by {at}"
-        return Entry(seq, Kind(kind), rank, steps, None, number, False, at_ns)
+        return Entry(seq, EntryKind(kind), rank, steps, None, number, False, at_ns)
 
     def make_room(self) -> None:
         """Wait until the log has room for what the ranks may do next.
@@ -260,7 +260,7 @@ class GossipMemory:
         state[: 3 + self.plan.ranks + len(words)] = [len(words), self._seq, self.steps, *incarnations, *words]
 
 
-def _write_header(memory: memoryview, rule: GossipRule, plan: Plan) -> None:
+def _write_header(memory: memoryview, rule: GossipRule, plan: MemoryPlan) -> None:
     spelled = rule.spelling.encode()
     start, _ = plan.offsets()["rule"]
     memory[start : start + len(spelled)] = spelled
@@ -269,12 +269,12 @@ def _write_header(memory: memoryview, rule: GossipRule, plan: Plan) -> None:
     header[0] = MAGIC
 
 
-def _read(memory: memoryview) -> tuple[GossipRule, Plan]:
+def _read(memory: memoryview) -> tuple[GossipRule, MemoryPlan]:
     header = np.frombuffer(memory, np.int64, _HEADER).tolist() if len(memory) >= 8 * _HEADER else [0] * _HEADER
     if header[0] != MAGIC or header[1] >> 32 != FORMAT:
         raise ProtocolError(f"a block for gossip begins with {MAGIC}, format {FORMAT}; this one begins with {header[:2]}")
     ranks, numel, dtype_index, slots, messages, seed, followed = header[2 : 2 + 7]
-    plan = Plan(ranks=ranks, numel=numel, dtype_index=dtype_index, slots=slots, messages=messages, seed=seed, followed=followed)
+    plan = MemoryPlan(ranks=ranks, numel=numel, dtype_index=dtype_index, slots=slots, messages=messages, seed=seed, followed=followed)
     if len(memory) < plan.nbytes:
         raise ProtocolError(f"the block for gossip has {len(memory)} bytes, its header speaks of {plan.nbytes}")
     start, _ = plan.offsets()["rule"]

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Final
 
 from offbeat.transport.schema import (
-    Kind,
     Kinds,
+    MessageSchema,
     any_number,
     anything,
     fields,
@@ -69,81 +69,83 @@ _PUSH: Final = {"number": whole(), "steps": whole(), "push": _PUSHED}
 _NEWS: Final = {"loaded": whole(0, 1 << 33), "first": many(row(whole(0, 100), maybe(whole(0, (1 << 64) - 1)), flag), 100)}
 """What goes with the first pushes of a worker."""
 _VECTOR: Final = fields({"dtype": text(20), "numel": whole(0, 1 << 50), "size": whole(0, 1 << 50)})
-_STATE: Final = Kind(fields({"do": one_of("get", "offer")}, {"pieces": anything}), payload=True)
+_STATE: Final = MessageSchema(fields({"do": one_of("get", "offer")}, {"pieces": anything}), payload=True)
 
 FROM_WORKER: Final = Kinds(
     {
-        "hello": Kind(
+        "hello": MessageSchema(
             fields(
                 {"worker": _worker, "pid": whole(), "sync": _rule, "local_only": maybe(_words), "layout": anything, "optimizer": anything},
                 {"vector": maybe(_VECTOR), **_optimizer},
             ),
             memory=2,
         ),
-        "ready": Kind(fields({}, {"addresses": many(_address, 2)})),
-        "heard": Kind(fields({"incarnation": whole(), "stuck_s": _seconds})),
-        "stands": Kind(fields({"incarnation": whole(), "still": flag})),
-        "initial": Kind(
+        "ready": MessageSchema(fields({}, {"addresses": many(_address, 2)})),
+        "heard": MessageSchema(fields({"incarnation": whole(), "stuck_s": _seconds})),
+        "stands": MessageSchema(fields({"incarnation": whole(), "still": flag})),
+        "initial": MessageSchema(
             fields({"number": whole(), "provided": flag}, {"replica": _replica, "from": whole()}),
             payload=True,
         ),
-        "push": Kind(fields(_PUSH, {"hyper": anything, **_NEWS}), payload=True),
-        "got": Kind(),
-        "abandoned": Kind(fields({"work": _ABANDONED})),
-        "buffers": Kind(fields({"layout": anything}), payload=True),
-        "metrics": Kind(fields({"values": mapping(any_number)})),
-        "met": Kind(),
-        "outside": Kind(fields({"incarnation": whole(), "reason": _words})),
-        "voided": Kind(fields({"number": whole()})),
-        "leaving": Kind(),
-        "donation": Kind(
+        "push": MessageSchema(fields(_PUSH, {"hyper": anything, **_NEWS}), payload=True),
+        "got": MessageSchema(),
+        "abandoned": MessageSchema(fields({"work": _ABANDONED})),
+        "buffers": MessageSchema(fields({"layout": anything}), payload=True),
+        "metrics": MessageSchema(fields({"values": mapping(any_number)})),
+        "met": MessageSchema(),
+        "outside": MessageSchema(fields({"incarnation": whole(), "reason": _words})),
+        "voided": MessageSchema(fields({"number": whole()})),
+        "leaving": MessageSchema(),
+        "donation": MessageSchema(
             fields(
                 {"to": maybe(_worker), "number": whole(), "failed": maybe(_words)},
                 {"replica": _replica, "from": whole()},
             ),
             payload=True,
         ),
-        "pull": Kind(fields({"incarnation": whole()})),
-        "samples": Kind(fields({"want": fields({**_EPOCH, "batch": whole(1, SAMPLES_MAX)}, {"rest": _ranges})})),
-        "epoch": Kind(fields({"want": fields(_EPOCH)})),
-        "left": Kind(fields({"incarnation": whole(), "noticed": flag})),
-        "abort": Kind(fields({"reason": _words})),
+        "pull": MessageSchema(fields({"incarnation": whole()})),
+        "samples": MessageSchema(fields({"want": fields({**_EPOCH, "batch": whole(1, SAMPLES_MAX)}, {"rest": _ranges})})),
+        "epoch": MessageSchema(fields({"want": fields(_EPOCH)})),
+        "left": MessageSchema(fields({"incarnation": whole(), "noticed": flag})),
+        "abort": MessageSchema(fields({"reason": _words})),
         "state": _STATE,
-        "place": Kind(fields({"incarnation": whole(), "pull": flag})),
-        "part": Kind(fields({"steps": whole(), "part": plain(40)}), payload=True),
-        "parts": Kind(fields({"steps": whole()})),
+        "place": MessageSchema(fields({"incarnation": whole(), "pull": flag})),
+        "part": MessageSchema(fields({"steps": whole(), "part": plain(40)}), payload=True),
+        "parts": MessageSchema(fields({"steps": whole()})),
     }
 )
 """To server 0, from a worker."""
 
-FAILING: Final = Kinds({"failing": Kind(fields({"worker": _worker, "reason": _words, "pushed": flag}))})
+FAILING: Final = Kinds({"failing": MessageSchema(fields({"worker": _worker, "reason": _words, "pushed": flag}))})
 """To server 0, from a worker or from a process that does not become one."""
 
 TO_SHARD: Final = Kinds(
     {
-        "attach": Kind(fields({"worker": _worker, "in_place": flag}, _optimizer), memory=2),
-        "push": Kind(fields({"worker": _worker, "number": whole()}, {"steps": whole(), "push": _PUSHED, "hyper": anything}), payload=True),
-        "got": Kind(),
-        "initial": Kind(fields({"worker": _worker, "number": whole(), "provided": flag})),
+        "attach": MessageSchema(fields({"worker": _worker, "in_place": flag}, _optimizer), memory=2),
+        "push": MessageSchema(
+            fields({"worker": _worker, "number": whole()}, {"steps": whole(), "push": _PUSHED, "hyper": anything}), payload=True
+        ),
+        "got": MessageSchema(),
+        "initial": MessageSchema(fields({"worker": _worker, "number": whole(), "provided": flag})),
         "state": _STATE,
     }
 )
 """To every server but 0, from a worker."""
 
-CALL: Final = Kinds({"shard": Kind(fields({"number": _server}))})
+CALL: Final = Kinds({"shard": MessageSchema(fields({"number": _server}))})
 """To server 0: another server calls."""
 
 _NORMS: Final = row(many(any_number), any_number, maybe(any_number))
 FROM_SHARD: Final = Kinds(
     {
-        "arrived": Kind(
+        "arrived": MessageSchema(
             fields(
                 {"worker": _worker, "number": whole(), "shard": _server},
                 {"steps": whole(), "push": _PUSHED, "hyper": anything, **_optimizer},
             )
         ),
-        "initialised": Kind(fields({"worker": _worker, "number": whole(), "shard": _server}, _optimizer)),
-        "measured": Kind(fields({"version": whole(), "norms": _NORMS, "shard": _server}, _optimizer)),
+        "initialised": MessageSchema(fields({"worker": _worker, "number": whole(), "shard": _server}, _optimizer)),
+        "measured": MessageSchema(fields({"version": whole(), "norms": _NORMS, "shard": _server}, _optimizer)),
     }
 )
 """To server 0, from another server that has called."""
@@ -152,38 +154,40 @@ _SETTINGS: Final = {"workers": whole(1, WORKERS_MAX), "servers": whole(1, 1 << 1
 
 FROM_SERVER_0: Final = Kinds(
     {
-        "setup": Kind(
+        "setup": MessageSchema(
             fields({"layout": anything, "optimizer": anything, "sync": _rule, "servers": whole(1, 1 << 16)}, _optimizer), memory=1
         ),
-        "orders": Kind(fields({"orders": many(mapping(anything, 100))}, _optimizer)),
+        "orders": MessageSchema(fields({"orders": many(mapping(anything, 100))}, _optimizer)),
     }
 )
 """To every other server, from server 0."""
 
 FROM_SUPERVISOR: Final = Kinds(
     {
-        "job": Kind(fields({"settings": fields({**_SETTINGS, "late": many(anything)}), "servers": text(1 << 20)})),
-        "finish": Kind(fields({"ok": flag, "reason": _words})),
-        "process": Kind(fields({"fields": fields({"role": text(), "number": whole(), "what": text(), "detail": _words})})),
-        "lost": Kind(fields({"worker": _worker, "reason": _words})),
-        "ended": Kind(fields({"worker": _worker})),
-        "noted": Kind(),
+        "job": MessageSchema(fields({"settings": fields({**_SETTINGS, "late": many(anything)}), "servers": text(1 << 20)})),
+        "finish": MessageSchema(fields({"ok": flag, "reason": _words})),
+        "process": MessageSchema(fields({"fields": fields({"role": text(), "number": whole(), "what": text(), "detail": _words})})),
+        "lost": MessageSchema(fields({"worker": _worker, "reason": _words})),
+        "ended": MessageSchema(fields({"worker": _worker})),
+        "noted": MessageSchema(),
     }
 )
 """To a server, from the process that has started it."""
 
 TO_SUPERVISOR: Final = Kinds(
     {
-        "listening": Kind(fields({"number": _server, "address": _address})),
-        "loading": Kind(),
-        "journal_failed": Kind(fields({"reason": _words})),
-        "alive": Kind(),
-        "standing": Kind(fields({"worker": _worker, "pid": whole(), "standing": text(100)}, {"reason": _words, "seconds": _seconds})),
-        "status": Kind(fields({"snapshot": plain()})),
-        "summary": Kind(fields({"summary": plain()})),
-        "failed": Kind(fields({"reason": _words, "mistake": flag})),
+        "listening": MessageSchema(fields({"number": _server, "address": _address})),
+        "loading": MessageSchema(),
+        "journal_failed": MessageSchema(fields({"reason": _words})),
+        "alive": MessageSchema(),
+        "standing": MessageSchema(
+            fields({"worker": _worker, "pid": whole(), "standing": text(100)}, {"reason": _words, "seconds": _seconds})
+        ),
+        "status": MessageSchema(fields({"snapshot": plain()})),
+        "summary": MessageSchema(fields({"summary": plain()})),
+        "failed": MessageSchema(fields({"reason": _words, "mistake": flag})),
         **FAILING.kinds,
-        "kill": Kind(fields({"worker": _worker})),
+        "kill": MessageSchema(fields({"worker": _worker})),
     }
 )
 """From a server."""
@@ -191,11 +195,11 @@ TO_SUPERVISOR: Final = Kinds(
 _PLAN: Final = many(anything, 16)
 TO_WORKER: Final = Kinds(
     {
-        "welcome": Kind(fields({"in_place": flag, "sync": _rule}), memory=2),
-        "attached": Kind(),
-        "joined": Kind(fields({"incarnation": whole()})),
-        "provide": Kind(),
-        "parameters": Kind(
+        "welcome": MessageSchema(fields({"in_place": flag, "sync": _rule}), memory=2),
+        "attached": MessageSchema(),
+        "joined": MessageSchema(fields({"incarnation": whole()})),
+        "provide": MessageSchema(),
+        "parameters": MessageSchema(
             fields(
                 {"serial": whole(), "incarnation": whole(), "version": whole(), "chief": maybe(_worker), "begins": flag, "plan": _PLAN},
                 {
@@ -210,28 +214,28 @@ TO_WORKER: Final = Kinds(
             ),
             payload=True,
         ),
-        "block": Kind(fields({"shard": _server, "block": whole(), "chief": maybe(_worker)}), payload=True),
-        "buffers": Kind(fields({"layout": anything}), payload=True),
-        "interrupt": Kind(fields({"version": whole(), "at_once": flag})),
-        "donate": Kind(fields({"to": maybe(_worker), "number": whole(), "ticket": many(whole(), 2)})),
-        "absent": Kind(),
-        "meet": Kind(fields({"addresses": _addresses})),
-        "fence": Kind(fields({"incarnation": whole()})),
-        "grant": Kind(
+        "block": MessageSchema(fields({"shard": _server, "block": whole(), "chief": maybe(_worker)}), payload=True),
+        "buffers": MessageSchema(fields({"layout": anything}), payload=True),
+        "interrupt": MessageSchema(fields({"version": whole(), "at_once": flag})),
+        "donate": MessageSchema(fields({"to": maybe(_worker), "number": whole(), "ticket": many(whole(), 2)})),
+        "absent": MessageSchema(),
+        "meet": MessageSchema(fields({"addresses": _addresses})),
+        "fence": MessageSchema(fields({"incarnation": whole()})),
+        "grant": MessageSchema(
             fields(
                 {"lease": whole(), "epoch": whole(), "start": whole(), "stop": whole(), "parts": many(row(whole(), whole()))},
                 {"refreshed": flag},
             )
         ),
-        "no_more": Kind(fields({"epoch": whole(), "refreshed": flag, "report": _report})),
-        "epoch_ended": Kind(fields({"epoch": whole(), "report": _report})),
-        "farewell": Kind(),
-        "chief": Kind(fields({"chief": maybe(_worker)})),
-        "noted": Kind(),
-        "refused": Kind(fields({"reason": _words})),
-        "state": Kind(fields({"pieces": anything}), payload=True),
-        "place": Kind(fields({"released": flag, "version": whole(), "places": many(row(whole(), plain()))})),
-        "parts": Kind(
+        "no_more": MessageSchema(fields({"epoch": whole(), "refreshed": flag, "report": _report})),
+        "epoch_ended": MessageSchema(fields({"epoch": whole(), "report": _report})),
+        "farewell": MessageSchema(),
+        "chief": MessageSchema(fields({"chief": maybe(_worker)})),
+        "noted": MessageSchema(),
+        "refused": MessageSchema(fields({"reason": _words})),
+        "state": MessageSchema(fields({"pieces": anything}), payload=True),
+        "place": MessageSchema(fields({"released": flag, "version": whole(), "places": many(row(whole(), plain()))})),
+        "parts": MessageSchema(
             fields({"awaited": many(_worker, WORKERS_MAX), "parts": many(row(_worker, plain(40), whole()), WORKERS_MAX)}), payload=True
         ),
     }

@@ -19,11 +19,11 @@ TOKEN: Final = "OFFBEAT_TOKEN"
 _token: str | None = None
 """The token that this process found in its environment; several optimizers of one process, and last words, need it."""
 ANY = -1
-"""In a `Slow`: not one worker for good, but one drawn anew for each step. In a `Late`: every server."""
+"""In an `InjectedSlowdown`: not one worker for good, but one drawn anew for each step. In a `Late`: every server."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slow:
+class InjectedSlowdown:
     """A rehearsed straggler: ``seconds`` more for each step of ``worker`` while the version is in ``start`` .. ``stop`` (None: no end)."""
 
     worker: WorkerId
@@ -33,7 +33,7 @@ class Slow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kill:
+class InjectedKill:
     """A rehearsed death: SIGKILL for ``worker`` once the job has reached ``version``."""
 
     worker: WorkerId
@@ -66,8 +66,8 @@ class JobSettings:
     """Whether workers have torchrun's variables, for a process group of the script's own."""
     script: str = ""
     journal: str | None = None
-    slow: tuple[Slow, ...] = ()
-    kill: tuple[Kill, ...] = ()
+    slow: tuple[InjectedSlowdown, ...] = ()
+    kill: tuple[InjectedKill, ...] = ()
     late: tuple[Late, ...] = ()
 
     def to_wire(self) -> dict[str, Any]:
@@ -78,8 +78,8 @@ class JobSettings:
     def from_wire(cls, data: Mapping[str, Any]) -> JobSettings:
         """The inverse of `to_wire`."""
         plain = dict(data)
-        plain["slow"] = tuple(Slow(**item) for item in plain["slow"])
-        plain["kill"] = tuple(Kill(**item) for item in plain["kill"])
+        plain["slow"] = tuple(InjectedSlowdown(**item) for item in plain["slow"])
+        plain["kill"] = tuple(InjectedKill(**item) for item in plain["kill"])
         plain["late"] = tuple(Late(**item) for item in plain["late"])
         return cls(**plain)
 
@@ -94,7 +94,7 @@ class WorkerSettings:
     servers: tuple[Address, ...]
     seed: int = 0
     timeout_s: Seconds = 10.0
-    slow: tuple[Slow, ...] = ()
+    slow: tuple[InjectedSlowdown, ...] = ()
     sync: str | None = None
     """The rule that overrides the script's; None: the script's."""
 
@@ -128,7 +128,7 @@ class WorkerSettings:
                 servers=read_addresses(environment["OFFBEAT_SERVERS"]),
                 seed=int(environment.get("OFFBEAT_SEED", "0")),
                 timeout_s=float(environment.get("OFFBEAT_TIMEOUT", "10")),
-                slow=tuple(Slow(**item) for item in json.loads(environment.get("OFFBEAT_SLOW", "[]"))),
+                slow=tuple(InjectedSlowdown(**item) for item in json.loads(environment.get("OFFBEAT_SLOW", "[]"))),
                 sync=environment.get("OFFBEAT_SYNC") or None,
             )
         except KeyError as error:

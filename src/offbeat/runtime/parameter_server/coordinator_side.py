@@ -13,7 +13,7 @@ from offbeat.core.effects import Effect
 from offbeat.core.events import Event, Initialised, Joined, Left, Lost, PullWanted
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.errors import ProtocolError
-from offbeat.runtime.coordination.arrivals import Arrivals, Schedules, pushed
+from offbeat.runtime.coordination.arrivals import Schedules, ShardArrivals, pushed
 from offbeat.runtime.coordination.notifier import Notifier
 from offbeat.runtime.coordination.peers import Peers
 from offbeat.runtime.job.job_spec import JobSpec
@@ -76,7 +76,7 @@ class ServerCoordinatorSide:
         header = {"layout": layout.to_wire(), "optimizer": terms.spec.to_wire(), "sync": policy.spelling, "servers": settings.servers}
         for shard in shards.values():
             shard.send({"kind": "setup", **header}, memory=(self._common,) if self._common is not None else ())
-        self._arrivals = Arrivals(1 + len(shards))
+        self._arrivals = ShardArrivals(1 + len(shards))
         self._postponed: dict[WorkerId, PullWanted] = {}
         """Workers that want the newest parameters, and have loaded others that some shard does not have yet."""
         self._schedules = Schedules()

@@ -32,7 +32,7 @@ class _Slot:
     """The optimizer's state that goes with the parameters that it provides or has loaded; None: there is none to go with them."""
 
 
-class Measured(NamedTuple):
+class ShardGradients(NamedTuple):
     """What one shard has measured at a fold."""
 
     version: Version
@@ -140,7 +140,7 @@ class LiveShard:
         """When to call `tick` at the latest; None: never."""
         return None
 
-    def apply(self, orders: Sequence[Mapping[str, Any]]) -> list[Measured]:
+    def apply(self, orders: Sequence[Mapping[str, Any]]) -> list[ShardGradients]:
         """Carry out folds, gatherings and releases, in order; what was measured at the folds."""
         measured = []
         for order in orders:
@@ -156,7 +156,7 @@ class LiveShard:
                 case "fold":
                     norms = self._fold(order)
                     if norms is not None:
-                        measured.append(Measured(order["version"], norms))
+                        measured.append(ShardGradients(order["version"], norms))
                 case "release":
                     self._release(order)
                 case "state":

@@ -25,7 +25,7 @@ from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.runtime.worker.job_session import JobSession
 from offbeat.runtime.worker.library_calls import library_call
 from offbeat.runtime.worker.local_work import LocalWork
-from offbeat.session import Grant, Snapshot
+from offbeat.session import LeasedRange, Snapshot
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Hub, Message
@@ -95,7 +95,7 @@ class WorkerSession(JobSession):
         self._written = self._exchange.flat.writes()
         self._since = time.monotonic()
 
-    def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> Grant | None:
+    def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
         # A script that comes to a running job may have loaded an old checkpoint into its model: the job's parameters go before.
         if not self.resumes and not self._steps and self._exchange.flat.writes() != self._written:
             self._refresh_parameters()

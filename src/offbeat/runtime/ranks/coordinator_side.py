@@ -16,7 +16,7 @@ from typing import Any
 from offbeat.core.effects import Effect, EpochEnded, Grant, Paused, Release, SetAside, Settle, StateChanged, TakenBack
 from offbeat.core.events import Event, Folded, Initialised, Joined, Left, Lost, Pushed, Voided, Withdrawn
 from offbeat.core.job.coordinator import Coordinator
-from offbeat.core.rank_log import Entry, Kind
+from offbeat.core.rank_log import Entry, EntryKind
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.runtime.coordination.arrivals import OPEN_MAX, pushed
 from offbeat.runtime.coordination.notifier import Notifier
@@ -165,18 +165,18 @@ class RankCoordinatorSide:
         """What this is to the coordinator; None: something about it is still to be heard."""
         rank = entry.rank
         match entry.kind:
-            case Kind.ARRIVE:
+            case EntryKind.ARRIVE:
                 pushed = self._pushed(entry)
                 return None if pushed is None else (self._placed(pushed),)
-            case Kind.LEAVE:
+            case EntryKind.LEAVE:
                 event = self._ending.pop(rank, None)
                 if event is None and self._is_alive(rank):
                     return None
                 self._said.pop((rank, self._current.get(rank, 0)), None)
                 return () if event is None else (event,)
-            case Kind.LOST:
+            case EntryKind.LOST:
                 return (Withdrawn(rank, entry.version),)
-            case Kind.ENTER:
+            case EntryKind.ENTER:
                 return (Joined(rank),) if self.newcomers.entered(rank) else ()
             case _:
                 return ()
@@ -187,7 +187,7 @@ class RankCoordinatorSide:
         said = self._said.get((entry.rank, incarnation))
         if said:
             return said.popleft()
-        if any(later.kind is Kind.LEAVE and later.rank == entry.rank for later in self._entries):
+        if any(later.kind is EntryKind.LEAVE and later.rank == entry.rank for later in self._entries):
             nonfinite = None if entry.buffer is not None else "a tensor that its rank did not live to name"
             return Pushed(entry.rank, incarnation, entry.version, 0, 0.0, nonfinite=nonfinite)
         return None
@@ -241,7 +241,7 @@ class RankCoordinatorSide:
             return
         self._read()
         # Where others decide it may be out of the table already, of which the coordinator is still to hear.
-        if not self._table.present(worker) and not any(entry.kind is Kind.LEAVE and entry.rank == worker for entry in self._entries):
+        if not self._table.present(worker) and not any(entry.kind is EntryKind.LEAVE and entry.rank == worker for entry in self._entries):
             self._table.forget(worker)
             self._feed(event, now)
         else:

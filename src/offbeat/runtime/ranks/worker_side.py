@@ -30,7 +30,7 @@ from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.runtime.worker.job_session import LOOK_S, PARTS_S, JobSession
 from offbeat.runtime.worker.library_calls import library_call
 from offbeat.runtime.worker.local_work import LocalWork
-from offbeat.session import Grant, Snapshot
+from offbeat.session import LeasedRange, Snapshot
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Hub, Message
@@ -269,7 +269,7 @@ class RankSession(JobSession):
         self._mine.start()
 
     @library_call
-    def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> Grant | None:
+    def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
         self._mine.restore(again=True)
         try:
             self._start()

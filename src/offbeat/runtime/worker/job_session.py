@@ -24,7 +24,7 @@ from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.runtime.worker.library_calls import library_call
 from offbeat.runtime.worker.local_work import LocalWork
 from offbeat.runtime.worker.samples import WorkerSamples
-from offbeat.session import Grant, Session
+from offbeat.session import LeasedRange, Session
 from offbeat.tensors.flat import FlatModel
 from offbeat.types import Epoch, LeaseId, Seconds, WorkerId
 
@@ -288,7 +288,7 @@ class JobSession(Session):
     # Samples.
 
     @library_call
-    def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> Grant | None:
+    def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
         if self._samples.leaves(pool, epoch):
             self._hand_in()
         while True:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from offbeat.runtime.worker.connection import WorkerConnection
-from offbeat.session import Grant
+from offbeat.session import LeasedRange
 from offbeat.types import Epoch
 
 
@@ -51,7 +51,7 @@ class WorkerSamples:
 
     def take(
         self, pool: int, epoch: Epoch, size: int | None, batch: Callable[[], int], rest: Sequence[Sequence[int]] | None = None
-    ) -> Grant | None:
+    ) -> LeasedRange | None:
         """The next samples of an epoch; None once it is over for this worker. Another epoch of this pool is finished first.
 
         ``batch`` says how many, when it comes to that: the end of an epoch may bring another batch size. ``rest`` is what a checkpoint says
@@ -65,7 +65,7 @@ class WorkerSamples:
         match answer["kind"]:
             case "grant":
                 parts = tuple((start, stop) for start, stop in answer["parts"])
-                return Grant(pool, answer["lease"], answer["start"], answer["stop"], parts)
+                return LeasedRange(pool, answer["lease"], answer["start"], answer["stop"], parts)
             case "epoch_ended" if answer["epoch"] < epoch:
                 return self.take(pool, epoch, size, batch, rest)
             case "epoch_ended" | "no_more" if answer["report"] is not None:

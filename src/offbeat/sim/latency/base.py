@@ -129,7 +129,7 @@ def stretched(work_s: Seconds, now: Seconds, windows: Iterable[tuple[Seconds, Se
     return spent + work_s
 
 
-class Drawn(Sampler):
+class DrawnSampler(Sampler):
     """Independent draws, all of one distribution. Number ``clock`` of ``worker`` is place ``clock % 64`` of block ``clock // 64``.
 
     A block begins where the generator's 256-bit counter says (0, block, worker, 0) under the key that the seed gives, so it can be made

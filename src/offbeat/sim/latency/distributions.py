@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.errors import ConfigurationError
-from offbeat.sim.latency.base import Drawn, Law, Sampler
+from offbeat.sim.latency.base import DrawnSampler, Law, Sampler
 from offbeat.types import Clock, Seconds, WorkerId
 
 
@@ -26,7 +26,7 @@ class Independent(Law):
         """``n`` independent draws, in seconds."""
 
     def start(self, seed: int, workers: int) -> Sampler:
-        return Drawn(seed, workers, self.block)
+        return DrawnSampler(seed, workers, self.block)
 
 
 @dataclass(frozen=True, kw_only=True)

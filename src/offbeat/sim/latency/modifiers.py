@@ -13,7 +13,7 @@ from typing import Any
 
 from offbeat.core.policy import whole_number
 from offbeat.errors import ConfigurationError
-from offbeat.sim.latency.base import Drawn, Law, Sampler, derived, stretched
+from offbeat.sim.latency.base import DrawnSampler, Law, Sampler, derived, stretched
 from offbeat.types import Clock, Seconds, WorkerId
 
 
@@ -179,7 +179,7 @@ class _OneOf(Sampler):
         self._seconds = law.seconds
         self._count = law.count
         self._workers = workers
-        self._uniform = Drawn(seed, law.count, lambda generator, n: generator.random(n))
+        self._uniform = DrawnSampler(seed, law.count, lambda generator, n: generator.random(n))
         self._clock = -1
         self._chosen: set[WorkerId] = set()
 

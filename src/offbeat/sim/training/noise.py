@@ -86,7 +86,7 @@ def content(spec: str | Noise | None) -> Workload:
     """Contributions of which a law tells the norms; None: nothing is told.
 
     >>> type(content("noise(variance=4.0)")).__name__, type(content(None)).__name__
-    ('NoisyWorkload', 'Content')
+    ('NoisyWorkload', 'Workload')
 
     Raises:
         ConfigurationError: there is no such law, or it refuses its settings.

@@ -10,7 +10,7 @@ import torch
 
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.allreduce.sequencer import Sequencer
-from offbeat.core.rank_log import Kind
+from offbeat.core.rank_log import EntryKind
 from offbeat.policies import rule
 from offbeat.runtime.allreduce.multi_host.connections import SEAT
 from offbeat.runtime.allreduce.multi_host.memory import HostMemory
@@ -159,8 +159,8 @@ class Network:
         self._end(number, 99)
         entries = self.decider.follow(0)[before:]
         # With its last messages it may let a newcomer in, who takes over the buffers of the one before.
-        taken_over = {entry.rank for entry in entries if entry.kind is Kind.ENTER}
-        lost = [entry for entry in entries if entry.kind is Kind.LOST and entry.rank not in taken_over]
+        taken_over = {entry.rank for entry in entries if entry.kind is EntryKind.ENTER}
+        lost = [entry for entry in entries if entry.kind is EntryKind.LOST and entry.rank not in taken_over]
         assert self.deaths or not lost, f"rank {number} has left in peace, and with it went {lost}"
 
     def die(self, number: WorkerId, delivered: int) -> None:
@@ -253,7 +253,7 @@ class Network:
             assert all(value in [torch.tensor(1.0) / living for living in range(1, len(self.hosts) + 1)] for value in values)
             included += result != 0
         assert included.max() <= 1.0, "a gradient is in two rounds"
-        arrived = sum(entry.kind is Kind.ARRIVE and entry.buffer is not None for entry in self.decider.follow(0))
+        arrived = sum(entry.kind is EntryKind.ARRIVE and entry.buffer is not None for entry in self.decider.follow(0))
         if there:
-            lost = sum(entry.kind is Kind.LOST for entry in self.decider.follow(0))
+            lost = sum(entry.kind is EntryKind.LOST for entry in self.decider.follow(0))
             assert int(included.sum()) + lost == arrived

@@ -20,7 +20,7 @@ from tests.tiers import examples
 
 from offbeat.core.allreduce import algorithms
 from offbeat.core.allreduce.policy import RoundRule
-from offbeat.core.rank_log import Fenced, Kind
+from offbeat.core.rank_log import EntryKind, Fenced
 from offbeat.errors import JobError
 from offbeat.policies import rule
 from offbeat.runtime.allreduce.multi_host.connections import SEAT
@@ -112,7 +112,7 @@ def test_what_a_dead_rank_has_written_over_is_not_in_its_round() -> None:
     network.finish()
     network.check()
     assert not network.ranks[1].results[0].any()
-    lost = [(entry.rank, entry.version) for entry in network.decider.follow(0) if entry.kind is Kind.LOST]
+    lost = [(entry.rank, entry.version) for entry in network.decider.follow(0) if entry.kind is EntryKind.LOST]
     assert lost == [(0, 0)]
 
 
@@ -318,7 +318,7 @@ def last_version(seat: MultiHostRounds, ranks: Collection[int]) -> int:
     """How many rounds there are once the seat has heard that all of these have paused, so that what was pending is folded."""
 
     def paused() -> set[int]:
-        return {entry.rank for entry in seat._at_the_seat().follow(0) if entry.kind is Kind.PAUSE}
+        return {entry.rank for entry in seat._at_the_seat().follow(0) if entry.kind is EntryKind.PAUSE}
 
     with seat._lock:
         assert seat._wait_for(lambda: set(ranks) <= paused(), DEADLINE_S), "not everybody has paused"
@@ -381,7 +381,7 @@ def test_ranks_leave_one_after_the_other_and_nothing_goes_with_them() -> None:
             for version, model in replica.models.items():
                 assert torch.equal(models.setdefault(version, model), model), f"rank {replica.rank} differs in version {version}"
         kinds = [entry.kind for entry in seats[0].follow(0)]
-        assert kinds.count(Kind.ARRIVE) == sum(replica.steps for replica in replicas) and Kind.LOST not in kinds
+        assert kinds.count(EntryKind.ARRIVE) == sum(replica.steps for replica in replicas) and EntryKind.LOST not in kinds
     finally:
         for rounds in [*job, *seats]:
             rounds.close()
@@ -432,7 +432,7 @@ def test_a_rank_that_dies_and_one_that_takes_its_place() -> None:
             replica.finish(last)
             assert torch.equal(replica.model, living[0].model)
         kinds = [(entry.kind, entry.rank) for entry in seats[0].follow(0)]
-        assert kinds.index((Kind.LEAVE, 2)) < len(kinds) - 1 - kinds[::-1].index((Kind.ENTER, 2))
+        assert kinds.index((EntryKind.LEAVE, 2)) < len(kinds) - 1 - kinds[::-1].index((EntryKind.ENTER, 2))
         replicas[2].go_on.set()
         replicas[2].join(DEADLINE_S)
         assert isinstance(replicas[2].failure, JobError | Fenced)
@@ -500,7 +500,7 @@ def test_the_seat_knows_of_a_resumption_before_the_rank_goes_on() -> None:
             seats[0].pause(1)
             job[1].resume(1)
         kinds = [entry.kind for entry in seats[0].follow(0) if entry.rank == 1]
-        assert [kind for kind in kinds if kind is not Kind.READ] == [Kind.ENTER, *[Kind.PAUSE, Kind.RESUME] * 50]
+        assert [kind for kind in kinds if kind is not EntryKind.READ] == [EntryKind.ENTER, *[EntryKind.PAUSE, EntryKind.RESUME] * 50]
         seats[0].pause(1)
         assert job[0].allreduce(torch.ones(3), DEADLINE_S).included
         seats[0].leave(1)
@@ -596,7 +596,7 @@ def test_a_process_is_killed_and_the_others_go_on() -> None:
                 assert child.poll() is None, "a survivor has ended before its time"
         with seat._lock:
             assert seat._wait_for(lambda: 1 not in seat._at_the_seat().present, DEADLINE_S), "the seat has not heard of the death"
-        assert any(entry.kind is Kind.LEAVE and entry.rank == 1 for entry in seat.follow(0))
+        assert any(entry.kind is EntryKind.LEAVE and entry.rank == 1 for entry in seat.follow(0))
         last = last_version(seat, [0, 2, 3])
         for child in survivors:
             assert child.stdin is not None and child.stdout is not None

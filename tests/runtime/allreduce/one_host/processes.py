@@ -21,7 +21,7 @@ import torch
 
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.allreduce.rounds import Round, Rounds
-from offbeat.core.rank_log import Entry, Kind, TooOld
+from offbeat.core.rank_log import Entry, EntryKind, TooOld
 from offbeat.policies import rule
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.transport.futex import process_state
@@ -185,23 +185,23 @@ def replayed(entries: list[Entry], host: OneHostRounds, word: str, seed: int = 0
         if number:
             assert entry.at_ns >= entries[number - 1].at_ns
         closed = False
-        if entry.kind is Kind.ENTER:
+        if entry.kind is EntryKind.ENTER:
             for part in rounds.enter(entry.rank, entry.version):
                 del held[part.rank, part.buffer]
-        elif entry.kind is Kind.LEAVE:
+        elif entry.kind is EntryKind.LEAVE:
             closed = rounds.leave(entry.rank)
-        elif entry.kind is Kind.PAUSE:
+        elif entry.kind is EntryKind.PAUSE:
             closed = rounds.pause(entry.rank)
-        elif entry.kind is Kind.RESUME:
+        elif entry.kind is EntryKind.RESUME:
             rounds.resume(entry.rank)
-        elif entry.kind is Kind.ARRIVE:
+        elif entry.kind is EntryKind.ARRIVE:
             if entry.buffer is not None:
                 held[entry.rank, entry.buffer] = worth(entry.rank, arrived[entry.rank])
                 arrived[entry.rank] += 1
             closed = rounds.arrive(entry.rank, entry.buffer).closed
-        elif entry.kind is Kind.FOLD_DONE:
+        elif entry.kind is EntryKind.FOLD_DONE:
             closed = rounds.fold_done()
-        elif entry.kind is Kind.CATCH_UP:
+        elif entry.kind is EntryKind.CATCH_UP:
             assert rounds.catch_up(entry.rank).stop == entry.version
         else:
             closed = rounds.read(entry.rank)

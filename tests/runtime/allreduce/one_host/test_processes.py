@@ -31,7 +31,7 @@ from tests.runtime.allreduce.one_host.processes import (
 )
 
 from offbeat.core.allreduce.policy import ABSENT
-from offbeat.core.rank_log import Fenced, Kind
+from offbeat.core.rank_log import EntryKind, Fenced
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.transport.futex import PATIENCE_S
 
@@ -78,7 +78,7 @@ def finished(ranks: Ranks, who: list[int]) -> list[Any]:
 
 
 def arrivals(host: OneHostRounds, rank: int | None = None) -> int:
-    return sum(entry.kind is Kind.ARRIVE and rank in (None, entry.rank) for entry in host.follow(0))
+    return sum(entry.kind is EntryKind.ARRIVE and rank in (None, entry.rank) for entry in host.follow(0))
 
 
 @pytest.mark.parametrize(("word", "numel"), [*((word, SMALL) for word in RULES), ("solo", LARGE), ("majority", LARGE), ("full", LARGE)])

@@ -14,10 +14,10 @@ from tests.runtime.allreduce.one_host.processes import RANKS, SMALL, create, eag
 from tests.tiers import examples
 
 from offbeat.core.allreduce.policy import ABSENT, ACTIVE, IDLE
-from offbeat.core.rank_log import Entry, Fenced, Kind, TooOld
+from offbeat.core.rank_log import Entry, EntryKind, Fenced, TooOld
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.runtime.allreduce.one_host import shared_state
-from offbeat.runtime.allreduce.one_host.layout import Layout
+from offbeat.runtime.allreduce.one_host.layout import SharedLayout
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.transport.shm import MemoryBlock
 
@@ -234,7 +234,7 @@ def test_the_log_is_followed_and_waits_for_its_reader(monkeypatch: pytest.Monkey
         ranks[0].allreduce(torch.ones(SMALL))
         read += host.follow(len(read))
     assert [entry.seq for entry in read] == list(range(RANKS + 40 * 2))
-    assert [entry.kind for entry in read[RANKS : RANKS + 2]] == [Kind.ARRIVE, Kind.FOLD_DONE]
+    assert [entry.kind for entry in read[RANKS : RANKS + 2]] == [EntryKind.ARRIVE, EntryKind.FOLD_DONE]
     assert all(earlier.at_ns <= later.at_ns for earlier, later in pairwise(read))
 
     def go_on() -> None:
@@ -259,7 +259,7 @@ def test_blocks_are_checked() -> None:
         OneHostRounds.create(eager("solo"), 2, 1 << 50)
     host = create("first_of(m=2)", SMALL)
     assert OneHostRounds.attach(host.block).rule == eager("first_of(m=2)")
-    layout, _ = Layout.read(host.block.view)
+    layout, _ = SharedLayout.read(host.block.view)
     at = list(layout.offsets().values())
     assert at == sorted(at) and all(offset % 64 == 0 for offset in at)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.core.rank_log import Kind
+from offbeat.core.rank_log import EntryKind
 from offbeat.runtime.allreduce.torch_distributed.coordinator_side import TorchGroup
 
 
@@ -25,7 +25,7 @@ class Seen:
         """The ranks that arrived in each closed round."""
         found, arrived = [], []
         for entry in self.table.follow(0):
-            if entry.kind is Kind.ARRIVE:
+            if entry.kind is EntryKind.ARRIVE:
                 arrived.append(entry.rank)
             if entry.closed:
                 found.append(tuple(arrived))

@@ -13,7 +13,7 @@ import torch
 
 from offbeat.core.allreduce.algorithms import partial_allreduce
 from offbeat.core.allreduce.commands import Start
-from offbeat.core.allreduce.schedule import Kind, Passage
+from offbeat.core.allreduce.schedule import OperationKind, Passage
 from offbeat.errors import ProtocolError
 from offbeat.tensors.layout import Memory
 from offbeat.tensors.running_sum import RunningSum
@@ -160,14 +160,14 @@ class Executor:
         go, passage, total = execution.go, execution.passage, execution.total
         while (index := passage.take()) is not None:
             operation = passage.program.operations[index]
-            if operation.kind is Kind.SEND:
+            if operation.kind is OperationKind.SEND:
                 assert operation.peer is not None
                 peer = go.leaders[operation.peer]
                 if operation.span is None:
                     self._send(peer, {"k": "on", "t": operation.tag, "go": list(go)}, None)
                 else:
                     self._send(peer, {"k": "piece", "n": go.number, "v": go.view, "t": operation.tag}, total.outgoing(index))
-            elif operation.kind is Kind.COMPUTE:
+            elif operation.kind is OperationKind.COMPUTE:
                 total.do(index)
             passage.finished(index)
         if passage.done:

@@ -7,7 +7,7 @@ the process knows. A message that does not fit costs its sender the connection.
 from __future__ import annotations
 
 from offbeat.core.allreduce.rounds import BUFFERS
-from offbeat.transport.schema import Kind, Kinds, fields, flag, many, maybe, number, row, text, whole
+from offbeat.transport.schema import Kinds, MessageSchema, fields, flag, many, maybe, number, row, text, whole
 
 KEY = "k"
 """The field that names the kind: short, for a message may be a few bytes."""
@@ -36,39 +36,39 @@ def kinds_from(ranks: int, *, orders: bool, leaders: bool, decides: bool) -> Kin
     parts = many(row(rank, rank, buffer, factor), ranks * BUFFERS)
     go = row(whole(), whole(), parts, whole(1, ranks), rank, many(rank, ranks, least=1), whole())
     of_itself = fields({}, {"rank": rank})
-    kinds: dict[str, Kind] = {}
+    kinds: dict[str, MessageSchema] = {}
     if decides:
         kinds |= {
-            "arrive": Kind(fields({"b": maybe(buffer), "f": factor, "w": whole()})),
-            "catch": Kind(of_itself),
-            "read": Kind(fields({"n": whole()})),
-            "pause": Kind(of_itself),
-            "resume": Kind(of_itself),
-            "enter": Kind(fields({"version": whole(), "host": text()})),
-            "let": Kind(fields({"rank": rank, "version": whole(), "ticket": whole(), "pause": flag})),
-            "part": Kind(of_itself),
-            "leave": Kind(of_itself),
-            "report": Kind(fields({"v": whole(), "upto": whole(), "held": many(whole(), HELD_MAX), "writes": writes})),
-            "has": Kind(fields({"n": whole()})),
-            "cut": Kind(fields({"rank": rank, "why": text()})),
+            "arrive": MessageSchema(fields({"b": maybe(buffer), "f": factor, "w": whole()})),
+            "catch": MessageSchema(of_itself),
+            "read": MessageSchema(fields({"n": whole()})),
+            "pause": MessageSchema(of_itself),
+            "resume": MessageSchema(of_itself),
+            "enter": MessageSchema(fields({"version": whole(), "host": text()})),
+            "let": MessageSchema(fields({"rank": rank, "version": whole(), "ticket": whole(), "pause": flag})),
+            "part": MessageSchema(of_itself),
+            "leave": MessageSchema(of_itself),
+            "report": MessageSchema(fields({"v": whole(), "upto": whole(), "held": many(whole(), HELD_MAX), "writes": writes})),
+            "has": MessageSchema(fields({"n": whole()})),
+            "cut": MessageSchema(fields({"rank": rank, "why": text()})),
         }
     if leaders:
         kinds |= {
-            "on": Kind(fields({"t": whole(0, TAGS_MAX), "go": go})),
-            "piece": Kind(fields({"n": whole(), "v": whole(), "t": whole(0, TAGS_MAX)}), payload=True),
-            "handed": Kind(fields({"n": whole(), "v": whole()}), payload=True),
-            "done": Kind(fields({"n": whole(), "f": whole()})),
-            "what": Kind(),
-            "memory": Kind(memory=1),
+            "on": MessageSchema(fields({"t": whole(0, TAGS_MAX), "go": go})),
+            "piece": MessageSchema(fields({"n": whole(), "v": whole(), "t": whole(0, TAGS_MAX)}), payload=True),
+            "handed": MessageSchema(fields({"n": whole(), "v": whole()}), payload=True),
+            "done": MessageSchema(fields({"n": whole(), "f": whole()})),
+            "what": MessageSchema(),
+            "memory": MessageSchema(memory=1),
         }
     if orders:
         kinds |= {
-            "answer": Kind(fields({"answer": row(rank, whole(), flag, flag, whole())})),
-            "go": Kind(fields({"go": go})),
-            "halt": Kind(fields({"v": whole(), "f": whole(), "s": whole(), "ranks": some})),
-            "hand": Kind(fields({"n": whole(), "v": whole(), "to": some})),
-            "hold": Kind(),
-            "say": Kind(fields({"n": whole()})),
-            "fence": Kind(fields({"why": text(1 << 14)})),
+            "answer": MessageSchema(fields({"answer": row(rank, whole(), flag, flag, whole())})),
+            "go": MessageSchema(fields({"go": go})),
+            "halt": MessageSchema(fields({"v": whole(), "f": whole(), "s": whole(), "ranks": some})),
+            "hand": MessageSchema(fields({"n": whole(), "v": whole(), "to": some})),
+            "hold": MessageSchema(),
+            "say": MessageSchema(fields({"n": whole()})),
+            "fence": MessageSchema(fields({"why": text(1 << 14)})),
         }
     return Kinds(kinds, key=KEY)

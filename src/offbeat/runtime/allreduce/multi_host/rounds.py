@@ -27,7 +27,7 @@ from offbeat.runtime.allreduce.multi_host.memory import HostMemory
 from offbeat.runtime.allreduce.multi_host.node import Node
 from offbeat.runtime.allreduce.one_host.clipping import clip_factor
 from offbeat.runtime.allreduce.one_host.layout import DTYPES
-from offbeat.runtime.allreduce.one_host.rounds import Outcome
+from offbeat.runtime.allreduce.one_host.rounds import RoundOutcome
 from offbeat.transport.base import Address, Hub, Message
 from offbeat.transport.shm import available_nbytes
 from offbeat.types import Version, WorkerId
@@ -276,7 +276,7 @@ class MultiHostRounds:
                 self.wait()
             return self.results()
 
-    def allreduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> Outcome:
+    def allreduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> RoundOutcome:
         """Hand in a gradient, wait if it is on time, and take what there is. Nothing is copied if ``tensor`` is what ``send()`` gave.
 
         Raises:
@@ -292,7 +292,7 @@ class MultiHostRounds:
             raise JobError(f"round {arrival.number} was not done in {timeout_s} s: its rule waits for a rank that has not arrived")
         results = self.results()
         included = bool(results) and results[-1][0] >= arrival.number
-        return Outcome(included, arrival.number, arrival.number - version, results)
+        return RoundOutcome(included, arrival.number, arrival.number - version, results)
 
     # What may be said for a rank: by itself, by another that has what it needs, or at the seat.
 

@@ -36,7 +36,7 @@ _HEADER_WORDS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class SharedLayout:
     """The block of one job. All of it follows from these numbers, which are what the header holds."""
 
     ranks: int
@@ -112,7 +112,7 @@ class Layout:
         header[0] = MAGIC
 
     @classmethod
-    def read(cls, memory: memoryview) -> tuple[Layout, str]:
+    def read(cls, memory: memoryview) -> tuple[SharedLayout, str]:
         """The layout of a block that somebody else made, and how its rule is spelled.
 
         Raises:
@@ -133,7 +133,7 @@ class Layout:
         return layout, bytes(memory[at["rule"] : at["rule"] + int(header[2])]).decode()
 
 
-def planned(rule: RoundRule, ranks: int, numel: int, dtype: torch.dtype, seed: int, *, slots: int | None, followed: bool) -> Layout:
+def planned(rule: RoundRule, ranks: int, numel: int, dtype: torch.dtype, seed: int, *, slots: int | None, followed: bool) -> SharedLayout:
     """The layout of a new block.
 
     Args:
@@ -159,7 +159,7 @@ def planned(rule: RoundRule, ranks: int, numel: int, dtype: torch.dtype, seed: i
         wanted = _UNBOUNDED_SLOTS if rule.staleness is None else rule.staleness + _SPARE_SLOTS
         slots = min(max(2, (available or 0) // 4 // nbytes), wanted)
     slice_numel = max(SLICE_NBYTES // dtype.itemsize, -(-numel // MOST_SLICES))
-    return Layout(
+    return SharedLayout(
         ranks=ranks,
         numel=numel,
         dtype_index=DTYPES.index(dtype),
@@ -183,7 +183,7 @@ def rule_spelled(spelled: str) -> RoundRule:
     return found
 
 
-def pieces(block: SharedMemory, layout: Layout) -> dict[str, memoryview]:
-    """The parts of the block by name, as `Layout.offsets` has them."""
+def pieces(block: SharedMemory, layout: SharedLayout) -> dict[str, memoryview]:
+    """The parts of the block by name, as `SharedLayout.offsets` has them."""
     at = layout.offsets()
     return {name: block.view[at[name] : at[after]] for name, after in pairwise(at)}

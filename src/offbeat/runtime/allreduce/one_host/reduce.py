@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.core.allreduce.rounds import BUFFERS
-from offbeat.runtime.allreduce.one_host.layout import Layout
+from offbeat.runtime.allreduce.one_host.layout import SharedLayout
 from offbeat.runtime.allreduce.one_host.state import Closing
 from offbeat.transport.futex import WORD_NBYTES, RobustLock
 
@@ -36,7 +36,7 @@ class Folder:
         fresh: whether the block is new, and the locks are to be made.
     """
 
-    def __init__(self, memory: dict[str, memoryview], layout: Layout, *, fresh: bool) -> None:
+    def __init__(self, memory: dict[str, memoryview], layout: SharedLayout, *, fresh: bool) -> None:
         dtype = np.dtype(f"f{layout.dtype.itemsize}")
         padded = layout.vector_nbytes // dtype.itemsize
         self.send = np.frombuffer(memory["send"], dtype, layout.ranks * BUFFERS * padded).reshape(layout.ranks, BUFFERS, padded)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from offbeat.core.allreduce.policy import IDLE, RoundRule
-from offbeat.core.allreduce.rounds import Arrival, Part
+from offbeat.core.allreduce.rounds import Arrival, RoundPart
 from offbeat.errors import JobError
 from offbeat.runtime.allreduce.one_host.clipping import clip_factor
 from offbeat.runtime.allreduce.one_host.layout import planned
@@ -29,7 +29,7 @@ from offbeat.transport.shm import MemoryBlock
 from offbeat.types import Version, WorkerId
 
 
-class Outcome(NamedTuple):
+class RoundOutcome(NamedTuple):
     """What has become of a gradient that was handed to `OneHostRounds.allreduce`."""
 
     included: bool
@@ -254,7 +254,7 @@ class OneHostRounds(OneHostMembers):
                 break
         return self.results()
 
-    def allreduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> Outcome:
+    def allreduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> RoundOutcome:
         """Hand in a gradient, wait if it is on time, and take what there is. Nothing is copied if ``tensor`` is what ``send()`` gave.
 
         Raises:
@@ -269,9 +269,9 @@ class OneHostRounds(OneHostMembers):
             raise JobError(f"round {arrival.number} was not done in {timeout_s} s: its rule waits for a rank that has not arrived")
         results = self.results()
         included = bool(results) and results[-1][0] >= arrival.number
-        return Outcome(included, arrival.number, arrival.number - self._came_with, results)
+        return RoundOutcome(included, arrival.number, arrival.number - self._came_with, results)
 
-    def enter(self, rank: WorkerId, version: Version) -> tuple[Part, ...]:
+    def enter(self, rank: WorkerId, version: Version) -> tuple[RoundPart, ...]:
         if rank == self.rank:
             self._shared.make_room()
             self._token = self._shared.change(State.issue, rank)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from offbeat.core.allreduce.policy import ABSENT
-from offbeat.core.allreduce.rounds import Part
+from offbeat.core.allreduce.rounds import RoundPart
 from offbeat.core.rank_log import Entry
 from offbeat.runtime.allreduce.one_host.shared_state import Shared, Ts
 from offbeat.runtime.allreduce.one_host.state import State
@@ -44,7 +44,7 @@ class OneHostMembers:
         """Whether a rank takes part."""
         return self.state(rank) != ABSENT
 
-    def enter(self, rank: WorkerId, version: Version) -> tuple[Part, ...]:
+    def enter(self, rank: WorkerId, version: Version) -> tuple[RoundPart, ...]:
         """A rank takes part, with the parameters of this version; it gets the results from there on.
 
         Returns:
@@ -94,7 +94,7 @@ class OneHostMembers:
         """Take part in a fold that is under way. Returns whether there was anything to do."""
         return self._shared.help()
 
-    def _unless_summed(self, enter: Callable[[State, *Ts], tuple[Part, ...] | None], *args: *Ts) -> tuple[Part, ...]:
+    def _unless_summed(self, enter: Callable[[State, *Ts], tuple[RoundPart, ...] | None], *args: *Ts) -> tuple[RoundPart, ...]:
         """Make this change, once it does not say that it cannot be made now."""
         while (dropped := self._shared.change(enter, *args)) is None:
             events = self._shared.events.value
@@ -117,7 +117,7 @@ class OneHostMembers:
         return True
 
 
-def _enter(state: State, rank: WorkerId, version: Version) -> tuple[Part, ...] | None:
+def _enter(state: State, rank: WorkerId, version: Version) -> tuple[RoundPart, ...] | None:
     """None: not now, since a gradient of its predecessor is being summed."""
     closing = state.closing()
     if closing is not None and any(part.rank == rank for part in closing.round.parts):
@@ -125,7 +125,7 @@ def _enter(state: State, rank: WorkerId, version: Version) -> tuple[Part, ...] |
     return state.enter(rank, version)
 
 
-def _let_in(state: State, rank: WorkerId, version: Version, ticket: int, pause: bool) -> tuple[Part, ...] | None:
+def _let_in(state: State, rank: WorkerId, version: Version, ticket: int, pause: bool) -> tuple[RoundPart, ...] | None:
     """As `_enter`, for the process with this ticket."""
     if ticket == 0 or state.tokens[rank] != ticket or state.rounds.state(rank) != ABSENT:
         return ()

@@ -16,7 +16,7 @@ import numpy as np
 from offbeat.core.allreduce.policy import CLOSED, DONE, RoundRule
 from offbeat.core.rank_log import Entry
 from offbeat.errors import JobError
-from offbeat.runtime.allreduce.one_host.layout import Layout, rule_spelled
+from offbeat.runtime.allreduce.one_host.layout import SharedLayout, rule_spelled
 from offbeat.runtime.allreduce.one_host.layout import pieces as pieces_of
 from offbeat.runtime.allreduce.one_host.reduce import CORES, Folder
 from offbeat.runtime.allreduce.one_host.state import Closing, State
@@ -39,10 +39,10 @@ class Shared:
         layout: of a new block, which is made; None: the block has been made by somebody else.
     """
 
-    def __init__(self, block: SharedMemory, rule: RoundRule | None, layout: Layout | None) -> None:
+    def __init__(self, block: SharedMemory, rule: RoundRule | None, layout: SharedLayout | None) -> None:
         fresh = layout is not None
         if layout is None:
-            layout, spelled = Layout.read(block.view)
+            layout, spelled = SharedLayout.read(block.view)
             rule = rule_spelled(spelled) if rule is None else rule
         assert rule is not None
         self.layout, self.rule = layout, rule

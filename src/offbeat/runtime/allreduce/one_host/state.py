@@ -12,9 +12,9 @@ from time import monotonic_ns
 from typing import NamedTuple
 
 from offbeat.core.allreduce.policy import ABSENT, CLOSED, STATE, VERSION, WIDTH, RoundRule
-from offbeat.core.allreduce.rounds import Arrival, Part, Round, Rounds
-from offbeat.core.rank_log import Entry, Fenced, Kind, TooOld
-from offbeat.runtime.allreduce.one_host.layout import LOG_WIDTH, Layout, Words
+from offbeat.core.allreduce.rounds import Arrival, Round, RoundPart, Rounds
+from offbeat.core.rank_log import Entry, EntryKind, Fenced, TooOld
+from offbeat.runtime.allreduce.one_host.layout import LOG_WIDTH, SharedLayout, Words
 from offbeat.types import Version, WorkerId
 
 _RECORD = Struct(f"{LOG_WIDTH}q")
@@ -22,7 +22,7 @@ _RECORD = Struct(f"{LOG_WIDTH}q")
 _RECORD_NBYTES = _RECORD.size
 
 
-_ARRIVE = int(Kind.ARRIVE)
+_ARRIVE = int(EntryKind.ARRIVE)
 """What every step writes. To look up an enumeration's member is a call, in Python 3.11."""
 
 
@@ -38,11 +38,11 @@ class State:
     """One of the two arrays, and what may happen to it.
 
     Args:
-        words: the array, `Layout.state_words` long; zeros are a job before its first event.
+        words: the array, `SharedLayout.state_words` long; zeros are a job before its first event.
         log: the ring of the log, shared by both.
     """
 
-    def __init__(self, words: Words, log: Words, layout: Layout, rule: RoundRule) -> None:
+    def __init__(self, words: Words, log: Words, layout: SharedLayout, rule: RoundRule) -> None:
         ranks, table = layout.ranks, (1 + layout.ranks) * WIDTH
         # Memoryviews, whose items are Python's own integers: a rank that has computed for a while has neither NumPy's code nor its types
         # in the processor's caches, and most of what its arrival takes is to get there what it touches.
@@ -88,7 +88,7 @@ class State:
 
     # What happens.
 
-    def enter(self, rank: WorkerId, version: Version) -> tuple[Part, ...]:
+    def enter(self, rank: WorkerId, version: Version) -> tuple[RoundPart, ...]:
         kept = set(self._holds.tolist())
         gone = [number for number in range(version, self.rounds.done) if number + 1 not in kept]
         if gone:
@@ -97,25 +97,25 @@ class State:
                 "rounds are done. Let it copy the parameters of a rank that takes part, and enter before that one goes on"
             )
         dropped = self.rounds.enter(rank, version)
-        self._wrote(Kind.ENTER, rank, version, False)
+        self._wrote(EntryKind.ENTER, rank, version, False)
         return dropped
 
     def leave(self, rank: WorkerId) -> None:
         if self.rounds.state(rank) == ABSENT:
             return
         self.tokens[rank] = 0
-        self._closed(Kind.LEAVE, rank, self.rounds.leave(rank))
+        self._closed(EntryKind.LEAVE, rank, self.rounds.leave(rank))
 
     def forget(self, rank: WorkerId) -> None:
         if self.rounds.state(rank) == ABSENT:
             self.tokens[rank] = 0
 
     def pause(self, rank: WorkerId) -> None:
-        self._closed(Kind.PAUSE, rank, self.rounds.pause(rank))
+        self._closed(EntryKind.PAUSE, rank, self.rounds.pause(rank))
 
     def resume(self, rank: WorkerId) -> None:
         self.rounds.resume(rank)
-        self._wrote(Kind.RESUME, rank, self.rounds.version(rank), False)
+        self._wrote(EntryKind.RESUME, rank, self.rounds.version(rank), False)
 
     def arrive(
         self, rank: WorkerId, token: int, buffer: int | None, unless_late: bool
@@ -141,17 +141,17 @@ class State:
     def catch_up(self, rank: WorkerId) -> list[tuple[Version, int]]:
         """As `slots_of` has them, the results that the rank is given."""
         given = self.rounds.catch_up(rank)
-        self._wrote(Kind.CATCH_UP, rank, given.stop, False)
+        self._wrote(EntryKind.CATCH_UP, rank, given.stop, False)
         return self.slots_of(given)
 
     def read(self, rank: WorkerId) -> None:
-        self._closed(Kind.READ, rank, self.rounds.read(rank))
+        self._closed(EntryKind.READ, rank, self.rounds.read(rank))
 
     def fold_done(self) -> None:
         """The closed round is folded."""
-        self._closed(Kind.FOLD_DONE, -1, self.rounds.fold_done())
+        self._closed(EntryKind.FOLD_DONE, -1, self.rounds.fold_done())
 
-    def _closed(self, kind: Kind, rank: WorkerId, closed: bool) -> None:
+    def _closed(self, kind: EntryKind, rank: WorkerId, closed: bool) -> None:
         """Something has happened that may close a round."""
         self._wrote(kind, rank, self.rounds.done if rank < 0 else self.rounds.version(rank), closed)
         if closed:
@@ -176,5 +176,5 @@ class State:
         for seq in range(start, self.seq):
             at, kind, rank, version, buffer, number, closed, at_ns = _RECORD.unpack_from(self._log, seq % self._log_entries * _RECORD.size)
             assert at == seq, f"entry {seq} of the log is overwritten by {at}"
-            found.append(Entry(seq, Kind(kind), rank, version, None if buffer < 0 else buffer, number, bool(closed), at_ns))
+            found.append(Entry(seq, EntryKind(kind), rank, version, None if buffer < 0 else buffer, number, bool(closed), at_ns))
         return found

@@ -12,7 +12,7 @@ from typing import Any
 
 from offbeat.core.effects import Effect
 from offbeat.core.events import Left, Lost
-from offbeat.core.rank_log import Entry, Kind
+from offbeat.core.rank_log import Entry, EntryKind
 from offbeat.errors import ConfigurationError, JobError
 from offbeat.runtime.allreduce.torch_distributed.process_group import MeetingPoint
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
@@ -61,7 +61,7 @@ class TorchGroup:
             self._early.append(rank)
             return
         self._arrived.add(rank)
-        self._note(Kind.ARRIVE, rank)
+        self._note(EntryKind.ARRIVE, rank)
 
     def begin(self, ranks: Sequence[WorkerId]) -> None:
         """These ranks take part from the beginning."""
@@ -72,7 +72,7 @@ class TorchGroup:
         """A rank takes part from now on."""
         self._present.add(rank)
         self._active.add(rank)
-        self._note(Kind.ENTER, rank)
+        self._note(EntryKind.ENTER, rank)
 
     def ticket(self, rank: WorkerId) -> list[int]:
         """What a rank needs to let in the process that is this one now: it cannot be let in."""
@@ -85,24 +85,24 @@ class TorchGroup:
         """A rank has come to its end."""
         self._present.discard(rank)
         self._active.discard(rank)
-        self._note(Kind.LEAVE, rank)
+        self._note(EntryKind.LEAVE, rank)
         return ()
 
     def pause(self, rank: WorkerId) -> None:
         """A rank has nothing to compute."""
         self._active.discard(rank)
-        self._note(Kind.PAUSE, rank)
+        self._note(EntryKind.PAUSE, rank)
 
     def resume(self, rank: WorkerId) -> None:
         """A rank computes again."""
         self._active.add(rank)
-        self._note(Kind.RESUME, rank)
+        self._note(EntryKind.RESUME, rank)
 
     def close(self) -> None:
         """The job is over."""
         self.meeting.close()
 
-    def _note(self, kind: Kind, rank: WorkerId) -> None:
+    def _note(self, kind: EntryKind, rank: WorkerId) -> None:
         closed = bool(self._arrived) and self._arrived >= self._active
         self._log.append(Entry(self._seq, kind, rank, self._number, 0, self._number, closed, time.monotonic_ns()))
         self._seq += 1
