@@ -27,10 +27,21 @@ FAMILIES = {"core", "core.server", "core.allreduce", "core.gossip"}
 RULES = {*BASE, "spec", *CORE, "policies"}
 DATA_PLANE = {*BASE, "tensors", "transport"}
 ONE_HOST, MULTI_HOST = "runtime.allreduce.one_host", "runtime.allreduce.multi_host"
+SHARED = "runtime.shared_memory"
 TOOLS = {*RULES, *DATA_PLANE, "journal", "session", "runtime.job", "runtime.coordination", "runtime.worker"}
 RANKS = {*TOOLS, "runtime.ranks"}
 SERVED = {*TOOLS, "runtime.parameter_server"}
-LIVE = {*RANKS, *SERVED, ONE_HOST, MULTI_HOST, "runtime.allreduce", "runtime.allreduce.torch_distributed", "runtime.gossip", "runtime"}
+LIVE = {
+    *RANKS,
+    *SERVED,
+    SHARED,
+    ONE_HOST,
+    MULTI_HOST,
+    "runtime.allreduce",
+    "runtime.allreduce.torch_distributed",
+    "runtime.gossip",
+    "runtime",
+}
 FACE = {*LIVE, "orders", "sampler", "optimizer"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
@@ -53,11 +64,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime.worker": {*RULES, *DATA_PLANE, "session", "runtime.job"},
     "runtime.parameter_server": TOOLS,
     "runtime.ranks": TOOLS,
-    ONE_HOST: {*RULES, *DATA_PLANE},
-    MULTI_HOST: {*RULES, *DATA_PLANE, ONE_HOST},
+    SHARED: {*BASE, "core", "transport"},
+    ONE_HOST: {*RULES, *DATA_PLANE, SHARED},
+    MULTI_HOST: {*RULES, *DATA_PLANE, SHARED, ONE_HOST},
     "runtime.allreduce": {*RANKS, ONE_HOST, MULTI_HOST},
     "runtime.allreduce.torch_distributed": RANKS,
-    "runtime.gossip": RANKS,
+    "runtime.gossip": {*RANKS, SHARED},
     "runtime": LIVE,
     "sim.latency": {*BASE, "spec", "core", "journal"},
     "sim.training": {*RULES, "tensors", "sim.latency"},

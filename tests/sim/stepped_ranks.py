@@ -21,10 +21,9 @@ from tests.sim.stub_ranks import StubRank, StubRounds, WentOn
 from offbeat.journal.records import Record
 from offbeat.policies import rule
 from offbeat.policies.gossip import AllReduce
-from offbeat.runtime.allreduce.one_host import state
 from offbeat.runtime.allreduce.torch_distributed import coordinator_side as plain_side
-from offbeat.runtime.gossip import memory
 from offbeat.runtime.ranks import coordinator_side
+from offbeat.runtime.shared_memory import log
 from offbeat.types import Seconds, WorkerId
 
 LOOK_S: Seconds = 1.0
@@ -109,9 +108,7 @@ class SteppedRanks(SteppedJob):
         with ExitStack() as stack:
             stack.enter_context(patch.object(coordinator_side, "LOOK_S", LOOK_S))
             stack.enter_context(patch.object(coordinator_side, "time", SimpleNamespace(monotonic=lambda: self.now)))
-            stack.enter_context(patch.object(state, "monotonic_ns", monotonic_ns))
-            clock = SimpleNamespace(monotonic=lambda: self.now, monotonic_ns=monotonic_ns)
-            stack.enter_context(patch.object(memory, "time", clock))
-            stack.enter_context(patch.object(plain_side, "time", clock))
+            stack.enter_context(patch.object(log, "monotonic_ns", monotonic_ns))
+            stack.enter_context(patch.object(plain_side, "time", SimpleNamespace(monotonic=lambda: self.now, monotonic_ns=monotonic_ns)))
             stack.enter_context(patch.object(plain_side, "MeetingPoint", Meeting))
             yield

@@ -57,8 +57,8 @@ class StubGossip(StubRank):
         self._gossip.let_in(rank, ticket[0])
 
     def _first_behind(self) -> WorkerId | None:
-        return self._gossip._memory.look(
-            lambda gossip, _: next(iter(gossip.behind(self.number)), None) if self.number in gossip.present else None
+        return self._gossip._memory.read(
+            lambda state: next(iter(state.gossip.behind(self.number)), None) if self.number in state.gossip.present else None
         )
 
     def _go_further(self) -> bool:

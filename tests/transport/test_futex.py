@@ -9,7 +9,7 @@ import time
 from multiprocessing.connection import Connection
 
 import pytest
-from tests.runtime.allreduce.one_host.processes import DEADLINE_S, Ranks, create, until
+from tests.rank_processes import DEADLINE_S, Ranks, open_block, until
 
 from offbeat.transport import futex
 from offbeat.transport.futex import WORD_NBYTES, Futex, RobustLock, process_state, started_at
@@ -64,8 +64,7 @@ def test_a_word_that_has_changed_is_not_slept_on() -> None:
 
 def hold(rank: int, where: str, pipe: Connection) -> None:
     """Take the lock, say so, and keep it."""
-    block = MemoryBlock.receive(os.open(where, os.O_RDWR))
-    lock = RobustLock(block.view[block.nbytes - WORD_NBYTES :], fresh=False)
+    lock = RobustLock(open_block(where).view, fresh=False)
     assert lock.acquire(DEADLINE_S)
     pipe.send(os.getpid())
     signal.pause()
@@ -74,9 +73,9 @@ def hold(rank: int, where: str, pipe: Connection) -> None:
 @pytest.mark.faults
 @pytest.mark.parametrize("stopped", [False, True])
 def test_the_lock_of_the_dead_is_free_and_that_of_the_stopped_is_freed(stopped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = create("solo", 1)
-    lock = RobustLock(host.block.view[host.block.nbytes - WORD_NBYTES :], fresh=True)
-    with Ranks(host, hold, ranks=[0]) as ranks:
+    block = MemoryBlock.allocate(WORD_NBYTES, "lock")
+    lock = RobustLock(block.view, fresh=True)
+    with Ranks(block, hold, ranks=[0]) as ranks:
         pid = ranks.hear(0)
         assert lock.holder == pid and not lock.attempt()
         if stopped:
@@ -98,9 +97,9 @@ def test_the_lock_of_the_dead_is_free_and_that_of_the_stopped_is_freed(stopped: 
 @pytest.mark.faults
 def test_a_holder_that_is_stopped_for_a_moment_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(futex, "PATIENCE_S", DEADLINE_S)
-    host = create("solo", 1)
-    lock = RobustLock(host.block.view[host.block.nbytes - WORD_NBYTES :], fresh=True)
-    with Ranks(host, hold, ranks=[0]) as ranks:
+    block = MemoryBlock.allocate(WORD_NBYTES, "lock")
+    lock = RobustLock(block.view, fresh=True)
+    with Ranks(block, hold, ranks=[0]) as ranks:
         pid = ranks.hear(0)
         ranks.stop(0)
         assert not lock.acquire(0.25)

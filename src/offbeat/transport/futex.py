@@ -4,7 +4,7 @@ A `Futex` is a word that processes sleep on until somebody says that it has chan
 its holder dies, however it dies. Both are the C library's, called without a trip through the kernel where nobody has to wait; measured
 here, lock and unlock take 0.2 µs, against 0.8 with ``flock`` and 1.3 with locks of open file descriptions, which also cannot be waited
 for with a limit. What is in the memory that a lock protects is for others to keep whole: see
-``runtime/allreduce/one_host/shared_state.py``.
+``runtime/shared_memory/state.py``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOOK_S = 0.1
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
 _FUTEX = _FUTEX_NUMBERS.get(platform.machine())
 _WAIT, _WAKE = 0, 1
-_EVERYBODY = 2**31 - 1
+EVERYBODY = 2**31 - 1
 _TID_MASK = 0x3FFFFFFF
 
 if sys.platform == "linux":
@@ -84,7 +84,7 @@ class Futex:
         """Let the word differ from what it was; under the lock that whoever changes it has agreed on. `wake` tells the sleepers."""
         self._word[0] = (self._word[0] + 1) & 0xFFFFFFFF
 
-    def wake(self, count: int = _EVERYBODY) -> None:
+    def wake(self, count: int = EVERYBODY) -> None:
         """Wake so many of the sleepers."""
         _quick.syscall(self._number, self._address, ctypes.c_int(_WAKE), ctypes.c_int(count), None, None, ctypes.c_int(0))
 

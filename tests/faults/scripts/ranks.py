@@ -45,7 +45,7 @@ def die_when_drawn(once: Path, after: int) -> None:
     arrive = OneHostRounds.arrive
 
     def arrives(self: OneHostRounds, gradient: bool = True, clip: float | None = None) -> Any:
-        view: RoundView = self._shared.look(lambda state: state.rounds._view)
+        view: RoundView = self._memory.look(lambda state: state.rounds._view)
         if view.number >= after and view.drawn(1)[0] == self.rank:
             strike(once)
         return arrive(self, gradient, clip)

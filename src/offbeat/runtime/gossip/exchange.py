@@ -1,8 +1,8 @@
 """Gossip among the ranks of one host: what each rank's process calls to have its parameters mixed with its neighbours'.
 
 A rank keeps its parameters to itself and leaves copies where others find them. Who exchanges with whom is decided under a lock, by
-`core.gossip.push_sum.Gossip` on state that all share; vectors are read and added up outside it. Nobody has to be there for anybody else but
-as the rule says, and a rank that is reported dead is waited for no more.
+`core.gossip.push_sum.Gossip` on state that all share; vectors are read and added up outside it. A rank waits for another only as its rule
+says, and never for one that has been reported dead.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import NamedTuple
 
 import torch
 
-from offbeat.core.gossip.push_sum import Gossip, GossipMessage, GossipRule, Loss, Mixture
-from offbeat.core.rank_log import Entry, EntryKind, Fenced
-from offbeat.runtime.gossip.memory import GossipMemory, MemoryPlan
-from offbeat.runtime.gossip.waiting import GossipRank, Wait
+from offbeat.core.gossip.push_sum import GossipMessage, GossipRule, Mixture
+from offbeat.core.rank_log import EntryKind, Fenced
+from offbeat.runtime.gossip.layout import GossipLayout
+from offbeat.runtime.gossip.members import GossipMembers
+from offbeat.runtime.gossip.memory import GossipMemory, GossipState
+from offbeat.runtime.gossip.waiting import Wait
 from offbeat.transport.base import SharedMemory
 from offbeat.transport.shm import MemoryBlock
 from offbeat.types import Clock, Seconds, WorkerId
@@ -30,11 +32,11 @@ class Exchanged(NamedTuple):
     sources: tuple[WorkerId, ...]
     """Whose parameters were mixed in."""
     mass: float
-    """push-sum: the rank's, after it."""
+    """push-sum: the rank's, after the step."""
     waited_s: Seconds
 
 
-class OneHostGossip(GossipRank):
+class OneHostGossip(GossipMembers):
     """One process's hold on the gossip of its host. Made by `create` and `attach`.
 
     A rank's step: compute a gradient with ``model``, let an optimizer say by how much it would move, and `step` with that. Afterwards
@@ -69,121 +71,59 @@ class OneHostGossip(GossipRank):
             numel: parameters of the model.
             dtype: float32 or float64.
             seed: of what the rule draws.
-            followed: whether somebody will `follow`; the ranks do not run further ahead of him than the log reaches.
+            followed: whether the coordinator will `follow`; the ranks then stay so close to it that the log never overflows.
 
         Raises:
-            ConfigurationError: another dtype, or not so much memory.
+            ConfigurationError: another dtype, or not enough memory.
         """
-        plan = MemoryPlan.of(rule, ranks, numel, dtype, seed, followed=followed)
-        block = MemoryBlock.allocate(plan.nbytes, "gossip")
-        return cls(block, GossipMemory(block, rule, plan), None)
+        layout = GossipLayout.of(rule, ranks, numel, dtype, seed, followed=followed)
+        block = MemoryBlock.allocate(layout.offsets()["end"], "gossip")
+        return cls(block, GossipMemory(block, rule, layout), None)
 
     @classmethod
     def attach(cls, block: SharedMemory, rank: WorkerId | None = None) -> OneHostGossip:
         """Use a job's memory, as one of its ranks, or only to look and to report the dead.
 
         Raises:
-            ProtocolError: the block is something else.
+            ProtocolError: the block is not one for gossip.
         """
         return cls(block, GossipMemory(block), rank)
 
-    # Who is there.
-
-    def present(self, rank: WorkerId) -> bool:
-        """Whether a rank takes part."""
-        return self._memory.look(lambda gossip, _: rank in gossip.present)
-
-    @property
-    def steps(self) -> Clock:
-        """How many steps all ranks have made."""
-        return self._memory.look(lambda _, __: self._memory.steps)
-
-    def enter(self, rank: WorkerId) -> None:
-        """A rank takes part from now on; its process is to `begin`. What its predecessor had is lost."""
-        self._memory.change(lambda gossip, incarnations: self._enter(rank, gossip, incarnations))
-
-    def _enter(self, rank: WorkerId, gossip: Gossip, incarnations: list[float]) -> None:
-        gossip.leave(rank)
-        incarnations[rank] += 1.0
-        if self.rule.exchange != "push":  # in that what is on its way stays where it is until it is read
-            self._memory.forget(rank)
-        gossip.enter(rank)
-        self._memory.note(EntryKind.ENTER, rank)
-
-    def ticket(self, rank: WorkerId) -> int:
-        """What another rank needs to let in the process that is this one now."""
-        return self._memory.look(lambda _, incarnations: int(incarnations[rank]))
-
-    def forget(self, rank: WorkerId) -> None:
-        """The process of a rank is gone, and nobody lets it in any more."""
-
-        def forget(gossip: Gossip, incarnations: list[float]) -> None:
-            if rank not in gossip.present:
-                incarnations[rank] += 1.0
-
-        self._memory.change(forget)
-
-    def let_in(self, rank: WorkerId, ticket: int) -> None:
-        """Another rank takes part; nobody waits for it before it says `resume`. If its process is gone by now, nothing happens."""
-
-        def let_in(gossip: Gossip, incarnations: list[float]) -> None:
-            if incarnations[rank] == ticket and rank not in gossip.present:
-                self._enter(rank, gossip, incarnations)
-                gossip.pause(rank)
-                self._memory.note(EntryKind.PAUSE, rank)
-
-        self._memory.change(let_in)
+    # Taking part.
 
     def begin(self, parameters: torch.Tensor) -> None:
-        """Be the process of a rank that has entered.
+        """Become the process of a rank that has entered.
 
         Args:
             parameters: shape (numel,); a copy is taken.
 
         Raises:
-            Fenced: it has not entered.
+            Fenced: the rank has not entered.
         """
         rank, memory = self._mine(), self._memory
         self.model.copy_(parameters.detach().reshape(-1))
         self._own.copy_(self.model)
 
-        def begin(gossip: Gossip, incarnations: list[float]) -> None:
-            if rank not in gossip.present:
+        def begin(state: GossipState) -> None:
+            if rank not in state.gossip.present:
                 raise Fenced(f"rank {rank} does not take part")
-            self._incarnation = incarnations[rank]
-            if self.rule.exchange != "push":  # in that nobody asks for them
-                memory.write(rank, gossip.steps(rank), self._own)
+            self._incarnation = state.incarnations[rank]
+            if self.rule.exchange != "push":  # with "push" nobody asks for them
+                memory.write(rank, state.gossip.steps(rank), self._own)
 
         with self._hold(rank):
             memory.change(begin)
 
-    def leave(self, rank: WorkerId | None = None) -> Loss | None:
-        """A rank, this one unless said otherwise, is gone: nobody waits for it, and its mass is written off.
-
-        Returns:
-            What went with it; None: it was not there.
-        """
-        gone = self._mine() if rank is None else rank
-
-        def leave(gossip: Gossip, incarnations: list[float]) -> Loss | None:
-            loss = gossip.leave(gone)
-            if loss is not None:
-                incarnations[gone] += 1.0
-                self._memory.note(EntryKind.LEAVE, gone)
-            return loss
-
-        return self._memory.change(leave)
-
     def pause(self, rank: WorkerId | None = None) -> None:
-        """A rank, this one unless said otherwise, has nothing to compute for a while. It should `catch_up` now and then."""
+        """Let nobody wait for a rank, this one unless another is given: it has nothing to compute. It should `catch_up` now and then."""
         idle = self._mine() if rank is None else rank
 
-        def pause(gossip: Gossip, incarnations: list[float]) -> None:
+        def pause(state: GossipState) -> None:
             if rank is None:
-                self._check(incarnations)
-            if idle in gossip.active:
-                gossip.pause(idle)
-                self._memory.note(EntryKind.PAUSE, idle)
+                self._check(state)
+            if idle in state.gossip.active:
+                state.gossip.pause(idle)
+                state.note(EntryKind.PAUSE, idle)
 
         self._memory.change(pause)
         if rank is None:
@@ -204,33 +144,21 @@ class OneHostGossip(GossipRank):
         return True
 
     def resume(self, rank: WorkerId | None = None) -> None:
-        """A rank, this one unless said otherwise, computes again. Where others ask for its parameters it has them as of its new step."""
+        """End the pause of a rank, this one unless another is given. Where others ask for its parameters it has them as of its new step."""
         back, memory = self._mine() if rank is None else rank, self._memory
 
-        def resume(gossip: Gossip, incarnations: list[float]) -> None:
+        def resume(state: GossipState) -> None:
+            gossip = state.gossip
             if rank is None:
-                self._check(incarnations)
+                self._check(state)
             if back not in gossip.present or back in gossip.active:
                 return
             before = gossip.steps(back)
             if gossip.resume(back) and self.rule.exchange == "average" and memory.holds(back, before):
-                memory.write(back, gossip.steps(back), memory.vector(back, before % memory.plan.slots).clone())
-            memory.note(EntryKind.RESUME, back)
+                memory.write(back, gossip.steps(back), memory.vector(back, before % memory.layout.slots).clone())
+            state.note(EntryKind.RESUME, back)
 
         memory.change(resume)
-
-    def close(self) -> None:
-        """This process has done with the memory; it keeps a rank from taking part no more than its end would: `leave` does."""
-        self.block.close()
-
-    def masses(self) -> tuple[float, float, float, float]:
-        """push-sum: the mass of all ranks, what is on its way, what has been lost, and what has entered."""
-        return self._memory.look(lambda g, _: (sum(g.mass(rank) for rank in g.present), g.in_flight(), g.lost, g.entered))
-
-    def follow(self, start: int) -> list[Entry]:
-        """What has happened, in the order in which it was decided: the log from this entry on. With it a `GossipLedger` comes to the same
-        decisions; only what is on its way while somebody leaves may be mixed in a step sooner or later than that says."""
-        return self._memory.follow(start)
 
     # Exchanges.
 
@@ -256,8 +184,8 @@ class OneHostGossip(GossipRank):
             self._sleep(wait, deadline)
 
     def stepping(self, moved: torch.Tensor | None) -> Generator[Wait, None, Exchanged]:
-        """Do what `step` does, for a caller that waits by itself: each time that this rank has to wait it is told for what. To go on too
-        early does no harm."""
+        """Do what `step` does, for a caller that waits by itself: yields what this rank has to wait for, each time that it has to. To go
+        on too early does no harm."""
         self._memory.make_room()
         exchange = {"push": self._push, "average": self._average, "pair": self._pair}[self.rule.exchange]
         return (yield from exchange(moved))
@@ -267,15 +195,15 @@ class OneHostGossip(GossipRank):
         if moved is not None:
             self._own.add_(moved)
         waited_s = yield from self._wait(
-            lambda g: g.unread(rank, g.steps(rank) + 1 - memory.plan.slots), "neighbours to read what it has sent"
+            lambda g: g.unread(rank, g.steps(rank) + 1 - memory.layout.slots), "neighbours to read what it has sent"
         )
         steps = self._look(lambda g: g.steps(rank) + 1)
         memory.write(rank, steps, self._own)
 
-        def step(gossip: Gossip, incarnations: list[float]) -> None:
-            self._check(incarnations)
-            gossip.step(rank)
-            memory.note(EntryKind.ARRIVE, rank)
+        def step(state: GossipState) -> None:
+            self._check(state)
+            state.gossip.step(rank)
+            state.note(EntryKind.ARRIVE, rank)
 
         memory.change(step)
         sources: list[WorkerId] = []
@@ -293,28 +221,28 @@ class OneHostGossip(GossipRank):
         return Exchanged(steps, tuple(sources), mixture.mass, waited_s + time.monotonic() - began)
 
     def _take(self, mixture: Mixture) -> None:
-        """Mix in messages, whose slots are their senders' again after that."""
+        """Mix in messages; from then on their senders may use the slots again."""
         rank, memory = self._mine(), self._memory
         self._own.mul_(mixture.own)
         for message in mixture.messages:
             assert memory.holds(message.sender, message.steps), f"the slot of {message} was used again before it was read"
-            self._own.add_(memory.vector(message.sender, message.steps % memory.plan.slots), alpha=message.weight)
+            self._own.add_(memory.vector(message.sender, message.steps % memory.layout.slots), alpha=message.weight)
 
-        def took(gossip: Gossip, incarnations: list[float]) -> None:
-            self._check(incarnations)
-            gossip.took(rank, mixture)
+        def took(state: GossipState) -> None:
+            self._check(state)
+            state.gossip.took(rank, mixture)
 
         memory.change(took)
 
     def _average(self, moved: torch.Tensor | None) -> Generator[Wait, None, Exchanged]:
         rank, memory, waited_s = self._mine(), self._memory, 0.0
 
-        def step(gossip: Gossip, incarnations: list[float]) -> bool:
-            self._check(incarnations)
-            if gossip.behind(rank):
+        def step(state: GossipState) -> bool:
+            self._check(state)
+            if state.gossip.behind(rank):
                 return False  # it has got other neighbours meanwhile
-            gossip.step(rank)
-            memory.note(EntryKind.ARRIVE, rank)
+            state.gossip.step(rank)
+            state.note(EntryKind.ARRIVE, rank)
             return True
 
         while True:
@@ -339,7 +267,7 @@ class OneHostGossip(GossipRank):
         """Whether all of them were there from beginning to end: neighbours whose ring has just been closed may be further already."""
         memory = self._memory
         for message in messages:
-            into.add_(memory.vector(message.sender, message.steps % memory.plan.slots), alpha=message.weight)
+            into.add_(memory.vector(message.sender, message.steps % memory.layout.slots), alpha=message.weight)
             if not memory.holds(message.sender, message.steps):
                 return False
         return True
@@ -347,14 +275,15 @@ class OneHostGossip(GossipRank):
     def _pair(self, moved: torch.Tensor | None) -> Generator[Wait, None, Exchanged]:
         rank, memory = self._mine(), self._memory
 
-        def step(gossip: Gossip, incarnations: list[float]) -> tuple[WorkerId | None, Clock]:
-            self._check(incarnations)
-            partner = gossip.partner(rank)
-            gossip.step(rank)
-            memory.note(EntryKind.ARRIVE, rank)
-            return partner, gossip.steps(rank)
+        def step(state: GossipState) -> tuple[WorkerId | None, Clock]:
+            self._check(state)
+            partner = state.gossip.partner(rank)
+            state.gossip.step(rank)
+            state.note(EntryKind.ARRIVE, rank)
+            state.quiet = True
+            return partner, state.gossip.steps(rank)
 
-        partner, steps = memory.change(step, tell=False)
+        partner, steps = memory.change(step)
         began = time.monotonic()
         mine = memory.vector(rank, 0)
         with self._hold(*({rank} if partner is None else {rank, partner})):
@@ -368,5 +297,5 @@ class OneHostGossip(GossipRank):
             if moved is not None:
                 mine.add_(moved)
             self.model.copy_(mine)
-        yield from ()  # nobody waits for anybody but for a lock
+        yield from ()  # a rank waits for nothing here but a lock
         return Exchanged(steps, () if partner is None else (partner,), 1.0, waited_s)

@@ -1,4 +1,4 @@
-"""A rank's place in the gossip: its optimizer makes a step with its own gradient, and then parameters are mixed with others'."""
+"""A rank's part in the gossip: its optimizer makes a step with its own gradient, and then parameters are mixed with others'."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GossipMember(RankMember):
         super().__init__(rank, replica)
 
     def attach(self) -> None:
-        """Be this rank, whoever was it before."""
+        """Attach as this rank, replacing any earlier process with the same number."""
         self._gossip = OneHostGossip.attach(self._memory[0], self._rank)
         self._started = False
         self._gossip.meanwhile = self._hear
@@ -49,14 +49,14 @@ class GossipMember(RankMember):
             self.version = self._gossip.steps
 
     def resume(self) -> None:
-        """This rank computes: others may wait for it."""
+        """Let others wait for this rank: it computes."""
         if self._started:
             self._gossip.resume()
 
     def contribute(self, usable: bool) -> None:
         """Let the optimizer make its step, if the gradient can be used, and exchange parameters as the rule says.
 
-        What counts as moved is all that has become of the parameters since the last exchange, also by the script's own hand.
+        All that changed the parameters since the last exchange counts as moved, changes by the script itself included.
         """
         if usable:
             self._replica.step_alone()
@@ -66,7 +66,7 @@ class GossipMember(RankMember):
         self.version = self._gossip.steps
 
     def catch_up(self, goal: Version = 0) -> None:
-        """Mix in what is still on its way to this rank, if nobody counts on it any more."""
+        """Mix in what is still on its way to this rank, if it is paused."""
         if self._gossip.catch_up():
             self._replica.write_share(0, self._gossip.model)
         self.version = self._gossip.steps
@@ -75,7 +75,7 @@ class GossipMember(RankMember):
         self._gossip.let_in(rank, ticket[0])
 
     def close(self) -> None:
-        """Let go of the memory; to be called once, and last."""
+        """Let go of the memory. Must be called once, and last."""
         self._gossip.close()
         del self._gossip
         self._memory = ()

@@ -1,4 +1,4 @@
-"""What a rank of a gossip job needs for its steps: to begin, to wait until it may go on, to hold vectors.
+"""What a rank of a gossip job needs for its steps: to read the state as a member, to wait until it may go on, to hold vectors.
 
 The exchanges themselves are in ``runtime/gossip/exchange.py``.
 """
@@ -6,7 +6,7 @@ The exchanges themselves are in ``runtime/gossip/exchange.py``.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
@@ -15,23 +15,20 @@ import torch
 from offbeat.core.gossip.push_sum import Gossip
 from offbeat.core.rank_log import Fenced
 from offbeat.errors import JobError
-from offbeat.runtime.gossip.memory import GossipMemory
+from offbeat.runtime.gossip.memory import GossipMemory, GossipState
 from offbeat.transport.base import SharedMemory
 from offbeat.types import Seconds, WorkerId
 
 T = TypeVar("T")
 
-TICK_S = 0.05
-"""How often somebody who waits looks again, even if nobody has told him to."""
-
 
 class Wait(NamedTuple):
-    """A rank cannot go on before something changes in the memory."""
+    """What a rank yields that cannot go on before something changes in the memory."""
 
     told: int
-    """The value of the memory's events before it looked: once they have another it is to look again."""
+    """The value of the memory's events before the rank looked: once they have another value it is to look again."""
     what: str
-    """What it waits for, in words."""
+    """What the rank waits for, in words."""
 
 
 class GossipRank:
@@ -40,9 +37,9 @@ class GossipRank:
     def __init__(self, block: SharedMemory, memory: GossipMemory, rank: WorkerId | None) -> None:
         self.block, self.rank, self._memory = block, rank, memory
         self.rule = memory.rule
-        own = memory.plan.numel if rank is not None else 0
-        self.model = torch.zeros(own, dtype=memory.plan.dtype)
-        """With which this rank computes, shape (numel,); its own copy, and always the same memory."""
+        own = memory.layout.numel if rank is not None else 0
+        self.model = torch.zeros(own, dtype=memory.layout.dtype)
+        """The parameters this rank computes with, shape (numel,); its own copy, and always the same memory."""
         self._own = torch.zeros_like(self.model)
         """push, average: this rank's parameters."""
         self._spare = torch.zeros_like(self.model if memory.rule.exchange == "average" else self.model[:0])
@@ -54,26 +51,26 @@ class GossipRank:
         assert self.rank is not None, "only a rank can do this; attach as one"
         return self.rank
 
-    def _check(self, incarnations: Sequence[float]) -> None:
-        if incarnations[self._mine()] != self._incarnation:
+    def _check(self, state: GossipState) -> None:
+        if state.incarnations[self._mine()] != self._incarnation:
             raise Fenced(f"another process is rank {self.rank} now: this one was declared dead while it was silent")
 
     def _look(self, what: Callable[[Gossip], T]) -> T:
         """Read the state, as a rank that takes part."""
 
-        def look(gossip: Gossip, incarnations: list[float]) -> T:
-            self._check(incarnations)
-            return what(gossip)
+        def look(state: GossipState) -> T:
+            self._check(state)
+            return what(state.gossip)
 
-        return self._memory.look(look)
+        return self._memory.read(look)
 
     def _renew(self, mass: float) -> None:
         torch.div(self._own, mass, out=self.model)
 
     @contextmanager
     def _hold(self, *ranks: WorkerId) -> Iterator[None]:
-        """pair: nobody else touches the vectors of these ranks meanwhile. A process that dies in here leaves some of the elements of two
-        vectors averaged and the others not, which is no harm: each is a mean, or what it was."""
+        """Keep all others from the vectors of these ranks, for the exchange ``pair``. A process that dies in here leaves some elements of
+        two vectors averaged and the others not, which does no harm: each element is a mean, or what it was."""
         locks = [self._memory.vector_locks[rank] for rank in sorted(ranks)] if self.rule.exchange == "pair" else []
         for lock in locks:
             lock.acquire()
@@ -93,10 +90,9 @@ class GossipRank:
             yield Wait(told, what)
 
     def _sleep(self, wait: Wait, deadline: float | None) -> None:
-        """Sleep until something has changed, or for a while."""
-        if deadline is not None and time.monotonic() > deadline:
+        """Sleep until something has changed, or for a while. Raises `JobError` if the deadline has passed."""
+        self.meanwhile()
+        if not self._memory.sleep(wait.told, deadline):
             raise JobError(
                 f"rank {self.rank} has waited too long for {wait.what}; report ranks that are dead with leave(), or give it more time"
             )
-        self.meanwhile()
-        self._memory.events.sleep(wait.told, TICK_S)

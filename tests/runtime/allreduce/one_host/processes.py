@@ -1,34 +1,25 @@
-"""Rank processes for tests, and the check that what they saw is what the log says.
+"""What rank processes of rounds do in tests, and the check that what they saw is what the log says.
 
 A rank's k-th gradient is an integer times a ramp of small integers, and sums are made in float64, so everything is exact: of the log alone
-follows what each result must be, to the last bit. A process does what one of the functions below says; tests kill and stop them.
+follows what each result must be, to the last bit.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from types import TracebackType
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from tests.rank_processes import DEADLINE_S, open_block
 
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.allreduce.rounds import Round, Rounds
 from offbeat.core.rank_log import Entry, EntryKind, TooOld
 from offbeat.policies import rule
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
-from offbeat.transport.futex import process_state
-from offbeat.transport.shm import MemoryBlock
 from offbeat.types import Version, WorkerId
 
-DEADLINE_S = 30.0
 WITHIN_S = 1.0
 """How soon after a fault the others must go on."""
 RANKS = 4
@@ -60,90 +51,13 @@ def create(word: str, numel: int, **settings: Any) -> OneHostRounds:
 
 def attach(where: str, rank: WorkerId) -> OneHostRounds:
     """Take part as this rank, from the newest version on."""
-    rounds = OneHostRounds.attach(MemoryBlock.receive(os.open(where, os.O_RDWR)), rank)
+    rounds = OneHostRounds.attach(open_block(where), rank)
     while True:
         try:
             rounds.enter(rank, rounds.done)
         except TooOld:
             continue
         return rounds
-
-
-class Ranks:
-    """The rank processes of one test. Leaving the block ends them all.
-
-    Args:
-        host: what they attach to.
-        work: what each does: called with its rank, where the block is, its end of a pipe, and the other arguments.
-    """
-
-    def __init__(self, host: OneHostRounds, work: Callable[..., None], *arguments: Any, ranks: Sequence[WorkerId] = range(RANKS)) -> None:
-        assert isinstance(host.block, MemoryBlock)
-        self._context = get_context("forkserver")
-        self._context.set_forkserver_preload(["torch", "pytest", "tests.runtime.allreduce.one_host.processes"])
-        self._where = f"/proc/{os.getpid()}/fd/{host.block.descriptor}"
-        self._work, self._arguments = work, arguments
-        self.pipes: dict[WorkerId, Connection] = {}
-        self.processes: dict[WorkerId, Any] = {}
-        for rank in ranks:
-            self.start(rank)
-
-    def start(self, rank: WorkerId) -> None:
-        """Start a rank, the first time or again."""
-        ours, theirs = self._context.Pipe()
-        arguments = (self._work, rank, self._where, theirs, *self._arguments)
-        process = self._context.Process(target=_begin, args=arguments, daemon=True)
-        process.start()
-        theirs.close()
-        if rank in self.pipes:
-            self.pipes[rank].close()
-        self.pipes[rank], self.processes[rank] = ours, process
-
-    def hear(self, rank: WorkerId, timeout_s: float = DEADLINE_S) -> Any:
-        """The next thing that a rank says."""
-        assert self.pipes[rank].poll(timeout_s), f"rank {rank} said nothing for {timeout_s} s"
-        return self.pipes[rank].recv()
-
-    def tell(self, what: Any) -> None:
-        for pipe in self.pipes.values():
-            pipe.send(what)
-
-    def kill(self, rank: WorkerId) -> None:
-        """SIGKILL, and make sure of it."""
-        process = self.processes[rank]
-        process.kill()
-        process.join(DEADLINE_S)
-        assert process.exitcode == -signal.SIGKILL
-
-    def stop(self, rank: WorkerId) -> None:
-        """SIGSTOP, and make sure of it."""
-        pid = self.processes[rank].pid
-        os.kill(pid, signal.SIGSTOP)
-        until(lambda: process_state(pid) == "T")
-
-    def __enter__(self) -> Ranks:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for process in self.processes.values():
-            process.kill()
-            process.join()
-        for pipe in self.pipes.values():
-            pipe.close()
-
-
-def _begin(work: Callable[..., None], *arguments: Any) -> None:
-    torch.set_num_threads(1)
-    work(*arguments)
-
-
-def until(holds: Callable[[], Any], timeout_s: float = DEADLINE_S) -> None:
-    """Wait until something holds that nobody announces."""
-    deadline = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while not holds():
-        assert time.monotonic() < deadline, f"not so after {timeout_s} s"
-        pause.wait(0.002)
 
 
 def step(rounds: OneHostRounds, rank: WorkerId, count: int) -> list[tuple[Version, float, bool]]:

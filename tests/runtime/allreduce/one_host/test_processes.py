@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.rank_processes import DEADLINE_S, Ranks, until
 from tests.runtime.allreduce.one_host.processes import (
-    DEADLINE_S,
     LARGE,
     RANKS,
     SMALL,
     WITHIN_S,
-    Ranks,
     attach,
     check,
     create,
@@ -26,7 +25,6 @@ from tests.runtime.allreduce.one_host.processes import (
     replayed,
     seen,
     step,
-    until,
     worth,
 )
 
@@ -85,7 +83,7 @@ def arrivals(host: OneHostRounds, rank: int | None = None) -> int:
 def test_nothing_is_lost_and_all_see_the_same(word: str, numel: int) -> None:
     host = create(word, numel)
     steps = 100 if numel == SMALL else 20
-    with Ranks(host, train, steps) as ranks:
+    with Ranks(host.block, train, steps, ranks=range(RANKS)) as ranks:
         assert [ranks.hear(rank) for rank in range(RANKS)] == ["ready"] * RANKS
         ranks.tell("go")
         found = finished(ranks, list(range(RANKS)))
@@ -113,7 +111,7 @@ def look(rank: int, where: str, pipe: Connection, rounds_done: int) -> None:
 @pytest.mark.parametrize("word", ["solo", "majority"])
 def test_no_vector_is_torn(word: str) -> None:
     host = create(word, TORN_NUMEL)
-    with Ranks(host, look, TORN_ROUNDS) as ranks:
+    with Ranks(host.block, look, TORN_ROUNDS, ranks=range(RANKS)) as ranks:
         found = [ranks.hear(rank, 5 * DEADLINE_S) for rank in range(RANKS)]
     assert all(torn == 0 for _, torn in found)
     assert max(looked for looked, _ in found) >= 0.9 * TORN_ROUNDS
@@ -122,7 +120,7 @@ def test_no_vector_is_torn(word: str) -> None:
 @pytest.mark.parametrize("word", ["full", "majority"])
 def test_the_killed_are_not_waited_for_and_come_back(word: str) -> None:
     host = create(word, LARGE)
-    with Ranks(host, train, 0) as ranks:
+    with Ranks(host.block, train, 0, ranks=range(RANKS)) as ranks:
         until(lambda: host.done > 5)
         for victim in (2, 0):
             ranks.kill(victim)
@@ -154,7 +152,7 @@ def fold_badly(rank: int, where: str, pipe: Connection, doomed: int) -> None:
     pipe.send("ready")
     pipe.recv()
     if rank == doomed:
-        folder = rounds._shared.folder
+        folder = rounds._memory.folder
 
         def make_a_mess(closing: Any, start: int, stop: int) -> None:
             folder.results[closing.slot][start : (start + stop) // 2] = -1.0
@@ -174,7 +172,7 @@ def fold_badly(rank: int, where: str, pipe: Connection, doomed: int) -> None:
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_fold_is_finished_by_those_who_are_left(stopped: bool) -> None:
     host = create("full", LARGE)
-    with Ranks(host, fold_badly, 1) as ranks:
+    with Ranks(host.block, fold_badly, 1, ranks=range(RANKS)) as ranks:
         assert [ranks.hear(rank) for rank in range(RANKS)] == ["ready"] * RANKS
         for rank in (0, 2, 3, 1):
             ranks.pipes[rank].send("go")
@@ -208,7 +206,7 @@ def tear(rank: int, where: str, pipe: Connection) -> None:
             pipe.send("torn")
             signal.pause()
 
-        rounds._shared.change(tear_up)
+        rounds._memory.change(tear_up)
     results = step(rounds, rank, 0)
     pipe.send((results, time.monotonic()))
     pipe.recv()
@@ -218,7 +216,7 @@ def tear(rank: int, where: str, pipe: Connection) -> None:
 @pytest.mark.parametrize("numel", [SMALL, LARGE])
 def test_a_change_that_was_left_half_made_has_not_been_made(numel: int, stopped: bool) -> None:
     host = create("quorum(q=3)", numel)
-    with Ranks(host, tear) as ranks:
+    with Ranks(host.block, tear, ranks=range(RANKS)) as ranks:
         assert [ranks.hear(rank) for rank in range(RANKS)] == ["ready"] * RANKS
         ranks.pipes[1].send("go")
         assert ranks.hear(1) == "torn"
@@ -259,13 +257,13 @@ def freeze(rank: int, where: str, pipe: Connection) -> None:
 
 def test_the_frozen_are_not_waited_for_and_fenced_when_they_move_again() -> None:
     host = create("full", LARGE)
-    with Ranks(host, freeze) as ranks:
+    with Ranks(host.block, freeze, ranks=range(RANKS)) as ranks:
         assert [ranks.hear(rank) for rank in range(RANKS)] == ["ready"] * RANKS
         until(lambda: host.done > 5)
         while True:
             # Frozen inside a fold it would be killed; that is another test.
             ranks.stop(2)
-            if host.done == host.number and host._shared.lock.holder is None:
+            if host.done == host.number and host._memory.lock.holder is None:
                 break
             os.kill(ranks.processes[2].pid, signal.SIGCONT)
         began = time.monotonic()
@@ -287,7 +285,7 @@ def test_the_frozen_are_not_waited_for_and_fenced_when_they_move_again() -> None
 def test_many_deaths_at_any_moment() -> None:
     host = create("majority", LARGE)
     chance = random.Random(0)
-    with Ranks(host, train, 0) as ranks:
+    with Ranks(host.block, train, 0, ranks=range(RANKS)) as ranks:
         for _ in range(10):
             victim = chance.randrange(RANKS)
             before = host.done

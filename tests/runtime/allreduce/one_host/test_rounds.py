@@ -16,9 +16,9 @@ from tests.tiers import examples
 from offbeat.core.allreduce.policy import ABSENT, ACTIVE, IDLE
 from offbeat.core.rank_log import Entry, EntryKind, Fenced, TooOld
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
-from offbeat.runtime.allreduce.one_host import shared_state
-from offbeat.runtime.allreduce.one_host.layout import SharedLayout
+from offbeat.runtime.allreduce.one_host.layout import RoundsLayout
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
+from offbeat.runtime.shared_memory import state
 from offbeat.transport.shm import MemoryBlock
 
 
@@ -225,8 +225,8 @@ def test_dropped_is_what_the_predecessor_had_pending() -> None:
 
 
 def test_the_log_is_followed_and_waits_for_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offbeat.runtime.allreduce.one_host.layout.LOG_ENTRIES", 128)
-    monkeypatch.setattr(shared_state, "FOLLOWER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("offbeat.runtime.shared_memory.layout.LOG_ENTRIES", 128)
+    monkeypatch.setattr(state, "FOLLOWER_TIMEOUT_S", 0.05)
     host = create("quorum(q=1)", SMALL, followed=True)
     ranks = entered(host)
     read: list[Entry] = []
@@ -253,13 +253,13 @@ def test_blocks_are_checked() -> None:
         OneHostRounds.attach(MemoryBlock.allocate(64, "small"))
     with pytest.raises(ProtocolError, match="begins with"):
         OneHostRounds.attach(MemoryBlock.allocate(1 << 16, "zeros"))
-    with pytest.raises(ConfigurationError, match=r"gradients of torch.float16"):
+    with pytest.raises(ConfigurationError, match=r"torch.float16 cannot be used for rounds"):
         OneHostRounds.create(eager("solo"), 2, 4, dtype=torch.float16)
     with pytest.raises(ConfigurationError, match="are available"):
         OneHostRounds.create(eager("solo"), 2, 1 << 50)
     host = create("first_of(m=2)", SMALL)
     assert OneHostRounds.attach(host.block).rule == eager("first_of(m=2)")
-    layout, _ = SharedLayout.read(host.block.view)
+    layout, _ = RoundsLayout.read(host.block.view)
     at = list(layout.offsets().values())
     assert at == sorted(at) and all(offset % 64 == 0 for offset in at)
 

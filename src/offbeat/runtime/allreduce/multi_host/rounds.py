@@ -26,8 +26,8 @@ from offbeat.runtime.allreduce.multi_host.connections import SEAT, PeerConnectio
 from offbeat.runtime.allreduce.multi_host.memory import HostMemory
 from offbeat.runtime.allreduce.multi_host.node import Node
 from offbeat.runtime.allreduce.one_host.clipping import clip_factor
-from offbeat.runtime.allreduce.one_host.layout import DTYPES
 from offbeat.runtime.allreduce.one_host.rounds import RoundOutcome
+from offbeat.runtime.shared_memory.layout import DTYPES
 from offbeat.transport.base import Address, Hub, Message
 from offbeat.transport.shm import available_nbytes
 from offbeat.types import Version, WorkerId

@@ -1,11 +1,12 @@
-"""The sum of a round: taken from the send buffers into the result, slice by slice, by all who are present.
+"""The sum of a round: taken from the send buffers into the result, slice by slice, by all processes that are present.
 
 A sum may overflow where its mean does not. NumPy reports an overflow by the processor's own flag, at no cost, and the few elements that
 did are then summed again, scaled down. Where the mean itself is beyond the range of the numbers, which takes gradients that are carried,
 the round is void: its result begins with NaN, and no rank makes a step with it.
 
-Whoever takes a slice holds its lock while it sums. If it dies there the kernel gives the lock to the next, who does the slice again from
-the start: what is summed does not change until the round is done. A slice is worked through in blocks that fit into a core's own cache.
+A process that takes a slice holds its lock while it sums. If the process dies there, the kernel gives the lock to the next one, which sums
+the slice again from the start: what is summed does not change until the round is done. A slice is summed in blocks that fit into a core's
+own cache.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.core.allreduce.rounds import BUFFERS
-from offbeat.runtime.allreduce.one_host.layout import SharedLayout
+from offbeat.runtime.allreduce.one_host.layout import RoundsLayout
 from offbeat.runtime.allreduce.one_host.state import Closing
-from offbeat.transport.futex import WORD_NBYTES, RobustLock
+from offbeat.runtime.shared_memory.layout import lock_row
 
 BLOCK_NBYTES = 1 << 18
 INLINE_NBYTES = 1 << 18
-"""If all send buffers together are no longer than this, the sum is made at once, by whoever closes the round."""
+"""If all send buffers together are no longer than this, the sum is made at once, by the process that closes the round."""
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-"""More do not sum at a time: whoever has lost its core has a slice in hand all the same, and the others wait for that."""
+"""More processes do not sum at a time: one that has lost its core keeps its slice in hand, and the others wait for it."""
 
 
 class Folder:
     """Sums rounds, in one process.
 
     Args:
-        memory: the pieces of the block, as `offbeat.runtime.allreduce.one_host.layout.pieces` has them.
+        memory: the parts of the block, as `RoundsLayout.parts` has them.
         fresh: whether the block is new, and the locks are to be made.
     """
 
-    def __init__(self, memory: dict[str, memoryview], layout: SharedLayout, *, fresh: bool) -> None:
+    def __init__(self, memory: dict[str, memoryview], layout: RoundsLayout, *, fresh: bool) -> None:
         dtype = np.dtype(f"f{layout.dtype.itemsize}")
         padded = layout.vector_nbytes // dtype.itemsize
         self.send = np.frombuffer(memory["send"], dtype, layout.ranks * BUFFERS * padded).reshape(layout.ranks, BUFFERS, padded)
@@ -46,11 +47,10 @@ class Folder:
         self._block_numel = BLOCK_NBYTES // dtype.itemsize
         self._flags = memory["slice_flags"].cast("q")[: layout.slices]
         """Of each slice, one more than the round that it was summed for last; negative if a mean in it is not finite."""
-        at = range(0, layout.slices * WORD_NBYTES, WORD_NBYTES)
-        self._locks = [RobustLock(memory["slice_locks"][i : i + WORD_NBYTES], fresh=fresh) for i in at]
+        self._locks = lock_row(memory["slice_locks"], layout.slices, fresh=fresh)
 
     def sum(self, closing: Closing, start: int = 0, stop: int | None = None) -> bool:
-        """Sum these elements of a round, all of them unless told otherwise. Returns whether they are finite, if the gradients are."""
+        """Sum these elements of a round, by default all. Returns whether the sums are finite, provided that the gradients are."""
         buffers = [self.send[part.rank, part.buffer] for part in closing.round.parts]
         result = self.results[closing.slot]
         stop = self._layout.numel if stop is None else stop
@@ -66,15 +66,15 @@ class Folder:
         self.results[closing.slot, 0] = np.nan
 
     def settle(self, closing: Closing) -> None:
-        """All slices of a round are summed: mark its result if it is void."""
+        """Mark the result of a round, all of whose slices are summed, if it is void."""
         if -(closing.round.number + 1) in self._flags.tolist():
             self.void(closing)
 
     def help(self, closing: Closing) -> tuple[int, bool]:
-        """Sum the slices of a round that nobody else has in hand.
+        """Sum the slices of a round that no other process has in hand.
 
         Returns:
-            How many they were, and whether the round is complete with that.
+            How many slices this process summed, and whether all are summed now.
         """
         stamp, count = closing.round.number + 1, 0
         if sum(lock.holder is not None for lock in self._locks) >= CORES:
@@ -97,7 +97,7 @@ class Folder:
         return count, False
 
     def _look_at_holders(self) -> None:
-        """Not whenever somebody is in the way: it takes a look into /proc, a tenth of the time of a slice."""
+        """Free slices whose holders are stopped. To be called rarely: it reads files of /proc, for a tenth of the time of a slice."""
         for lock in self._locks:
             lock.look_at_holder()
 

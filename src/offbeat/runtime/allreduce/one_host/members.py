@@ -1,0 +1,124 @@
+"""Who takes part in the rounds of a host: what a rank, or the coordinator for it, may change of that, and what has happened so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from offbeat.core.allreduce.policy import ABSENT
+from offbeat.core.allreduce.rounds import RoundPart
+from offbeat.core.rank_log import Entry
+from offbeat.runtime.allreduce.one_host.memory import RoundsMemory
+from offbeat.runtime.allreduce.one_host.state import State
+from offbeat.runtime.shared_memory.state import Ts
+from offbeat.types import Version, WorkerId
+
+
+class OneHostMembers:
+    """The ranks of a host, as one process sees them and may change them. `OneHostRounds` is this and what a rank does itself."""
+
+    def __init__(self, memory: RoundsMemory) -> None:
+        self._memory = memory
+
+    @property
+    def number(self) -> Version:
+        """The number of the open round."""
+        return self._memory.look(lambda state: state.rounds.number)
+
+    @property
+    def done(self) -> Version:
+        """How many rounds are folded: the newest version."""
+        return self._memory.look(lambda state: state.rounds.done)
+
+    def version(self, rank: WorkerId) -> Version:
+        """Return how many results a rank has taken."""
+        return self._memory.look(lambda state: state.rounds.version(rank))
+
+    def state(self, rank: WorkerId) -> int:
+        """Return `ABSENT`, `ACTIVE` or `IDLE`, as in `offbeat.core.allreduce.policy`."""
+        return self._memory.look(lambda state: state.rounds.state(rank))
+
+    def present(self, rank: WorkerId) -> bool:
+        """Whether a rank takes part."""
+        return self.state(rank) != ABSENT
+
+    def enter(self, rank: WorkerId, version: Version) -> tuple[RoundPart, ...]:
+        """Let a rank take part, with the parameters of this version; it gets the results from there on.
+
+        Returns:
+            The gradients that the rank's earlier process had pending; they are dropped.
+
+        Raises:
+            TooOld: results that the rank would need are no longer kept.
+        """
+        return self._unless_summed(_enter, rank, version)
+
+    def ticket(self, rank: WorkerId) -> int:
+        """Return the token with which another rank may `let_in` the process that is this rank now."""
+        return self._memory.look(lambda state: state.tokens[rank])
+
+    def forget(self, rank: WorkerId) -> None:
+        """Void the ticket of a rank that does not take part: its process is gone."""
+        self._memory.change(State.forget, rank)
+
+    def let_in(self, rank: WorkerId, version: Version, ticket: int, *, pause: bool = True) -> None:
+        """Let another rank take part, with the parameters of this version. The caller has these itself, and goes on only after this call.
+
+        Args:
+            ticket: see `ticket`. If it is void, or the rank takes part already, nothing happens.
+            pause: let nobody wait for the rank before it calls `resume`.
+        """
+        self._unless_summed(_let_in, rank, version, ticket, pause)
+
+    def leave(self, rank: WorkerId) -> None:
+        """Take a rank out. Its gradient stays in its round; rounds that waited for the rank go on."""
+        self._memory.change(State.leave, rank)
+        self._look_after()
+
+    def pause(self, rank: WorkerId) -> None:
+        """Let nobody wait for a rank: it has nothing to compute until the epoch ends. Once all are paused, what is pending is folded."""
+        self._memory.change(State.pause, rank)
+        self._look_after()
+
+    def resume(self, rank: WorkerId) -> None:
+        """End the pause of a rank."""
+        self._memory.change(State.resume, rank)
+
+    def follow(self, start: int) -> list[Entry]:
+        """Return what has happened: the log from this entry on. Entries before it may be overwritten from now on."""
+        return self._memory.follow(start)
+
+    def help(self) -> bool:
+        """Take part in a fold that is under way. Returns whether there was anything to do."""
+        return self._memory.help()
+
+    def _unless_summed(self, enter: Callable[[State, *Ts], tuple[RoundPart, ...] | None], *args: *Ts) -> tuple[RoundPart, ...]:
+        """Make this change; while it returns None, which says that it cannot be made yet, help with the fold that is in its way."""
+        while (dropped := self._memory.change(enter, *args)) is None:
+            events = self._memory.events.value
+            if not self.help() and self._memory.look(lambda state: state.closing()) is not None:
+                self._memory.sleep(events, None)
+        return dropped
+
+    def _look_after(self) -> None:
+        """Fold a round that was closed by something else than an arrival, if no rank waits for it."""
+        while self._memory.look(lambda state: state.closing() is not None and not state.rounds.awaited):
+            if not self.help():
+                break
+
+
+def _enter(state: State, rank: WorkerId, version: Version) -> tuple[RoundPart, ...] | None:
+    """Return None, and change nothing, while a gradient of the rank's earlier process is being summed."""
+    closing = state.closing()
+    if closing is not None and any(part.rank == rank for part in closing.round.parts):
+        return None
+    return state.enter(rank, version)
+
+
+def _let_in(state: State, rank: WorkerId, version: Version, ticket: int, pause: bool) -> tuple[RoundPart, ...] | None:
+    """Do as `_enter` does, for the process with this ticket."""
+    if ticket == 0 or state.tokens[rank] != ticket or state.rounds.state(rank) != ABSENT:
+        return ()
+    dropped = _enter(state, rank, version)
+    if dropped is not None and pause:
+        state.pause(rank)
+    return dropped

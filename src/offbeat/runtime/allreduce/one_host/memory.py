@@ -1,0 +1,75 @@
+"""The memory of one host's rounds, as one process sees it: the shared state, who owns which rank, and the sums."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from offbeat.core.allreduce.policy import CLOSED, DONE, RoundRule
+from offbeat.runtime.allreduce.one_host.layout import RoundsLayout, rule_spelled
+from offbeat.runtime.allreduce.one_host.reduce import CORES, Folder
+from offbeat.runtime.allreduce.one_host.state import Closing, State
+from offbeat.runtime.shared_memory.state import SharedState
+from offbeat.transport.base import SharedMemory
+from offbeat.transport.futex import EVERYBODY
+
+
+class RoundsMemory(SharedState[State]):
+    """The shared state of one job's rounds, and the vectors that are summed.
+
+    Args:
+        block: the memory; it must outlive this.
+        rule: of a new block; None: what the header names.
+        layout: of a new block, which is made; None: the block has been made by another process.
+
+    Raises:
+        ProtocolError: the block is not one for rounds.
+    """
+
+    def __init__(self, block: SharedMemory, rule: RoundRule | None, layout: RoundsLayout | None) -> None:
+        fresh = layout is not None
+        if layout is None:
+            layout, spelled = RoundsLayout.read(block.view)
+            rule = rule_spelled(spelled) if rule is None else rule
+        assert rule is not None
+        self.layout, self.rule = layout, rule
+        memory = layout.parts(block.view)
+        super().__init__(memory, layout, partial(State, layout=layout, rule=rule), fresh=fresh)
+        self.owners = np.frombuffer(memory["owners"], np.int64, 2 * layout.ranks).reshape(layout.ranks, 2)
+        """Of each rank, the number of its process and when that process began."""
+        self.folder = Folder(memory, layout, fresh=fresh)
+        if fresh:
+            layout.write(block.view, rule.spelling)
+
+    def _update(self, new: State, newest: State) -> None:
+        new.cells[:] = newest.cells
+
+    def _complete(self, new: State, before: State) -> int:
+        """Sum a small round that was closed with this change at once."""
+        cells, old = new.cells, before.cells
+        while cells[DONE] < cells[CLOSED] and self.folder.inline:
+            closing = new.closing()
+            assert closing is not None
+            if not self.folder.sum(closing):
+                self.folder.void(closing)
+            new.fold_done()
+        if cells[DONE] != old[DONE]:
+            return EVERYBODY
+        return (CORES - 1 or 1) if cells[CLOSED] != old[CLOSED] else 0
+
+    def help(self) -> bool:
+        """Take part in the fold that is under way, if one is. Returns whether anything was done."""
+        closing = self.look(lambda state: state.closing())
+        if closing is None:
+            return False
+        count, complete = self.folder.help(closing)
+        if complete:
+            self.change(self._finish, closing)
+        return bool(count) or complete
+
+    def _finish(self, state: State, closing: Closing) -> None:
+        """Count this round as folded. Each process that summed a last slice of it says so; the first one is heard."""
+        if state.rounds.done == closing.round.number < state.rounds.number:
+            self.folder.settle(closing)
+            state.fold_done()

@@ -1,0 +1,75 @@
+"""The block of memory that the ranks of one host share for gossip: its numbers, and the parts that only gossip has.
+
+These are a lock for each rank's vectors, a stamp for each vector, and the vectors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from offbeat.core.gossip.push_sum import GossipRule
+from offbeat.errors import ProtocolError
+from offbeat.policies import rule as rule_of
+from offbeat.runtime.shared_memory.layout import DTYPES, SharedLayout, log_entries
+from offbeat.transport.futex import WORD_NBYTES
+
+AHEAD = 3
+"""How many of its messages a rank keeps, beyond those that are to be read later anyway: it can be so many steps ahead of its readers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GossipLayout(SharedLayout):
+    """The block of one job's gossip. ``slots``: vectors of each rank; ``numel``: parameters of a model."""
+
+    USE: ClassVar[str] = "gossip"
+    MAGIC: ClassVar[int] = 0x6F666662676F7373
+    FORMAT: ClassVar[int] = 2
+
+    messages: int
+    """How many messages may be unread at a time."""
+
+    @classmethod
+    def of(cls, rule: GossipRule, ranks: int, numel: int, dtype: torch.dtype, seed: int, *, followed: bool = False) -> GossipLayout:
+        """Return the layout of a new block.
+
+        Raises:
+            ConfigurationError: the rule is too long to spell, or the dtype is not one of `DTYPES`.
+        """
+        cls.check(dtype, rule.spelling)
+        slots = {"push": rule.delay_steps + AHEAD, "average": 3, "pair": 1}[rule.exchange]
+        return cls(
+            ranks=ranks,
+            numel=numel,
+            dtype_index=DTYPES.index(dtype),
+            slots=slots,
+            log_entries=log_entries(ranks),
+            seed=seed,
+            followed=int(followed),
+            messages=ranks * slots * min(rule.edges.degree, ranks) if rule.exchange == "push" else 0,
+        )
+
+    @property
+    def state_words(self) -> int:
+        """What `Gossip.words` may come to; how many of them there are; the number of steps; each rank's incarnation."""
+        return 2 + self.ranks + 5 + 9 * self.ranks + 4 * self.messages
+
+    def small_parts(self) -> dict[str, int]:
+        return {"vector_locks": WORD_NBYTES * self.ranks, "stamps": 8 * self.ranks * self.slots}
+
+    def vector_parts(self) -> dict[str, int]:
+        return {"vectors": self.ranks * self.slots * self.vector_nbytes}
+
+
+def rule_spelled(spelled: str) -> GossipRule:
+    """Return the rule that a header names.
+
+    Raises:
+        ProtocolError: it is a rule of another family.
+    """
+    found = rule_of(spelled)
+    if not isinstance(found, GossipRule):
+        raise ProtocolError(f"the block for gossip names the rule {spelled}, which is not one of the gossip family")
+    return found

@@ -1,0 +1,97 @@
+"""Who takes part in the gossip of a host: what a rank, or the coordinator for it, may change of that, and what has happened so far."""
+
+from __future__ import annotations
+
+from offbeat.core.gossip.push_sum import Loss
+from offbeat.core.rank_log import Entry, EntryKind
+from offbeat.runtime.gossip.memory import GossipState
+from offbeat.runtime.gossip.waiting import GossipRank
+from offbeat.types import Clock, WorkerId
+
+
+class GossipMembers(GossipRank):
+    """The ranks of a host, as one process sees them and may change them. `OneHostGossip` is this and what a rank does itself."""
+
+    def present(self, rank: WorkerId) -> bool:
+        """Whether a rank takes part."""
+        return self._memory.read(lambda state: rank in state.gossip.present)
+
+    @property
+    def steps(self) -> Clock:
+        """How many steps all ranks have made."""
+        return self._memory.read(lambda state: state.steps)
+
+    def enter(self, rank: WorkerId) -> None:
+        """Let a rank take part; its process is to `begin`. What its predecessor had is lost."""
+        self._memory.change(self._enter, rank)
+
+    def _enter(self, state: GossipState, rank: WorkerId) -> None:
+        state.gossip.leave(rank)
+        state.incarnations[rank] += 1.0
+        if self.rule.exchange != "push":  # with "push", what is on its way stays where it is until it is read
+            self._memory.forget(rank)
+        state.gossip.enter(rank)
+        state.note(EntryKind.ENTER, rank)
+
+    def ticket(self, rank: WorkerId) -> int:
+        """Return the token with which another rank may `let_in` the process that is this rank now."""
+        return self._memory.read(lambda state: int(state.incarnations[rank]))
+
+    def forget(self, rank: WorkerId) -> None:
+        """Void the ticket of a rank that does not take part: its process is gone."""
+
+        def forget(state: GossipState) -> None:
+            if rank not in state.gossip.present:
+                state.incarnations[rank] += 1.0
+
+        self._memory.change(forget)
+
+    def let_in(self, rank: WorkerId, ticket: int) -> None:
+        """Let another rank take part; nobody waits for it before it says `resume`. Does nothing if the ticket is void."""
+
+        def let_in(state: GossipState) -> None:
+            if state.incarnations[rank] == ticket and rank not in state.gossip.present:
+                self._enter(state, rank)
+                state.gossip.pause(rank)
+                state.note(EntryKind.PAUSE, rank)
+
+        self._memory.change(let_in)
+
+    def leave(self, rank: WorkerId | None = None) -> Loss | None:
+        """Take a rank, this one unless another is given, out of the gossip: nobody waits for it, and its mass is written off.
+
+        Returns:
+            What went with it; None: it did not take part.
+        """
+        gone = self._mine() if rank is None else rank
+
+        def leave(state: GossipState) -> Loss | None:
+            loss = state.gossip.leave(gone)
+            if loss is not None:
+                state.incarnations[gone] += 1.0
+                state.note(EntryKind.LEAVE, gone)
+            return loss
+
+        return self._memory.change(leave)
+
+    def masses(self) -> tuple[float, float, float, float]:
+        """push-sum: return the mass of all ranks, what is on its way, what has been lost, and what has entered."""
+
+        def masses(state: GossipState) -> tuple[float, float, float, float]:
+            gossip = state.gossip
+            return sum(map(gossip.mass, gossip.present)), gossip.in_flight(), gossip.lost, gossip.entered
+
+        return self._memory.read(masses)
+
+    def follow(self, start: int) -> list[Entry]:
+        """Return what has happened, in the order in which it was decided: the log from this entry on. A rank's step is an arrival; its
+        version is the number of its steps after that.
+
+        A `GossipLedger` that is told the same comes to the same decisions, but for one thing: what is on its way while a rank leaves may
+        be mixed in a step sooner or later than the log says.
+        """
+        return self._memory.follow(start)
+
+    def close(self) -> None:
+        """Let go of the memory. Like the end of this process, it does not take its rank out of the gossip: `leave` does."""
+        self.block.close()
