@@ -140,8 +140,8 @@ def test_links_lead_somewhere(document: Path) -> None:
 def anchors(document: Path) -> set[str]:
     """Of a document's headings, as code hosts make them.
 
-    >>> sorted(anchors(ROOT / "docs" / "rules.md"))[0]
-    'adpsgd'
+    >>> "splits-and-overlap" in anchors(ROOT / "docs" / "rules.md")
+    True
     """
     headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

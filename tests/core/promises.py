@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.effects import Effect, Fold, Gather, Paused, Release, StateChanged
 from offbeat.core.events import Event, Pushed
-from offbeat.policies import ASP, BSP, DSSP, SSP, Backup, ElasticBSP, EnsembleSync, Quorum, Rennala, Ringmaster, Solo
+from offbeat.policies import ASP, BSP, DSSP, SSP, Backup, ElasticBSP, Quorum, Rennala, Ringmaster, Solo
 from offbeat.policies.fresh import FirstFresh
+from offbeat.policies.rounds import AveragedRounds
 from offbeat.policies.superstep import Superstep
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class Spared(FreshOnly):
         assert not self.ledger.waiting or self.computing() > self.rule.b, f"{list(self.ledger.waiting)} wait with enough gradients in"
 
 
-class Ensemble(Promises):
+class AveragedAtBarrier(Promises):
     """A barrier between local steps, at which those wait, too, whose parameters are of no use."""
 
     def fold(self, effect: Fold, pushes: Sequence[Pushed]) -> None:
@@ -284,7 +285,7 @@ PROMISES: dict[type, type[Promises]] = {
     Rennala: Batched,
     FirstFresh: FreshOnly,
     ElasticBSP: Elastic,
-    EnsembleSync: Ensemble,
+    AveragedRounds: AveragedAtBarrier,
     RoundRule: Partial,
 }
 

@@ -16,7 +16,6 @@ from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.policy import Averaging, Plan
 from offbeat.errors import ConfigurationError
 from offbeat.policies import BSP, EnsembleSync, rule
-from offbeat.policies.rounds import INTERVAL, next_period
 from offbeat.types import Fate
 
 # Rounds.
@@ -246,37 +245,6 @@ def test_waiting_does_not_count() -> None:
     assert [plans(job.said)[w].batch for w in (0, 1)] == [10, 20]
 
 
-# AdaComm.
-
-
-def test_the_period_falls_with_the_root_of_the_loss_and_halves_where_that_does_not() -> None:
-    assert [next_period(ratio, 20, 20) for ratio in (0.9, 0.5, 0.25, 0.0)] == [19, 15, 10, 1]
-    assert next_period(1.5, 20, 20) == 10 and next_period(0.9, 20, 19) == 10 and next_period(1.0, 1, 1) == 1
-
-
-def test_the_period_adapts_at_each_epochs_end() -> None:
-    job = Hand(EnsembleSync(steps=20, overlap=1.0, adapt_period=True), 1)
-    periods = [plans(job.said)[0].steps]
-    for number, loss in enumerate((2.0, 0.5, 0.5, 0.02, math.nan)):
-        epoch(job, 0, number, loss=loss)
-        periods.append(plans(job.said)[0].steps)
-    assert periods == [20, 10, 5, 3, 2, 2], "2.0 / 2.0: half; 0.25: half again, sqrt gives 10; ...; a loss of nan says nothing"
-
-
-def test_without_epochs_the_period_adapts_after_many_folds() -> None:
-    job = Hand(EnsembleSync(steps=20, adapt_period=True), 1)
-    for version in range(2 * INTERVAL):
-        job(Pushed(0, 1, version, 8, 1.0, loss=1.0 if version < INTERVAL else 0.04, steps=20))
-    steps = [e.plan.steps for e in job.said if isinstance(e, Release)]
-    assert steps == [20] * INTERVAL + [10] * INTERVAL + [4]
-
-
-def test_without_losses_the_period_stays() -> None:
-    job = Hand(EnsembleSync(steps=20, overlap=1.0, adapt_period=True), 1)
-    epoch(job, 0, 0)
-    assert plans(job.said)[0].steps == 20
-
-
 # Settings.
 
 
@@ -289,7 +257,7 @@ def test_the_spelling_leaves_out_what_is_as_by_default() -> None:
     ):
         assert policy.spelling == spelling == policy.start().spelling
         assert rule(spelling) == policy
-    assert EnsembleSync().entry == "next_epoch" and not EnsembleSync().lockstep and EnsembleSync(adapt_period=True).uses_loss
+    assert EnsembleSync().entry == "next_epoch" and not EnsembleSync().lockstep and not EnsembleSync().uses_loss
 
 
 @pytest.mark.parametrize(
@@ -308,18 +276,16 @@ def test_the_spelling_leaves_out_what_is_as_by_default() -> None:
         ({"batch_max": 10, "batch_min": 12}, "the least batch is 12"),
         ({"reallocate": "affine", "per_epoch": 10, "overlap": 0.5}, "needs budget="),
         ({"reallocate": "affine", "budget": 64}, "needs per_epoch=: .* makes a slow worker slower still"),
-        ({"reallocate": "linear"}, "reallocate is one of none, affine, inverse"),
-        ({"combine": "sum"}, "combine is one of mean, samples, median, trimmed_mean"),
-        ({"momentum": "drop"}, "momentum is one of keep, reset, average"),
-        ({"returning": 3}, "returning is one of remembered, least"),
+        ({"reallocate": "linear"}, "reallocate must be one of none, affine, inverse"),
+        ({"combine": "sum"}, "combine must be one of mean, samples, median, trimmed_mean"),
+        ({"momentum": "drop"}, "momentum must be one of keep, reset, average"),
+        ({"returning": 3}, "returning must be one of remembered, least"),
         ({"trim": 0.5, "combine": "trimmed_mean"}, "from 0 to less than 0.5"),
         ({"trim": -0.1}, "from 0 to less than 0.5"),
         ({"outer_lr": 0.0}, "more than 0"),
         ({"outer_lr": math.inf}, "more than 0"),
         ({"outer_momentum": 1.0}, "from 0 to less than 1"),
         ({"hysteresis": math.nan}, "a relative change"),
-        ({"adapt_period": 1}, "adapt_period is True or False"),
-        ({"adapt_period": True, "per_epoch": 10, "overlap": 0.5}, "leave one of them out"),
     ],
 )
 def test_what_makes_no_sense_is_refused(settings: dict[str, Any], message: str) -> None:

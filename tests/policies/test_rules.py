@@ -64,7 +64,7 @@ def test_a_rule_without_answers_says_so() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("spp(staleness=3)", r"no synchronization rule 'spp' \(did you mean 'ssp'\?\); the known ones are adpsgd, .*ssp"),
+        ("spp(staleness=3)", r"no synchronization rule 'spp' \(did you mean 'ssp'\?\); the known ones are .*adpsgd, .*ssp"),
         ("ssp(stalenes=3)", r"ssp has no setting 'stalenes' \(did you mean 'staleness'\?\); its settings are staleness"),
         ("bsp(k=2)", "bsp has no setting 'k'; it has no settings"),
         ("ssp", r"ssp needs its settings spelled out \(staleness\)"),

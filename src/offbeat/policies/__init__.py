@@ -14,6 +14,7 @@ from offbeat.spec import build
 
 if TYPE_CHECKING:  # for type checkers and editors; `python -m tests.generate` writes these lines
     # rules: begin
+    from offbeat.policies.adacomm import AdaComm as AdaComm
     from offbeat.policies.asp import ASP as ASP
     from offbeat.policies.backup import Backup as Backup
     from offbeat.policies.bsp import BSP as BSP

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from math import ceil, inf
-from typing import Any, Literal
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal, TypeAlias, get_args
 
 from offbeat.core.about import About, Row
 from offbeat.core.policy import Averaging, Policy, whole_number
 from offbeat.errors import ConfigurationError
-from offbeat.policies.rounds import RoundsPolicy
+from offbeat.policies.allocation import Budget
+from offbeat.policies.fresh import one_of
+from offbeat.policies.rounds import AveragedRounds, Combine, Momentum, RoundsPolicy
 
-WORDS = {
-    "reallocate": ("none", "affine", "inverse"),
-    "returning": ("remembered", "least"),
-    "combine": ("mean", "samples", "median", "trimmed_mean"),
-    "momentum": ("keep", "reset", "average"),
-}
-
+Reallocate: TypeAlias = Literal["none", "affine", "inverse"]
+Returning: TypeAlias = Literal["remembered", "least"]
 
 _COMBINED = ("mean", "samples", "median")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnsembleSync(Policy):
+class EnsembleSync(AveragedRounds):
     """Each worker makes T optimizer steps of its own; then the shards fold what the workers' parameters have come to.
 
     Update rule: ``W <- (1/M) * sum_j W_j`` over the M that handed in, when every active worker has. Parameters of a worker that
@@ -38,7 +34,7 @@ class EnsembleSync(Policy):
 
     Source: Xie and Yasunaga, "EnsembleSync: Reliable Distributed SGD with Less Communication", section 3. Departures: the round is
     complete when those that have handed in include all active workers, not when there are as many; heartbeats tell the slow from
-    the dead. DiLoCo: Douillard et al. 2023. ``adapt_period``: Wang and Joshi 2019, AdaComm.
+    the dead. DiLoCo: Douillard et al. 2023.
 
     >>> EnsembleSync(per_epoch=10, overlap=0.5, budget=256, reallocate="affine").spelling
     'ensemble(per_epoch=10, overlap=0.5, budget=256, reallocate=affine)'
@@ -50,14 +46,14 @@ class EnsembleSync(Policy):
     about = About(
         examples=(
             "ensemble(steps=3)",
-            "ensemble(steps=4, combine=median, adapt_period=True)",
+            "ensemble(steps=4, combine=median)",
             "ensemble(steps=2, combine=samples, outer_lr=0.7, outer_momentum=0.9)",
             "ensemble(per_epoch=4, overlap=0.5)",
             "ensemble(per_epoch=3, overlap=0.25, budget=12, reallocate=affine)",
             "ensemble(per_epoch=2, overlap=0.0, budget=15, reallocate=inverse, batch_min=2, combine=trimmed_mean, trim=0.34)",
         ),
         draws=lambda workers: [
-            {"steps": range(1, 5), "combine": _COMBINED, "adapt_period": (False, True)},
+            {"steps": range(1, 5), "combine": _COMBINED},
             {
                 "per_epoch": range(1, 5),
                 "overlap": (0.0, 0.5, 1.0),
@@ -84,7 +80,7 @@ class EnsembleSync(Policy):
     """Each worker has a split of its own, this fraction of all data being in every one, 0 to 1. None: one pool for all, by batches."""
     budget: int | None = None
     """B, what all workers' batch sizes add up to; None: they are the script's. A batch changes when its worker is next admitted."""
-    reallocate: Literal["none", "affine", "inverse"] = "none"
+    reallocate: Reallocate = "none"
     """How the budget is shared out after each epoch; none: evenly."""
     granularity: int = 1
     """Batch sizes are multiples of this."""
@@ -94,41 +90,28 @@ class EnsembleSync(Policy):
     """The greatest batch of a worker; None: the budget."""
     hysteresis: float = 0.0
     """Leave the batches as they are where none would change by this fraction or more."""
-    returning: Literal["remembered", "least"] = "remembered"
+    returning: Returning = "remembered"
     """Who comes back begins with what was measured of it before, or if that is old the median; or with the least, as in figure 5."""
-    combine: Literal["mean", "samples", "median", "trimmed_mean"] = "mean"
+    combine: Combine = "mean"
     """What the parameters come to: their mean, all alike or by samples; or, coordinate by coordinate, what outliers do not move."""
     trim: float = 0.1
     """``trimmed_mean``: the fraction cut off at each end; less than 0.5."""
     outer_lr: float = 1.0
     """See `Averaging`; 1 and no momentum: the combined parameters themselves."""
     outer_momentum: float = 0.0
-    momentum: Literal["keep", "reset", "average"] = "keep"
+    momentum: Momentum = "keep"
     """What becomes of the state of the workers' own optimizers at a fold."""
-    adapt_period: bool = False
-    """``T_l = ceil(sqrt(F_l / F_0) * T_0)`` after each epoch, F being the logged loss, or half of the last where that is not less."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "per_epoch", "budget", "granularity", "batch_min", "batch_max"):
             if getattr(self, name) is not None or getattr(EnsembleSync, name) is not None:
                 whole_number("ensemble", name, getattr(self, name), least=1)
-        if self.overlap is not None:
-            self._number("overlap", "a fraction of the data, from 0 to 1", lambda x: 0 <= x <= 1)
-        self._number("hysteresis", "a relative change, from 0 to 1", lambda x: 0 <= x <= 1)
-        self._number("trim", "a fraction at each end, from 0 to less than 0.5", lambda x: 0 <= x < 0.5)
-        self._number("outer_lr", "a learning rate, more than 0", lambda x: 0 < x < inf)
-        self._number("outer_momentum", "a factor, from 0 to less than 1", lambda x: 0 <= x < 1)
-        for name, words in WORDS.items():
-            if getattr(self, name) not in words:
-                raise ConfigurationError(f"ensemble({name}={getattr(self, name)!r}): {name} is one of {', '.join(words)}")
-        if not isinstance(self.adapt_period, bool):
-            raise ConfigurationError(f"ensemble(adapt_period={self.adapt_period!r}): adapt_period is True or False")
+        self.number("hysteresis", "a relative change, from 0 to 1", lambda x: 0 <= x <= 1)
+        self.number("trim", "a fraction at each end, from 0 to less than 0.5", lambda x: 0 <= x < 0.5)
+        self.check_averaging(get_args(Combine))
+        one_of("ensemble", "reallocate", self.reallocate, get_args(Reallocate))
+        one_of("ensemble", "returning", self.returning, get_args(Returning))
         self._agree()
-
-    def _number(self, name: str, what: str, holds: Callable[[float], bool]) -> None:
-        value: Any = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
-            raise ConfigurationError(f"ensemble({name}={value!r}): {name} is {what}")
 
     def _agree(self) -> None:
         """Settings that need each other, or exclude each other."""
@@ -137,8 +120,6 @@ class EnsembleSync(Policy):
                 f"ensemble(per_epoch={self.per_epoch}): these are fractions of a worker's own split of the data; "
                 "say overlap= too (overlap=0.0: the splits have nothing in common), or steps= instead"
             )
-        if self.per_epoch is not None and self.adapt_period:
-            raise ConfigurationError("ensemble(adapt_period=True) adapts steps=, and per_epoch= takes its place: leave one of them out")
         if self.reallocate != "none" and (self.budget is None or self.per_epoch is None):
             raise ConfigurationError(
                 f"ensemble(reallocate={self.reallocate}) needs {'budget=' if self.budget is None else 'per_epoch='}: it shares out a "
@@ -174,31 +155,17 @@ class EnsembleSync(Policy):
             )
 
     @property
-    def split_overlap(self) -> float | None:
-        return self.overlap
-
-    @property
     def averaging(self) -> Averaging:
-        combine: Literal["mean", "median", "trimmed_mean"] = "mean" if self.combine == "samples" else self.combine
-        trim = float(self.trim) if combine == "trimmed_mean" else 0.0
-        return Averaging(combine, trim, float(self.outer_lr), float(self.outer_momentum), self.momentum)
-
-    @property
-    def entry(self) -> Literal["at_once", "next_epoch"]:
-        return "next_epoch"
-
-    @property
-    def uses_loss(self) -> bool:
-        """Whether the rule looks at the losses of contributions."""
-        return self.adapt_period
+        return super().averaging._replace(trim=float(self.trim) if self.combine == "trimmed_mean" else 0.0)
 
     @property
     def spelling(self) -> str:
-        """Without what is as it is by default, of which there is a lot."""
-        differs = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
-        if self.per_epoch is None:
-            differs = {"steps": self.steps, **differs}
-        return f"ensemble({', '.join(f'{name}={value}' for name, value in differs.items())})"
+        """Return the rule with the settings that differ from their defaults, of which there are many, and ``steps`` where it counts."""
+        return self.spelled(("steps",) if self.per_epoch is None else ())
 
     def start(self) -> Policy:
-        return RoundsPolicy(self)
+        budget = None
+        if self.budget is not None:
+            limits = (self.granularity, self.batch_min, self.batch_max)
+            budget = Budget(self.budget, self.reallocate, *limits, self.hysteresis, self.returning == "least")
+        return RoundsPolicy(self, self.per_epoch or 0, budget)

@@ -1,39 +1,80 @@
-"""The rounds of EnsembleSync as they go: when parameters are folded, what is measured of the workers, and what their next plans say.
+"""Rounds of local steps whose parameters are averaged: the settings that such rules share, and one run of such a rule.
 
-The settings are `policies.ensemble`'s, what a measurement means for the batches is `policies.allocation`'s.
+A run says when parameters are folded, what is measured of the workers, and what their next plans say. `policies.ensemble` and
+`policies.adacomm` are the rules; `policies.allocation` turns measurements into batch sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import ceil, isfinite, sqrt
-from statistics import fmean
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from math import inf
+from typing import Any, Literal, TypeAlias, get_args
 
 from offbeat.core.policy import Admit, Averaging, Contribution, Decision, Hold, Plan, Policy, View
+from offbeat.errors import ConfigurationError
 from offbeat.policies.allocation import Budget
+from offbeat.policies.fresh import one_of
 from offbeat.types import Version, WorkerId
 
-if TYPE_CHECKING:
-    from offbeat.policies.ensemble import EnsembleSync
-
 INTERVAL = 50
-"""Where samples are not dealt out there are no epochs: the loss is looked at again after so many folds."""
+"""The folds that count as an epoch where samples are not dealt out."""
+
+Combine: TypeAlias = Literal["mean", "samples", "median", "trimmed_mean"]
+Momentum: TypeAlias = Literal["keep", "reset", "average"]
 
 
-def next_period(ratio: float, first: int, last: int) -> int:
-    """AdaComm's rule: ``ceil(sqrt(F / F_0) * T_0)``, or half of the last period where that is not less.
+class AveragedRounds(Policy):
+    """The settings that rules with local steps and averaged parameters share. Subclasses are dataclasses that have them as fields."""
 
-    Args:
-        ratio: ``F / F_0``, of the loss now and at the start.
-        first: T_0.
-        last: the period so far; no greater than ``first``.
+    steps: int
+    overlap: float | None
+    combine: Combine
+    outer_lr: float
+    outer_momentum: float
+    momentum: Momentum
 
-    >>> next_period(0.25, first=20, last=20), next_period(0.98, first=20, last=20)
-    (10, 10)
-    """
-    period = max(1, ceil(sqrt(ratio) * first))
-    return period if period < last else ceil(last / 2)
+    def check_averaging(self, combine: tuple[str, ...]) -> None:
+        """Check the shared settings but ``steps``; ``combine`` has the words that the rule takes for it.
+
+        Raises:
+            ConfigurationError: a setting is out of its range.
+        """
+        if self.overlap is not None:
+            self.number("overlap", "a fraction of the data, from 0 to 1", lambda x: 0 <= x <= 1)
+        self.number("outer_lr", "a learning rate, more than 0", lambda x: 0 < x < inf)
+        self.number("outer_momentum", "a factor, from 0 to less than 1", lambda x: 0 <= x < 1)
+        one_of(self.called(), "combine", self.combine, combine)
+        one_of(self.called(), "momentum", self.momentum, get_args(Momentum))
+
+    def number(self, name: str, what: str, holds: Callable[[float], bool]) -> None:
+        """Check that a setting is a number for which ``holds`` is true.
+
+        Raises:
+            ConfigurationError: it is not; the message says ``what`` it must be.
+        """
+        value: Any = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
+            raise ConfigurationError(f"{self.called()}({name}={value!r}): {name} is {what}")
+
+    @property
+    def split_overlap(self) -> float | None:
+        return self.overlap
+
+    @property
+    def averaging(self) -> Averaging:
+        combine: Literal["mean", "median", "trimmed_mean"] = "mean" if self.combine == "samples" else self.combine
+        return Averaging(combine, 0.0, float(self.outer_lr), float(self.outer_momentum), self.momentum)
+
+    @property
+    def entry(self) -> Literal["at_once", "next_epoch"]:
+        return "next_epoch"
+
+    def spelled(self, always: Sequence[str]) -> str:
+        """Return the rule's spelling with the settings in ``always`` first, then those that differ from their defaults."""
+        values = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}  # type: ignore[arg-type]
+        shown = [*always, *(name for name, (value, default) in values.items() if name not in always and value != default)]
+        return f"{self.called()}({', '.join(f'{name}={values[name][0]}' for name in shown)})"
 
 
 class RoundsPolicy(Policy):
@@ -41,25 +82,20 @@ class RoundsPolicy(Policy):
 
     Args:
         rule: its configuration.
+        per_epoch: how many times in an epoch workers push, instead of every ``rule.steps`` steps; 0: by steps.
+        budget: shares out the workers' batch sizes; None: they are the script's.
     """
 
-    word = "ensemble"
-
-    def __init__(self, rule: EnsembleSync) -> None:
+    def __init__(self, rule: AveragedRounds, per_epoch: int = 0, budget: Budget | None = None) -> None:
         self.rule = rule
         self._steps = rule.steps
-        self._budget: Budget | None = None
-        if rule.budget is not None:
-            limits = (rule.granularity, rule.batch_min, rule.batch_max)
-            self._budget = Budget(rule.budget, rule.reallocate, *limits, rule.hysteresis, rule.returning == "least")
+        self._per_epoch = per_epoch
+        self._budget = budget
         self._turn = 0
         """The epoch; where samples are not dealt out, an interval of that many folds."""
         self._dealt = False
         self._stale = True
         """The batches are those of another epoch."""
-        self._first_loss: float | None = None
-        self._losses: list[float] = []
-        """Of this turn."""
         self._given: dict[WorkerId, Version] = {}
         """The version that each worker has been given last."""
         self._again: set[WorkerId] = set()
@@ -97,21 +133,20 @@ class RoundsPolicy(Policy):
     def plan(self, view: View, worker: WorkerId) -> Plan:
         self._look(view)
         self._given[worker] = view.version
-        return Plan(self._steps, self.rule.per_epoch or 0, self._batch(view, worker))
+        return Plan(self._steps, self._per_epoch, self._batch(view, worker))
 
     def _look(self, view: View) -> None:
-        """Whether an epoch has ended since."""
+        """Notice whether an epoch has ended since the last call."""
         turn = view.epoch if self._dealt or view.epoch else view.version // INTERVAL
         if turn != self._turn:
             self._turn, self._stale = turn, True
-            losses, self._losses = self._losses, []
-            if self.rule.adapt_period and losses and self._first_loss:
-                self._steps = next_period(max(0.0, fmean(losses) / self._first_loss), self.rule.steps, self._steps)
+            self._epoch_ended()
+
+    def _epoch_ended(self) -> None:
+        """Change what the plans of the next epoch say."""
 
     def _note(self, parts: Sequence[Contribution]) -> None:
-        self._losses += [c.loss for c in parts if c.loss is not None and isfinite(c.loss)]
-        if self._first_loss is None and self._losses:
-            self._first_loss = fmean(self._losses)
+        """Measure what is about to be folded."""
         for c in parts:
             self._dealt = self._dealt or bool(c.leases)
             if self._budget is not None:

@@ -1,0 +1,111 @@
+"""AdaComm: local steps, then the parameters are averaged, more and more often as the loss falls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, isfinite, sqrt
+from statistics import fmean
+from typing import get_args
+
+from offbeat.core.about import About, Row
+from offbeat.core.policy import Contribution, Policy, whole_number
+from offbeat.policies.rounds import AveragedRounds, Combine, Momentum, RoundsPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaComm(AveragedRounds):
+    """Let each worker make T optimizer steps of its own, then average all workers' parameters; T falls with the loss.
+
+    Update rule: that of `EnsembleSync` with T local steps, ``W <- (1/M) * sum_j W_j``. After epoch l,
+    ``T_l = ceil(sqrt(F_l / F_0) * T_0)``, or half of ``T_{l-1}``, rounded up, where that is not less. F is the mean of the losses that the
+    script has logged in the epoch, F_0 that of the first fold. Without logged losses T stays as it is.
+
+    Source: Wang and Joshi 2019, "Adaptive communication strategies to achieve the best error-runtime trade-off in local-update SGD"
+    (AdaComm). Departures: T changes with epochs, or every 50 folds where samples are not dealt out, not with intervals of time;
+    the learning rate does not enter. ``outer_momentum`` is the momentum of the averaged model, which the paper calls block momentum.
+
+    >>> AdaComm(steps=20).spelling
+    'adacomm(steps=20)'
+
+    Raises:
+        ConfigurationError: a setting is out of its range.
+    """
+
+    about = About(
+        examples=("adacomm(steps=4)", "adacomm(steps=4, combine=median)", "adacomm(steps=3, overlap=0.5, momentum=reset)"),
+        draws=lambda workers: [
+            {"steps": range(1, 5), "combine": get_args(Combine)[:3]},
+            {"steps": range(1, 5), "overlap": (0.0, 0.5, 1.0)},
+        ],
+        row=Row(
+            "`adacomm(steps=20)`",
+            "the mean of all workers' parameters",
+            "everybody, after the fold",
+            "the same, with fewer steps between exchanges as the loss falls: fast first, accurate later",
+        ),
+    )
+
+    steps: int = 10
+    """T_0, the local steps between two folds in the first epoch; at least 1."""
+    overlap: float | None = None
+    """Each worker has a split of its own, this fraction of all data being in every one, 0 to 1. None: one pool for all, by batches."""
+    combine: Combine = "mean"
+    """What the parameters come to: ``mean``, all alike; ``samples``, weighted; ``median``, coordinate by coordinate."""
+    outer_lr: float = 1.0
+    """See `Averaging`; 1 and no momentum: the combined parameters themselves."""
+    outer_momentum: float = 0.0
+    momentum: Momentum = "keep"
+    """What becomes of the state of the workers' own optimizers at a fold."""
+
+    def __post_init__(self) -> None:
+        whole_number("adacomm", "steps", self.steps, least=1)
+        self.check_averaging(("mean", "samples", "median"))
+
+    @property
+    def uses_loss(self) -> bool:
+        return True
+
+    @property
+    def spelling(self) -> str:
+        """Return the rule with ``steps``, and the other settings that differ from their defaults."""
+        return self.spelled(("steps",))
+
+    def start(self) -> Policy:
+        return _AdaptedRounds(self)
+
+
+class _AdaptedRounds(RoundsPolicy):
+    """One run of the rule: rounds whose number of steps follows the loss."""
+
+    def __init__(self, rule: AdaComm) -> None:
+        super().__init__(rule)
+        self._first_loss: float | None = None
+        self._losses: list[float] = []
+        """Of the epoch under way."""
+
+    def _note(self, parts: Sequence[Contribution]) -> None:
+        super()._note(parts)
+        self._losses += [c.loss for c in parts if c.loss is not None and isfinite(c.loss)]
+        if self._first_loss is None and self._losses:
+            self._first_loss = fmean(self._losses)
+
+    def _epoch_ended(self) -> None:
+        losses, self._losses = self._losses, []
+        if losses and self._first_loss:
+            self._steps = next_period(max(0.0, fmean(losses) / self._first_loss), self.rule.steps, self._steps)
+
+
+def next_period(ratio: float, first: int, last: int) -> int:
+    """Return ``ceil(sqrt(F / F_0) * T_0)``, or half of the last period where that is not less.
+
+    Args:
+        ratio: ``F / F_0``, of the loss now and at the start.
+        first: T_0.
+        last: the period so far; no greater than ``first``.
+
+    >>> next_period(0.25, first=20, last=20), next_period(0.98, first=20, last=20)
+    (10, 10)
+    """
+    period = max(1, ceil(sqrt(ratio) * first))
+    return period if period < last else ceil(last / 2)
