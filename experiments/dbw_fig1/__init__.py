@@ -20,7 +20,7 @@ from experiments.claims import Claim
 from experiments.dbw_fig1 import steps
 from experiments.result import COLOURS, Row, label, new_figure, save
 from offbeat.core.events import Folded
-from offbeat.core.policy import Policy
+from offbeat.core.policy import ServerRule
 from offbeat.policies import DBW
 from offbeat.policies.dbw_gain import GainEstimator
 from offbeat.policies.dbw_run import Run
@@ -69,7 +69,7 @@ class NotedDBW(DBW):
     estimates: list[Estimate] = field(default_factory=list, repr=False, compare=False)
     parts: dict[int, int] = field(default_factory=dict, repr=False, compare=False)
 
-    def start(self) -> Policy:
+    def start(self) -> ServerRule:
         gain = Noted(history=self.history, smoothness=self.smoothness, momentum=self.momentum)
         gain.estimates, gain.parts = self.estimates, self.parts
         return Run(self, gain)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from tests.policies.views import StillView
 
@@ -91,8 +93,8 @@ def test_a_worker_counts_once_with_its_newest_gradient() -> None:
 
 
 @pytest.mark.parametrize("future", ["hold", "drop"])
-def test_a_later_gradient_does_not_count_yet(future: str) -> None:
-    policy = rule(f"psp(c=2, future={future})")
+def test_a_later_gradient_does_not_count_yet(future: Literal["hold", "drop"]) -> None:
+    policy = PSP(c=2, future=future)
     assert policy.fold(shard(gradient(0, t=6), gradient(1))) is None
     decision = policy.fold(shard(gradient(0, t=6), gradient(1), gradient(2)))
     assert folds(decision) == [(1, 5), (2, 5)] and decision is not None
@@ -101,8 +103,8 @@ def test_a_later_gradient_does_not_count_yet(future: str) -> None:
 
 
 @pytest.mark.parametrize("future", ["hold", "drop"])
-def test_a_worker_keeps_its_gradient_for_this_iteration_beside_a_later_one(future: str) -> None:
-    policy = rule(f"psp(c=2, future={future})")
+def test_a_worker_keeps_its_gradient_for_this_iteration_beside_a_later_one(future: Literal["hold", "drop"]) -> None:
+    policy = PSP(c=2, future=future)
     assert folds(policy.fold(shard(gradient(1), gradient(0, t=6), earlier=(gradient(0),)))) in ([(0, 5), (1, 5)], [(1, 5), (0, 5)])
     again = gradient(0, arrived=1.0)
     decision = policy.fold(shard(gradient(0, arrived=2.0), earlier=(again,)))
@@ -117,9 +119,9 @@ def test_dropping_keeps_only_a_workers_last_gradient_for_later_iterations() -> N
 
 
 @pytest.mark.parametrize("future", ["hold", "drop"])
-def test_if_everybody_has_gone_beyond_this_iteration_the_earliest_later_one_counts(future: str) -> None:
+def test_if_everybody_has_gone_beyond_this_iteration_the_earliest_later_one_counts(future: Literal["hold", "drop"]) -> None:
     """Else the shard would wait for ever for gradients that nobody will compute."""
-    decision = rule(f"psp(c=2, future={future})").fold(shard(*(gradient(worker, t=6 + worker % 2) for worker in range(4))))
+    decision = PSP(c=2, future=future).fold(shard(*(gradient(worker, t=6 + worker % 2) for worker in range(4))))
     assert folds(decision) == [(0, 6), (2, 6)] and decision is not None
     assert [c.worker for c in decision.drop] == ([1, 3] if future == "drop" else [])
 

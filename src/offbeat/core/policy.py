@@ -1,7 +1,7 @@
 """The contract of a synchronization rule: two questions, and what the rule may look at to answer them.
 
 A rule never sees a tensor, a socket or a clock. It sees who has pushed what, and says which contributions become the next
-version now (`Policy.fold`) and whether a waiting worker may go on (`Policy.admit`). The ledger asks after each event.
+version now (`ServerRule.fold`) and whether a waiting worker may go on (`ServerRule.admit`). The ledger asks after each event.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Admit(NamedTuple):
 
 class Hold(NamedTuple):
     """An answer to *admit*: wait. The rule is asked again when the worker's contribution is settled or gathered, when the slowest active
-    clock has reached ``slowest``, when every active worker waits, whenever an active worker comes or goes, and at `Policy.wake_at`."""
+    clock has reached ``slowest``, when every active worker waits, whenever an active worker comes or goes, and at `ServerRule.wake_at`."""
 
     reason: str
     slowest: Clock | None = None
@@ -176,7 +176,9 @@ class View(Protocol):
 
 
 class Policy:
-    """One synchronization rule. Subclasses are frozen dataclasses: the configuration, checked when it is made.
+    """One synchronization rule: what all families share. A rule extends `ServerRule`, `RoundRule` or `GossipRule`.
+
+    Subclasses are frozen dataclasses: the configuration, checked when it is made.
 
     A rule that keeps state during a run returns a fresh object from `start`; the others are their own rule.
     """
@@ -234,35 +236,12 @@ class Policy:
         """Whether one ledger decides for the job, or each shard has one of its own (see ``core/server/per_shard_ledger.py``)."""
         return "job"
 
-    def blocks(self, shards: int) -> Blocks:
-        """A worker's side of a rule of shard scope: which blocks it waits for."""
-        raise TypeError(f"{type(self).__name__} has job scope: its workers wait to be admitted")
-
     def start(self) -> Policy:
         """The rule of one run."""
         return self
 
     def check(self, workers: int) -> None:
         """Raise `ConfigurationError` if the rule cannot work with this number of workers."""
-
-    def fold(self, view: View) -> Decision | None:
-        """Which contributions become the next version now? None: nothing to do yet. Asked again until it says so."""
-        raise TypeError(f"{type(self).__name__} does not say what to fold")
-
-    def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
-        """May this waiting worker go on?"""
-        raise TypeError(f"{type(self).__name__} does not say whom to admit")
-
-    def plan(self, view: View, worker: WorkerId) -> Plan:
-        """What this worker, which is being released, does until its next push."""
-        return Plan()
-
-    def observe(self, view: View, event: Folded) -> None:
-        """Every shard has made a version, and this is what they have measured."""
-
-    def wake_at(self, view: View) -> Seconds | None:
-        """When the rule wants to be asked again even if nothing happens; None: never."""
-        return None
 
     @classmethod
     def called(cls) -> str:
@@ -276,6 +255,37 @@ class Policy:
         arguments = ", ".join(f"{name}={_spell(value)}" for name, value in values.items())
         name = self.called()
         return f"{name}({arguments})" if arguments else name
+
+
+class ServerRule(Policy):
+    """A rule of the server family: says what the servers fold, and which waiting worker may go on. ``core/server/ledger.py`` asks it."""
+
+    def start(self) -> ServerRule:
+        """Return the rule of one run."""
+        return self
+
+    def blocks(self, shards: int) -> Blocks:
+        """A worker's side of a rule of shard scope: which blocks it waits for."""
+        raise TypeError(f"{type(self).__name__} has job scope: its workers wait to be admitted")
+
+    def fold(self, view: View) -> Decision | None:
+        """Which contributions become the next version now? None: nothing to do yet. Asked again until it says so."""
+        raise NotImplementedError(f"{type(self).__name__} is a rule with servers: it must define fold()")
+
+    def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
+        """May this waiting worker go on?"""
+        raise NotImplementedError(f"{type(self).__name__} is a rule with servers: it must define admit()")
+
+    def plan(self, view: View, worker: WorkerId) -> Plan:
+        """What this worker, which is being released, does until its next push."""
+        return Plan()
+
+    def observe(self, view: View, event: Folded) -> None:
+        """Every shard has made a version, and this is what they have measured."""
+
+    def wake_at(self, view: View) -> Seconds | None:
+        """When the rule wants to be asked again even if nothing happens; None: never."""
+        return None
 
 
 def _spell(value: Any) -> str:

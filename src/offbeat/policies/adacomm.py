@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import get_args
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Contribution, Policy, whole_number
+from offbeat.core.policy import Contribution, ServerRule, whole_number
 from offbeat.policies.rounds import AveragedRounds, Combine, Momentum, RoundsPolicy
 
 
@@ -71,7 +71,7 @@ class AdaComm(AveragedRounds):
         """Return the rule with ``steps``, and the other settings that differ from their defaults."""
         return self.spelled(("steps",))
 
-    def start(self) -> Policy:
+    def start(self) -> ServerRule:
         return _AdaptedRounds(self)
 
 

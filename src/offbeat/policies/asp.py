@@ -7,14 +7,14 @@ from math import sqrt
 from typing import Literal, get_args
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Admit, Decision, Hold, Policy, View, short_spelling
+from offbeat.core.policy import Admit, Decision, Hold, ServerRule, View, short_spelling
 from offbeat.policies.fresh import one_of
 from offbeat.types import Version, WorkerId
 
 Discount = Literal["none", "inverse", "sqrt"]
 
 
-class OneByOne(Policy):
+class OneByOne(ServerRule):
     """Rules that fold each contribution by itself, as it arrives."""
 
     def scale(self, staleness: Version) -> float:

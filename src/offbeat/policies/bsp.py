@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Admit, Decision, Hold, Policy, View
+from offbeat.core.policy import Admit, Decision, Hold, ServerRule, View
 from offbeat.types import WorkerId
 
 
 @dataclass(frozen=True, kw_only=True)
-class BSP(Policy):
+class BSP(ServerRule):
     """Fold when every active worker has pushed; nobody goes on before that.
 
     Update rule: ``w[t+1] = step(w[t], sum_i samples_i * g_i / sum_i samples_i)`` over all that pushed in the round. A worker that

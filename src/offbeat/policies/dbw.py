@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import ObsoleteWork, Policy, whole_number
+from offbeat.core.policy import ObsoleteWork, ServerRule, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.dbw_gain import GainEstimator
 from offbeat.policies.dbw_run import Run
@@ -92,7 +92,7 @@ class BDBW(FirstFresh):
     def uses_loss(self) -> bool:
         return self.beta is not None
 
-    def start(self) -> Policy:
+    def start(self) -> ServerRule:
         return Run(self, gain=None)
 
 
@@ -162,5 +162,5 @@ class DBW(BDBW):
     def measures(self) -> Literal["nothing", "norms", "differences"]:
         return "differences" if self.smoothness == "auto" else "norms"
 
-    def start(self) -> Policy:
+    def start(self) -> ServerRule:
         return Run(self, gain=GainEstimator(history=self.history, smoothness=self.smoothness, momentum=self.momentum))

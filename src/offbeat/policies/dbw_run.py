@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from offbeat.core.events import Folded
-from offbeat.core.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, Policy, View, by_samples
+from offbeat.core.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, ServerRule, View, by_samples
 from offbeat.policies.bimonotone import Table
 from offbeat.policies.dbw_gain import GainEstimator
 from offbeat.policies.dbw_time import ArrivalTimes
@@ -33,7 +33,7 @@ class VersionRound(NamedTuple):
     """For how many gradients the round before has; None: this is the first."""
 
 
-class Run(Policy):
+class Run(ServerRule):
     """The rule of one run.
 
     Args:
@@ -77,7 +77,7 @@ class Run(Policy):
     def uses_loss(self) -> bool:
         return self.rule.uses_loss
 
-    def start(self) -> Policy:
+    def start(self) -> ServerRule:
         return self.rule.start()
 
     def admit(self, view: View, worker: WorkerId) -> Admit | Hold:

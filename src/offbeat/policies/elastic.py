@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Admit, Averaging, Contribution, Decision, Hold, Plan, Policy, View, whole_number
+from offbeat.core.policy import Admit, Averaging, Contribution, Decision, Hold, Plan, ServerRule, View, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.prediction import averaged, meet
 from offbeat.policies.superstep import Superstep
@@ -24,7 +24,7 @@ _WAYS = {"weighting": ("gradients", "workers"), "objective": ("range", "sum")}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ElasticBSP(Policy):
+class ElasticBSP(ServerRule):
     """Let each worker push as often as fits before the next barrier, and put that where they will wait least for each other.
 
     After a barrier each worker's interval I_p is measured over its next ``monitor`` pushes. Then its pushes are predicted, the last
@@ -110,11 +110,11 @@ class ElasticBSP(Policy):
     def averaging(self) -> Averaging | None:
         return Averaging() if self.mode == "local" else None
 
-    def start(self) -> Policy:
+    def start(self) -> ServerRule:
         return _Local(self) if self.mode == "local" else _Counted(self)
 
 
-class _Running(Policy):
+class _Running(ServerRule):
     word = "elastic"
 
     def __init__(self, rule: ElasticBSP) -> None:
@@ -128,7 +128,7 @@ class _Running(Policy):
     def spelling(self) -> str:
         return self.rule.spelling
 
-    def start(self) -> Policy:
+    def start(self) -> ServerRule:
         return self.rule.start()
 
 

@@ -7,7 +7,7 @@ from math import ceil
 from typing import Literal, TypeAlias, get_args
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Averaging, Policy, whole_number
+from offbeat.core.policy import Averaging, ServerRule, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.allocation import Budget
 from offbeat.policies.fresh import one_of
@@ -163,7 +163,7 @@ class EnsembleSync(AveragedRounds):
         """Return the rule with the settings that differ from their defaults, of which there are many, and ``steps`` where it counts."""
         return self.spelled(("steps",) if self.per_epoch is None else ())
 
-    def start(self) -> Policy:
+    def start(self) -> ServerRule:
         budget = None
         if self.budget is not None:
             limits = (self.granularity, self.batch_min, self.batch_max)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
-from offbeat.core.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, Policy, View, short_spelling
+from offbeat.core.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, ServerRule, View, short_spelling
 from offbeat.errors import ConfigurationError
 from offbeat.types import WorkerId
 
@@ -16,7 +16,7 @@ LrRule: TypeAlias = Literal["constant", "proportional", "table"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FirstFresh(Policy):
+class FirstFresh(ServerRule):
     """Rules that fold the first k gradients of the newest version. Staleness in a fold is always 0."""
 
     always_spelled: ClassVar[frozenset[str]] = frozenset()

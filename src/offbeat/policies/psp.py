@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from offbeat.core.about import About, Row
 from offbeat.core.block_cache import Blocks
-from offbeat.core.policy import Contribution, Decision, ObsoleteWork, Policy, View, whole_number
+from offbeat.core.policy import Contribution, Decision, ObsoleteWork, ServerRule, View, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.types import Seconds
 
 
 @dataclass(frozen=True, kw_only=True)
-class PSP(Policy):
+class PSP(ServerRule):
     """A shard folds once c gradients for its iteration are in; a worker goes on once it holds the fraction b of the blocks.
 
     Update rule, per shard i at its version t: ``w_i[t+1] = step(w_i[t], mean of d gradients; learning rate d * eta)``, d >= c. A gradient

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Admit, Contribution, Decision, Hold, Policy, View, whole_number
+from offbeat.core.policy import Admit, Contribution, Decision, Hold, ServerRule, View, whole_number
 from offbeat.policies.fresh import fresh, outdated
 from offbeat.types import WorkerId
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rennala(Policy):
+class Rennala(ServerRule):
     """Fold the mean of the first ``batch`` gradients of the newest version, however many of them one worker has; drop older ones.
 
     Update rule: ``w[t+1] = step(w[t], mean of the first B gradients computed at w[t])``. A worker that has pushed goes on at once: with

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Admit, Decision, Hold, Policy, View, whole_number
+from offbeat.core.policy import Admit, Decision, Hold, ServerRule, View, whole_number
 from offbeat.types import WorkerId
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ringmaster(Policy):
+class Ringmaster(ServerRule):
     """Fold each gradient by itself if its staleness is below a threshold, drop it otherwise; admit every worker at once.
 
     Update rule: ``w[v+1] = step(w[v], g_i(w[v - s]))`` for a staleness ``s < threshold``. With ``threshold=1`` the first gradient of each

@@ -11,7 +11,7 @@ from dataclasses import fields
 from math import inf
 from typing import Any, Literal, TypeAlias, get_args
 
-from offbeat.core.policy import Admit, Averaging, Contribution, Decision, Hold, Plan, Policy, View
+from offbeat.core.policy import Admit, Averaging, Contribution, Decision, Hold, Plan, ServerRule, View
 from offbeat.errors import ConfigurationError
 from offbeat.policies.allocation import Budget
 from offbeat.policies.fresh import one_of
@@ -24,7 +24,7 @@ Combine: TypeAlias = Literal["mean", "samples", "median", "trimmed_mean"]
 Momentum: TypeAlias = Literal["keep", "reset", "average"]
 
 
-class AveragedRounds(Policy):
+class AveragedRounds(ServerRule):
     """The settings that rules with local steps and averaged parameters share. Subclasses are dataclasses that have them as fields."""
 
     steps: int
@@ -77,7 +77,7 @@ class AveragedRounds(Policy):
         return f"{self.called()}({', '.join(f'{name}={values[name][0]}' for name in shown)})"
 
 
-class RoundsPolicy(Policy):
+class RoundsPolicy(ServerRule):
     """One run of the rule: what has been measured, and what is planned.
 
     Args:

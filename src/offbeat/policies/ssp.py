@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Admit, Hold, Policy, View, whole_number
+from offbeat.core.policy import Admit, Hold, ServerRule, View, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.asp import OneByOne
 from offbeat.types import Clock, WorkerId
@@ -95,7 +95,7 @@ class DSSP(OneByOne):
         if self.upper < self.lower:
             raise ConfigurationError(f"dssp(lower={self.lower}, upper={self.upper}): upper must be at least lower")
 
-    def start(self) -> Policy:
+    def start(self) -> ServerRule:
         return _RunningDSSP(lower=self.lower, upper=self.upper)
 
 

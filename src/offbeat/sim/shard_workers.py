@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from offbeat.core.block_cache import Blocks
 from offbeat.core.effects import Interrupt, Publish, Release
 from offbeat.core.events import Abandoned, Event, Pushed
+from offbeat.core.policy import ServerRule
 from offbeat.sim.process import Doing, SimulatedProcess
 from offbeat.sim.training.workload import Handed
 from offbeat.types import Clock, Incarnation, Seconds, Version, WorkerId
@@ -32,7 +33,9 @@ class ShardWorker(SimulatedProcess):
         """When server 0 will have its last push: what it asks then does not overtake that."""
 
     def _fresh(self) -> Blocks:
-        return self.world.policy.blocks(self.world.cluster.servers)
+        policy = self.world.policy
+        assert isinstance(policy, ServerRule), f"{policy.spelling} has no servers"
+        return policy.blocks(self.world.cluster.servers)
 
     def joined(self, incarnation: Incarnation) -> None:
         super().joined(incarnation)

@@ -33,7 +33,7 @@ from offbeat.core.effects import (
 )
 from offbeat.core.events import Event, Initialised, Joined, Lost
 from offbeat.core.job.coordinator import Coordinator
-from offbeat.core.policy import Policy
+from offbeat.core.policy import Policy, ServerRule
 from offbeat.journal.records import Journal, Record, fault_record, metrics_record, process_record
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.coordinator_inbox import CoordinatorInbox
@@ -79,7 +79,9 @@ class Simulation:
         self.agenda = EventQueue()
         self.servers = Links(cluster) if policy.family == "gossip" else Servers(cluster)
         self.post = Uplink(self.agenda, self.servers)
-        wakes = cluster.silence_s is not None or type(policy.start()).wake_at is not Policy.wake_at
+        run = policy.start()
+        asks_again = isinstance(run, ServerRule) and type(run).wake_at is not ServerRule.wake_at
+        wakes = cluster.silence_s is not None or asks_again
         self.desk = CoordinatorInbox(
             self.coordinator, self.agenda, self.servers, journal, self._carry_out, self._give_up, cluster.silence_s, wakes
         )

@@ -8,13 +8,13 @@ import pytest
 
 from offbeat.core.effects import Effect, Fold, Release, Settle
 from offbeat.core.events import Pushed
-from offbeat.core.policy import Admit, Hold, Policy, View
+from offbeat.core.policy import Admit, Hold, ServerRule, View
 from offbeat.core.server.ledger import Ledger
 from offbeat.policies import ASP, BSP, SSP
 from offbeat.types import Fate, WorkerId
 
 
-def entered(policy: Policy, workers: int) -> Ledger:
+def entered(policy: ServerRule, workers: int) -> Ledger:
     ledger = Ledger(policy)
     for worker in range(workers):
         ledger.enter(worker, 1, 0.0)

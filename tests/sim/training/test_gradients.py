@@ -11,7 +11,7 @@ import torch
 from tests.sim.learning import BATCH, SEED, SIZE, Plain, close, cluster, data, network, one_thread, optimizer_of, train
 from torch.nn import functional
 
-from offbeat.core.policy import Averaging, Plan, Policy, View
+from offbeat.core.policy import Averaging, Plan, ServerRule, View
 from offbeat.journal import records as journals
 from offbeat.policies import BSP, PSP, Backup, EnsembleSync
 from offbeat.sim.cluster import Work
@@ -62,7 +62,7 @@ def test_a_barrier_is_a_large_batch() -> None:
 
 
 @pytest.mark.parametrize("sync", [PSP(c=4, scaling="none"), Backup(b=0), "ssp(staleness=0)", EnsembleSync(steps=1), "elastic(R=1)"])
-def test_degenerate_settings_are_bsp_or_what_they_are_said_to_be(sync: str | Policy) -> None:
+def test_degenerate_settings_are_bsp_or_what_they_are_said_to_be(sync: str | ServerRule) -> None:
     work = Work(versions=8, batch=BATCH)
     model, _, _ = train(sync, "sgd", work, cluster(compute="constant(seconds=1)", servers=2))
     expected, _, _ = train("bsp", "sgd", work)
@@ -137,7 +137,7 @@ class Curious(Backup):
     def uses_loss(self) -> bool:
         return True
 
-    def start(self) -> Policy:
+    def start(self) -> ServerRule:
         return self
 
 

@@ -39,7 +39,7 @@ from offbeat.core.gossip.ledger import FollowedGossipLedger, GossipLedger
 from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.core.job.epochs import Epochs
 from offbeat.core.membership import Membership
-from offbeat.core.policy import Policy
+from offbeat.core.policy import Policy, ServerRule
 from offbeat.core.server.ledger import Ledger
 from offbeat.core.server.per_shard_ledger import ShardedLedger
 from offbeat.types import Clock, Fate, Incarnation, Seconds, Version, WorkerId, WorkerState
@@ -431,4 +431,5 @@ def _books(policy: Policy, shards: int, seed: int, follows: bool) -> Ledger | Sh
         return FollowedGossipLedger(policy, seed) if follows else GossipLedger(policy, seed)
     if isinstance(policy, RoundRule):
         return RoundLedger(policy, seed, follows=follows)
+    assert isinstance(policy, ServerRule), f"{policy.spelling} extends neither ServerRule nor RoundRule nor GossipRule"
     return ShardedLedger(policy, shards) if policy.scope == "shard" else Ledger(policy)

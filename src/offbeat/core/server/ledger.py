@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from offbeat.core.effects import Effect, Fold, Gather, Interrupt, Part, Release, Settle
 from offbeat.core.events import Abandoned, Folded, Pushed
-from offbeat.core.policy import Admit, Contribution, Decision, Policy, by_samples
+from offbeat.core.policy import Admit, Contribution, Decision, ServerRule, by_samples
 from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
 
 
@@ -34,7 +34,7 @@ class Ledger:
     Each method that changes something returns the effects, in the order in which they are to be carried out.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: ServerRule) -> None:
         self._policy = policy.start()
         self._standings: dict[WorkerId, _Standing] = {}
         self._active: dict[WorkerId, None] = {}

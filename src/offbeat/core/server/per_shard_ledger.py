@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from offbeat.core.effects import Effect, Fold, Part, Publish, Release, Settle
 from offbeat.core.events import Abandoned, Folded, Pushed
-from offbeat.core.policy import Contribution, Decision, Policy, by_samples
+from offbeat.core.policy import Contribution, Decision, ServerRule, by_samples
 from offbeat.core.server.shard_pushes import Push, Pushes
 from offbeat.core.server.shard_view import Book, Roll, WorkerRecord
 from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
@@ -32,7 +32,7 @@ class ShardedLedger:
         shards: how many there are.
     """
 
-    def __init__(self, policy: Policy, shards: int) -> None:
+    def __init__(self, policy: ServerRule, shards: int) -> None:
         self._policy = policy
         self._roll = Roll()
         self._books = [Book(policy, self._roll) for _ in range(shards)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from offbeat.core.policy import Contribution, Policy
+from offbeat.core.policy import Contribution, ServerRule
 from offbeat.types import Clock, Epoch, Incarnation, Seconds, Version, WorkerId
 
 
@@ -65,7 +65,7 @@ class Book:
     counted over all shards. The slowest and the fastest clock cost O(active) here, everything else O(1).
     """
 
-    def __init__(self, policy: Policy, roll: Roll) -> None:
+    def __init__(self, policy: ServerRule, roll: Roll) -> None:
         self.policy = policy.start()
         self.version: Version = 0
         self.missing = 0

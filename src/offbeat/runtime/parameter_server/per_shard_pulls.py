@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from offbeat.core.policy import Policy
+from offbeat.core.policy import Policy, ServerRule
 from offbeat.errors import ProtocolError
 from offbeat.tensors.layout import Span
 from offbeat.transport.base import Connection, Message
@@ -28,6 +28,7 @@ class BlockPulls:
     """
 
     def __init__(self, policy: Policy, spans: Sequence[Span], memory: memoryview, clock: Callable[[], Seconds] = time.monotonic) -> None:
+        assert isinstance(policy, ServerRule), f"{policy.spelling} has no servers"
         self._policy, self._spans, self._memory, self._clock = policy, spans, memory, clock
         self.reset()
 
