@@ -1,4 +1,4 @@
-"""Across hosts: what the one place that decides has the ranks do. Plain numbers, so that they travel in the headers of messages."""
+"""The orders that the sequencer sends to ranks on several hosts. Plain numbers, so that they fit into the headers of messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from offbeat.types import Version, WorkerId
 
 
 class Answer(NamedTuple):
-    """To a rank: what its arrival has come to. It goes on when it has the results of all rounds before ``through``."""
+    """Tell a rank the outcome of its arrival. It goes on when it has the results of all rounds before ``through``."""
 
     rank: WorkerId
     number: Version
@@ -18,33 +18,33 @@ class Answer(NamedTuple):
 
 
 class Start(NamedTuple):
-    """To all leaders: a round is closed, sum it."""
+    """Tell all leaders to sum a closed round."""
 
     number: Version
     view: int
     parts: tuple[tuple[WorkerId, WorkerId, int, float], ...]
-    """Of each gradient: the leader of the host where it is, rank, buffer, and what it is scaled by."""
+    """For each gradient: the leader of its host, its rank, its buffer, its factor."""
     divisor: int
     initiator: WorkerId
-    """The leader that starts the activation: of the host that closed the round, or else the first."""
+    """The leader that starts the activation: the one of the host that closed the round, otherwise the first leader."""
     leaders: tuple[WorkerId, ...]
     floor: Version
-    """Results of rounds before this one are of no more use to anybody."""
+    """Results of rounds before this one are not needed any more."""
 
 
 class Prepare(NamedTuple):
-    """To all ranks: a new view begins. Forget what is under way, and `Sequencer.report` what you have."""
+    """Tell all ranks to halt for a new view: abandon sums under way, and send what `Sequencer.report` takes."""
 
     view: int
     ranks: tuple[WorkerId, ...]
     starts: tuple[Version, ...]
-    """Of each the version that it has come with. Earlier results are none of its: where they would lie there may be later ones by now."""
+    """For each rank the version with which it entered. It has no earlier results: their slots may hold later ones by now."""
     floor: Version
-    """Results from this round on are needed."""
+    """Results from this round on are still needed."""
 
 
 class Transfer(NamedTuple):
-    """To a rank: hand these ones the result of a round."""
+    """Tell rank ``holder`` to send the result of a round to the ranks ``to``."""
 
     holder: WorkerId
     view: int
@@ -53,20 +53,20 @@ class Transfer(NamedTuple):
 
 
 class Allocate(NamedTuple):
-    """To a rank: nobody of your host has the memory that is to be shared there. Make it."""
+    """Tell a rank to make the memory that its host's ranks share, because no rank of the host has it."""
 
     rank: WorkerId
 
 
 class ReportProgress(NamedTuple):
-    """To ranks: say when you have the results of all rounds before ``through``."""
+    """Tell ranks to report when they have the results of all rounds before ``through``."""
 
     ranks: tuple[WorkerId, ...]
     through: Version
 
 
 class Exclude(NamedTuple):
-    """To a rank: it does not take part any more, or is not let in."""
+    """Tell a rank that it does not take part any more, or is not admitted."""
 
     rank: WorkerId
     why: str

@@ -1,13 +1,14 @@
-"""Across hosts: the one place that decides. It hears of arrivals, closes rounds, and says who sums them; it sees no gradient.
+"""Order the rounds of ranks on several hosts. One sequencer per job is told of arrivals, closes rounds, and says which hosts sum them.
 
-The decisions are those of one host (`core.allreduce.rounds.Rounds`), with one difference. A round counts as done when it is closed: nobody
-can know when the last host has its sum, and whoever is given its result waits for it at his own host.
+The sequencer sees no gradient and sends nothing: each method returns the orders to send. Its decisions are those of `Rounds` on one host,
+with one difference: a round counts as done as soon as it is closed, since the sequencer cannot know when the last host has the sum. A rank
+that is given the result waits for it on its own host.
 
-The ranks of one host have a *leader*; leaders run the schedules. When the leaders change, because one is dead or new, the rounds that are
-under way begin again in a new *view*: all ranks halt, say which results they have, and hear what is next. A round whose result anybody
-has is taken from him; the others are summed once more, among those that are there, from the same gradients. A dead host's gradients are
-lost with it, and so is what a dead rank has written over: it had the result, and nobody else has. A rank that leaves in peace does so
-only when the others have all that it has. Pure: what is to be sent is returned.
+Each host has a *leader*, the rank that has been there longest; the leaders execute the schedules. When a rank enters or leaves, unfinished
+rounds continue in a new *view*: every rank halts, reports which results it holds, and receives new orders. If any rank holds a result, the
+others copy it; the remaining rounds are recomputed from the surviving gradients. Lost are the gradients of a dead host, and those that a
+rank had overwritten after it received a result that no living rank holds. A rank that leaves gracefully stays until the other ranks have
+every result that it may have.
 """
 
 from __future__ import annotations
@@ -25,57 +26,57 @@ from offbeat.core.rank_log import Entry, EntryKind, Fenced, TooOld
 from offbeat.types import Version, WorkerId
 
 LOG_ENTRIES = 1 << 14
-"""How many events are kept if nobody follows."""
+"""Entries kept in the log if `Sequencer.follow` is never called."""
 
 
 class _Sent(NamedTuple):
-    """A gradient that waits to be summed."""
+    """A gradient that is not summed yet."""
 
     rank: WorkerId
     buffer: int
     factor: float
-    """What it is scaled by."""
+    """The factor of the gradient in the sum."""
     writes: int
-    """How often its buffer had been written when it was there."""
+    """How often its buffer had been written, this gradient included."""
 
 
 @dataclass
 class _Going:
-    """A round that is closed, and may not be summed everywhere."""
+    """A closed round that some host may not have summed yet."""
 
     parts: list[_Sent]
     divisor: int
     initiator: WorkerId | None
     gone: set[WorkerId] = field(default_factory=set)
-    """Ranks whose buffers are somebody else's by now."""
+    """Ranks whose buffers are gone: their host has left, or a new process owns them."""
 
 
 @dataclass
 class _Parting:
-    """A rank that is about to leave."""
+    """A rank that is leaving gracefully."""
 
     through: Version
     missing: set[WorkerId]
-    """Ranks that may still lack results of rounds before that one."""
+    """Ranks that may still lack results of rounds before ``through``."""
     answered: bool = False
 
 
 class Sequencer:
-    """The decisions of one job.
+    """Close the rounds of one job and order their sums.
 
     Args:
-        rule: when a round closes.
-        hosts: of each rank, by name; ranks of one host share memory.
-        clock_ns: of the log's entries.
-        seed: of what the rule draws.
-        slots: how many results are kept for ranks that are behind.
-        followed: whether somebody calls `follow`: nothing is forgotten before he has had it.
+        rule: decides when a round closes.
+        hosts: the name of each rank's host; ranks of one host share memory.
+        clock_ns: gives the time of a log entry, in nanoseconds.
+        seed: seed of the rule's draws.
+        slots: how many results are kept for ranks that are behind; None: all.
+        followed: whether `follow` will be called; log entries are then kept until `follow` has returned them.
 
     >>> from offbeat.policies import rule
-    >>> decider = Sequencer(rule("solo"), ["a", "b"], clock_ns=lambda: 0)
-    >>> decider.begin([0, 1])
-    >>> go, answer = decider.arrive(1, 0)
-    >>> go.parts, go.divisor, go.leaders
+    >>> sequencer = Sequencer(rule("solo"), ["a", "b"], clock_ns=lambda: 0)
+    >>> sequencer.begin([0, 1])
+    >>> start, answer = sequencer.arrive(1, 0)
+    >>> start.parts, start.divisor, start.leaders
     (((1, 1, 0, 1.0),), 2, (0, 1))
     >>> answer
     Answer(rank=1, number=0, late=False, closed=True, through=1)
@@ -101,7 +102,7 @@ class Sequencer:
         self._going: dict[Version, _Going] = {}
         self._change: ViewChange | None = None
         self._present: list[WorkerId] = []
-        """The longest here first."""
+        """Ranks that take part, in the order in which they entered."""
         self._entering: list[WorkerId] = []
         self._came_with: dict[WorkerId, Version] = {}
         self._parting: dict[WorkerId, _Parting] = {}
@@ -109,33 +110,33 @@ class Sequencer:
 
     @property
     def number(self) -> Version:
-        """Of the open round."""
+        """Return the number of the open round."""
         return self._rounds.number
 
     @property
     def present(self) -> tuple[WorkerId, ...]:
-        """Who takes part, the longest there first."""
+        """Return the ranks that take part, in the order in which they entered."""
         return tuple(self._present)
 
     @property
     def leaders(self) -> tuple[WorkerId, ...]:
-        """Of each host the rank that has been there for the longest time, in order of rank."""
+        """Return each host's leader, the rank that entered there first, in ascending order."""
         return tuple(sorted(self._leader_of().values()))
 
     def refuses(self, rank: WorkerId, buffer: int | None = None) -> str | None:
-        """Why a rank that takes part cannot arrive with this buffer, or catch up, now; None: it can."""
+        """Return why a rank that takes part cannot arrive with this buffer, or catch up, now; None if it can."""
         return self._rounds.refuses(rank, buffer)
 
     def follow(self, start: int) -> list[Entry]:
-        """What has happened from entry ``start`` of the log on, as far as it is kept; who follows has dealt with what was before."""
+        """Return the log from entry ``start`` on, as far as it is kept, and forget earlier entries if the log is followed."""
         while self._followed and self._log and self._log[0].seq < start:
             self._log.popleft()
         return [entry for entry in self._log if entry.seq >= start]
 
-    # What happens. Each returns what is to be sent.
+    # What happened. Each method returns the orders to send.
 
     def begin(self, ranks: Iterable[WorkerId]) -> None:
-        """These are there from the beginning."""
+        """Enter the ranks that the job starts with, at version 0."""
         for rank in ranks:
             self._rounds.enter(rank, 0)
             self._present.append(rank)
@@ -143,10 +144,16 @@ class Sequencer:
             self._wrote(EntryKind.ENTER, rank, 0)
 
     def arrive(self, rank: WorkerId, buffer: int | None, factor: float = 1.0, writes: int = 0) -> list[Order]:
-        """A rank has a gradient in this buffer, or none. If it comes late, it is to be scaled by this.
+        """Take note that a rank has arrived in the open round.
 
         Args:
-            writes: how often the buffer has been written, with this gradient; if `report` says more, it is no more there.
+            rank: takes part and does not wait.
+            buffer: the buffer that holds its gradient; None if it has no gradient that can be used.
+            factor: scale of the gradient if it is late; one that is on time is not scaled.
+            writes: how often the buffer has been written, this gradient included. If `report` gives more, the gradient was overwritten.
+
+        Raises:
+            Fenced: the rank does not take part.
         """
         self._check(rank)
         version = self._rounds.version(rank)
@@ -157,29 +164,29 @@ class Sequencer:
         return [*self._settled(), Answer(rank, *arrival)]
 
     def catch_up(self, rank: WorkerId) -> list[Order]:
-        """A rank wants what there is, and has no gradient."""
+        """Give a rank that has no gradient all results up to now. Raises `Fenced` if the rank does not take part."""
         self._check(rank)
         self._wrote(EntryKind.CATCH_UP, rank, self._rounds.catch_up(rank).stop)
         return [Answer(rank, self.number, True, False, self.number)]
 
     def read(self, rank: WorkerId, version: Version = 0) -> list[Order]:
-        """A rank has done with what it was given; and with all before this version, if it took that while it waits to leave."""
+        """Take note that a rank needs the results that it was given no more, nor, while it waits to leave, those before ``version``."""
         self._check(rank)
         closed = self._rounds.read(rank, version)
         self._wrote(EntryKind.READ, rank, self._rounds.version(rank), closed)
         return self._settled()
 
     def pause(self, rank: WorkerId) -> list[Order]:
-        """A rank has nothing to compute until the epoch ends."""
+        """Let rounds not wait for a rank, which has nothing to compute until the epoch ends."""
         orders = self.read(rank)
         self._wrote(EntryKind.PAUSE, rank, self._rounds.version(rank), self._rounds.pause(rank))
         return orders + self._settled()
 
     def resume(self, rank: WorkerId, *, asks: bool = False) -> list[Order]:
-        """A rank computes again. If it is itself that says so (``asks``) it is answered."""
+        """Let rounds wait for a rank again. It gets an `Answer` if the rank itself asks for this (``asks``)."""
         self._check(rank)
         if rank in self._parting and not asks:
-            return []  # it is on its way out, of which whoever says so has not heard
+            return []  # the rank is leaving; the sender of this message did not know
         self._parting.pop(rank, None)
         self._rounds.resume(rank)
         version = self._rounds.version(rank)
@@ -187,12 +194,18 @@ class Sequencer:
         return [Answer(rank, self.number, True, False, version)] if asks else []
 
     def enter(self, rank: WorkerId, version: Version, host: str | None = None) -> list[Order]:
-        """A rank takes part from now on, with the parameters of this version; at this host, if it has moved.
+        """Admit a rank that holds the parameters of ``version``.
 
-        It has its answer, and may write into its buffers, once nobody reads any more what its predecessor has left there: in a new view.
+        Its `Answer` comes when a new view is under way. Before that it must not write into its buffers: another rank may still be reading a
+        gradient that the process before it left there.
+
+        Args:
+            rank: does not take part yet.
+            version: the version of its parameters.
+            host: the name of its host; None: as before.
 
         Raises:
-            TooOld: results that it would need are gone; it must come with newer parameters.
+            TooOld: results that the rank would have to apply are gone; it must come with newer parameters.
         """
         assert self._rounds.state(rank) == ABSENT, f"rank {rank} enters, and is there"
         if version < self._rounds.free_from():
@@ -213,8 +226,11 @@ class Sequencer:
         return [*self._new_view(), *(ReportProgress((rank,), parting.through) for parting in self._parting.values())]
 
     def part(self, rank: WorkerId) -> list[Order]:
-        """A rank is about to leave. It is answered when all others have the results that it may have, and what would go with its host is
-        in one of them: else they would sum a round without it of which it has had the result."""
+        """Let a rank leave gracefully. Its `Answer` comes once the other ranks have every result that this rank may have.
+
+        If its host goes with it, they must also have a result that contains the pending gradients of that host: otherwise they would sum
+        a round without gradients that are in the leaving rank's result.
+        """
         orders, host = self.pause(rank), self._hosts[rank]
         others = set(self._present) - {rank}
         goes = all(self._hosts[other] != host for other in others.difference(self._parting))
@@ -223,14 +239,14 @@ class Sequencer:
         return [*orders, ReportProgress(tuple(sorted(others)), through), *self._parted()]
 
     def has(self, rank: WorkerId, through: Version) -> list[Order]:
-        """A rank has the results of all rounds before this one."""
+        """Take note that a rank has the results of all rounds before ``through``."""
         for parting in self._parting.values():
             if parting.through <= through:
                 parting.missing.discard(rank)
         return self._parted()
 
     def leave(self, rank: WorkerId, why: str = "it was declared dead, or has left") -> list[Order]:
-        """A rank is gone, and its host with it if it was the only one there."""
+        """Exclude a rank, and its host's gradients if no other rank is left on that host. ``why`` is for the rank's error message."""
         if self._rounds.state(rank) == ABSENT:
             return []
         self._parting.pop(rank, None)
@@ -250,12 +266,17 @@ class Sequencer:
         return [fence, *self._new_view(), *self._settled(), *self._parted()]
 
     def report(self, rank: WorkerId, view: int, upto: Version, held: Iterable[Version], writes: Sequence[int] | None = ()) -> list[Order]:
-        """A rank has halted for this view: it has had the results of all rounds before ``upto``, and holds those of ``held``.
+        """Take note of the report of a rank that has halted for a view. The last report puts the view under way.
 
-        From here on it takes no memory from a rank that is not in this view.
+        From its report on, the rank accepts no memory from a rank that is not in this view. Reports for other views are ignored.
 
         Args:
-            writes: how often each buffer of its host has been written, `BUFFERS` numbers for each rank; None: it is without that memory.
+            rank: a rank of the view.
+            view: the view that it has halted for.
+            upto: it has received the results of all rounds before this one.
+            held: the rounds whose results it can still hand to others.
+            writes: how often each buffer of its host has been written, `BUFFERS` numbers for each rank; None: it has not received
+                the memory that its host's ranks share.
         """
         change = self._change
         if change is None or view != change.view or rank not in change.missing:
@@ -266,7 +287,7 @@ class Sequencer:
     # How rounds come to an end.
 
     def _parted(self) -> list[Order]:
-        """Nobody needs these any more."""
+        """Answer the leaving ranks that no other rank needs any more."""
         ready = {rank: parting for rank, parting in self._parting.items() if not parting.missing and not parting.answered}
         for parting in ready.values():
             parting.answered = True
@@ -281,7 +302,7 @@ class Sequencer:
             raise Fenced(f"rank {rank} does not take part: it was declared dead, or has left; let it enter again with a newer version")
 
     def _settled(self) -> list[Order]:
-        """Rounds that have been closed begin to be summed."""
+        """Order the sums of rounds that have been closed."""
         orders: list[Order] = []
         while (round_ := self._rounds.closed()) is not None:
             parts = [self._pending.pop(part) for part in round_.parts if part in self._pending]
@@ -308,7 +329,7 @@ class Sequencer:
         return Start(number, self.view, parts, going.divisor, start, leaders, floor)
 
     def _lose(self, ranks: Sequence[WorkerId]) -> None:
-        """What these have in their buffers is gone."""
+        """Drop the pending gradients of these ranks."""
         for part in [part for part in self._pending if part.rank in ranks]:
             del self._pending[part]
             self._wrote(EntryKind.LOST, part.rank, self.number, buffer=part.buffer)
@@ -320,15 +341,16 @@ class Sequencer:
         return [Prepare(self.view, tuple(self._present), starts, self._change.floor)] if self._present else []
 
     def _under_way(self, change: ViewChange) -> list[Order]:
-        """All have reported: what anybody has is handed on, the rest begins again."""
+        """Put a view under way that all ranks have reported for: hand on the results that are held, recompute the others."""
         host_of, leader_of = {rank: self._hosts[rank] for rank in self._present}, self._leader_of()
-        if bare := change.without_memory(host_of):  # only who is there from the beginning may be without
+        if bare := change.without_memory(host_of):  # possible only for hosts of ranks that the job started with
             return [*(Allocate(rank) for host, rank in leader_of.items() if host in bare), *self._new_view()]
         lacked = [number for number in sorted(self._going) if number >= change.floor and change.lacking(number)]
         anew = [number for number in lacked if not change.is_held(number)]
         stranded = [rank for rank in self._present if any(number < self._came_with[rank] for number in anew)]
         if stranded:
-            # It has come with the parameters of a rank that has died since, the last to have had a result that these contain.
+            # Its parameters, copied from a rank that has died, contain a result that no living rank holds and that would now come out
+            # different.
             return [order for rank in stranded for order in self.leave(rank)]
         self._change = None
         orders: list[Order] = []
@@ -342,8 +364,8 @@ class Sequencer:
         return orders + [Answer(rank, self.number, True, False, self._rounds.version(rank)) for rank in entering]
 
     def _lose_of(self, number: Version, change: ViewChange) -> None:
-        """A round is summed anew. Not there any more are gradients of hosts that are gone, and those that a rank has written over: it had
-        the result, and has died since."""
+        """Remove the lost gradients from a round that is recomputed: those of hosts that are gone, and those that were overwritten by a
+        rank that had the result and has died."""
         going, kept = self._going[number], []
         for sent in going.parts:
             if sent.rank in going.gone or change.written_over(self._hosts[sent.rank], sent.rank, sent.buffer, sent.writes):

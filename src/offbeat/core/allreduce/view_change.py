@@ -1,4 +1,4 @@
-"""Across hosts: a view that is not under way yet. What ranks say when they have halted for it, and what follows from that."""
+"""Collect the ranks' reports for a new view, and work out which results to copy and which gradients are lost."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from offbeat.types import Version, WorkerId
 
 
 class ViewChange:
-    """The reports that the seat has for a new view.
+    """The reports that the sequencer has received for a view that is not under way yet.
 
     Args:
-        view: the new one.
-        present: the ranks in it, which are to report.
-        floor: results of rounds before this one are of no more use.
+        view: the number of the new view.
+        present: the ranks of the view, each of which has to report.
+        floor: results of rounds before this one are not needed any more.
 
     >>> change = ViewChange(1, [0, 1, 2], floor=5)
     >>> for rank, upto, held in ((0, 7, [5, 6]), (1, 6, [5]), (2, 6, [5])):
@@ -34,14 +34,10 @@ class ViewChange:
         self._held: dict[WorkerId, set[Version]] = {}
         self._bare: set[WorkerId] = set()
         self._writes: dict[str, Sequence[int]] = {}
-        """Of each host how often each buffer has been written there."""
+        """By host: how often each buffer has been written."""
 
     def report(self, rank: WorkerId, host: str, upto: Version, held: Iterable[Version], writes: Sequence[int] | None) -> None:
-        """A rank of this host has had the results of all rounds before ``upto``, and holds those of ``held``.
-
-        Args:
-            writes: how often each buffer of its host has been written, `BUFFERS` numbers for each rank; None: it is without that memory.
-        """
+        """Take note of a rank's report; see `Sequencer.report`."""
         self.missing.discard(rank)
         self._upto[rank], self._held[rank] = upto, set(held)
         if writes is None:
@@ -50,19 +46,22 @@ class ViewChange:
             self._writes[host] = writes
 
     def without_memory(self, host_of: Mapping[WorkerId, str]) -> set[str]:
-        """Hosts whose ranks all are without the memory that they are to share: who was to hand it over is gone."""
+        """Return the hosts none of whose ranks has the memory that they are to share: the process that was to hand it over is gone."""
         return set(host_of.values()) - {host for rank, host in host_of.items() if rank not in self._bare}
 
     def is_held(self, number: Version) -> bool:
-        """Whether anybody has the result of this round."""
+        """Return whether any rank holds the result of this round."""
         return any(number in held for held in self._held.values())
 
     def lacking(self, number: Version) -> list[WorkerId]:
-        """Who does not have the result of this round, and has not had it."""
+        """Return the ranks that have never had the result of this round."""
         return [rank for rank, upto in self._upto.items() if upto <= number and number not in self._held[rank]]
 
     def handed(self, number: Version, host_of: Mapping[WorkerId, str]) -> list[Transfer]:
-        """One of the same host who has it tells who has not; a host where nobody has it gets it from another, and passes it on there."""
+        """Return the transfers that give every rank the result of a held round.
+
+        A rank gets it from a holder on its own host. A host without a holder gets it once, from any holder, and passes it on.
+        """
         holders = {host_of[rank]: rank for rank, held in self._held.items() if number in held}
         to: dict[WorkerId, list[WorkerId]] = {}
         anybody, given = next(iter(holders.values())), set[str]()
@@ -75,6 +74,6 @@ class ViewChange:
         return [Transfer(holder, self.view, number, tuple(ranks)) for holder, ranks in to.items()]
 
     def written_over(self, host: str, rank: WorkerId, buffer: int, writes: int) -> bool:
-        """Whether a gradient that was there with so many writes is no more. What has come after the report was not there to be counted."""
+        """Return whether the buffer was written more than ``writes`` times when its host reported, so that the gradient is lost."""
         now = self._writes.get(host)
         return now is not None and now[rank * BUFFERS + buffer] > writes
