@@ -260,7 +260,6 @@ class WorkerSession(JobSession):
     # State.
 
     @library_call
-    @library_call
     def snapshot(self) -> Snapshot:
         pull = self._exchange.averaging is None
         while True:
