@@ -1,1 +1,23 @@
-"""Starting the processes of a job. On one machine we do it ourselves; on a cluster that is the cluster's work."""
+"""Start, watch and end the processes of a job on one machine. On a cluster that is the cluster's work.
+
+Who calls whom::
+
+    cli.py  offbeat run
+          |
+          v
+    supervisor.py  Supervisor: one thread, one loop; decides nothing about training
+      +-- program.py       the script or module, found before anything starts
+      +-- environment.py   the variables of each server and worker
+      +-- processes.py     a child that cannot outlive the supervisor; forkserver.py: one that is forked, imports done (--preload)
+      |     +-- process_exit.py   the end of a fork
+      +-- output.py        whole lines, labelled ``[worker 2]``, and files (--log-dir)
+      +-- restarts.py      whether a worker that died starts again (--max-restarts)
+      +-- hangs.py         processes that do not get on: stacks, then an end
+      +-- outcome.py       what the job has come to, and the status of the command
+    faults.py: ``--slow``, ``--late`` and ``--kill`` as they are typed
+
+An example: worker 1 is killed by the kernel for its memory. The supervisor sees the end of its process and sends ``lost`` to the servers;
+the coordinator declares worker 1 dead, and its samples go to others. `WorkerProcess` says that one restart is left, so the supervisor
+starts a new process with the same number, which joins as the next incarnation. With none left, the other workers go on, and the job's last
+line names worker 1; the status is 0 if one of them finishes, since worker 1's script made no mistake.
+"""

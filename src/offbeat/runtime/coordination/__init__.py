@@ -1,1 +1,21 @@
-"""The coordinator's tools, whatever the family: who is connected, what is told to whom, rehearsed faults, checkpoints."""
+"""Give the coordinator's process its tools, the same for every family of rules.
+
+Who calls whom::
+
+    runtime/coordinator.py  LiveCoordinator
+      |   one message in -> one event for `core.job.Coordinator` -> effects -> messages out
+      |
+      +-- peers.py            which connection speaks for which worker
+      +-- backend.py          the interface of what differs with and without servers:
+      |                       ../parameter_server/coordinator_side.py, ../ranks/coordinator_side.py
+      +-- arrivals.py         pushes that have arrived at some shards only; hyperparameters that came with them
+      +-- notifier.py         effects that concern a worker, as messages (grant, no_more, fence, interrupt ...)
+      |     +-- buffers.py    the mean of the workers' BatchNorm statistics, which goes with some of them
+      +-- standings.py        tells the supervisor how each worker's process stands
+      +-- save_points.py      parts of a checkpoint that workers have handed in
+      +-- fault_injection.py  the faults that ``--slow``, ``--late`` and ``--kill`` order
+
+An example: worker 3 asks for samples. Its message ``samples`` comes over a connection that `Peers` knows as worker 3's, and becomes the
+event `LeaseWanted`. The coordinator answers with the effect `Grant`; the journal has it, and `Notifier` sends ``grant`` over the same
+connection. Had worker 3 been declared dead meanwhile, the effect would be `Fence`, and the worker would join again.
+"""
