@@ -208,6 +208,11 @@ class Job:
             self.until(lambda: not any(thread.is_alive() for thread in self._servers), "the servers to end")
         return self.summary or {}
 
+    def await_failure(self) -> str:
+        """Wait until a server says that the job cannot go on; its words. A worker may hear of its refusal before the supervisor does."""
+        self.until(lambda: self.failure is not None, "the failure of the job")
+        return self.failure or ""
+
     def lost(self, worker: int, reason: str) -> None:
         """Tell the coordinator that a worker's process has ended."""
         self._links[0].send({"kind": "lost", "worker": worker, "reason": reason})

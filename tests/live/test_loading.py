@@ -182,8 +182,7 @@ def test_workers_that_load_different_things_end_the_job(sync: str, other: str) -
         try:
             job.run(script)
         finally:
-            job.until(lambda: job.failure is not None, "the job's last words")
-            said = job.failure or ""
+            said = job.await_failure()
             assert ("different states" in said) if other == "another" else ("worker 1 has loaded none" in said), said
 
 

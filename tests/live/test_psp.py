@@ -137,7 +137,7 @@ def test_late_blocks_need_a_rule_that_publishes() -> None:
 
     with Job(1, late=(Late(server=0, seconds=1.0),)) as job:
         job.run(refused)
-        job.until(lambda: job.failure is not None, "the refusal")
+        job.await_failure()
 
 
 def test_a_block_that_no_message_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_a_block_that_no_message_can_hold_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(per_shard, "MEMBER", MEMBER._replace(payload_nbytes=100))
     with Job(1) as job:
         job.run(refused)
-        job.until(lambda: job.failure is not None, "the refusal")
+        job.await_failure()
 
 
 # Deaths, returns, and gradients that must not be used.
@@ -309,4 +309,4 @@ def test_more_gradients_than_workers_are_refused() -> None:
 
     with Job(1) as job:
         job.run(refused)
-        job.until(lambda: job.failure is not None, "the refusal")
+        job.await_failure()

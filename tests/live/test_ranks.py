@@ -321,7 +321,7 @@ def test_a_gradient_that_is_not_finite_stops_the_job() -> None:
 
     with Job(2) as job:
         job.run(script)
-    assert job.failure == "worker 1 stopped the job: the gradient of weight is not finite"
+        assert job.await_failure() == "worker 1 stopped the job: the gradient of weight is not finite"
 
 
 def test_statistics_are_averaged_at_the_end_of_an_epoch() -> None:
@@ -391,7 +391,7 @@ def test_what_is_refused(options: dict[str, Any], rule: str, why: str) -> None:
 
     with Job(2, **options) as job:
         job.run(refuse)
-    assert job.failure is not None and why in job.failure
+        assert why in job.await_failure()
 
 
 def test_a_worker_of_servers_is_no_rank() -> None:
@@ -403,7 +403,7 @@ def test_a_worker_of_servers_is_no_rank() -> None:
 
     with Job(2) as job:
         job.run(disagree)
-    assert job.failure is not None and "give every worker the same rule, or choose with --sync" in job.failure
+        assert "give every worker the same rule, or choose with --sync" in job.await_failure()
 
     with Job(2, sync="full") as job:
         assert job.run(lambda worker: step(*linear(worker, "bsp"), 2.0, 0.0)) == [[-2.0, 0.0]] * 2

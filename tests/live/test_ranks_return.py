@@ -360,7 +360,7 @@ def test_where_all_die_at_once_the_parameters_are_gone(rule: str, hosts: dict[in
         job.start(0, die)
         job.await_state(0, "dead")
         job.join(job.start(0, come))
-    assert job.failure is not None and "nobody is left to copy the parameters from" in job.failure
+        assert "nobody is left to copy the parameters from" in job.await_failure()
 
 
 def test_who_comes_from_another_host_to_a_job_of_one_is_refused() -> None:

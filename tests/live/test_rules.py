@@ -117,7 +117,7 @@ def test_workers_that_disagree_on_the_rule() -> None:
 
     with Job(2) as job:
         job.run(disagree)
-    assert job.failure is not None and "--sync" in job.failure
+        assert "--sync" in job.await_failure()
 
 
 def test_a_rule_that_does_not_fit_the_job() -> None:
@@ -128,7 +128,7 @@ def test_a_rule_that_does_not_fit_the_job() -> None:
 
     with Job(2) as job:
         job.run(refuse)
-    assert job.failure is not None and "b must be at most 1" in job.failure
+        assert "b must be at most 1" in job.await_failure()
 
 
 def test_a_rule_that_does_not_exist() -> None:

@@ -113,5 +113,4 @@ def test_a_gradient_that_is_not_finite_can_stop_the_job() -> None:
 
     with Job(2) as job:
         job.run(script)
-        job.until(lambda: job.failure is not None, "the failure")
-    assert job.failure == "worker 1 stopped the job: the gradient of weight is not finite"
+        assert job.await_failure() == "worker 1 stopped the job: the gradient of weight is not finite"
