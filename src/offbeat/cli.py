@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError, OffbeatError
 from offbeat.journal.records import read
 from offbeat.journal.summary import Tally
@@ -236,9 +237,9 @@ def check(
         chosen = rule(sync)
         chosen.check(workers)
         spelling = chosen.spelling
-        if servers > 1 and chosen.family != "server":
+        if servers > 1 and not isinstance(chosen, ServerRule):
             raise ConfigurationError(f"--servers {servers}: {spelling} has no servers that could share the parameters; leave it out")
-        if late and chosen.scope == "job":
+        if late and not (isinstance(chosen, ServerRule) and chosen.scope == "shard"):
             raise ConfigurationError(f"--late {late[0]}: under {spelling} servers send nothing that could be late; use --sync 'psp(...)'")
     check_files(journal, summary)
     if log_dir is not None:

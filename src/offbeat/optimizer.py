@@ -90,8 +90,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             layout = Layout.of(model, optimizer)
             spec, self._local_only = _spec_of(optimizer)
             # Under a launcher the command line may have chosen a rule that does with it: the coordinator will tell.
-            local = policy.averaging is not None or policy.family != "server"
-            if self._local_only is not None and not local and WorkerSettings.from_environment() is None:
+            if self._local_only is not None and not policy.local_optimizer and WorkerSettings.from_environment() is None:
                 raise ConfigurationError(self._local_only)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.state = optimizer.state

@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.core.promises import Promises, promises_of
 from tests.core.samples import Samples
+from tests.core.scripts import served
 
 from offbeat.core.effects import Effect, EpochEnded, Fold, Gather, Grant, Interrupt, NoMore, Paused, Release, Settle, StateChanged
 from offbeat.core.events import Abandoned, EpochWanted, Event, Folded, LeaseWanted, Pushed
@@ -34,6 +35,7 @@ class Auditor:
         self.job = job
         self.ledger: Any = job._ledger
         self.policy = policy
+        self._asked = served(policy)
         self.promises: Promises = promises_of(self)
         self.now = 0.0
         self.alive: dict[int, int] = {}
@@ -141,7 +143,7 @@ class Auditor:
     def _fold(self, effect: Fold) -> None:
         """Versions rise by one, weights are positive and add up to 1, the staleness is what it says, and each part is one open push."""
         self.version += 1
-        self.unreported += self.policy.measures != "nothing"
+        self.unreported += self._asked.measures != "nothing"
         assert effect.version == self.version and not self._due and effect.scale > 0.0 and isfinite(effect.scale)
         self._due = [(part.worker, part.incarnation, part.clock) for part in effect.parts]
         assert len(set(self._due)) == len(self._due) and (self._due or self.rounds)
@@ -175,15 +177,15 @@ class Auditor:
         assert late or not self.waits_to_be_folded(worker), f"released before its contribution has a fate: {effect}"
         assert effect.version == self.version
         assert worker not in self._paused or effect.reason == "asked for", f"released while it is paused: {effect}"
-        assert effect.plan.steps == 1 or self.policy.averaging is not None, f"local steps where gradients are exchanged: {effect}"
+        assert effect.plan.steps == 1 or self._asked.averaging is not None, f"local steps where gradients are exchanged: {effect}"
         assert effect.plan.steps >= 1 and (effect.plan.batch is None or effect.plan.batch >= 1)
         self._told.pop(worker, None)
         self.promises.release(effect)
 
     def _interrupt(self, effect: Interrupt) -> None:
         """Told once per release, because of a newer version, and only in rules whose workers stop for that."""
-        assert self.policy.obsolete_work != "push_and_wait" and self.alive.get(effect.worker) == effect.incarnation
-        assert effect.at_once == (self.policy.obsolete_work == "push_and_interrupt")
+        assert self._asked.obsolete_work != "push_and_wait" and self.alive.get(effect.worker) == effect.incarnation
+        assert effect.at_once == (self._asked.obsolete_work == "push_and_interrupt")
         assert effect.version == self.version and effect.worker not in self.ledger.waiting
         assert effect.worker not in self._told, f"told twice: {effect}"
         self._told[effect.worker] = effect.version

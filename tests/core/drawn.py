@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 from tests.core.scripts import Schedule
 
-from offbeat.core.gossip.push_sum import GossipRule
-from offbeat.core.policy import Policy
+from offbeat.core.allreduce.policy import RoundRule
+from offbeat.core.policy import Policy, ServerRule
 from offbeat.errors import ConfigurationError
 from offbeat.policies import RULES, AllReduce
 
@@ -19,7 +19,9 @@ FAULTS = ("kill", "vanish", "freeze", "restart", "usurp", "newcomer", "poison", 
 
 few = st.integers(0, 3)
 IN_THESE_WORLDS = [
-    word for word, kind in RULES.items() if kind.scope is Policy.scope and not issubclass(kind, GossipRule) and kind is not AllReduce
+    word
+    for word, kind in RULES.items()
+    if (issubclass(kind, ServerRule) and kind.scope is ServerRule.scope) or (issubclass(kind, RoundRule) and kind is not AllReduce)
 ]
 """Gossip and rules of shard scope have worlds of their own; under allreduce torch.distributed does the work."""
 rules: dict[str, tuple[type[Policy], int]] = {

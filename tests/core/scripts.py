@@ -14,10 +14,16 @@ from typing import TypeAlias
 from offbeat.core.effects import Effect, EpochEnded, Grant, Initialise, NoMore, Release
 from offbeat.core.events import Abandoned, EpochWanted, Event, Initialised, LeaseWanted, Left, PullWanted, Pushed
 from offbeat.core.partitions import size_of
-from offbeat.core.policy import Plan, Policy
+from offbeat.core.policy import Plan, Policy, ServerRule
+from offbeat.policies import BSP
 from offbeat.types import LeaseId
 
 Script: TypeAlias = Generator[float | Event | None, Effect | None, None]
+
+
+def served(policy: Policy) -> ServerRule:
+    """Return the rule, to be asked what only rules with servers are asked; for a rule without servers return `BSP`, which wants nothing."""
+    return policy if isinstance(policy, ServerRule) else BSP()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.drawn import few, rules, schedules
-from tests.core.scripts import Schedule
+from tests.core.scripts import Schedule, served
 from tests.core.world import World
 from tests.tiers import examples
 
@@ -61,7 +61,7 @@ def test_without_faults_every_sample_is_used_exactly_once(name: str) -> None:
         reports = world.audit.samples.reports
         assert len(reports) == schedule.epochs
         for report in reports:
-            given_up = schedule.policy.obsolete_work != "push_and_wait"  # and, if nobody asks any more, not taken again
+            given_up = served(schedule.policy).obsolete_work != "push_and_wait"  # and, if nobody asks any more, not taken again
             assert report["rejected"] == 0 and (given_up or report["unused"] == report["returned"] == 0)
             assert world.audit.promises.drops or (report["folded"] == report["indices"] and not report["exceptions"])
             assert report["indices"] == schedule.size or schedule.policy.split_overlap is not None

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 
 from tests.core.audit import Auditor
-from tests.core.scripts import Process, Schedule, Script
+from tests.core.scripts import Process, Schedule, Script, served
 
 from offbeat.core.effects import Effect, EpochEnded, Fence, Fold, Grant, Initialise, Interrupt, NoMore, Release
 from offbeat.core.events import Event, Folded, Heard, Joined, Left, Lost
@@ -216,12 +216,12 @@ class World:
 
     def _measure(self, fold: Fold) -> None:
         """The shards report on a fold: at once or a little later, in order. Now and then there is nothing that they could measure."""
-        if self.schedule.policy.measures == "nothing":
+        if served(self.schedule.policy).measures == "nothing":
             return
         draw = self._random.random
         squares = tuple(10.0 * draw() for _ in fold.parts) if draw() < 0.9 else ()
         total = draw() * max(squares, default=1.0) if draw() < 0.95 else float("inf")
-        difference = draw() if self.schedule.policy.measures == "differences" and fold.version > 1 else None
+        difference = draw() if served(self.schedule.policy).measures == "differences" and fold.version > 1 else None
         event = Folded(fold.version, squares, total, 0.1 * fold.scale, difference)
         self._measured_at = max(self._measured_at, self.now + self._random.choice((0, 0, 0, 1, 2)))
         self._at(self._measured_at - self.now, lambda: self._send(event))

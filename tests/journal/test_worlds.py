@@ -16,7 +16,7 @@ from tests.core.world import World
 from tests.journal.records import Record, journal_of
 from tests.tiers import examples
 
-from offbeat.core.policy import Policy
+from offbeat.core.policy import Policy, ServerRule
 from offbeat.journal.records import read
 from offbeat.journal.summary import Tally
 from offbeat.policies import PSP, RULES, rule
@@ -31,9 +31,9 @@ SHARD_FAULTS = ("kill", "restart", "suspect", "newcomer")
 
 
 SPELLINGS = sorted({rule(spelling).spelling for kind in RULES.values() for spelling in kind.about.examples})
-IN_JOB_SCOPE = [spelling for spelling in SPELLINGS if rule(spelling).scope == "job" and rule(spelling).family != "gossip"]
+IN_SHARD_SCOPE = [spelling for spelling in SPELLINGS if isinstance(chosen := rule(spelling), ServerRule) and chosen.scope == "shard"]
+IN_JOB_SCOPE = [spelling for spelling in SPELLINGS if spelling not in IN_SHARD_SCOPE and rule(spelling).family != "gossip"]
 """Gossip has worlds of its own (``tests/core/gossip/test_ledger.py``)."""
-IN_SHARD_SCOPE = [spelling for spelling in SPELLINGS if rule(spelling).scope == "shard"]
 
 
 def played(policy: Policy, seed: int) -> list[Record]:

@@ -89,7 +89,7 @@ def test_spellings_say_what_is_not_the_default() -> None:
 def test_replicas_stay_equal_unless_asked_otherwise() -> None:
     for policy in (Solo(), Majority(), Full(), Quorum(q=1)):
         assert policy.delivery == "replay" and policy.model_sync_every is None and policy.carry_clip is None
-        assert policy.family == "allreduce" and policy.obsolete_work == "push_and_wait"
+        assert policy.local_optimizer
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,3 @@ def test_more_than_there_are_cannot_arrive(spelling: str) -> None:
     policy.check(5)
     with pytest.raises(ConfigurationError, match=r"with 4 workers: . must be at most 4"):
         policy.check(4)
-
-
-def test_a_rule_that_does_not_say_when_a_round_closes() -> None:
-    rounds = Rounds(RoundRule(), 1)
-    rounds.enter(0, 0)
-    with pytest.raises(TypeError, match="RoundRule does not say when a round closes"):
-        rounds.arrive(0, 0)

@@ -12,10 +12,12 @@ import pytest
 from tests.generate import PLACES, generated
 from tests.policies.views import StillView
 
+from offbeat.core.allreduce.policy import RoundRule
+from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.core.job.coordinator import Coordinator
-from offbeat.core.policy import ServerRule
+from offbeat.core.policy import Admit, Policy, ServerRule
 from offbeat.errors import ConfigurationError
-from offbeat.policies import RULES, Backup, rule
+from offbeat.policies import BSP, RULES, Backup, rule, rule_of
 from offbeat.spec import build, parse_call
 
 EXAMPLES = [spelling for kind in RULES.values() for spelling in kind.about.examples]
@@ -28,9 +30,9 @@ def test_every_rule_keeps_the_contract(spelling: str) -> None:
     assert rule(policy.spelling) == policy and rule(policy) is policy
     name, bracket, rest = policy.spelling.partition("(")
     assert rule(f"  {name.upper()}{bracket}{rest} ") == policy
-    assert policy.start().start() is not None
-    assert (policy.family == "server") == isinstance(policy, ServerRule)
+    assert sum(isinstance(policy, base) for base in (ServerRule, RoundRule, GossipRule)) == 1
     if isinstance(policy, ServerRule):
+        assert policy.start().start() is not None
         assert policy.wake_at(StillView({})) is None
         assert policy.start().fold(StillView({0: 0})) is None, "nothing has been pushed"
     assert "Source:" in (type(policy).__doc__ or "")
@@ -58,9 +60,29 @@ def test_a_job_asks_the_rule_whether_it_can_work() -> None:
 
 
 def test_a_rule_without_answers_says_so() -> None:
-    for question in (lambda: ServerRule().fold(StillView({})), lambda: ServerRule().admit(StillView({}), 0)):
-        with pytest.raises(NotImplementedError, match="ServerRule is a rule with servers: it must define"):
-            question()
+    with pytest.raises(NotImplementedError, match=r"ServerRule is a rule with servers: it must define fold\(\)"):
+        ServerRule().fold(StillView({}))
+    with pytest.raises(TypeError, match=r"RoundRule .*closes"):
+        RoundRule()  # type: ignore[abstract]
+    with pytest.raises(TypeError, match=r"GossipRule .*edges"):
+        GossipRule()  # type: ignore[abstract]
+
+
+def test_nobody_waits_under_a_rule_that_does_not_say_who() -> None:
+    assert ServerRule().admit(StillView({}), 0) == Admit("nobody waits")
+    blocks = ServerRule().blocks(3)
+    assert blocks.needed == 3
+
+
+def test_a_class_of_no_family_has_no_ledger() -> None:
+    with pytest.raises(TypeError, match="Policy must extend ServerRule, RoundRule or GossipRule"):
+        Coordinator(Policy(), workers=1)
+
+
+def test_a_rule_of_another_family_is_refused() -> None:
+    assert rule_of(ServerRule, "bsp") == BSP()
+    with pytest.raises(ConfigurationError, match=r"solo is a rule of the allreduce family, and a ServerRule is needed: use one of .*bsp, "):
+        rule_of(ServerRule, "solo")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.stats import trim_mean
+from tests.core.scripts import served
 from tests.sim.stepped import SteppedJob
 from tests.sim.stub_worker import LR
 
@@ -28,7 +29,7 @@ CLOSE = 1e-5
 def follow(job: SteppedJob, live: Sequence[Record]) -> None:
     """Whether workers went on with these parameters, and the norms that the servers measured are those of what was pushed."""
     pushed = by_clock(job, live)
-    policy = rule(job.script.sync)
+    policy = served(rule(job.script.sync))
     measured = {record["version"]: record for record in live if record["kind"] == "folded"}
     shards: dict[int | None, Vector] = {None: np.array([1.0, -1.0])}
     if policy.scope == "shard":

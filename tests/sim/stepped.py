@@ -18,6 +18,7 @@ import torch
 from tests.sim.stepped_network import SteppedHub, SteppedNetwork
 from tests.sim.stub_worker import StubWorker
 
+from offbeat.core.policy import ServerRule
 from offbeat.journal.records import Record, read
 from offbeat.policies import rule
 from offbeat.runtime.job.settings import JobSettings
@@ -62,7 +63,7 @@ class SteppedJob:
         self.agenda = EventQueue()
         self.network = SteppedNetwork(
             shares_memory=script.shares_memory,
-            by_shard=rule(script.sync).scope == "shard",
+            by_shard=isinstance(policy := rule(script.sync), ServerRule) and policy.scope == "shard",
             delay=cluster.law("delay").start(derived(cluster.seed, "delay"), cluster.servers * cluster.total),
             workers=cluster.total,
             now=lambda: self.agenda.now,

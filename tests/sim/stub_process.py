@@ -15,7 +15,7 @@ import torch
 from tests.sim.stepped_network import SteppedHub
 from torch import nn
 
-from offbeat.core.policy import Plan
+from offbeat.core.policy import Plan, ServerRule
 from offbeat.policies import rule
 from offbeat.runtime.parameter_server.per_shard_pulls import BlockPulls
 from offbeat.sim.process import BEATS
@@ -51,7 +51,7 @@ class StubProcess(ABC):
         self.windows = job.script.cluster.script.windows(number)
         self._make_model()
         self.blocks = None
-        if self.policy.scope == "shard":
+        if isinstance(self.policy, ServerRule) and self.policy.scope == "shard":
             self.blocks = BlockPulls(self.policy, self.spans, self.pull_block.view, lambda: job.now)
         self.mail: dict[str, dict[str, Any]] = {}
         self.memory: Any = ()

@@ -131,13 +131,13 @@ class StubWorker(StubProcess):
             self._work.add(leases, samples, job.script.loss(self.number, iteration))
             sign = -1.0 if iteration % 2 else 1.0
             self.model.weight.grad, self.model.bias.grad = torch.tensor([[self.number + 1.0]]), torch.tensor([0.5 * sign])
-            if self.policy.averaging is not None:
+            if self.policy.local_optimizer:
                 self.optimizer.step()
 
     def _hand_in(self) -> Waits:
         """Push what has been computed, or give it up, and wait until it may go on."""
         work, self._work = self._work, LocalWork()
-        blocks, averaging = self.blocks, self.policy.averaging is not None
+        blocks, averaging = self.blocks, self.policy.local_optimizer
         version = self.version if blocks is None else blocks.t
         fields = {"incarnation": self.incarnation, "version": version, "compute_s": self._compute_s, "leases": work.leases}
         if self.overtaken is not None:

@@ -27,8 +27,9 @@ from tests.sim.followed import follow
 from tests.sim.stepped import SteppedJob, Timings
 from tests.tiers import examples
 
+from offbeat.core.policy import ServerRule
 from offbeat.journal.records import Record, read
-from offbeat.policies import RULES, rule
+from offbeat.policies import RULES, rule, rule_of
 from offbeat.sim.cluster import Work
 from offbeat.sim.run import simulate
 
@@ -89,7 +90,7 @@ def test_also_when_much_happens_at_one_instant(
     servers: int,
     shares_memory: bool,
 ) -> None:
-    if rule(sync).scope == "shard" and "freeze" in faults:
+    if rule_of(ServerRule, sync).scope == "shard" and "freeze" in faults:
         faults = ""  # that a block is read is a sign of life, before the next heartbeat, and the simulator does not know
     work = works(sync)[-1 if dealt else 0]
     both(scripted(sync, law, faults, work, seed=seed, servers=servers, shares_memory=shares_memory), tmp_path_factory.mktemp("both"))

@@ -10,12 +10,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
+from offbeat.core.block_cache import Blocks
 from offbeat.errors import ConfigurationError
 from offbeat.types import Clock, Epoch, Incarnation, LeaseId, Seconds, Version, WorkerId
 
 if TYPE_CHECKING:
     from offbeat.core.about import About
-    from offbeat.core.block_cache import Blocks
     from offbeat.core.events import Folded
 
 ObsoleteWork: TypeAlias = Literal["push_and_wait", "pull_and_wait", "push_and_interrupt"]
@@ -176,11 +176,9 @@ class View(Protocol):
 
 
 class Policy:
-    """One synchronization rule: what all families share. A rule extends `ServerRule`, `RoundRule` or `GossipRule`.
+    """One synchronization rule: what is asked of rules of all families. A rule extends `ServerRule`, `RoundRule` or `GossipRule`.
 
     Subclasses are frozen dataclasses: the configuration, checked when it is made.
-
-    A rule that keeps state during a run returns a fresh object from `start`; the others are their own rule.
     """
 
     about: ClassVar[About]
@@ -189,37 +187,17 @@ class Policy:
     word: ClassVar[str] = ""
     """How the rule is called in a spelling; empty: its class's name in lower case."""
 
-    lockstep: bool = False
-    """True promises that nothing folds while an active worker computes, so that one copy of the parameters serves all."""
+    family: ClassVar[Family]
+    """Who folds. Each of the three bases sets it."""
 
-    in_step: bool = False
+    in_step: ClassVar[bool] = False
     """True promises that active workers have made equally many steps whenever they compute: one that writes a checkpoint can wait until
     the others have come to the same line of the script."""
 
     @property
-    def family(self) -> Family:
-        """Who folds; rules of the allreduce family are asked by ``core/allreduce/rounds.py``, and never for `fold` and `admit`."""
-        return "server"
-
-    @property
-    def obsolete_work(self) -> ObsoleteWork:
-        """What workers do with a computation whose version has been overtaken by a fold."""
-        return "push_and_wait"
-
-    @property
-    def averaging(self) -> Averaging | None:
-        """How parameters are exchanged; None: gradients are."""
-        return None
-
-    @property
-    def measures(self) -> Literal["nothing", "norms", "differences"]:
-        """What the shards measure at each fold for `observe`: the gradients' norms, and that of g[t] - g[t-1] too."""
-        return "nothing"
-
-    @property
-    def uses_loss(self) -> bool:
-        """Whether the rule looks at the losses of contributions; the simulator computes them only then."""
-        return False
+    def local_optimizer(self) -> bool:
+        """Whether each worker steps an optimizer of its own, which then may be of any class."""
+        return True
 
     @property
     def entry(self) -> Literal["at_once", "next_epoch"]:
@@ -231,13 +209,17 @@ class Policy:
         """Each worker has its own split of the data, this fraction of all data being in every split; None: one pool for all."""
         return None
 
+    # The simulator asks these three of rules of any family; see `ServerRule`.
+
     @property
     def scope(self) -> Literal["job", "shard"]:
-        """Whether one ledger decides for the job, or each shard has one of its own (see ``core/server/per_shard_ledger.py``)."""
         return "job"
 
+    @property
+    def measures(self) -> Literal["nothing", "norms", "differences"]:
+        return "nothing"
+
     def start(self) -> Policy:
-        """The rule of one run."""
         return self
 
     def check(self, workers: int) -> None:
@@ -258,23 +240,61 @@ class Policy:
 
 
 class ServerRule(Policy):
-    """A rule of the server family: says what the servers fold, and which waiting worker may go on. ``core/server/ledger.py`` asks it."""
+    """A rule of the server family: says what the servers fold, and which waiting worker may go on. ``core/server/ledger.py`` asks it.
+
+    A rule that keeps state during a run returns a fresh object from `start`; the others are their own rule.
+    """
+
+    family = "server"
+
+    lockstep: ClassVar[bool] = False
+    """True promises that nothing folds while an active worker computes, so that one copy of the parameters serves all."""
+
+    @property
+    def scope(self) -> Literal["job", "shard"]:
+        """Whether one ledger decides for the job, or each shard has one of its own (see ``core/server/per_shard_ledger.py``)."""
+        return "job"
+
+    @property
+    def obsolete_work(self) -> ObsoleteWork:
+        """What workers do with a computation whose version has been overtaken by a fold."""
+        return "push_and_wait"
+
+    @property
+    def averaging(self) -> Averaging | None:
+        """How parameters are exchanged; None: gradients are."""
+        return None
+
+    @property
+    def local_optimizer(self) -> bool:
+        """Whether each worker steps an optimizer of its own: where parameters are exchanged."""
+        return self.averaging is not None
+
+    @property
+    def measures(self) -> Literal["nothing", "norms", "differences"]:
+        """What the shards measure at each fold for `observe`: the gradients' norms, and that of g[t] - g[t-1] too."""
+        return "nothing"
+
+    @property
+    def uses_loss(self) -> bool:
+        """Whether the rule looks at the losses of contributions; the simulator computes them only then."""
+        return False
 
     def start(self) -> ServerRule:
         """Return the rule of one run."""
         return self
 
-    def blocks(self, shards: int) -> Blocks:
-        """A worker's side of a rule of shard scope: which blocks it waits for."""
-        raise TypeError(f"{type(self).__name__} has job scope: its workers wait to be admitted")
-
     def fold(self, view: View) -> Decision | None:
         """Which contributions become the next version now? None: nothing to do yet. Asked again until it says so."""
-        raise NotImplementedError(f"{type(self).__name__} is a rule with servers: it must define fold()")
+        raise NotImplementedError(f"{type(self).__name__} is a rule with servers: it must define fold(), or start() with a rule that does")
 
     def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
-        """May this waiting worker go on?"""
-        raise NotImplementedError(f"{type(self).__name__} is a rule with servers: it must define admit()")
+        """May this waiting worker go on? At once, unless the rule says otherwise. Not asked under rules of shard scope."""
+        return Admit("nobody waits")
+
+    def blocks(self, shards: int) -> Blocks:
+        """Return a worker's side of a rule of shard scope: for which blocks it waits. For all, unless the rule says otherwise."""
+        return Blocks(shards)
 
     def plan(self, view: View, worker: WorkerId) -> Plan:
         """What this worker, which is being released, does until its next push."""

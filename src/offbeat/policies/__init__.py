@@ -6,7 +6,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
@@ -49,11 +49,15 @@ def _rules() -> Iterator[type[Policy]]:
                 yield value
 
 
+R = TypeVar("R", bound=Policy)
+
 RULES: Final[dict[str, type[Policy]]] = {rule.called(): rule for rule in _rules()}
 """Every rule by the word that spells it."""
 
 # What type checkers have in the lines above.
-globals().update({rule.__name__: rule for rule in RULES.values()}, __all__=["RULES", "rule", *(rule.__name__ for rule in RULES.values())])
+globals().update(
+    {rule.__name__: rule for rule in RULES.values()}, __all__=["RULES", "rule", "rule_of", *(rule.__name__ for rule in RULES.values())]
+)
 
 
 def rule(spec: str | Policy) -> Policy:
@@ -72,3 +76,22 @@ def rule(spec: str | Policy) -> Policy:
     if not isinstance(spec, str):
         raise ConfigurationError(f"sync={spec!r}: pass a rule such as offbeat.SSP(staleness=3), or its spelling 'ssp(staleness=3)'")
     return build(spec, RULES, "synchronization rule")
+
+
+def rule_of(base: type[R], spec: str | Policy) -> R:
+    """The rule that ``spec`` spells, which must extend ``base``: that of a family.
+
+    >>> from offbeat.core.policy import ServerRule
+    >>> rule_of(ServerRule, "asp")
+    ASP(discount='none')
+
+    Raises:
+        ConfigurationError: there is no such rule, or it is one of another family.
+    """
+    found = rule(spec)
+    if not isinstance(found, base):
+        known = ", ".join(word for word, kind in RULES.items() if issubclass(kind, base))
+        raise ConfigurationError(
+            f"{found.spelling} is a rule of the {found.family} family, and a {base.__name__} is needed: use one of {known}"
+        )
+    return found

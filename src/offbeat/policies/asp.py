@@ -7,9 +7,9 @@ from math import sqrt
 from typing import Literal, get_args
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Admit, Decision, Hold, ServerRule, View, short_spelling
+from offbeat.core.policy import Decision, ServerRule, View, short_spelling
 from offbeat.policies.fresh import one_of
-from offbeat.types import Version, WorkerId
+from offbeat.types import Version
 
 Discount = Literal["none", "inverse", "sqrt"]
 
@@ -71,6 +71,3 @@ class ASP(OneByOne):
         if self.discount == "none":
             return 1.0
         return 1.0 / (1 + staleness) if self.discount == "inverse" else 1.0 / sqrt(1 + staleness)
-
-    def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
-        return Admit("nobody waits")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Admit, Contribution, Decision, Hold, ServerRule, View, whole_number
+from offbeat.core.policy import Contribution, Decision, ServerRule, View, whole_number
 from offbeat.policies.fresh import fresh, outdated
-from offbeat.types import WorkerId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +65,3 @@ class Rennala(ServerRule):
     def _all_of(self, gathered: tuple[Contribution, ...], reason: str) -> Decision:
         samples = [c.samples or 1 for c in gathered]  # as they have been gathered: a worker that does not count its samples has one
         return Decision(gathered, reason, weights=tuple(number / sum(samples) for number in samples))
-
-    def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
-        return Admit("nobody waits")

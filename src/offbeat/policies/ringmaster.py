@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Admit, Decision, Hold, ServerRule, View, whole_number
-from offbeat.types import WorkerId
+from offbeat.core.policy import Decision, ServerRule, View, whole_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +55,3 @@ class Ringmaster(ServerRule):
         if staleness < self.threshold:
             return Decision((first,), f"its staleness of {staleness} is below {self.threshold}")
         return Decision((), f"its staleness of {staleness} is not below {self.threshold}", drop=(first,))
-
-    def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
-        return Admit("nobody waits")

@@ -15,6 +15,7 @@ from offbeat.core.effects import Effect, StateChanged
 from offbeat.core.events import Abandoned, EpochWanted, Event, Heard, LeaseWanted, Left, Lost, PullWanted, Stands
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.leases import checked_ranges
+from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.journal.records import Journal, PartOfJournal, fault_record, job_record, metrics_record, optimizer_record, warning_record
 from offbeat.runtime.coordination.backend import Backend
@@ -23,7 +24,6 @@ from offbeat.runtime.coordination.notifier import Notifier
 from offbeat.runtime.coordination.peers import Peer, Peers, refuse
 from offbeat.runtime.coordination.save_points import Checkpoints
 from offbeat.runtime.coordination.standings import Standings
-from offbeat.runtime.groups import checked_vector, host_of
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.first_steps import FirstStepsWatch
 from offbeat.runtime.job.job_spec import JobSpec
@@ -31,6 +31,7 @@ from offbeat.runtime.job.loading import Loaded
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.parameter_server.coordinator_side import ServerCoordinatorSide
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
+from offbeat.runtime.sides import checked_vector, ranks_of, side_of
 from offbeat.transport.base import Connection, Hub, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, WorkerId, WorkerState
 
@@ -302,7 +303,7 @@ class LiveCoordinator:
     @property
     def hears_late(self) -> bool:
         """Whether workers decide for themselves when to go on, so that this host hears of it late."""
-        return isinstance(self._side, RankCoordinatorSide) or (self._terms is not None and self._terms.policy.scope == "shard")
+        return self._side is not None and self._side.hears_late
 
     @property
     def behind(self) -> bool:
@@ -331,7 +332,7 @@ class LiveCoordinator:
         self._roster.missing.pop(worker, None)
         try:
             self._agree(worker, message.header, now)
-            if self.terms.policy.family != "server":
+            if not isinstance(self._side, ServerCoordinatorSide):
                 vector = checked_vector(message.header)
                 self._vector = self._vector or vector
             if isinstance(self._side, RankCoordinatorSide):
@@ -367,14 +368,16 @@ class LiveCoordinator:
                 return
             together = all(self._roster[worker].connection.shares_memory for worker in self._greeting)
             parts = (self.coordinator, self._roster, self._announcer, self.feed, self._perform, self._now)
+            ranks = ranks_of(self._vector, self.settings.workers, self.settings.seed, together=together)
             try:
-                self._side = host_of(self.terms.policy, self._vector, self.settings, *parts, self._hub, together)
+                self._side = side_of(self.terms.policy, ranks, self._hub, parts)
             except ConfigurationError as error:
                 for worker in self._greeting:
                     self._roster[worker].connection.send({"kind": "refused", "reason": str(error)})
                 raise JobError(str(error)) from None
         for worker in self._greeting:
-            welcome = {"kind": "welcome", "in_place": False, "sync": self.terms.policy.spelling, **self.ranks.welcome}
+            sync = self.terms.policy.spelling
+            welcome = {"kind": "welcome", "in_place": False, "sync": sync, "backend": self.ranks.backend, **self.ranks.welcome}
             self._roster[worker].connection.send(welcome, memory=self.ranks.memory)
             self._roster[worker].welcomed = True
         self._greeting.clear()
@@ -395,15 +398,15 @@ class LiveCoordinator:
         """Set up what the rule needs, and only then what the job goes by: who comes after a refused worker may bring other terms."""
         settings, policy, shards = self.settings, terms.policy, self.settings.servers
         coordinator = Coordinator(policy, settings.workers, settings.timeout_s, shards, seed=settings.seed, follows=True)
-        if policy.family != "server":
+        if isinstance(policy, ServerRule):
+            parts = (self._roster, self._announcer, self._allocate, self.feed, self._perform, self._now)
+            self._side = ServerCoordinatorSide(policy, terms, settings, coordinator, self._shards, *parts, in_place=self._number == 0)
+        else:
             if shards > 1:
                 raise ConfigurationError(
                     f"--servers {shards}: {policy.spelling} has no servers that could share the parameters; leave it out"
                 )
             checked_vector(header)
-        else:
-            parts = (self._roster, self._announcer, self._allocate, self.feed, self._perform, self._now)
-            self._side = ServerCoordinatorSide(terms, settings, coordinator, self._shards, *parts, in_place=self._number == 0)
         self.coordinator = coordinator
 
     def _ready(self, peer: Peer, message: Message, now: Seconds) -> None:

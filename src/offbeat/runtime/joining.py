@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from offbeat.core.policy import Policy
+from offbeat.core.policy import Policy, ServerRule
 from offbeat.policies import rule
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.members import part_of
@@ -37,7 +37,7 @@ def session_of(
         JobError: a server cannot be reached.
     """
     chosen = policy if settings.sync is None else rule(settings.sync)
-    made = WorkerSession if chosen.family == "server" else partial(RankSession, part_of=part_of)
+    made = WorkerSession if isinstance(chosen, ServerRule) else partial(RankSession, part_of=part_of)
     return made(
         settings,
         layout,

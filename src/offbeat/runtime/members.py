@@ -1,13 +1,13 @@
-"""Which part a rank takes, by the job's rule."""
+"""Which member a rank is of its job, by the backend that the coordinator has chosen (``runtime/sides.py``)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from offbeat.core.gossip.push_sum import GossipRule
+from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.policy import Policy
-from offbeat.policies.eager import Partial
-from offbeat.policies.gossip import AllReduce
+from offbeat.errors import ProtocolError
+from offbeat.policies import rule_of
 from offbeat.runtime.allreduce.multi_host_member import MultiHostMember
 from offbeat.runtime.allreduce.round_member import OneHostMember
 from offbeat.runtime.allreduce.torch_distributed.member import TorchMember
@@ -28,12 +28,22 @@ def part_of(
     voided: Callable[[Version], None],
     link: WorkerConnection,
 ) -> RankMember:
-    """A rank's part in the job to which it has been welcomed; see `RoundMember`."""
-    if isinstance(policy, GossipRule):
-        return GossipMember(welcome.memory, rank, replica, hear)
-    if isinstance(policy, AllReduce):
-        return TorchMember(rank, replica, tuple(welcome.header["meeting"]), link.interface)
-    assert isinstance(policy, Partial), f"ranks were welcomed to {policy.spelling}"
-    if "slots" in welcome.header:
-        return MultiHostMember(welcome.header, rank, policy, replica, hear, voided, link.hub, link.interface)
-    return OneHostMember(welcome.memory, rank, policy, replica, hear, voided)
+    """Return a rank's part in the job to which it has been welcomed; for the arguments see `RoundMember`.
+
+    Raises:
+        ProtocolError: this version of offbeat does not know the backend.
+        ConfigurationError: the backend is for rounds, and the rule is of another family.
+    """
+    header = welcome.header
+    match header.get("backend"):
+        case "gossip":
+            return GossipMember(welcome.memory, rank, replica, hear)
+        case "torch":
+            return TorchMember(rank, replica, tuple(header["meeting"]), link.interface)
+        case "one_host":
+            return OneHostMember(welcome.memory, rank, rule_of(RoundRule, policy), replica, hear, voided)  # type: ignore[type-abstract]
+        case "multi_host":
+            chosen = rule_of(RoundRule, policy)  # type: ignore[type-abstract]
+            return MultiHostMember(header, rank, chosen, replica, hear, voided, link.hub, link.interface)
+        case other:
+            raise ProtocolError(f"server 0 sent 'welcome' with backend = {other!r} (expected gossip, torch, one_host or multi_host)")

@@ -249,7 +249,8 @@ class Server:
 
     def _set_up(self, message: Message) -> None:
         self._supervisor.send({"kind": "loading"})
-        from offbeat.policies import rule
+        from offbeat.core.policy import ServerRule
+        from offbeat.policies import rule_of
         from offbeat.runtime.parameter_server.per_shard import shard_of
         from offbeat.tensors.layout import Layout
         from offbeat.tensors.optimizers import OptimizerSpec
@@ -258,7 +259,7 @@ class Server:
         layout, spec = Layout.from_wire(header["layout"]), OptimizerSpec.from_wire(header["optimizer"])
         memory = message.memory[0] if message.memory else None
         assert self._settings is not None
-        host = shard_of(self._number, layout, spec, rule(header["sync"]), self._settings, self.now, memory)
+        host = shard_of(self._number, layout, spec, rule_of(ServerRule, header["sync"]), self._settings, self.now, memory)
         self._hosts[header.get("number_of_optimizer", 0)] = host
         early, self._early = self._early, []
         for connection, waiting in early:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from offbeat.core.policy import Policy
+from offbeat.core.policy import Policy, ServerRule
 from offbeat.errors import ConfigurationError
 from offbeat.journal.records import Journal, end_record, job_record
 from offbeat.journal.summary import Tally
@@ -65,7 +65,7 @@ def simulate(
     content = content if content is not None else Workload()
     cluster.check()
     check_rule(policy, cluster, work)
-    if policy.family != "server":
+    if not isinstance(policy, ServerRule):
         cluster = cluster.without_servers()
     content.start(policy, cluster.total, cluster.servers, cluster.seed)
     tally = Tally() if counted else None

@@ -12,7 +12,8 @@ from offbeat.core.effects import Effect, EpochEnded, Fold, Grant, Initialise, No
 from offbeat.core.events import Event, Folded, Initialised, Joined, LeaseWanted, Lost, Pushed
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.job.several_optimizers import Several
-from offbeat.policies import rule
+from offbeat.core.policy import ServerRule
+from offbeat.policies import rule, rule_of
 
 RULES = ["bsp", "asp", "ssp(staleness=1)", "backup(b=1)", "dbw", "elastic(R=3)"]
 SIZE, BATCH, EPOCHS = 20, 2, 2
@@ -23,7 +24,7 @@ class World:
 
     def __init__(self, rules: tuple[str, str], workers: int, seed: int, dies: int | None) -> None:
         self.jobs = {number: Coordinator(rule(name), workers) for number, name in enumerate(rules)}
-        self.measures = {number: rule(name).measures != "nothing" for number, name in enumerate(rules)}
+        self.measures = {number: rule_of(ServerRule, name).measures != "nothing" for number, name in enumerate(rules)}
         self.several = Several(self.jobs)
         self.draw = random.Random(seed)
         self.now = 0.0

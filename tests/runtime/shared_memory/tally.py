@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from offbeat.core.rank_log import EntryKind
-from offbeat.runtime.shared_memory.layout import DTYPES, SharedLayout
+from offbeat.runtime.shared_memory.layout import VECTOR_DTYPES, SharedLayout
 from offbeat.runtime.shared_memory.log import EntryLog
 from offbeat.runtime.shared_memory.state import SharedState
 from offbeat.transport.base import SharedMemory
@@ -28,7 +28,7 @@ class TallyLayout(SharedLayout):
 
     @classmethod
     def of(cls, *, entries: int = 1 << 16, followed: bool = False) -> TallyLayout:
-        dtype_index = DTYPES.index(torch.float64)
+        dtype_index = VECTOR_DTYPES.index(torch.float64)
         return cls(ranks=4, numel=3, dtype_index=dtype_index, slots=2, log_entries=entries, seed=0, followed=followed)
 
     @property

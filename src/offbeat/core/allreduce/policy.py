@@ -5,13 +5,14 @@ Who arrives, what is folded and who may read what is in ``core/allreduce/rounds.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.core.policy import Family, Policy
+from offbeat.core.policy import Policy
 from offbeat.types import Version, WorkerId
 
 Table: TypeAlias = NDArray[np.int64]
@@ -142,12 +143,10 @@ class RoundView:
         return list(drawn)
 
 
-class RoundRule(Policy):
-    """A rule of the allreduce family: says when a round closes. `Policy` has what it shares with the others."""
+class RoundRule(Policy, ABC):
+    """A rule of the allreduce family: says when a round closes. ``core/allreduce/rounds.py`` asks it."""
 
-    @property
-    def family(self) -> Family:
-        return "allreduce"
+    family = "allreduce"
 
     @property
     def staleness(self) -> int | None:
@@ -169,10 +168,10 @@ class RoundRule(Policy):
         """The greatest norm of a gradient that comes late."""
         return None
 
+    @abstractmethod
     def closes(self, view: RoundView) -> bool:
         """Whether the open round closes now. Asked after each arrival, and when a rank goes or pauses, if somebody waits for the round:
         late gradients alone make none. It must say yes once all active ranks have arrived."""
-        raise TypeError(f"{type(self).__name__} does not say when a round closes")
 
 
 def _hashed(key: int, number: int) -> int:

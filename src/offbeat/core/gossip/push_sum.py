@@ -14,32 +14,32 @@ push-sum that is mass, which `leave` says, since ``sum of mass = mass entered - 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 from offbeat.core.gossip.topology import Graph
-from offbeat.core.policy import Family, Policy
+from offbeat.core.policy import Policy
 from offbeat.types import Clock, WorkerId
 
 Exchange: TypeAlias = Literal["average", "push", "pair"]
 Edges: TypeAlias = Callable[[int, int, int], tuple[int, ...]]
 
 
-class GossipRule(Policy):
-    """A rule of this family: says how to exchange, and on which graph. `Policy` has what it shares with the others."""
+class GossipRule(Policy, ABC):
+    """A rule of this family: says how to exchange, and on which graph. `Gossip` asks it."""
+
+    family = "gossip"
 
     exchange: ClassVar[Exchange]
+    """How parameters are exchanged; see the top of this file."""
 
     @property
-    def family(self) -> Family:
-        return "gossip"
-
-    @property
+    @abstractmethod
     def edges(self) -> Graph:
         """Who are neighbours."""
-        raise TypeError(f"{type(self).__name__} does not say who are neighbours")
 
     @property
     def delay_steps(self) -> int:

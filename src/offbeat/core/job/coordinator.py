@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from offbeat.core.allreduce.ledger import RoundLedger
-from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.effects import Effect, EpochEnded, Fence, Initialise, SetAside, Settle, StateChanged, TakenBack
 from offbeat.core.events import (
     Abandoned,
@@ -35,12 +34,10 @@ from offbeat.core.events import (
     Voided,
     Withdrawn,
 )
-from offbeat.core.gossip.ledger import FollowedGossipLedger, GossipLedger
-from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.core.job.epochs import Epochs
+from offbeat.core.job.ledgers import ledger_of
 from offbeat.core.membership import Membership
-from offbeat.core.policy import Policy, ServerRule
-from offbeat.core.server.ledger import Ledger
+from offbeat.core.policy import Policy
 from offbeat.core.server.per_shard_ledger import ShardedLedger
 from offbeat.types import Clock, Fate, Incarnation, Seconds, Version, WorkerId, WorkerState
 
@@ -74,7 +71,7 @@ class Coordinator:
         policy.check(workers)
         self.membership = Membership(workers, timeout_s)
         self._policy = policy
-        self._ledger = _books(policy, shards, seed, follows)
+        self._ledger = ledger_of(policy, shards, seed, follows)
         self._epochs = Epochs(
             self._ledger, self._inside, self._alive, workers=workers, overlap=policy.split_overlap, first=self._first, ended=self._ended
         )
@@ -423,13 +420,3 @@ class Coordinator:
     def _flush(self) -> list[Effect]:
         effects, self._effects = self._effects, []
         return effects
-
-
-def _books(policy: Policy, shards: int, seed: int, follows: bool) -> Ledger | ShardedLedger | RoundLedger | GossipLedger:
-    """The ledger that goes with a rule."""
-    if isinstance(policy, GossipRule):
-        return FollowedGossipLedger(policy, seed) if follows else GossipLedger(policy, seed)
-    if isinstance(policy, RoundRule):
-        return RoundLedger(policy, seed, follows=follows)
-    assert isinstance(policy, ServerRule), f"{policy.spelling} extends neither ServerRule nor RoundRule nor GossipRule"
-    return ShardedLedger(policy, shards) if policy.scope == "shard" else Ledger(policy)

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.effects import Effect
 from offbeat.core.rank_log import Entry
 from offbeat.errors import ProtocolError
-from offbeat.policies.eager import Full, Partial
+from offbeat.policies.eager import Full
 from offbeat.runtime.allreduce.model_means import means_numel
 from offbeat.runtime.allreduce.multi_host.connections import SEAT
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
@@ -47,7 +48,7 @@ class MultiHostGroup:
 
     memory: tuple[SharedMemory, ...] = ()
 
-    def __init__(self, policy: Partial, ranks: int, numel: int, size: int, dtype: torch.dtype, seed: int, hub: Hub) -> None:
+    def __init__(self, policy: RoundRule, ranks: int, numel: int, size: int, dtype: torch.dtype, seed: int, hub: Hub) -> None:
         self.ranks = ranks
         self._tables = [
             MultiHostRounds(policy, ranks, numel, rank=None, seat=SEAT, hub=hub.another(), dtype=dtype, seed=seed, followed=True)
@@ -143,6 +144,7 @@ class MultiHostGroup:
 class MultiHostCoordinatorSide(RankCoordinatorSide):
     """Follows a job whose ranks are on different hosts."""
 
+    backend = "multi_host"
     _table: MultiHostGroup
 
     def __init__(self, *parts: Any) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from offbeat.policies.eager import Full, Partial
+from offbeat.core.allreduce.policy import RoundRule
+from offbeat.policies.eager import Full
 from offbeat.runtime.allreduce.model_means import ModelMeans, means_numel
 from offbeat.runtime.allreduce.multi_host.connections import SEAT
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
@@ -35,7 +36,7 @@ class MultiHostMember(RoundMember):
         self,
         terms: Mapping[str, Any],
         rank: WorkerId,
-        policy: Partial,
+        policy: RoundRule,
         replica: Replica,
         hear: Callable[[], None],
         voided: Callable[[Version], None],
@@ -61,7 +62,7 @@ class MultiHostMember(RoundMember):
         self._addresses = [table.listen(self._interface) for table in self._tables]
         self._connected = self._later = False
 
-    def _table(self, rule: Partial, numel: int, slots: int) -> MultiHostRounds:
+    def _table(self, rule: RoundRule, numel: int, slots: int) -> MultiHostRounds:
         hub = self._hub.another()
         return MultiHostRounds(rule, self._ranks, numel, rank=self._rank, seat=SEAT, hub=hub, dtype=self._replica.dtype, slots=slots)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from offbeat.policies.eager import Partial
+from offbeat.core.allreduce.policy import RoundRule
 from offbeat.runtime.allreduce.model_means import ModelMeans
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
@@ -32,7 +32,7 @@ class RoundMember(RankMember):
     """Both are made when this rank attaches."""
 
     def __init__(
-        self, rank: WorkerId, policy: Partial, replica: Replica, hear: Callable[[], None], voided: Callable[[Version], None]
+        self, rank: WorkerId, policy: RoundRule, replica: Replica, hear: Callable[[], None], voided: Callable[[Version], None]
     ) -> None:
         self._policy, self._hear, self._voided = policy, hear, voided
         super().__init__(rank, replica)
@@ -105,7 +105,7 @@ class OneHostMember(RoundMember):
         self,
         memory: Sequence[SharedMemory],
         rank: WorkerId,
-        policy: Partial,
+        policy: RoundRule,
         replica: Replica,
         hear: Callable[[], None],
         voided: Callable[[Version], None],

@@ -19,6 +19,10 @@ class Backend(Protocol):
     def behind(self) -> bool:
         """Whether something has happened of which not everything is known yet."""
 
+    @property
+    def hears_late(self) -> bool:
+        """Whether workers decide for themselves when to go on, so that the coordinator hears of it late."""
+
     def lacks(self, worker: WorkerId) -> bool:
         """Whether something that happened before a message of this worker is not known yet: its questions have to wait."""
 

@@ -2,7 +2,7 @@
 
 Who calls whom::
 
-    member.py   GossipMember                 runtime/groups.py
+    member.py   GossipMember                 coordinator_side.py
       a rank's step                            the coordinator: enter, leave, pause, follow
                   |                                  |
                   v                                  v

@@ -11,9 +11,7 @@ from typing import ClassVar
 import torch
 
 from offbeat.core.gossip.push_sum import GossipRule
-from offbeat.errors import ProtocolError
-from offbeat.policies import rule as rule_of
-from offbeat.runtime.shared_memory.layout import DTYPES, SharedLayout, log_entries
+from offbeat.runtime.shared_memory.layout import VECTOR_DTYPES, SharedLayout, log_entries
 from offbeat.transport.futex import WORD_NBYTES
 
 AHEAD = 3
@@ -36,14 +34,14 @@ class GossipLayout(SharedLayout):
         """Return the layout of a new block.
 
         Raises:
-            ConfigurationError: the rule is too long to spell, or the dtype is not one of `DTYPES`.
+            ConfigurationError: the rule is too long to spell, or the dtype is not one of `VECTOR_DTYPES`.
         """
         cls.check(dtype, rule.spelling)
         slots = {"push": rule.delay_steps + AHEAD, "average": 3, "pair": 1}[rule.exchange]
         return cls(
             ranks=ranks,
             numel=numel,
-            dtype_index=DTYPES.index(dtype),
+            dtype_index=VECTOR_DTYPES.index(dtype),
             slots=slots,
             log_entries=log_entries(ranks),
             seed=seed,
@@ -61,15 +59,3 @@ class GossipLayout(SharedLayout):
 
     def vector_parts(self) -> dict[str, int]:
         return {"vectors": self.ranks * self.slots * self.vector_nbytes}
-
-
-def rule_spelled(spelled: str) -> GossipRule:
-    """Return the rule that a header names.
-
-    Raises:
-        ProtocolError: it is a rule of another family.
-    """
-    found = rule_of(spelled)
-    if not isinstance(found, GossipRule):
-        raise ProtocolError(f"the block for gossip names the rule {spelled}, which is not one of the gossip family")
-    return found

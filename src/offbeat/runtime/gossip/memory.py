@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from offbeat.core.gossip.push_sum import Gossip, GossipRule
 from offbeat.core.rank_log import EntryKind
-from offbeat.runtime.gossip.layout import GossipLayout, rule_spelled
+from offbeat.policies import rule_of
+from offbeat.runtime.gossip.layout import GossipLayout
 from offbeat.runtime.shared_memory.layout import lock_row
 from offbeat.runtime.shared_memory.log import EntryLog
 from offbeat.runtime.shared_memory.state import SharedState
@@ -79,13 +80,14 @@ class GossipMemory(SharedState[GossipState]):
 
     Raises:
         ProtocolError: the block is not one for gossip.
+        ConfigurationError: no such rule is known here.
     """
 
     def __init__(self, block: SharedMemory, rule: GossipRule | None = None, layout: GossipLayout | None = None) -> None:
         fresh = layout is not None
         if layout is None or rule is None:
             layout, spelled = GossipLayout.read(block.view)
-            rule = rule_spelled(spelled)
+            rule = rule_of(GossipRule, spelled)  # type: ignore[type-abstract]
         self.layout, self.rule = layout, rule
         memory = layout.parts(block.view)
         super().__init__(memory, layout, partial(GossipState, layout=layout, rule=rule), fresh=fresh)

@@ -31,7 +31,7 @@ class JobSpec:
             ProtocolError: the layout or the optimizer cannot be read.
         """
         policy = rule(override or header["sync"])
-        if header["local_only"] is not None and policy.averaging is None and policy.family == "server":
+        if header["local_only"] is not None and not policy.local_optimizer:
             raise ConfigurationError(
                 f"{header['local_only']} ({policy.spelling} exchanges gradients; under ensemble workers step by themselves)"
             )

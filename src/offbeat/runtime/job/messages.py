@@ -195,7 +195,7 @@ TO_SUPERVISOR: Final = Kinds(
 _PLAN: Final = many(anything, 16)
 TO_WORKER: Final = Kinds(
     {
-        "welcome": MessageSchema(fields({"in_place": flag, "sync": _rule}), memory=2),
+        "welcome": MessageSchema(fields({"in_place": flag, "sync": _rule}, {"backend": text(40)}), memory=2),
         "attached": MessageSchema(),
         "joined": MessageSchema(fields({"incarnation": whole()})),
         "provide": MessageSchema(),

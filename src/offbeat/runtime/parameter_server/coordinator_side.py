@@ -12,6 +12,7 @@ from typing import Any
 from offbeat.core.effects import Effect
 from offbeat.core.events import Event, Initialised, Joined, Left, Lost, PullWanted
 from offbeat.core.job.coordinator import Coordinator
+from offbeat.core.policy import ServerRule
 from offbeat.errors import ProtocolError
 from offbeat.runtime.coordination.arrivals import Schedules, ShardArrivals, pushed
 from offbeat.runtime.coordination.notifier import Notifier
@@ -31,7 +32,8 @@ class ServerCoordinatorSide:
     """The shards of one job, and what goes to them and comes from them. Server 0's own begins with this, and the others are set up.
 
     Args:
-        terms: the job's rule, layout and optimizer.
+        policy: the job's rule.
+        terms: the job's layout and optimizer.
         settings: the job as the launcher knows it.
         coordinator: asked who is alive, and told what has arrived.
         shards: connections to the other servers, by number.
@@ -51,6 +53,7 @@ class ServerCoordinatorSide:
 
     def __init__(
         self,
+        policy: ServerRule,
         terms: JobSpec,
         settings: JobSettings,
         coordinator: Coordinator,
@@ -64,7 +67,7 @@ class ServerCoordinatorSide:
         *,
         in_place: bool = True,
     ) -> None:
-        layout, policy = terms.layout, terms.policy
+        layout = terms.layout
         self._policy, self._spec, self._coordinator = policy, terms.spec, coordinator
         self._shards = shards
         self._feed, self._perform = feed, perform
@@ -82,6 +85,11 @@ class ServerCoordinatorSide:
         self._schedules = Schedules()
         performer = Dispatcher if policy.scope == "job" else PerShardDispatcher
         self._performer = performer(policy, coordinator, self.shard, shards, roster, announcer, self._schedules)
+
+    @property
+    def hears_late(self) -> bool:
+        """Under rules of shard scope workers go on by themselves."""
+        return self._policy.scope == "shard"
 
     def lacks(self, worker: WorkerId) -> bool:
         """Everything is known: all that happens passes here."""

@@ -8,7 +8,7 @@ from typing import Any
 from offbeat.core.effects import Effect, Fold, Gather, Release, Settle, StateChanged
 from offbeat.core.events import Folded
 from offbeat.core.job.coordinator import Coordinator
-from offbeat.core.policy import Policy
+from offbeat.core.policy import ServerRule
 from offbeat.runtime.coordination.arrivals import Schedules
 from offbeat.runtime.coordination.notifier import Notifier
 from offbeat.runtime.coordination.peers import Peers
@@ -34,7 +34,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: ServerRule,
         coordinator: Coordinator,
         host: LiveShard,
         shards: Mapping[int, Connection],

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from offbeat.core.policy import Averaging, Policy
-from offbeat.policies import rule
+from offbeat.core.policy import Averaging, ServerRule
+from offbeat.policies import rule_of
 from offbeat.runtime.coordination.buffers import ModelBuffers
 from offbeat.runtime.job.loading import checksum
 from offbeat.runtime.parameter_server.per_shard_pulls import BlockPulls
@@ -56,7 +56,7 @@ class Exchange:
         self._pull_block = self._allocate("parameters")
         self.flat = FlatModel(layout, model, self._push_block.view, self._pull_block.view)
         self.buffers = ModelBuffers(model)
-        self.policy: Policy | None = None
+        self.policy: ServerRule | None = None
         """The job's rule; known once the job has welcomed this worker."""
         self.blocks: BlockPulls | None = None
         """In rules of shard scope: what this worker waits for, instead of being admitted."""
@@ -80,7 +80,7 @@ class Exchange:
         common = self._link.introduce(
             {**hello, "layout": self._layout.to_wire(), "optimizer": self._spec.to_wire()}, self._push_block, self._pull_block
         )
-        self.policy = rule(self._link.sync)
+        self.policy = rule_of(ServerRule, self._link.sync)
         if self.policy.scope == "shard":
             self.blocks = BlockPulls(self.policy, self._spans, self._pull_block.view)
         if self.averaging is not None and self.averaging.momentum == "average":

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from offbeat.core.policy import Policy
+from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.runtime.coordination.arrivals import OPEN_MAX
 from offbeat.runtime.job.settings import ANY, JobSettings, Late
@@ -32,7 +32,7 @@ def shard_of(
     number: int,
     layout: Layout,
     spec: OptimizerSpec,
-    policy: Policy,
+    policy: ServerRule,
     settings: JobSettings,
     now: Callable[[], Seconds],
     memory: SharedMemory | None,
@@ -83,7 +83,7 @@ class BlockShard(LiveShard):
         layout: Layout,
         span: Span,
         spec: OptimizerSpec,
-        policy: Policy,
+        policy: ServerRule,
         *,
         late: Sequence[Late] = (),
         seed: int = 0,

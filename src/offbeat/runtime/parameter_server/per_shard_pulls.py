@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from offbeat.core.policy import Policy, ServerRule
+from offbeat.core.policy import ServerRule
 from offbeat.errors import ProtocolError
 from offbeat.tensors.layout import Span
 from offbeat.transport.base import Connection, Message
@@ -27,8 +27,9 @@ class BlockPulls:
         clock: seconds, monotonic.
     """
 
-    def __init__(self, policy: Policy, spans: Sequence[Span], memory: memoryview, clock: Callable[[], Seconds] = time.monotonic) -> None:
-        assert isinstance(policy, ServerRule), f"{policy.spelling} has no servers"
+    def __init__(
+        self, policy: ServerRule, spans: Sequence[Span], memory: memoryview, clock: Callable[[], Seconds] = time.monotonic
+    ) -> None:
         self._policy, self._spans, self._memory, self._clock = policy, spans, memory, clock
         self.reset()
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from offbeat.core.policy import Policy
+from offbeat.core.policy import ServerRule
 from offbeat.errors import ProtocolError
 from offbeat.tensors.averaging import AveragingShard
 from offbeat.tensors.blocks import OwnState
@@ -50,7 +50,7 @@ class LiveShard:
     """
 
     def __init__(
-        self, number: int, layout: Layout, span: Span, spec: OptimizerSpec, policy: Policy, *, memory: SharedMemory | None = None
+        self, number: int, layout: Layout, span: Span, spec: OptimizerSpec, policy: ServerRule, *, memory: SharedMemory | None = None
     ) -> None:
         self._span = span
         self._nbytes = layout.nbytes

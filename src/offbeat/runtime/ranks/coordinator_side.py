@@ -3,7 +3,7 @@
 The ranks share a table, and a log of all that happens to it; here the log is read, and each arrival in it brought together with the message
 in which its rank has said what its gradient is of. So the pure core hears of everything in the order in which it happened. What is
 decided here, who takes part and who is idle, goes into the table first, and is heard of in its turn. What tables there are, and what is
-different about each, is in ``runtime/groups.py``.
+different about each, is in the families' rooms (``runtime/sides.py``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from offbeat.core.effects import Effect, EpochEnded, Grant, Paused, Release, SetAside, Settle, StateChanged, TakenBack
 from offbeat.core.events import Event, Folded, Initialised, Joined, Left, Lost, Pushed, Voided, Withdrawn
@@ -44,6 +44,11 @@ class RankCoordinatorSide:
         perform: journals effects and has them performed.
         now: the job's clock.
     """
+
+    backend: ClassVar[str]
+    """What a rank is told in its welcome, and chooses its member by."""
+
+    hears_late = True
 
     def __init__(
         self,

@@ -21,7 +21,8 @@ from offbeat.transport.futex import WORD_NBYTES, RobustLock
 PAGE_NBYTES = 4096
 LONGEST_SPELLING = 1024
 LOG_ENTRIES = 1 << 14
-DTYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
+VECTOR_DTYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
+"""What ranks can sum and mix."""
 _HEADER_WORDS = 16
 
 
@@ -40,7 +41,7 @@ class SharedLayout(ABC):
     numel: int
     """Elements of a vector."""
     dtype_index: int
-    """Of a vector's elements, in `DTYPES`."""
+    """Of a vector's elements, in `VECTOR_DTYPES`."""
     slots: int
     """See the family: how many vectors are kept."""
     log_entries: int
@@ -63,7 +64,7 @@ class SharedLayout(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        return DTYPES[self.dtype_index]
+        return VECTOR_DTYPES[self.dtype_index]
 
     @property
     def vector_nbytes(self) -> int:
@@ -73,8 +74,9 @@ class SharedLayout(ABC):
     @classmethod
     def check(cls, dtype: torch.dtype, spelling: str) -> None:
         """Raise `ConfigurationError` unless a block can hold vectors of this type and a rule of this spelling."""
-        if dtype not in DTYPES:
-            raise ConfigurationError(f"{dtype} cannot be used for {cls.USE} in shared memory; use one of {', '.join(map(str, DTYPES))}")
+        if dtype not in VECTOR_DTYPES:
+            known = ", ".join(map(str, VECTOR_DTYPES))
+            raise ConfigurationError(f"{dtype} cannot be used for {cls.USE} in shared memory; use one of {known}")
         if len(spelling.encode()) > LONGEST_SPELLING:
             raise ConfigurationError(f"the rule {spelling[:40]}... takes more than {LONGEST_SPELLING} bytes to spell; use fewer settings")
 

@@ -7,7 +7,7 @@
     workload.Workload            no contents: only times are simulated
         ├── noise.NoisyWorkload  norms of gradients, for rules that look at them
         └── gradients.Training   a torch model, its data and its optimizer; one engine for each kind of rule:
-               ├── gradients.JobGradients            gradients, job scope
+               ├── job_gradients.JobGradients        gradients, job scope
                ├── local_steps.LocalSteps            averaged parameters
                ├── shard_gradients.ShardGradients    gradients, shard scope
                ├── replicas                          allreduce family

@@ -11,7 +11,6 @@ import torch
 
 from offbeat.core.effects import Fold, Settle
 from offbeat.core.events import Folded
-from offbeat.core.policy import Policy
 from offbeat.sim.training.model import Model, Snapshots
 from offbeat.sim.training.workload import Exchanged, Handed, Workload
 from offbeat.types import Clock, Incarnation, Version, WorkerId
@@ -26,18 +25,19 @@ class Engine(Workload):
 
     Args:
         model: computes.
-        policy: the rule of the run.
         schedule: None: the learning rates stay as they are.
         memory: the newest parameters, bytes in the order of the layout.
+        uses_loss: whether the rule of the run looks at the losses of contributions.
     """
 
     empty = False
 
-    def __init__(self, model: Model, policy: Policy, schedule: Schedule | None, memory: torch.Tensor) -> None:
-        self.model, self.policy, self.memory = model, policy, memory
+    def __init__(self, model: Model, schedule: Schedule | None, memory: torch.Tensor, *, uses_loss: bool = False) -> None:
+        self.model, self.memory = model, memory
         self.computed = 0
         """Iterations for which a gradient has been computed."""
         self._schedule = schedule
+        self._uses_loss = uses_loss
         self._snapshots: Snapshots[Version] = Snapshots(memory)
         self._held: dict[WorkerId, Version] = {}
         self._handed: dict[Key, Handed] = {}
@@ -60,7 +60,7 @@ class Engine(Workload):
             return None  # it is thought dead: what it hands in will be rejected, and its version may be gone
         self._handed[push.worker, push.incarnation, push.clock] = push
         self._snapshots.hold(push.version)
-        return self.loss(push) if self.policy.uses_loss else None
+        return self.loss(push) if self._uses_loss else None
 
     def loss(self, push: Handed) -> float | None:
         """The loss of a contribution that has just been handed in, for a rule that looks at it; None: nobody will."""

@@ -58,7 +58,7 @@ class GossipReplicas(Engine):
     """Replicas of rules of the gossip family."""
 
     def __init__(self, model: Model, policy: GossipRule, schedule: Schedule | None, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(model, policy, schedule, model.memory.clone())
+        super().__init__(model, schedule, model.memory.clone())
         self._exchange = policy.exchange
         self._optimizer = optimizer
         self._lrs = [float(group["lr"]) for group in optimizer.param_groups]

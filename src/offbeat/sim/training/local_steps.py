@@ -9,7 +9,7 @@ import torch
 
 from offbeat.core.effects import Fold, Settle
 from offbeat.core.events import Folded
-from offbeat.core.policy import Averaging, Policy
+from offbeat.core.policy import Averaging, ServerRule
 from offbeat.sim.training.engine import Engine, Key, Schedule
 from offbeat.sim.training.model import Model
 from offbeat.sim.training.workload import Handed
@@ -29,9 +29,9 @@ class LocalSteps(Engine):
     """
 
     def __init__(
-        self, model: Model, policy: Policy, schedule: Schedule | None, optimizer: torch.optim.Optimizer, averaging: Averaging
+        self, model: Model, policy: ServerRule, schedule: Schedule | None, optimizer: torch.optim.Optimizer, averaging: Averaging
     ) -> None:
-        super().__init__(model, policy, schedule, model.memory.clone())
+        super().__init__(model, schedule, model.memory.clone(), uses_loss=policy.uses_loss)
         self._averaging = averaging
         self._shard = AveragingShard(model.layout, Span(0, model.layout.nbytes), self.memory, averaging)
         self._optimizer = optimizer

@@ -34,7 +34,7 @@ class Replicas(Engine):
     """
 
     def __init__(self, model: Model, policy: RoundRule, schedule: Schedule | None, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(model, policy, schedule, model.memory.clone())
+        super().__init__(model, schedule, model.memory.clone())
         self._clip = policy.carry_clip
         self._optimizer = optimizer
         self._lrs = [float(group["lr"]) for group in optimizer.param_groups]

@@ -9,7 +9,7 @@ import torch
 
 from offbeat.core.effects import Fold, Settle
 from offbeat.core.events import Folded
-from offbeat.core.policy import Policy
+from offbeat.core.policy import ServerRule
 from offbeat.sim.training.engine import Engine, Key, Schedule
 from offbeat.sim.training.model import Model, Snapshots
 from offbeat.sim.training.workload import Handed
@@ -37,8 +37,8 @@ class ShardGradients(Engine):
         shards: into how many spans the parameters are cut.
     """
 
-    def __init__(self, model: Model, policy: Policy, schedule: Schedule | None, optimizer: torch.optim.Optimizer, shards: int) -> None:
-        super().__init__(model, policy, schedule, model.memory.clone())
+    def __init__(self, model: Model, policy: ServerRule, schedule: Schedule | None, optimizer: torch.optim.Optimizer, shards: int) -> None:
+        super().__init__(model, schedule, model.memory.clone(), uses_loss=policy.uses_loss)
         spec = spec_of(optimizer)
         self._spans = model.layout.spans(shards, spec.elementwise)
         memories = [self.memory[start:stop] for start, stop in self._spans]

@@ -27,7 +27,7 @@ from offbeat.runtime.allreduce.multi_host.memory import HostMemory
 from offbeat.runtime.allreduce.multi_host.node import Node
 from offbeat.runtime.allreduce.one_host.clipping import clip_factor
 from offbeat.runtime.allreduce.one_host.rounds import RoundOutcome
-from offbeat.runtime.shared_memory.layout import DTYPES
+from offbeat.runtime.shared_memory.layout import VECTOR_DTYPES
 from offbeat.transport.base import Address, Hub, Message
 from offbeat.transport.shm import available_nbytes
 from offbeat.types import Version, WorkerId
@@ -85,8 +85,9 @@ class MultiHostRounds:
     ) -> None:
         assert rank is not None or seat == SEAT, f"this process is no rank, and rank {seat} decides: it has nothing to do"
         self.rule, self.ranks, self.numel, self.dtype, self.rank = rule, ranks, numel, dtype, rank
-        if dtype not in DTYPES:
-            raise ConfigurationError(f"gradients of {dtype}: what is summed across hosts must be one of {', '.join(map(str, DTYPES))}")
+        if dtype not in VECTOR_DTYPES:
+            known = ", ".join(map(str, VECTOR_DTYPES))
+            raise ConfigurationError(f"gradients of {dtype}: what is summed across hosts must be one of {known}")
         self.slots = slots if slots is not None else _slots(rule, numel * dtype.itemsize)
         self._seat = seat
         self._me = SEAT if rank is None else rank

@@ -2,7 +2,7 @@
 
 Who calls whom::
 
-    runtime/allreduce/round_member.py        runtime/groups.py
+    runtime/allreduce/round_member.py        runtime/allreduce/one_host_coordinator.py
       a rank's step                            the coordinator: enter, leave, pause, follow
                   |                                  |
                   v                                  v

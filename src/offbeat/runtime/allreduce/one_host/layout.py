@@ -14,8 +14,7 @@ import torch
 from offbeat.core.allreduce.policy import WIDTH, RoundRule
 from offbeat.core.allreduce.rounds import BUFFERS
 from offbeat.errors import ConfigurationError
-from offbeat.policies import rule as rule_of
-from offbeat.runtime.shared_memory.layout import DTYPES, SharedLayout, log_entries
+from offbeat.runtime.shared_memory.layout import VECTOR_DTYPES, SharedLayout, log_entries
 from offbeat.transport.futex import WORD_NBYTES
 from offbeat.transport.shm import available_nbytes
 
@@ -45,7 +44,7 @@ class RoundsLayout(SharedLayout):
                 memory that is available.
 
         Raises:
-            ConfigurationError: the rule is too long to spell, the dtype is not one of `DTYPES`, or there is no room for the buffers.
+            ConfigurationError: the rule is too long to spell, the dtype is not one of `VECTOR_DTYPES`, or there is no room for the buffers.
         """
         cls.check(dtype, rule.spelling)
         nbytes = max(1, numel * dtype.itemsize)
@@ -62,7 +61,7 @@ class RoundsLayout(SharedLayout):
         return cls(
             ranks=ranks,
             numel=numel,
-            dtype_index=DTYPES.index(dtype),
+            dtype_index=VECTOR_DTYPES.index(dtype),
             slots=slots,
             log_entries=log_entries(ranks),
             seed=seed,
@@ -90,17 +89,3 @@ class RoundsLayout(SharedLayout):
         """Where the part begins that every rank will touch, all but most of the results, and its length in bytes. The log is in it: a rank
         that maps its pages as it comes to them does so at most of its arrivals."""
         return 0, self.offsets()["results"] + min(self.slots, 3) * self.vector_nbytes
-
-
-def rule_spelled(spelled: str) -> RoundRule:
-    """Return the rule that a header names.
-
-    Raises:
-        ConfigurationError: no such rule is known here; one of the user's own must be given to `OneHostRounds.attach`.
-    """
-    found = rule_of(spelled)
-    if not isinstance(found, RoundRule):
-        raise ConfigurationError(
-            f"{spelled} is not a rule of the allreduce family; use one of solo, majority, first_of, all_of, quorum, full"
-        )
-    return found

@@ -7,7 +7,8 @@ from functools import partial
 import numpy as np
 
 from offbeat.core.allreduce.policy import CLOSED, DONE, RoundRule
-from offbeat.runtime.allreduce.one_host.layout import RoundsLayout, rule_spelled
+from offbeat.policies import rule_of
+from offbeat.runtime.allreduce.one_host.layout import RoundsLayout
 from offbeat.runtime.allreduce.one_host.reduce import CORES, Folder
 from offbeat.runtime.allreduce.one_host.state import Closing, State
 from offbeat.runtime.shared_memory.state import SharedState
@@ -25,13 +26,14 @@ class RoundsMemory(SharedState[State]):
 
     Raises:
         ProtocolError: the block is not one for rounds.
+        ConfigurationError: no such rule is known here; one of the user's own must be given to `OneHostRounds.attach`.
     """
 
     def __init__(self, block: SharedMemory, rule: RoundRule | None, layout: RoundsLayout | None) -> None:
         fresh = layout is not None
         if layout is None:
             layout, spelled = RoundsLayout.read(block.view)
-            rule = rule_spelled(spelled) if rule is None else rule
+            rule = rule_of(RoundRule, spelled) if rule is None else rule  # type: ignore[type-abstract]
         assert rule is not None
         self.layout, self.rule = layout, rule
         memory = layout.parts(block.view)

@@ -118,6 +118,7 @@ class TorchGroup:
 class TorchCoordinatorSide(RankCoordinatorSide):
     """Follows a job of the rule ``allreduce``."""
 
+    backend = "torch"
     _table: TorchGroup
 
     def __init__(self, interface: str, *parts: Any) -> None:

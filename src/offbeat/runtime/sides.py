@@ -1,0 +1,101 @@
+"""Which coordinator's side goes with a rule without servers. It names the backend, and a rank takes the member that goes with that name
+(``runtime/members.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import singledispatch
+from typing import Any, NamedTuple
+
+import torch
+
+from offbeat.core.allreduce.policy import RoundRule
+from offbeat.core.gossip.push_sum import GossipRule
+from offbeat.core.policy import Policy
+from offbeat.errors import ConfigurationError
+from offbeat.policies.gossip import AllReduce
+from offbeat.runtime.allreduce.multi_host_coordinator import MultiHostCoordinatorSide, MultiHostGroup, interface_of
+from offbeat.runtime.allreduce.one_host_coordinator import OneHostCoordinatorSide, OneHostGroup
+from offbeat.runtime.allreduce.torch_distributed.coordinator_side import TorchCoordinatorSide
+from offbeat.runtime.gossip.coordinator_side import GossipCoordinatorSide, GossipGroup
+from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
+from offbeat.runtime.shared_memory.layout import VECTOR_DTYPES
+from offbeat.tensors.layout import DTYPES
+from offbeat.transport.base import Hub
+
+
+class Ranks(NamedTuple):
+    """The ranks of one job, as far as the choice depends on them."""
+
+    workers: int
+    """How many there may be."""
+    numel: int
+    """Elements of a gradient with what goes with it."""
+    size: int
+    """Parameters."""
+    dtype: torch.dtype
+    """In which gradients are summed and parameters mixed."""
+    seed: int
+    """Of what the rule draws."""
+    together: bool
+    """Whether all ranks are on the host of server 0."""
+
+
+@singledispatch
+def side_of(policy: Policy, ranks: Ranks, hub: Hub, parts: tuple[Any, ...]) -> RankCoordinatorSide:
+    """Return the coordinator's side of a job under this rule.
+
+    Args:
+        policy: the rule.
+        ranks: of the job.
+        hub: where this process listens.
+        parts: the arguments of `RankCoordinatorSide` after the first.
+
+    Raises:
+        ConfigurationError: there is not enough memory, or the rule needs all ranks on one host.
+        TypeError: the rule is none without servers.
+    """
+    raise TypeError(f"{type(policy).__name__} must extend RoundRule or GossipRule")
+
+
+@side_of.register
+def _of_round_rule(policy: RoundRule, ranks: Ranks, hub: Hub, parts: tuple[Any, ...]) -> RankCoordinatorSide:
+    sizes = ranks.workers, ranks.numel, ranks.size, ranks.dtype, ranks.seed
+    if ranks.together:
+        return OneHostCoordinatorSide(OneHostGroup(policy, *sizes), *parts)
+    return MultiHostCoordinatorSide(MultiHostGroup(policy, *sizes, hub), *parts)
+
+
+@side_of.register
+def _of_allreduce(policy: AllReduce, ranks: Ranks, hub: Hub, parts: tuple[Any, ...]) -> RankCoordinatorSide:
+    return TorchCoordinatorSide(interface_of(hub), *parts)
+
+
+@side_of.register
+def _of_gossip_rule(policy: GossipRule, ranks: Ranks, hub: Hub, parts: tuple[Any, ...]) -> RankCoordinatorSide:
+    if not ranks.together:
+        raise ConfigurationError(
+            f"the workers are on different hosts, and {policy.spelling} needs all of them on the host of server 0; use a rule of the "
+            "allreduce family, such as full or majority, or one with servers, such as bsp"
+        )
+    return GossipCoordinatorSide(GossipGroup(policy, ranks.workers, ranks.size, ranks.dtype, ranks.seed), *parts)
+
+
+def checked_vector(header: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a rank says of its gradients in its hello.
+
+    Raises:
+        ConfigurationError: it comes from a worker that takes this job for one with servers.
+    """
+    vector: Mapping[str, Any] | None = header.get("vector")
+    if vector is None or DTYPES.get(vector["dtype"]) not in VECTOR_DTYPES:
+        raise ConfigurationError(
+            f"worker {header['worker']} asks for a rule with servers, and the job's has none: give every worker the same rule, "
+            "or choose with --sync"
+        )
+    return vector
+
+
+def ranks_of(vector: Mapping[str, Any], workers: int, seed: int, *, together: bool) -> Ranks:
+    """Return the ranks of a job whose first rank has said this of its gradients (`checked_vector`)."""
+    return Ranks(workers, vector["numel"], vector["size"], DTYPES[vector["dtype"]], seed, together)

@@ -1,0 +1,55 @@
+"""The engine that goes with a rule: what trains in a simulated run."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+import torch
+
+from offbeat.core.allreduce.policy import RoundRule
+from offbeat.core.gossip.push_sum import GossipRule
+from offbeat.core.policy import Policy, ServerRule
+from offbeat.sim.training.engine import Engine, Schedule
+from offbeat.sim.training.gossip_replicas import GossipReplicas
+from offbeat.sim.training.job_gradients import JobGradients
+from offbeat.sim.training.local_steps import LocalSteps
+from offbeat.sim.training.model import Model
+from offbeat.sim.training.replicas import DriftingReplicas, Replicas
+from offbeat.sim.training.shard_gradients import ShardGradients
+
+
+@singledispatch
+def engine_of(policy: Policy, model: Model, schedule: Schedule | None, optimizer: torch.optim.Optimizer, servers: int) -> Engine:
+    """Return a new engine for a run under this rule.
+
+    Args:
+        policy: the rule.
+        model: computes.
+        schedule: None: the learning rates stay as they are.
+        optimizer: its class and settings are used.
+        servers: how many shards there are, under rules of shard scope.
+
+    Raises:
+        TypeError: the rule's class extends none of the three bases.
+    """
+    raise TypeError(f"{type(policy).__name__} must extend ServerRule, RoundRule or GossipRule")
+
+
+@engine_of.register
+def _of_server_rule(policy: ServerRule, model: Model, schedule: Schedule | None, optimizer: torch.optim.Optimizer, servers: int) -> Engine:
+    if policy.averaging is not None:
+        return LocalSteps(model, policy, schedule, optimizer, policy.averaging)
+    if policy.scope == "shard":
+        return ShardGradients(model, policy, schedule, optimizer, servers)
+    return JobGradients(model, policy, schedule, optimizer)
+
+
+@engine_of.register
+def _of_round_rule(policy: RoundRule, model: Model, schedule: Schedule | None, optimizer: torch.optim.Optimizer, servers: int) -> Engine:
+    kind = Replicas if policy.delivery == "replay" else DriftingReplicas
+    return kind(model, policy, schedule, optimizer)
+
+
+@engine_of.register
+def _of_gossip_rule(policy: GossipRule, model: Model, schedule: Schedule | None, optimizer: torch.optim.Optimizer, servers: int) -> Engine:
+    return GossipReplicas(model, policy, schedule, optimizer)
