@@ -28,7 +28,7 @@ active        alive and not idle: a worker that the rule may wait for. Idle: it 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 WorkerId: TypeAlias = int
 Incarnation: TypeAlias = int
@@ -37,6 +37,11 @@ Clock: TypeAlias = int
 LeaseId: TypeAlias = int
 Epoch: TypeAlias = int
 Seconds: TypeAlias = float
+RecordId: TypeAlias = int
+"""The number of an event's or effect's record in the journal, from 1."""
+
+NO_CAUSE: Final[RecordId] = 0
+"""Stands for the number of a record where there is none."""
 
 
 class Fate(StrEnum):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.core import effects, events
-from offbeat.core.effects import Effect, EpochEnded, Fold, Part, Settle, Source
+from offbeat.core.effects import Effect, EpochEnded, Fold, Part, Release, Settle, Source
 from offbeat.core.events import Event, Heard, Joined, LeaseWanted, Pushed
 from offbeat.core.policy import Plan
 from offbeat.errors import ConfigurationError
@@ -148,8 +148,11 @@ def test_the_head_comes_first_whenever_it_is_known(tmp_path: Path) -> None:
 def test_without_a_path_only_the_listeners_hear() -> None:
     heard: list[Record] = []
     journal = Journal(None, now=Clock(), listeners=[heard.append])
-    journal.log(Joined(1), 0.0)
-    assert heard == [joined(1, 0.0)]
+    assert journal.log(Joined(1), 0.0) == 1
+    assert journal.log(Release(1, 1, 0, 0, "joined"), 0.5, cause=1) == 2
+    assert journal.log(Heard(1, 1), 0.75, cause=2) == 2, "it is not recorded: what follows from it follows from its cause"
+    assert heard[0] == {**joined(1, 0.0), "id": 1}
+    assert [(record["kind"], record["id"], record["cause"]) for record in heard[1:]] == [("release", 2, 1)]
     assert journal.wake_at() is None
     journal.close()
 

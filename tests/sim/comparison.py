@@ -60,16 +60,18 @@ class Replayed(Workload):
 
 
 def comparable(records: Sequence[Record]) -> Iterator[Record]:
-    """Without what only real processes have: connections. Of one that has left, or is known to be dead, it may close afterwards or not;
-    of one that is killed it is not said how its end was seen."""
+    """Leave out the records' numbers, and what only real processes have: connections. The connection of a process that has left, or is
+    known to be dead, may close afterwards or not; of a process that is killed the records do not say how its end was seen."""
     gone = set()
     for record in records:
         if record["kind"] == "state_changed" and record["state"] in ("dead", "finished"):
             gone.add((record["worker"], record["incarnation"]))
         if record["kind"] == "lost" and (record["worker"], record["incarnation"]) in gone:
             continue
-        reason = record.get("reason")
-        yield record if reason is None else {**record, "reason": reason.removeprefix("connection closed: ")}
+        plain = {key: value for key, value in record.items() if key not in ("id", "cause")}
+        if "reason" in plain:
+            plain["reason"] = plain["reason"].removeprefix("connection closed: ")
+        yield plain
 
 
 def only(records: Sequence[Record], wanted: frozenset[str]) -> list[Record]:

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 from offbeat.core.effects import Effect
 from offbeat.core.events import Elsewhere, Event, Heard, LeaseWanted, Returned, Stands
 from offbeat.errors import ConfigurationError
-from offbeat.types import Seconds, Version, WorkerId
+from offbeat.types import NO_CAUSE, RecordId, Seconds, Version, WorkerId
 
 Record: TypeAlias = dict[str, Any]
 
@@ -55,7 +55,7 @@ def record(item: Event | Effect, t: Seconds) -> Record | None:
 
 @cache
 def _kind(cls: type[Any]) -> str:
-    assert not {"kind", "t"} & set(cls._fields), cls
+    assert not {"kind", "t", "id", "cause"} & set(cls._fields), cls
     return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
 
@@ -180,13 +180,34 @@ class Journal:
         self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
         self._file = None if self.path is None else _open(self.path)
         self._headed = False
+        self._ids = 0
 
-    def log(self, item: Event | Effect, t: Seconds) -> None:
-        """Record an event or effect, unless it is one of `UNRECORDED`."""
-        if self._file is not None or self._listeners:
-            entry = record(item, t)
-            if entry is not None:
-                self.write(entry)
+    def log(self, item: Event | Effect, t: Seconds, cause: RecordId = NO_CAUSE) -> RecordId:
+        """Record an event or effect, unless it is one of `UNRECORDED`.
+
+        Args:
+            item: the event or effect.
+            t: when it happened, in seconds since the job began.
+            cause: the record of what it follows from: an effect from an event, an event of a worker from the effect that it answers.
+
+        Returns:
+            The number of the new record; ``cause`` where there is none, so that what follows from an event that is not recorded is taken
+            to follow from the event's own cause.
+        """
+        if self._file is None and not self._listeners:
+            return cause
+        entry = record(item, t)
+        if entry is None:
+            return cause
+        return self.write_numbered(entry, cause)
+
+    def write_numbered(self, entry: Record, cause: RecordId) -> RecordId:
+        """Take one record, with the next number and that of its cause; returns the former."""
+        self._ids = entry["id"] = number = self._ids + 1
+        if cause != NO_CAUSE:
+            entry["cause"] = cause
+        self.write(entry)
+        return number
 
     def write(self, entry: Record) -> None:
         """Take one record. In the file, what comes before the head waits for it: a job hears of its processes before it knows its rule."""
@@ -247,11 +268,12 @@ class PartOfJournal:
     def __init__(self, journal: Journal, number: int) -> None:
         self._journal, self._number = journal, number
 
-    def log(self, item: Event | Effect, t: Seconds) -> None:
-        """Record an event or effect, unless it is one of `UNRECORDED`."""
+    def log(self, item: Event | Effect, t: Seconds, cause: RecordId = NO_CAUSE) -> RecordId:
+        """Record an event or effect; see `Journal.log`."""
         entry = record(item, t)
-        if entry is not None:
-            self.write(entry)
+        if entry is None:
+            return cause
+        return self._journal.write_numbered({**entry, "optimizer": self._number}, cause)
 
     def write(self, entry: Record) -> None:
         """Take one record."""

@@ -18,7 +18,7 @@ from offbeat.journal.records import Journal
 from offbeat.sim.event_queue import MEASURED, WAKE, EventQueue
 from offbeat.sim.process import BEATS
 from offbeat.sim.servers import Servers
-from offbeat.types import Seconds
+from offbeat.types import NO_CAUSE, RecordId, Seconds
 
 PATIENCE: Final = 3.0
 """So many timeouts without anything but heartbeats, and nothing will happen any more."""
@@ -34,7 +34,7 @@ class CoordinatorInbox:
         agenda: the virtual clock.
         servers: tell when server 0 is free.
         journal: None: nothing is recorded.
-        carry_out: does what the coordinator says.
+        carry_out: does what the coordinator says; its second argument are the numbers of the effects in the journal.
         stuck: is called when nothing but heartbeats and wake-ups will ever happen again.
         wakes: False: neither the rule nor the membership ever wants to be woken.
     """
@@ -45,7 +45,7 @@ class CoordinatorInbox:
         agenda: EventQueue,
         servers: Servers,
         journal: Journal | None,
-        carry_out: Callable[[list[Effect]], None],
+        carry_out: Callable[[list[Effect], list[RecordId]], None],
         stuck: Callable[[], None],
         timeout_s: Seconds | None,
         wakes: bool,
@@ -55,8 +55,9 @@ class CoordinatorInbox:
         self._coordinator, self._agenda, self._servers, self._journal = coordinator, agenda, servers, journal
         self._carry_out, self._stuck = carry_out, stuck
         self._timeout_s, self._may_wake = timeout_s, wakes
-        self._inbox: deque[Event] = deque()
-        self._measured: list[Folded] = []
+        self._inbox: deque[tuple[Event, RecordId]] = deque()
+        """What server 0 has not looked at yet, with the record that caused it."""
+        self._measured: list[tuple[Folded, RecordId]] = []
         """By folds that take no time; told as soon as all that the coordinator has said is carried out."""
         self._busy = False
         self._free_at: Seconds = 0.0
@@ -70,18 +71,18 @@ class CoordinatorInbox:
         self._idle_wakes = 0
         self._stirred_at: Seconds = 0.0
 
-    def send(self, event: Event) -> None:
+    def send(self, event: Event, cause: RecordId = NO_CAUSE) -> None:
         """A message to server 0. What is sent while it is at another is handled after that one, at the same instant if it is free."""
-        self._inbox.append(event)
+        self._inbox.append((event, cause))
         if not self._busy:
             self._work()
 
-    def measured(self, folded: Folded, done: Seconds) -> None:
+    def measured(self, folded: Folded, done: Seconds, cause: RecordId) -> None:
         """A fold is done at this time, and server 0 hears what was measured before it looks at its next message."""
         if done > self._agenda.now:
-            self._agenda.at(done, partial(self._measured_now, folded), MEASURED)
+            self._agenda.at(done, partial(self._measured_now, folded, cause), MEASURED)
         else:
-            self._measured.append(folded)
+            self._measured.append((folded, cause))
 
     def beat(self, again: Callable[[int], None]) -> None:
         """A worker's heart beats again after a while. If that is all that happens any more, nothing will."""
@@ -118,29 +119,29 @@ class CoordinatorInbox:
                         self._free_at = free
                         agenda.at(free, self._work)
                     break
-            event = inbox.popleft()
+            event, cause = inbox.popleft()
             if self._journal is not None:
-                self._journal.log(event, agenda.now)
+                cause = self._journal.log(event, agenda.now, cause)
             if type(event) is not Heard:
                 self._stirred_at, self._idle_wakes = agenda.now, 0
             self.handled += 1
-            self._answer(self._coordinator.on(event, agenda.now))
+            self._answer(self._coordinator.on(event, agenda.now), cause)
         self._busy = False
 
-    def _answer(self, effects: list[Effect]) -> None:
+    def _answer(self, effects: list[Effect], cause: RecordId = NO_CAUSE) -> None:
+        """``cause``: of these effects; none where no event but the time has brought them about."""
         self.handled += len(effects)
-        if self._journal is not None:
-            for effect in effects:
-                self._journal.log(effect, self._agenda.now)
-        self._carry_out(effects)
+        journal, now = self._journal, self._agenda.now
+        numbers = [journal.log(effect, now, cause) for effect in effects] if journal is not None else [NO_CAUSE] * len(effects)
+        self._carry_out(effects, numbers)
         if self._measured:
             self._inbox.extendleft(reversed(self._measured))
             self._measured.clear()
         if self._may_wake:
             self._arm()
 
-    def _measured_now(self, folded: Folded, serial: int) -> None:
-        self._inbox.appendleft(folded)
+    def _measured_now(self, folded: Folded, cause: RecordId, serial: int) -> None:
+        self._inbox.appendleft((folded, cause))
         self._work()
 
     def _arm(self) -> None:

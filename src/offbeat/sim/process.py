@@ -1,46 +1,33 @@
-"""A worker's process, as far as every kind of rule is concerned: its states, its iterations and samples, and what befalls it.
+"""A simulated process of a worker: its script, the time that everything takes, and the faults that befall it.
 
-How it comes to compute and what it does with the result is in ``workers.py`` for rules of job scope and in ``shard_workers.py`` for
-those of shard scope. Messages go out and come in as in `runtime.parameter_server.worker_side`, in the same order.
+What the worker does and when is decided by `core.worker.Worker`, the machine that live workers run too. This file is its shell: it carries
+out the machine's instructions in virtual time, and runs a script that goes through batches, or through epochs of them where samples are
+dealt out. How parameters come and pushes go is in ``workers.py`` for rules of job scope and in ``shard_workers.py`` for those of shard
+scope.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from enum import IntEnum
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import isinf
 from typing import TYPE_CHECKING, Final
 
-from offbeat.core.effects import EpochEnded, Fence, Grant, Interrupt, NoMore, Paused, Publish, Release
-from offbeat.core.events import Event, Heard, Joined, LeaseWanted, Left, Lost
-from offbeat.core.policy import Plan
+from offbeat.core.block_cache import Blocks
+from offbeat.core.effects import EpochEnded, Fence, Grant, Interrupt, NoMore, Publish, Release
+from offbeat.core.events import Abandoned, Event, Heard, Joined, Lost, Pushed
+from offbeat.core.worker import Compute, Finished, Instruction, SamplesWanted, Send, State, Stepped, Worker
 from offbeat.session import SplitProgress
 from offbeat.sim.latency.registry import stretched
-from offbeat.sim.training.workload import Step
-from offbeat.types import Epoch, Incarnation, LeaseId, Seconds, Version, WorkerId
+from offbeat.sim.training.workload import Handed, Step
+from offbeat.types import Epoch, Incarnation, LeaseId, RecordId, Seconds, WorkerId
 
 if TYPE_CHECKING:
     from offbeat.sim.simulation import Simulation
 
 BEATS: Final = 10
 """Heartbeats in a timeout, as live."""
-
-
-class Doing(IntEnum):
-    """What a worker's process does."""
-
-    WAITING = 0
-    """To be admitted, or for blocks."""
-    PAUSED = 1
-    """Told to wait for an epoch's end, or for samples."""
-    RECEIVING = 2
-    """Admitted, and the parameters are on their way."""
-    ASKING = 3
-    """For samples."""
-    COMPUTING = 4
-    PUSHING = 5
-    """The push is on its way, and nothing can take it back."""
-    GONE = 6
 
 
 class SimulatedProcess(ABC):
@@ -50,170 +37,215 @@ class SimulatedProcess(ABC):
         world: where it lives.
         number: the worker's.
         iteration: the number of its next iteration.
+        blocks: see `core.worker.Worker`.
     """
 
-    def __init__(self, world: Simulation, number: WorkerId, iteration: int = 0) -> None:
+    def __init__(self, world: Simulation, number: WorkerId, iteration: int, blocks: Callable[[], Blocks] | None = None) -> None:
         self.world, self.number, self.iteration = world, number, iteration
         self.agenda = world.agenda
+        self.machine = Worker(number, blocks)
         self.incarnation: Incarnation = 0
-        self.doing = Doing.WAITING
+        self.gone = False
         self.windows = world.cluster.script.windows(number)
-        self.fenced_off = False
-        """It has been thought dead, and does not know yet."""
         self.due = 0
         """The serial number of the entry that goes on with this process; others are out of date."""
-        self.version: Version = 0
-        """That it computes from."""
-        self.plan = Plan()
-        self.begun_at: Seconds = 0.0
-        self.compute_s: Seconds = 0.0
+        self.computing = False
+        """A computation is under way; its end is `due`."""
+        self.in_transit = False
+        """Parameters are on their way to this process, or its push to the servers: what it is told meanwhile it reads afterwards."""
+        self._fence: tuple[Fence, RecordId] | None = None
+        """What it has still to read."""
+        self._ends = False
+        """Its script has come to its end, and the process is about to leave."""
+        self._leases: tuple[LeaseId, ...] = ()
+        self._samples = 0
+        self._steps: tuple[Step, ...] = ()
         """Of the iterations that make up its next push."""
-        self.leases: tuple[LeaseId, ...] = ()
-        self.samples = 0
-        self.steps: tuple[Step, ...] = ()
-        self.grant: Grant | None = None
-        """Samples that it has got and not begun with."""
-        self.progress = SplitProgress()
+        self._progress = SplitProgress()
         self._epoch: Epoch = 0
 
     # Told by the coordinator.
 
     def joined(self, incarnation: Incarnation) -> None:
-        """It takes part from now on, under this incarnation."""
+        """Take part from now on, under this incarnation."""
         self.incarnation = incarnation
-        self.doing, self.fenced_off, self.due = Doing.WAITING, False, 0
-        self.grant = None  # but a loop over an epoch that has come to its end does not begin again
+        self._stop()
+        self._steps = ()
 
     @abstractmethod
-    def released(self, effect: Release) -> None:
-        """The servers send their parameters, with which it goes on."""
+    def released(self, effect: Release, cause: RecordId) -> None:
+        """Go on with the parameters that the servers send now."""
 
     @abstractmethod
-    def published(self, effect: Publish) -> None:
-        """A server sends its new block."""
+    def published(self, effect: Publish, cause: RecordId) -> None:
+        """Take note of the new block that a server sends now."""
 
-    @abstractmethod
-    def interrupted(self, effect: Interrupt) -> None:
-        """What it computes is of no more use, unless it has been handed in already."""
+    def answered(self, effect: Grant | NoMore | EpochEnded, cause: RecordId) -> None:
+        """Go on with samples, or without."""
+        self.do(self.machine.on(effect, self.agenda.now, cause))
 
-    def granted(self, effect: Grant) -> None:
-        """Samples. To one that has been idle they come with the newest parameters, and it begins with those."""
-        self.grant = effect
-        if not effect.refreshed:
-            self.compute()
+    def interrupted(self, effect: Interrupt, cause: RecordId) -> None:
+        """Give up what is being computed, now or at its end."""
+        news = effect.version > self.machine.version
+        self.machine.on(effect, self.agenda.now, cause)
+        if news and self.computing and effect.at_once:
+            self.due = self.agenda.at(self.thaw(), self.finished)
 
-    def paused(self, effect: Paused) -> None:
-        """It waits for the end of an epoch, or for samples that come back."""
-        self.doing = Doing.PAUSED
-
-    def no_more(self, effect: NoMore) -> None:
-        """Nothing of its epoch is left but what it holds: it hands that in and asks again. Or it has come after the epoch's end."""
-        if self.leases and not effect.refreshed:
-            self.push()
+    def fenced(self, effect: Fence, cause: RecordId) -> None:
+        """Join again, as soon as this process waits for something; what it hands in until then is rejected."""
+        if self.in_transit:
+            self._fence = effect, cause
             return
-        self._end_epoch(effect.epoch)
-        if effect.refreshed:
-            self.doing = Doing.PAUSED
-        else:
-            self.ask()
-
-    def epoch_ended(self, effect: EpochEnded) -> None:
-        """The newest parameters come after this."""
-        if effect.epoch >= self._epoch:
-            self._end_epoch(effect.epoch)
-
-    def fenced(self, effect: Fence) -> None:
-        """It was thought dead. It learns that when it next waits for something; what it hands in until then is rejected."""
-        if self.doing in (Doing.WAITING, Doing.PAUSED, Doing.ASKING):
-            self.rejoin()
-        else:
-            self.fenced_off = True
-
-    def rejoin(self) -> None:
-        """Join again, as the next incarnation."""
-        self.doing, self.due, self.fenced_off = Doing.WAITING, 0, False
-        self.world.send(Joined(self.number))
+        self.do(self.machine.on(effect, self.agenda.now, cause))
+        if self._ends:
+            self._finish()
 
     # What befalls it.
 
     def end(self, why: str, *, seen: bool) -> None:
-        """Its process ends; ``seen``: its connection closes with it."""
-        self.doing, self.due = Doing.GONE, 0
+        """End this process; ``seen``: its connection closes with it."""
+        self.gone, self.due = True, 0
         if seen:
             self.world.send(Lost(self.number, why, self.incarnation or None))
 
     def beat(self, serial: int = 0) -> None:
-        """A sign of life now and then, as long as its process is not frozen."""
-        if self.doing is Doing.GONE:
+        """Give a sign of life now and then, as long as this process is not frozen."""
+        if self.gone:
             return
         if self.incarnation and self.thaw() == self.agenda.now:
             self.world.send(Heard(self.number, self.incarnation))
         self.world.desk.beat(self.beat)
 
     def thaw(self) -> Seconds:
-        """When its process can do something: now, unless it is frozen."""
+        """Return when this process can do something: now, unless it is frozen."""
         now = self.agenda.now
         return next((stop for start, stop, factor in self.windows if start <= now < stop and isinf(factor)), now)
 
     # What it does.
 
-    @abstractmethod
-    def compute(self) -> None:
-        """Begin an iteration, with the samples that it has got if they are dealt out."""
+    def do(self, instructions: Sequence[Instruction]) -> None:
+        """Carry out what the machine says."""
+        for at, instruction in enumerate(instructions):
+            if type(instruction) is Compute:
+                self._go_on(instruction)
+                continue
+            assert type(instruction) is Send
+            event, cause = instruction
+            if type(event) is Pushed:
+                push = event if self.world.content.empty else event._replace(loss=self._handed_in(event))
+                self.push(push, cause, instructions[at + 1 :])
+                return
+            if type(event) is Joined:
+                self._stop()
+            if type(event) is Joined or type(event) is Abandoned:
+                self._steps = ()
+            self.world.send(event, cause)
 
     @abstractmethod
-    def push(self) -> None:
-        """Hand in what it has computed."""
+    def push(self, push: Pushed, cause: RecordId, then: Sequence[Instruction]) -> None:
+        """Send the servers a push; what is to be done ``then`` waits until it has left."""
 
     @abstractmethod
-    def arrived(self, event: Event) -> None:
-        """Its push is with the servers. What was under way when its process ended is lost."""
+    def arrived(self, event: Event, cause: RecordId) -> None:
+        """Hand the servers a push that has reached them. What was under way when its process ended is lost."""
 
-    def ask(self, serial: int = 0) -> None:
-        """For the samples of the next iteration; it computes at once where they are not dealt out."""
-        world, work = self.world, self.world.work
+    def received(self, instructions: Sequence[Instruction]) -> None:
+        """Do what follows from parameters that have come, after reading what has come behind them."""
+        self.in_transit = False
+        if self._fence is not None:
+            (fence, cause), self._fence = self._fence, None
+            instructions = [*instructions, *self.machine.on(fence, self.agenda.now, cause)]
+        self.do(instructions)
+
+    def ask_at(self) -> Seconds:
+        """Return when this process can ask for samples."""
+        return self.thaw() if self.windows else self.agenda.now
+
+    def ask(self) -> None:
+        """Ask for the samples of the next iteration, or end after the last epoch."""
+        work = self.world.work
+        self._ends = self._epoch == work.epochs
+        if self._ends:
+            self._when_it_can(self._finish)
+            return
+        question = self.machine.on(SamplesWanted(0, self._epoch, work.samples, work.batch), self.agenda.now)
+        self._when_it_can(partial(self.do, question))
+
+    def _when_it_can(self, action: Callable[[], None], serial: int = 0) -> None:
         if serial not in (0, self.due):
             return
-        if work.samples is None:
-            self.compute()
-            return
-        self.doing = Doing.ASKING
-        if self.windows and (thaw := self.thaw()) > self.agenda.now:
-            self.due = self.agenda.at(thaw, self.ask)
-        elif self.fenced_off:
-            self.rejoin()
-        elif self._epoch == work.epochs:
-            self.end("", seen=False)
-            world.send(Left(self.number, self.incarnation))
-            if world.cluster.silence_s is not None:  # one that is thought dead is not listened to, but its connection closes
-                world.send(Lost(self.number, "end of stream", self.incarnation))
+        at = self.ask_at()
+        if at > self.agenda.now:
+            self.due = self.agenda.at(at, partial(self._when_it_can, action))
         else:
-            world.send(LeaseWanted(self.number, self.incarnation, 0, self._epoch, work.samples, self.plan.batch or work.batch))
+            action()
 
-    def clean(self) -> None:
-        """What it has computed is handed in, or given up."""
-        self.compute_s, self.leases, self.samples, self.steps = 0.0, (), 0, ()
+    def _finish(self) -> None:
+        """End; a process that was thought dead joins again first, and ends then."""
+        self._ends = False
+        instructions = self.machine.on(Finished(), self.agenda.now)
+        if self.machine.state is State.LEFT:
+            self.end("", seen=False)
+        self.do(instructions)
+        # One that is thought dead is not listened to, but its connection closes.
+        if self.gone and self.world.cluster.silence_s is not None:
+            self.world.send(Lost(self.number, "end of stream", self.incarnation))
 
-    def iterate(self, begin: Seconds) -> Seconds:
-        """One iteration that begins at this time; when it ends. What goes into the next push is noted."""
-        world, iteration, grant = self.world, self.iteration, self.grant
+    def _go_on(self, turn: Compute) -> None:
+        """The script has control."""
+        if turn.over:
+            self._epoch, self._progress = self._epoch + 1, SplitProgress()
+        if turn.grant is None and self.world.work.samples is not None:
+            self.ask()
+            return
+        self.computing = True
+        finish = self.agenda.now
+        self._leases, self._samples = (), 0
+        for _ in range(self.machine.plan.steps if turn.grant is None else 1):  # nobody needs to know of the moments between
+            finish = self._iterate(finish, turn.grant)
+        self.due = self.agenda.at(finish, self.finished)
+        if self.machine.at_once:
+            self.due = self.agenda.at(self.thaw(), self.finished)
+
+    def finished(self, serial: int = 0) -> None:
+        """End a computation, or break it off."""
+        if serial not in (0, self.due):
+            return
+        self.computing, self.due = False, 0
+        progress, dealt = self._progress, self.world.work.samples is not None
+        steps = 1 if dealt else self.machine.plan.steps
+        stepped = Stepped(self._leases, self._samples, None, None, steps, progress.done, progress.batches or 0)
+        instructions = self.machine.on(stepped, self.agenda.now)
+        if instructions:
+            self.do(instructions)
+        else:
+            self.ask()
+
+    def _iterate(self, begin: Seconds, grant: Grant | None) -> Seconds:
+        """Begin one iteration at this time; when it ends. What goes into the next push is noted."""
+        world, iteration, batch = self.world, self.iteration, self.machine.plan.batch or self.world.work.batch
         self.iteration = iteration + 1
         if grant is None:
-            samples = self.plan.batch or world.work.batch
+            samples = batch
         else:
-            samples, self.grant = grant.stop - grant.start, None
-            self.leases += (grant.lease,)
-            self.progress.deal(grant.parts, samples, self.plan.batch or world.work.batch)
-            self.progress.done += 1
-        self.samples += samples
+            samples = grant.stop - grant.start
+            self._leases += (grant.lease,)
+            self._progress.deal(grant.parts, samples, batch)
+            self._progress.done += 1
+        self._samples += samples
         if not world.content.empty:
             place = () if grant is None else (grant.epoch, grant.start, grant.stop, grant.parts)
-            step = Step(iteration, samples, *place)
-            self.steps += (step,)
+            self._steps += (Step(iteration, samples, *place),)
         seconds = world.compute.draw(self.number, iteration, begin)
         if world.per_sample is not None:
             seconds += samples * world.per_sample.draw(self.number, iteration, begin)
         return begin + (stretched(seconds, begin, self.windows) if self.windows else seconds)
 
-    def _end_epoch(self, epoch: Epoch) -> None:
-        self._epoch, self.progress = epoch + 1, SplitProgress()
+    def _handed_in(self, push: Pushed) -> float | None:
+        """The loss of a push that leaves this worker."""
+        steps, self._steps = self._steps, ()
+        return self.world.content.handed_in(Handed(self.number, self.incarnation, self.machine.clock, push.version, push.held, steps))
+
+    def _stop(self) -> None:
+        """Nothing that this process had begun goes on."""
+        self.due, self.computing, self.in_transit, self._ends, self._fence = 0, False, False, False, None

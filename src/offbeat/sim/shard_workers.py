@@ -1,151 +1,116 @@
-"""A simulated worker of a rule of shard scope: it goes on by itself when it holds enough blocks, and pushes to each shard by itself.
+"""A simulated worker of a rule of shard scope: blocks arrive one by one, also while it computes, and each shard gets a push by itself.
 
-What it waits for is decided by the rule's own state machine (`core.block_cache`). Blocks arrive one by one, also while it computes; a
-`Release`, for who enters or comes back after an epoch's end, is a block of every shard at once.
+A `Release`, for a worker that enters or comes back after an epoch's end, is a block of every shard at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from offbeat.core.block_cache import Blocks
-from offbeat.core.effects import Interrupt, Publish, Release
-from offbeat.core.events import Abandoned, Event, Pushed
+from offbeat.core.effects import Publish, Release
+from offbeat.core.events import Event, Pushed
 from offbeat.core.policy import ServerRule
-from offbeat.sim.process import Doing, SimulatedProcess
-from offbeat.sim.training.workload import Handed
-from offbeat.types import Clock, Incarnation, Seconds, Version, WorkerId
+from offbeat.core.worker import BlockArrived, Instruction, State, Woken
+from offbeat.sim.process import SimulatedProcess
+from offbeat.types import RecordId, Seconds, WorkerId
 
 if TYPE_CHECKING:
     from offbeat.sim.simulation import Simulation
 
 
 class ShardWorker(SimulatedProcess):
-    """See `SimulatedProcess`. Its ``version`` is the iteration that it computes, by its own count."""
+    """See `SimulatedProcess`."""
 
     def __init__(self, world: Simulation, number: WorkerId, iteration: int = 0) -> None:
-        super().__init__(world, number, iteration)
-        self._blocks = self._fresh()
-        self._clock: Clock = 0
+        policy = world.policy
+        assert isinstance(policy, ServerRule), f"{policy.spelling} has no servers"
+        super().__init__(world, number, iteration, partial(policy.blocks, world.cluster.servers))
         self._heard_at: Seconds = 0.0
         """When server 0 will have its last push: what it asks then does not overtake that."""
 
-    def _fresh(self) -> Blocks:
-        policy = self.world.policy
-        assert isinstance(policy, ServerRule), f"{policy.spelling} has no servers"
-        return policy.blocks(self.world.cluster.servers)
-
-    def joined(self, incarnation: Incarnation) -> None:
-        super().joined(incarnation)
-        self._blocks = self._fresh()
-        self.clean()
-
-    def released(self, effect: Release) -> None:
-        self._clock, self.plan = effect.clock, effect.plan
-        self.doing = Doing.RECEIVING
+    def released(self, effect: Release, cause: RecordId) -> None:
+        self.in_transit = True
         missing = self.world.cluster.servers
 
-        def take(shard: int, version: Version, blocks: Blocks) -> None:
+        def count(blocks: Blocks) -> None:
             nonlocal missing
-            blocks.received(shard, version, self.agenda.now)
             missing -= 1
-            if missing == 0:
-                blocks.released()
-                if blocks is self._blocks and self.doing is Doing.RECEIVING:
-                    self.doing = Doing.WAITING
-                    self._look()
+            if missing == 0 and blocks is self.machine.blocks and self.in_transit:
+                self.in_transit = False
+                self._begin(effect, cause, blocks)
 
         for shard, version in enumerate(self.world.blocks):
-            self._receive(shard, version, take)
+            self._receive(BlockArrived(shard, version), cause, count)
 
-    def published(self, effect: Publish) -> None:
-        def take(shard: int, version: Version, blocks: Blocks) -> None:
-            blocks.received(shard, version, self.agenda.now)
-            if blocks is self._blocks:
+    def published(self, effect: Publish, cause: RecordId) -> None:
+        def look(blocks: Blocks) -> None:
+            if blocks is self.machine.blocks:
                 self._look()
 
-        self._receive(effect.shard, effect.version, take)
+        self._receive(BlockArrived(effect.shard, effect.version), cause, look)
 
-    def _receive(self, shard: int, version: Version, take: Callable[[int, Version, Blocks], None]) -> None:
-        """A block is sent now. What a process is sent under an earlier incarnation changes nothing in a later one."""
-        blocks = self._blocks
-        arrival = self.world.servers.block(shard, self.number, self.agenda.now)
+    def _receive(self, block: BlockArrived, cause: RecordId, then: Callable[[Blocks], None]) -> None:
+        """Receive a block that is sent now. What a process is sent under an earlier incarnation changes nothing in a later one."""
+        blocks = self.machine.blocks
+        assert blocks is not None
+
+        def take(_: int) -> None:
+            if blocks is self.machine.blocks:
+                self.machine.on(block, self.agenda.now, cause)
+            then(blocks)
+
+        arrival = self.world.servers.block(block.shard, self.number, self.agenda.now)
         if arrival > self.agenda.now:
-            self.agenda.at(arrival, lambda _: take(shard, version, blocks))
+            self.agenda.at(arrival, take)
         else:
-            take(shard, version, blocks)
+            take(0)
 
-    def interrupted(self, effect: Interrupt) -> None:
-        raise AssertionError(f"workers of shard scope see for themselves what is obsolete: {effect}")
+    def _begin(self, effect: Release, cause: RecordId, blocks: Blocks, _: int = 0) -> None:
+        """Read the parameters, which are here, unless this process has joined again meanwhile."""
+        if blocks is not self.machine.blocks:
+            return
+        if self.windows and (thaw := self.thaw()) > self.agenda.now:
+            self.agenda.at(thaw, partial(self._begin, effect, cause, blocks))
+        else:
+            self.received(self.machine.on(effect, self.agenda.now, cause))
 
-    def _look(self, serial: int = 0) -> None:
-        """Whether it can go on, or what it computes has been overtaken."""
-        now, blocks = self.agenda.now, self._blocks
-        if self.doing is Doing.COMPUTING and blocks.overtaken:
-            self._break_off()
-        if self.doing is not Doing.WAITING:
+    def _look(self, _: int = 0) -> None:
+        """See whether this worker can go on, or what it computes has been overtaken."""
+        if self.gone:
+            return
+        machine, now = self.machine, self.agenda.now
+        if self.computing:
+            machine.on(Woken(), now)
+            if machine.overtaken:
+                self.finished()
+        if machine.state is not State.WAITING or self.in_transit:
             return
         if self.windows and (thaw := self.thaw()) > now:
             self.agenda.at(thaw, self._look)
-        elif blocks.ready(now):
-            self.version = blocks.advance()
-            if self.grant is not None:
-                self.compute()
-            else:
-                self.ask()
-        elif (wake_at := blocks.wake_at()) is not None:
+        elif instructions := machine.on(Woken(), now):
+            self.do(instructions)
+        elif (wake_at := machine.wake_at()) is not None:
             self.agenda.at(max(now, wake_at), self._look)
 
-    def ask(self, serial: int = 0) -> None:
-        if self.world.work.samples is not None and self._heard_at > self.agenda.now and serial in (0, self.due):
-            self.doing = Doing.ASKING
-            self.due = self.agenda.at(self._heard_at, self.ask)
-        else:
-            super().ask(serial)
+    def ask_at(self) -> Seconds:
+        return self._heard_at if self._heard_at > self.agenda.now else super().ask_at()
 
-    def compute(self) -> None:
-        self.doing = Doing.COMPUTING
-        self.begun_at = self.agenda.now
-        self.due = self.agenda.at(self.iterate(self.agenda.now), self._finished)
-
-    def _finished(self, serial: int) -> None:
-        if serial == self.due:
-            self.compute_s = self.agenda.now - self.begun_at
-            self.push()
-
-    def push(self) -> None:
-        """To each shard its part; the worker does not wait for what becomes of it."""
-        world, held = self.world, self._blocks.used
-        self._clock += 1
-        loss = None
-        if not world.content.empty:
-            loss = world.content.handed_in(Handed(self.number, self.incarnation, self._clock, self.version, held, self.steps))
-        push = Pushed(self.number, self.incarnation, self.version, self.samples, self.compute_s, self.leases, None, loss, held=held)
-        self.doing = Doing.WAITING
-        self.clean()
+    def push(self, push: Pushed, cause: RecordId, then: Sequence[Instruction]) -> None:
+        """Send each shard its part; the worker does not wait for what becomes of it."""
+        world = self.world
         for shard in range(world.cluster.servers):
             arrival = world.servers.push(shard, self.number, self.agenda.now)
             self._heard_at = arrival if shard == 0 else self._heard_at
-            world.post.at_server(shard, arrival, partial(self._deliver, push._replace(shard=shard)))
-        if self.fenced_off:
-            self.rejoin()
-        else:
-            self._look()
+            world.post.at_server(shard, arrival, partial(self._deliver, push._replace(shard=shard), cause))
+        self.do(then)
+        self._look()
 
-    def _deliver(self, push: Pushed, serial: int) -> None:
-        self.arrived(push)
+    def _deliver(self, push: Pushed, cause: RecordId, _: int) -> None:
+        self.arrived(push, cause)
 
-    def arrived(self, event: Event) -> None:
-        if self.doing is not Doing.GONE:
-            self.world.send(event)
-
-    def _break_off(self) -> None:
-        self.compute_s, self.due = self.agenda.now - self.begun_at, 0
-        given_up = Abandoned(self.number, self.incarnation, self.version, self.compute_s, self.leases)
-        self.doing = Doing.WAITING
-        self.clean()
-        self.world.send(given_up)
-        if self.fenced_off:
-            self.rejoin()
+    def arrived(self, event: Event, cause: RecordId) -> None:
+        if not self.gone:
+            self.world.send(event, cause)

@@ -23,7 +23,6 @@ from offbeat.core.effects import (
     Mix,
     NoMore,
     Pair,
-    Paused,
     Publish,
     Release,
     Settle,
@@ -31,7 +30,7 @@ from offbeat.core.effects import (
     StateChanged,
     WrittenOff,
 )
-from offbeat.core.events import Event, Initialised, Joined, Lost
+from offbeat.core.events import Initialised, Joined, Lost
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.policy import Policy, ServerRule
 from offbeat.journal.records import Journal, Record, fault_record, metrics_record, process_record
@@ -41,13 +40,13 @@ from offbeat.sim.event_queue import FAULT, EventQueue
 from offbeat.sim.faults import Fault, Freeze, Join, Kill, Restart, Slow, Stop, Vanish
 from offbeat.sim.gossip_links import Links
 from offbeat.sim.latency.registry import Constant, Sampler, derived
-from offbeat.sim.process import Doing, SimulatedProcess
+from offbeat.sim.process import SimulatedProcess
 from offbeat.sim.servers import Servers
 from offbeat.sim.shard_workers import ShardWorker
 from offbeat.sim.training.workload import Exchanged, Workload
 from offbeat.sim.uplink import Uplink
 from offbeat.sim.workers import JobWorker
-from offbeat.types import Seconds, Version, WorkerId, WorkerState
+from offbeat.types import RecordId, Seconds, Version, WorkerId, WorkerState
 
 
 class Point(NamedTuple):
@@ -85,7 +84,7 @@ class Simulation:
         self.desk = CoordinatorInbox(
             self.coordinator, self.agenda, self.servers, journal, self._carry_out, self._give_up, cluster.silence_s, wakes
         )
-        self.send: Callable[[Event], None] = self.desk.send
+        self.send = self.desk.send
         self.compute: Sampler = cluster.law("compute").start(derived(cluster.seed, "compute"), cluster.total)
         per_sample = cluster.law("per_sample")
         free = isinstance(per_sample, Constant) and per_sample.seconds == 0.0
@@ -102,22 +101,21 @@ class Simulation:
         self._journal = journal
         self._version: Version = 0
         self._measures = policy.measures != "nothing"
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            Initialise: lambda effect: self.send(Initialised(effect.worker)),
+        self._handlers: dict[type, Callable[[Any, RecordId], None]] = {
+            Initialise: lambda effect, cause: self.send(Initialised(effect.worker), cause),
             Fold: self._fold,
             Release: self._release,
-            Interrupt: lambda effect: self._tell(effect, lambda worker: worker.interrupted(effect)),
-            Fence: lambda effect: self._tell(effect, lambda worker: worker.fenced(effect)),
-            Grant: lambda effect: self._tell(effect, lambda worker: worker.granted(effect)),
-            Paused: lambda effect: self._tell(effect, lambda worker: worker.paused(effect)),
-            NoMore: lambda effect: self._tell(effect, lambda worker: worker.no_more(effect)),
+            Interrupt: lambda effect, cause: self._tell(effect, cause, SimulatedProcess.interrupted),
+            Fence: lambda effect, cause: self._tell(effect, cause, SimulatedProcess.fenced),
+            Grant: lambda effect, cause: self._tell(effect, cause, SimulatedProcess.answered),
+            NoMore: lambda effect, cause: self._tell(effect, cause, SimulatedProcess.answered),
             Publish: self._publish,
             EpochEnded: self._end_epoch,
             StateChanged: self._change_state,
         }
         self._handlers |= dict.fromkeys((Adopt, Share, Mix, Pair, WrittenOff), self._exchanged)
         if not content.empty:
-            self._handlers[Settle] = content.settled
+            self._handlers[Settle] = lambda effect, cause: content.settled(effect)
 
     def run(self) -> tuple[bool, str]:
         """Go through everything until it is enough; whether it has ended well, and why it has ended."""
@@ -145,19 +143,19 @@ class Simulation:
 
     # What the coordinator says.
 
-    def _carry_out(self, effects: list[Effect]) -> None:
+    def _carry_out(self, effects: list[Effect], numbers: list[RecordId]) -> None:
         handlers = self._handlers
-        for effect in effects:
+        for effect, number in zip(effects, numbers, strict=True):
             handler = handlers.get(type(effect))
             if handler is not None:
-                handler(effect)
+                handler(effect, number)
 
-    def _fold(self, effect: Fold) -> None:
+    def _fold(self, effect: Fold, cause: RecordId) -> None:
         done = self.servers.fold(self.agenda.now, effect.shard)
         if self._measures or not self.content.empty:
             folded = self.content.fold(effect)
             if self._measures:
-                self.desk.measured(folded, done)
+                self.desk.measured(folded, done, cause)
         version = effect.version
         if effect.shard is not None:
             self.blocks[effect.shard] = version
@@ -179,39 +177,39 @@ class Simulation:
         if self.content.reached(values):
             self._end(True, f"version {version} is good enough")
 
-    def _release(self, effect: Release) -> None:
+    def _release(self, effect: Release, cause: RecordId) -> None:
         worker = self.workers[effect.worker]
-        if worker.incarnation == effect.incarnation and worker.doing is not Doing.GONE:
+        if worker.incarnation == effect.incarnation and not worker.gone:
             if not self.content.empty:
                 self.content.released(effect.worker, effect.version)
-            worker.released(effect)
+            worker.released(effect, cause)
 
-    def _exchanged(self, effect: Exchanged) -> None:
+    def _exchanged(self, effect: Exchanged, cause: RecordId) -> None:
         assert isinstance(self.servers, Links)
         self.servers.exchanged(effect, self.agenda.now)
         if not self.content.empty:
             self.content.exchanged(effect)
 
-    def _publish(self, effect: Publish) -> None:
+    def _publish(self, effect: Publish, cause: RecordId) -> None:
         there = [self.workers[number] for number, incarnation in effect.workers if self.workers[number].incarnation == incarnation]
-        there = [worker for worker in there if worker.doing is not Doing.GONE]
+        there = [worker for worker in there if not worker.gone]
         if not self.content.empty:
             self.content.published(effect.shard, effect.version, tuple(worker.number for worker in there))
         for worker in there:
-            worker.published(effect)
+            worker.published(effect, cause)
 
-    def _tell(self, effect: Any, message: Callable[[SimulatedProcess], None]) -> None:
+    def _tell(self, effect: Any, cause: RecordId, message: Callable[[SimulatedProcess, Any, RecordId], None]) -> None:
         """A message for a worker's process, if there still is the one for which it is meant."""
         worker = self.workers[effect.worker]
-        if worker.incarnation == effect.incarnation and worker.doing is not Doing.GONE:
-            message(worker)
+        if worker.incarnation == effect.incarnation and not worker.gone:
+            message(worker, effect, cause)
 
-    def _end_epoch(self, effect: EpochEnded) -> None:
+    def _end_epoch(self, effect: EpochEnded, cause: RecordId) -> None:
         for number in effect.workers:
-            if self.workers[number].doing is not Doing.GONE:
-                self.workers[number].epoch_ended(effect)
+            if not self.workers[number].gone:
+                self.workers[number].answered(effect, cause)
 
-    def _change_state(self, effect: StateChanged) -> None:
+    def _change_state(self, effect: StateChanged, cause: RecordId) -> None:
         if effect.state is WorkerState.ALIVE:
             self._present.add(effect.worker)
             self.workers[effect.worker].joined(effect.incarnation)
@@ -220,7 +218,7 @@ class Simulation:
         else:
             self._present.discard(effect.worker)
             self.content.gone(effect.worker)
-            if not self._present and not self._to_come and all(worker.doing is Doing.GONE for worker in self.workers.values()):
+            if not self._present and not self._to_come and all(worker.gone for worker in self.workers.values()):
                 self._give_up()  # now: what is on the agenda still, such as finishes of broken-off computations, is nobody's
 
     # Processes and faults, and the end.
@@ -245,7 +243,7 @@ class Simulation:
             self._start(fault.worker)
             return
         worker = self.workers[fault.worker]
-        if worker.doing is Doing.GONE:
+        if worker.gone:
             return
         detail = f"for {fault.for_s:g} s" if isinstance(fault, Freeze | Slow) else ""
         if isinstance(fault, Slow):
@@ -265,7 +263,7 @@ class Simulation:
 
     def _give_up(self) -> None:
         """Nothing happens any more."""
-        stuck = [number for number, worker in sorted(self.workers.items()) if worker.doing is not Doing.GONE]
+        stuck = [number for number, worker in sorted(self.workers.items()) if not worker.gone]
         if stuck:
             who = ", ".join(map(str, stuck[:10])) + (f" and {len(stuck) - 10} more" if len(stuck) > 10 else "")
             self._end(False, f"nothing happens any more: worker {who} waits for ever")

@@ -8,7 +8,7 @@ from offbeat.core.events import Event
 from offbeat.sim.event_queue import EventQueue
 from offbeat.sim.process import SimulatedProcess
 from offbeat.sim.servers import Servers
-from offbeat.types import Seconds
+from offbeat.types import RecordId, Seconds
 
 
 class Uplink:
@@ -24,10 +24,10 @@ class Uplink:
         self._simple = servers.pushes_immediate and (servers.never_busy or servers.count == 1)
         """Whether a push is with all servers as it is sent. Server 0's turn is seen to at its desk."""
 
-    def push(self, worker: SimulatedProcess, event: Event) -> None:
+    def push(self, worker: SimulatedProcess, event: Event, cause: RecordId) -> None:
         """A worker's push is on its way to every server; it has arrived when all of them have it."""
         if self._simple:
-            worker.arrived(event)
+            worker.arrived(event, cause)
             return
         missing = self._servers.count
 
@@ -35,7 +35,7 @@ class Uplink:
             nonlocal missing
             missing -= 1
             if missing == 0:
-                worker.arrived(event)
+                worker.arrived(event, cause)
 
         for server in range(self._servers.count):
             self.at_server(server, self._servers.push(server, worker.number, self._agenda.now), count)

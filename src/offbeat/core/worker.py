@@ -1,0 +1,481 @@
+"""The worker's side of a job as one state machine: what it is told goes in, what it has to do comes out.
+
+The coordinator turns events into effects (``core/job/coordinator.py``). A worker is its mirror image: it turns the effects that concern it,
+and what its own script does, into events for the coordinator and into `Compute`, which gives control to the script. The live worker, the
+simulated one and the tests' workers all drive this machine, so that they push, give up, ask and rejoin for the same reasons::
+
+               effects: Release, Grant, Fence, ...                     events: Pushed, LeaseWanted, Joined, ...
+    coordinator ---------------------------------->  Worker.on()  ------------------------------------------> coordinator
+                                                      |     ^
+                                             Compute  v     |  Stepped, SamplesWanted, PullAsked, Finished
+                                                      script
+
+The states, and what is understood in each of them; what is not in the table is a `ProtocolError`::
+
+    WAITING     for a Release, or in rules of shard scope for blocks    Release, BlockArrived, Woken -> COMPUTING; Fence -> WAITING
+    ASKING      for samples, or for the end of an epoch                 Grant, NoMore -> COMPUTING or WAITING; EpochEnded, Fence -> WAITING
+    COMPUTING   the script has control                                  Stepped, HandIn, SamplesWanted, EpochEndWanted, PullAsked, Finished
+    LEFT        the worker has left the job
+
+Every instruction carries the number of the effect that caused it, as the journal has it (0: nobody keeps a journal): the reader of a
+journal can go from a push back to the release, and from the release to the other workers' pushes that made it possible.
+
+The machine has no clock, sends nothing and holds no tensors. ``now`` comes beside each stimulus, in seconds, from any origin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from offbeat.core.block_cache import Blocks
+from offbeat.core.effects import Effect, EpochEnded, Fence, Grant, Interrupt, NoMore, Release
+from offbeat.core.events import Abandoned, EpochWanted, Event, Joined, LeaseWanted, Left, PullWanted, Pushed
+from offbeat.core.policy import Plan
+from offbeat.errors import ProtocolError
+from offbeat.types import NO_CAUSE, Clock, Epoch, Incarnation, LeaseId, RecordId, Seconds, Version, WorkerId
+
+
+class State(IntEnum):
+    """What a worker waits for, if it does."""
+
+    WAITING = 0
+    """For the parameters of a `Release`; in rules of shard scope, for enough blocks."""
+    ASKING = 1
+    """For samples, or for the end of an epoch."""
+    COMPUTING = 2
+    """For nothing: its script has control."""
+    LEFT = 3
+
+
+# What the shell of a worker tells the machine, beside the effects of ``core/effects.py``.
+
+
+class BlockArrived(NamedTuple):
+    """A block of one shard is in this worker's memory; only in rules of shard scope."""
+
+    shard: int
+    version: Version
+
+
+class Woken(NamedTuple):
+    """Something may have changed: blocks have arrived, or the time of `Worker.wake_at` has come."""
+
+
+class Stepped(NamedTuple):
+    """The script has computed a gradient, or has made this many local optimizer steps."""
+
+    leases: tuple[LeaseId, ...] = ()
+    """Those whose samples the steps were over."""
+    samples: int = 0
+    """How many samples these are; 0: nobody knows."""
+    loss: float | None = None
+    nonfinite: str | None = None
+    """The tensor in which a gradient was not finite."""
+    steps: int = 1
+    done: int = 0
+    """Batches of this worker's own split of the epoch that it has stepped on."""
+    batches: int = 0
+    """How many batches that split has; 0: it has no split of its own."""
+    taken: int = 1
+    """How many of ``done`` are new."""
+    held: int = 0
+    """Grants that the script has fetched ahead and made no step on."""
+
+
+class SamplesWanted(NamedTuple):
+    """The script asks for the next samples of an epoch; the fields are those of `events.LeaseWanted`."""
+
+    pool: int
+    epoch: Epoch
+    size: int | None
+    batch: int
+    rest: Sequence[Sequence[int]] | None = None
+    held: int = 0
+    """Grants that the script has fetched ahead and made no step on."""
+
+
+class EpochEndWanted(NamedTuple):
+    """The script takes no more samples of an epoch and waits for its end."""
+
+    pool: int
+    epoch: Epoch
+    size: int | None
+
+
+class HandIn(NamedTuple):
+    """What the local steps have come to is to be pushed now, though the plan does not ask for it."""
+
+
+class PullAsked(NamedTuple):
+    """The script asks for the newest parameters."""
+
+
+class Finished(NamedTuple):
+    """The script has come to its end; ``noticed``: it was told to leave before."""
+
+    noticed: bool = False
+
+
+Stimulus: TypeAlias = BlockArrived | Woken | Stepped | HandIn | SamplesWanted | EpochEndWanted | PullAsked | Finished | Effect
+
+
+# What the machine tells the shell.
+
+
+class Send(NamedTuple):
+    """Send the coordinator this event. A `Pushed` goes with the gradient or the parameters, an `Initialised` never comes from here."""
+
+    event: Event
+    cause: RecordId
+
+
+class Compute(NamedTuple):
+    """Give control to the script."""
+
+    grant: Grant | None
+    """The samples that it has asked for; None: it has none, and asks again unless the epoch is ``over``."""
+    over: bool
+    """The epoch has nothing more for this worker."""
+    cause: RecordId
+
+
+Instruction: TypeAlias = Send | Compute
+
+
+@dataclass(slots=True)
+class LocalWork:
+    """What a worker has computed since its last push: one gradient, or some local steps."""
+
+    steps: int = 0
+    samples: int = 0
+    """0 if it is not known of every step."""
+    leases: tuple[LeaseId, ...] = ()
+    nonfinite: str | None = None
+    """The tensor in which a gradient was not finite: what the steps have come to must not be used then."""
+    compute_s: Seconds = 0.0
+    """How long the script has had control."""
+    ending: bool = False
+    """The epoch has no more samples for this worker than those it holds."""
+    _losses: tuple[float, ...] = ()
+    _known: bool = True
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything has been counted."""
+        return self.steps > 0 or self.compute_s > 0.0
+
+    @property
+    def loss(self) -> float | None:
+        """The mean of the steps' losses, of those that were logged."""
+        return sum(self._losses) / len(self._losses) if self._losses else None
+
+    def add(self, stepped: Stepped) -> None:
+        """Add the steps of one stimulus."""
+        self.steps += stepped.steps
+        self._known = self._known and stepped.samples > 0
+        self.samples = self.samples + stepped.samples if self._known else 0
+        self.leases += stepped.leases
+        self.nonfinite = stepped.nonfinite or self.nonfinite
+        if stepped.loss is not None:
+            self._losses += (stepped.loss,)
+
+
+class Worker:
+    """The state machine of one process of a worker.
+
+    Args:
+        number: the worker's.
+        blocks: makes an empty `Blocks`; None: the rule is not of shard scope.
+
+    >>> worker = Worker(2)
+    >>> worker.on(Release(2, incarnation=1, version=7, clock=0, reason="it has joined"), now=0.0, cause=3)
+    [Compute(grant=None, over=False, cause=3)]
+    >>> [(push, cause)] = worker.on(Stepped(samples=32), now=0.25)
+    >>> type(push).__name__, push.version, push.samples, push.compute_s, cause, worker.state.name
+    ('Pushed', 7, 32, 0.25, 3, 'WAITING')
+
+    Source: none of the papers says what a worker does that was thought dead, or holds samples; the order of the answers is ours.
+    """
+
+    def __init__(self, number: WorkerId, blocks: Callable[[], Blocks] | None = None) -> None:
+        self.number = number
+        self.state = State.WAITING
+        self.incarnation: Incarnation = 0
+        self.version: Version = 0
+        """The version that this worker computes from; in rules of shard scope, its iteration."""
+        self.clock: Clock = 0
+        """How many pushes the job has counted of this worker, and those on their way."""
+        self.plan = Plan()
+        self.work = LocalWork()
+        self.blocks = blocks() if blocks is not None else None
+        self.fenced = False
+        """The job takes this worker for dead. It joins again as soon as it waits for something."""
+        self.overtaken = False
+        """What the script computes is of no more use: the next `Stepped` gives it up."""
+        self.at_once = False
+        """And the script need not finish it."""
+        self._make_blocks = blocks
+        self._left_behind: Incarnation = 0
+        """The newest incarnation that was declared dead and has been given up."""
+        self._newer: Version = 0
+        """The newest version of which an `Interrupt` has told."""
+        self._grant: Grant | None = None
+        self._over = False
+        self._epoch: Epoch = 0
+        """The epoch of the question under way, and how many of its grants the script holds."""
+        self._held = 0
+        self._needs_release = True
+        """The worker goes on with a `Release`, and not as soon as it holds enough blocks."""
+        self._since: Seconds = 0.0
+        """When the script got control, or its last step ended."""
+        self._cause = self._overtaken_by = self._fenced_by = NO_CAUSE
+
+    def on(self, stimulus: Stimulus, now: Seconds, cause: RecordId = NO_CAUSE) -> list[Instruction]:
+        """Take note of something that has happened to this worker, and return what it does now, in order.
+
+        Args:
+            stimulus: what has happened.
+            now: the time, in seconds; it never goes backwards.
+            cause: the number of the effect in the journal; 0: there is none.
+
+        Raises:
+            ProtocolError: this cannot happen in the worker's present state.
+        """
+        handler = _TABLE[self.state].get(type(stimulus))
+        if handler is None:
+            raise ProtocolError(
+                f"worker {self.number} is {self.state.name.lower()}, and {type(stimulus).__name__} has no meaning then: {stimulus}"
+            )
+        return handler(self, stimulus, now, cause)
+
+    def wake_at(self) -> Seconds | None:
+        """Return when to say `Woken` even if nothing arrives, None: never. Only a rule of shard scope has such times."""
+        waits = self.blocks is not None and self.state is State.WAITING and not self._needs_release
+        return self.blocks.wake_at() if waits and self.blocks is not None else None
+
+    # Parameters.
+
+    def _released(self, effect: Release, now: Seconds, cause: RecordId) -> list[Instruction]:
+        self.incarnation, self.version, self.clock, self.plan = effect.incarnation, effect.version, effect.clock, effect.plan
+        self._needs_release = False
+        if self.blocks is not None:
+            self.blocks.released()
+            self._cause = cause
+            return self._look_for_blocks(Woken(), now, cause)
+        if self._newer <= self.version:
+            self.overtaken = self.at_once = False
+        return self._begin(now, cause)
+
+    def _block(self, block: BlockArrived, now: Seconds, cause: RecordId) -> list[Instruction]:
+        assert self.blocks is not None, f"the rule of worker {self.number} has no blocks"
+        self.blocks.received(block.shard, block.version, now)
+        self._cause = cause
+        return []
+
+    def _look_for_blocks(self, _: Woken, now: Seconds, cause: RecordId) -> list[Instruction]:
+        if self.blocks is None or self._needs_release or not self.blocks.ready(now):
+            return []
+        self.version = self.blocks.advance()
+        self.overtaken = self.at_once = False
+        return self._begin(now, self._cause)
+
+    def _look_whether_overtaken(self, _: Woken, now: Seconds, cause: RecordId) -> list[Instruction]:
+        if self.blocks is not None and self.blocks.overtaken:
+            self.overtaken = self.at_once = True
+            self._overtaken_by = self._cause
+        return []
+
+    def _interrupted(self, effect: Interrupt, now: Seconds, cause: RecordId) -> list[Instruction]:
+        """Note that newer parameters are there. Word of them may be late: this worker may have left its version behind by itself."""
+        if effect.version > self.version:
+            self._newer = effect.version
+            self.overtaken, self.at_once = True, effect.at_once
+            self._overtaken_by = cause
+        return []
+
+    def _begin(self, now: Seconds, cause: RecordId) -> list[Instruction]:
+        """Give the script control, with the newest parameters and what it has asked for."""
+        if self.work.begun:
+            self.work = LocalWork()
+        grant, over = self._grant, self._over
+        self._grant, self._over = None, False
+        return self._compute(grant, now, cause, over=over)
+
+    def _compute(self, grant: Grant | None, now: Seconds, cause: int, *, over: bool = False) -> list[Instruction]:
+        self.state = State.COMPUTING
+        self._since, self._cause = now, cause
+        return [Compute(grant, over, cause)]
+
+    # What the script does.
+
+    def _count(self, now: Seconds) -> None:
+        """Count the time since the script got control, or since its last step."""
+        self.work.compute_s += now - self._since
+        self._since = now
+
+    def _stepped(self, stepped: Stepped, now: Seconds, cause: RecordId) -> list[Instruction]:
+        self._count(now)
+        work = self.work
+        work.add(stepped)
+        if self.overtaken:
+            return self._give_up()
+        ends = work.ending and not stepped.held
+        if ends or self.plan.due(work.steps, stepped.done, stepped.batches, stepped.taken):
+            return self._push()
+        return []
+
+    def _hand_in(self, _: HandIn, now: Seconds, cause: RecordId) -> list[Instruction]:
+        self._count(now)
+        return self._push() if self.work.steps else []
+
+    def _push(self) -> list[Instruction]:
+        work = self.work
+        self.clock += 1
+        push = Pushed(
+            self.number,
+            self.incarnation,
+            self.version,
+            work.samples,
+            work.compute_s,
+            work.leases,
+            work.nonfinite,
+            work.loss,
+            work.steps,
+            held=self.blocks.used if self.blocks is not None else (),
+        )
+        return self._hand_over(Send(push, self._cause))
+
+    def _give_up(self) -> list[Instruction]:
+        work = self.work
+        self.overtaken = self.at_once = False
+        abandoned = Abandoned(self.number, self.incarnation, self.version, work.compute_s, work.leases)
+        return self._hand_over(Send(abandoned, self._overtaken_by))
+
+    def _hand_over(self, send: Send) -> list[Instruction]:
+        self.work = LocalWork()
+        self.state = State.WAITING
+        return [send, *self._rejoin(self._fenced_by)] if self.fenced else [send]
+
+    def _ask(self, wanted: SamplesWanted, now: Seconds, cause: RecordId) -> list[Instruction]:
+        self._count(now)
+        if self.fenced:
+            return self._rejoin(self._fenced_by)
+        self._epoch, self._held, self.state = wanted.epoch, wanted.held, State.ASKING
+        batch = self.plan.batch or wanted.batch
+        event = LeaseWanted(self.number, self.incarnation, wanted.pool, wanted.epoch, wanted.size, batch, wanted.rest)
+        return [Send(event, self._cause)]
+
+    def _ask_for_end(self, wanted: EpochEndWanted, now: Seconds, cause: RecordId) -> list[Instruction]:
+        self._count(now)
+        if self.fenced:
+            return self._rejoin(self._fenced_by)
+        self._epoch, self._held, self.state = wanted.epoch, 0, State.ASKING
+        return [Send(EpochWanted(self.number, self.incarnation, wanted.pool, wanted.epoch, wanted.size), self._cause)]
+
+    def _pull(self, _: PullAsked, now: Seconds, cause: RecordId) -> list[Instruction]:
+        self._count(now)
+        if self.fenced:
+            return self._rejoin(self._fenced_by)
+        self.state, self._needs_release = State.WAITING, True
+        return [Send(PullWanted(self.number, self.incarnation), self._cause)]
+
+    def _finish(self, finished: Finished, now: Seconds, cause: RecordId) -> list[Instruction]:
+        if self.fenced:
+            return self._rejoin(self._fenced_by)
+        self.state = State.LEFT
+        return [Send(Left(self.number, self.incarnation, finished.noticed), self._cause)]
+
+    # What the coordinator answers.
+
+    def _granted(self, effect: Grant, now: Seconds, cause: RecordId) -> list[Instruction]:
+        if not effect.refreshed:
+            return self._compute(effect, now, cause)
+        self._grant = effect
+        return self._await_release()
+
+    def _no_more(self, effect: NoMore, now: Seconds, cause: RecordId) -> list[Instruction]:
+        if effect.refreshed:
+            self._over = True
+            return self._await_release()
+        if self._held:
+            self.work.ending = True
+            return self._compute(None, now, cause, over=True)
+        if self.work.steps:
+            # Without these leases the worker can take over what others leave undone: its script asks again.
+            self._cause = cause
+            return self._push()
+        return self._compute(None, now, cause, over=True)
+
+    def _epoch_ended(self, effect: EpochEnded, now: Seconds, cause: RecordId) -> list[Instruction]:
+        self._over = effect.epoch >= self._epoch  # the end of an earlier epoch: its question has to be asked again
+        return self._await_release()
+
+    def _await_release(self) -> list[Instruction]:
+        self.state, self._needs_release = State.WAITING, True
+        return []
+
+    # Death and return.
+
+    def _note_fence(self, effect: Fence, now: Seconds, cause: RecordId) -> list[Instruction]:
+        """While the script computes: it may go on to its next push, which will be rejected."""
+        if effect.incarnation > self._left_behind:
+            self._left_behind = effect.incarnation
+            self.fenced, self._fenced_by = True, cause
+        return []
+
+    def _heed_fence(self, effect: Fence, now: Seconds, cause: RecordId) -> list[Instruction]:
+        # One that is found dead twice over one incarnation is told twice, and joins once.
+        if effect.incarnation <= self._left_behind:
+            return []
+        self._left_behind = effect.incarnation
+        return self._rejoin(cause)
+
+    def _rejoin(self, cause: RecordId) -> list[Instruction]:
+        """Give up the incarnation that was declared dead, with what was computed under it, and ask for the next.
+
+        That an epoch is over stays true: its loop does not begin again.
+        """
+        self.state, self.work = State.WAITING, LocalWork()
+        self.fenced = self.overtaken = self.at_once = False
+        self._grant, self._needs_release = None, True
+        if self._make_blocks is not None:
+            self.blocks = self._make_blocks()
+        return [Send(Joined(self.number), cause)]
+
+
+_Handler: TypeAlias = "Callable[[Worker, Any, Seconds, RecordId], list[Instruction]]"
+
+_TABLE: Final[dict[State, dict[type, _Handler]]] = {
+    State.WAITING: {
+        Release: Worker._released,
+        BlockArrived: Worker._block,
+        Woken: Worker._look_for_blocks,
+        Interrupt: Worker._interrupted,
+        Fence: Worker._heed_fence,
+    },
+    State.ASKING: {
+        Grant: Worker._granted,
+        NoMore: Worker._no_more,
+        EpochEnded: Worker._epoch_ended,
+        BlockArrived: Worker._block,
+        Woken: lambda worker, stimulus, now, cause: [],
+        Interrupt: Worker._interrupted,
+        Fence: Worker._heed_fence,
+    },
+    State.COMPUTING: {
+        Stepped: Worker._stepped,
+        HandIn: Worker._hand_in,
+        SamplesWanted: Worker._ask,
+        EpochEndWanted: Worker._ask_for_end,
+        PullAsked: Worker._pull,
+        Finished: Worker._finish,
+        BlockArrived: Worker._block,
+        Woken: Worker._look_whether_overtaken,
+        Interrupt: Worker._interrupted,
+        Fence: Worker._note_fence,
+    },
+    State.LEFT: {},
+}
