@@ -33,7 +33,7 @@ class Auditor:
 
     def __init__(self, job: Coordinator, policy: Policy) -> None:
         self.job = job
-        self.ledger: Any = job._ledger
+        self.ledger: Any = job.ledger
         self.policy = policy
         self._asked = served(policy)
         self.promises: Promises = promises_of(self)
@@ -245,13 +245,13 @@ class Auditor:
         assert waited == set(effect.workers), f"paused for epoch {effect.epoch}: {waited}, told of its end: {effect.workers}"
         for worker in waited:
             del self._paused[worker]
-        assert not self.job._outside, f"kept outside after the end of epoch {effect.epoch}: {self.job._outside}"
+        assert not self.job.participants.outside, f"kept outside after the end of epoch {effect.epoch}: {self.job.participants.outside}"
         self.samples.report(effect)
 
     def _the_paused_are_idle(self) -> None:
         """The rule counts on whoever is alive, inside, and has not paused, and on nobody else."""
-        outside = self.job._outside.keys()
-        if self.job.begun:
+        outside = self.job.participants.outside.keys()
+        if self.job.start.begun:
             assert set(self.ledger.active) == self.alive.keys() - self._paused.keys() - outside, f"paused: {self._paused}"
         assert not outside or (self.policy.entry == "next_epoch" and self.alive.keys() > outside), f"kept outside of nothing: {outside}"
 

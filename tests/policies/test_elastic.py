@@ -98,7 +98,7 @@ def constant(*intervals: float) -> Callable[[int, int], float]:
 
 
 def superstep_of(job: Clockwork) -> Superstep:
-    ledger: Any = job.job._ledger
+    ledger: Any = job.job.ledger
     superstep = getattr(ledger._policy, "superstep", None)
     assert isinstance(superstep, Superstep)
     return superstep

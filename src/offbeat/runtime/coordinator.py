@@ -339,7 +339,7 @@ class LiveCoordinator:
                 self._side.check(worker, connection)
         except ConfigurationError as error:
             connection.send({"kind": "refused", "reason": str(error)})
-            if self.coordinator is None or not self.coordinator.begun:
+            if self.coordinator is None or not self.coordinator.start.begun:
                 raise JobError(str(error)) from None
             return
         if isinstance(self._side, ServerCoordinatorSide):
@@ -447,7 +447,7 @@ class LiveCoordinator:
         released = peer.serial > serial
         if released:
             self.served.state(peer.worker)
-        places = list(self.coordinator.places().items())
+        places = list(self.coordinator.epochs.places().items())
         peer.connection.send({"kind": "place", "released": released, "version": self.coordinator.version, "places": places})
 
     def _parts(self, peer: Peer, message: Message, now: Seconds) -> None:
@@ -456,7 +456,7 @@ class LiveCoordinator:
         job = self.coordinator
         others = [worker for worker in job.membership.in_state(WorkerState.ALIVE) if worker != peer.worker]
         steps = message.header["steps"]
-        computing = [worker for worker in others if not job.waits(worker)]
+        computing = [worker for worker in others if not job.epochs.waits(worker)]
         awaited = self._checkpoints.awaited(computing, steps) if self.terms.policy.in_step else []
         parts, payload = self._checkpoints.parts(peer.worker, steps)
         peer.connection.send({"kind": "parts", "awaited": awaited, "parts": parts}, payload=payload)
@@ -476,9 +476,8 @@ class LiveCoordinator:
         assert self.coordinator is not None
         member = self.coordinator.membership[peer.worker]
         current = member.state is WorkerState.ALIVE and want["incarnation"] == member.incarnation
-        if current and not (
-            self.coordinator.admitted(peer.worker) if isinstance(self._side, ServerCoordinatorSide) else self.coordinator.begun
-        ):
+        served = isinstance(self._side, ServerCoordinatorSide)
+        if current and not (self.coordinator.waiting.admitted(peer.worker) if served else self.coordinator.start.begun):
             raise ProtocolError(f"worker {peer.worker} sent {kind!r} before the job let it go on (expected to wait for 'parameters')")
         try:
             rest = checked_ranges(want["rest"], want["size"]) if "rest" in want else None

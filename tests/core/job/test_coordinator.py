@@ -19,7 +19,7 @@ def test_nobody_computes_before_everybody_has_joined_or_is_lost() -> None:
     assert names(job(Joined(2))) == ["StateChanged 2"]
     assert names(job(Lost(0, "its process has ended"))) == ["StateChanged 0", "Initialise 1"]
     assert names(job(Initialised(1))) == ["Release 1", "Release 2"]
-    assert job.job.begun and job.job.version == 0
+    assert job.job.start.begun and job.job.version == 0
 
 
 def test_another_initialises_when_the_first_dies_and_only_its_word_counts() -> None:
@@ -27,7 +27,7 @@ def test_another_initialises_when_the_first_dies_and_only_its_word_counts() -> N
     job(Joined(0))
     assert only(Initialise, job(Joined(1))).worker == 0
     assert only(Initialise, job(Lost(0, "gone", 1))).worker == 1
-    assert job(Initialised(0)) == [] and not job.job.begun
+    assert job(Initialised(0)) == [] and not job.job.start.begun
     assert names(job(Initialised(1))) == ["Release 1"]
 
 
@@ -339,7 +339,7 @@ def test_an_epoch_goes_on_from_a_checkpoint() -> None:
     job(LeaseWanted(0, 1, 0, 3, 10, 4, rest=[[0, 2], [8, 10]]))
     grant = only(Grant, job.said)
     assert (grant.epoch, grant.start, grant.stop) == (3, 0, 2)
-    assert job.job.places() == {0: {"epoch": 3, "size": 10, "rest": [[0, 2], [8, 10]]}}
+    assert job.job.epochs.places() == {0: {"epoch": 3, "size": 10, "rest": [[0, 2], [8, 10]]}}
 
 
 def test_pools_end_their_epochs_apart() -> None:

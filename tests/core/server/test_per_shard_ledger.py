@@ -100,7 +100,7 @@ def test_a_death_in_the_middle_of_a_push_leaves_what_has_arrived() -> None:
     assert job.job.membership[0].state is WorkerState.DEAD, "what another server reports is no sign of life"
     effects = job.at(0, 1)
     assert [part.worker for part in only(Fold, effects).parts] == [0, 1]
-    assert job.job.unsettled == {1}
+    assert job.job.ledger.unsettled == {1}
 
 
 def test_a_push_of_a_finished_worker_that_arrives_late_says_so() -> None:
@@ -194,7 +194,7 @@ def test_the_end_of_the_job_drops_what_waits() -> None:
     job = Shards(PSP(c=2), 2)
     job.at(0, 0)
     effects = job.job.close(job.now, "the job is over")
-    assert [(e.shard, e.fate) for e in effects if isinstance(e, Settle)] == [(0, Fate.DROPPED)] and not job.job.unsettled
+    assert [(e.shard, e.fate) for e in effects if isinstance(e, Settle)] == [(0, Fate.DROPPED)] and not job.job.ledger.unsettled
 
 
 # The deadlock of the listing (SPEC 5.5, 2).
@@ -259,7 +259,7 @@ def _beside_bsp(chance: random.Random) -> None:
     carry_out(psp.said)
     for _ in range(60):
         waiting = [w for w in incarnations if blocks[w].ready(psp.now)]
-        assert sorted(waiting) == sorted(set(incarnations) - set(bsp.job._ledger.waiting)), "the same workers may go on"
+        assert sorted(waiting) == sorted(set(incarnations) - set(bsp.job.ledger.waiting)), "the same workers may go on"
         what = chance.random()
         if what < 0.05 and len(incarnations) > 1:
             worker = chance.choice(list(incarnations))

@@ -4,18 +4,24 @@
     live server, simulator
         │ Coordinator.on(event, now), Coordinator.wake(now)
         ▼
-    coordinator.Coordinator ──► core.membership      joined, alive, dead, finished
-        │        │
-        │        └────────────► epochs.Epochs ──► core.leases, core.partitions
-        ▼                          │ pause, resume
-    a ledger of one family  ◄──────┘
+    coordinator.Coordinator      one handler for each event
+        │
+        ├──► start.Start                   version 0 is asked for, and is there
+        ├──► participants.Participants ──► core.membership      joined, alive, dead, finished; fenced
+        ├──► waiting.Waiting               admitted, idle, set aside
+        └──► contributions.Contributions   pushes and questions
+                 │
+                 ▼
+             work.Work ──► a ledger of one family
+                 │            ▲ pause, resume
+                 └──► epochs.Epochs ──► core.leases, core.partitions
 
     several_optimizers.Several   above the coordinators of a job with several optimizers: whom not to wait for
 ```
 
-For a push, the coordinator checks the sender's incarnation, claims the leases, and asks the ledger. The fates that the ledger returns
-settle the leases; then free samples are dealt to workers that wait for some. Effects are returned in the order in which they are to be
-carried out.
+For a push, `Contributions` checks the sender's incarnation, claims the leases, and asks the ledger. The fates that the ledger returns
+settle the leases; then free samples are dealt to workers that wait for some. All parts append to one list of effects, which
+`Coordinator.on` returns: they are in the order in which they are to be carried out.
 
 Example: worker 1 is lost while bsp waits for it. Its loss is an event like any other, and worker 0 goes on.
 

@@ -50,22 +50,22 @@ class Several:
         """What is to be said at once: who is idle elsewhere, who has returned, and who will not come."""
         for number, job in self._jobs.items():
             others = [other for key, other in self._jobs.items() if key != number]
-            held = set().union(*(other.held for other in others)) if job.aside else set()
-            for worker in job.aside:
+            held = set().union(*(other.waiting.held for other in others)) if job.waiting.aside else set()
+            for worker in job.waiting.aside:
                 if worker not in held:
                     yield number, Returned(worker)
-            if not job.begun and number:
+            if not job.start.begun and number:
                 first = self._jobs[0].membership
                 for worker in job.membership.in_state(WorkerState.EXPECTED):
                     if first[worker].state in GONE:
                         yield number, Lost(worker, "it has left the job before it made this optimizer")
-            for worker in sorted(set().union(*(other.idle for other in others))):
-                if _counts(job, worker):
+            for worker in sorted(set().union(*(other.waiting.idle for other in others))):
+                if job.waiting.expected(worker):
                     yield number, Elsewhere(worker, "waits for the end of an epoch with another optimizer")
 
     def _standstill(self, now: Seconds) -> Iterator[tuple[int, Event]]:
         """If nobody can go on: whom not to wait for."""
-        held = {number: job.held for number, job in self._jobs.items()}
+        held = {number: job.waiting.held for number, job in self._jobs.items()}
         living = {worker for job in self._jobs.values() for worker in job.membership.in_state(WorkerState.ALIVE)}
         if not living or not living <= set().union(*held.values()):
             self._still_since = None
@@ -79,11 +79,6 @@ class Several:
             job, elsewhere = self._jobs[number], set().union(*(held[other] for other in held if other != number))
             if held[number]:
                 for worker in sorted(elsewhere):
-                    if _counts(job, worker):
+                    if job.waiting.expected(worker):
                         yield number, Elsewhere(worker, "every worker waits, this one with another optimizer")
         self._still_since = None  # all that can be done is done: what remains is for those who are expected, or have died, to decide
-
-
-def _counts(job: Coordinator, worker: WorkerId) -> bool:
-    """Whether this job's rule would wait for a worker that waits elsewhere."""
-    return job.begun and worker not in job.aside and worker in job.inside and worker not in job.held

@@ -172,7 +172,7 @@ class MultiHostCoordinatorSide(RankCoordinatorSide):
         if len(addresses) != tables:
             raise ProtocolError(f"worker {worker} sent 'ready' with {len(addresses)} addresses (expected {tables})")
         others = self._table.introduce(worker, addresses)
-        if self._coordinator.begun:
+        if self._coordinator.start.begun:
             self._meeting.add(worker)
             self._roster[worker].connection.send({"kind": "meet", "addresses": others})
         else:

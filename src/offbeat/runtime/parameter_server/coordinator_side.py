@@ -98,7 +98,7 @@ class ServerCoordinatorSide:
     def welcome(self, worker: WorkerId, connection: Connection, message: Message) -> None:
         """A worker's process has said hello, and brings its memory."""
         # Who comes to a running job reads a copy: its script may go on to load an old checkpoint into its model, and so into everybody's.
-        common = self._common if connection.shares_memory and not self._coordinator.begun else None
+        common = self._common if connection.shares_memory and not self._coordinator.start.begun else None
         in_place = common is not None
         self.shard.attach(worker, connection, message, in_place=in_place)
         memory = (common,) if common is not None else ()
@@ -213,7 +213,7 @@ class ServerCoordinatorSide:
         arrived = self._arrivals.at(shard, worker, number, event)
         if arrived is None:
             return
-        if isinstance(arrived, Initialised) and not self._coordinator.begun:
+        if isinstance(arrived, Initialised) and not self._coordinator.start.begun:
             # Only an order makes what a worker provides the parameters: one that froze over it may answer when others have trained on.
             self._performer.order([{"do": "initialise", "worker": arrived.worker}])
         self._feed(arrived, now)

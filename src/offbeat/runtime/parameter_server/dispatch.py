@@ -51,7 +51,7 @@ class Dispatcher:
 
     def enter(self, worker: WorkerId) -> None:
         """A worker's process is ready. While the rule lets it wait outside, what its predecessor has pushed may still be folded."""
-        if self._policy.entry == "next_epoch" and self._coordinator.begun:
+        if self._policy.entry == "next_epoch" and self._coordinator.start.begun:
             self._entering.add(worker)
         else:
             self.order([{"do": "enter", "worker": worker}])
@@ -109,14 +109,14 @@ class Dispatcher:
         peer = self._roster[effect.worker]
         peer.serial += 1
         self._announcer.send_average(effect.worker)  # before the parameters, with which the worker goes on
-        begins = self._coordinator.began_with(effect.worker, effect.incarnation)
+        begins = self._coordinator.start.began_with(effect.worker, effect.incarnation)
         return release_order(effect, peer.serial, self._coordinator.membership.chief, begins=begins)
 
     def _forget_the_gone(self) -> None:
         """Free a dead worker's memory, once the gradients of it have a fate."""
         if not self._roster.gone:
             return
-        unsettled = self._coordinator.unsettled
+        unsettled = self._coordinator.ledger.unsettled
         freed = [worker for worker in self._roster.gone if worker not in unsettled]
         self.order([{"do": "forget", "worker": worker} for worker in freed])
         for worker in freed:

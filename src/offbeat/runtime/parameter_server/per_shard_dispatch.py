@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from offbeat.core.effects import Effect, Fold, Publish, Release, Settle, StateChanged
 from offbeat.core.events import Pushed
+from offbeat.core.server.per_shard_ledger import ShardedLedger
 from offbeat.errors import ProtocolError
 from offbeat.runtime.parameter_server.commands import Order
 from offbeat.runtime.parameter_server.dispatch import Dispatcher
@@ -45,8 +46,10 @@ class PerShardDispatcher(Dispatcher):
             ProtocolError: its worker has given the number to another push, or another number to this push.
         """
         worker = event.worker
-        if self._coordinator.present(worker, event.incarnation):
-            clock = self._coordinator.arriving(event)
+        if self._coordinator.participants.present(worker, event.incarnation):
+            ledger = self._coordinator.ledger
+            assert isinstance(ledger, ShardedLedger), "elsewhere a push arrives once"
+            clock = ledger.arriving(event)
             push = self._pushes.get((worker, event.incarnation, clock)) if clock is not None else None
             if (worker, number) in self._named if clock is None else (push is None or push.number != number):
                 raise ProtocolError(f"worker {worker} sent push number {number} of version {event.version} out of order")
@@ -84,7 +87,7 @@ class PerShardDispatcher(Dispatcher):
         """Remember what the pure core calls this gradient, if it has taken it."""
         fenced = any(isinstance(effect, Settle) and effect.clock == 0 for effect in effects)
         if not fenced and (event.worker, self._arrived) not in self._named:
-            gradient = event.worker, event.incarnation, self._coordinator.clock(event.worker)
+            gradient = event.worker, event.incarnation, self._coordinator.ledger.clock(event.worker)
             self._named[event.worker, self._arrived] = gradient
             self._pushes[gradient] = _Push(self._arrived, 1 + len(self._shards))
 

@@ -116,7 +116,7 @@ class RankCoordinatorSide:
     def ready(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> None:
         """A rank's process asks to be counted. In a running job it is counted once somebody gives it a replica."""
         self._check_outside(worker, "ready")
-        if self._coordinator.begun:
+        if self._coordinator.start.begun:
             self.newcomers.want(worker)
         else:
             self._feed(Joined(worker), now)
@@ -142,7 +142,7 @@ class RankCoordinatorSide:
 
     def wake_at(self) -> Seconds | None:
         """When to `follow` at the latest."""
-        return self._looked_at + LOOK_S if self._entries or any(self._said.values()) or self._coordinator.unsettled else None
+        return self._looked_at + LOOK_S if self._entries or any(self._said.values()) or self._coordinator.ledger.unsettled else None
 
     def follow(self, now: Seconds) -> None:
         """Deal with what has happened since this was last called, as far as all of it is known."""
@@ -219,7 +219,7 @@ class RankCoordinatorSide:
         """A rank has the initial parameters; the first to say so begins the job with them."""
         if not ("replica" in message.header and "from" in message.header):
             raise ProtocolError(f"worker {worker} sent 'initial' without replica and from (expected both in a job without servers)")
-        if not self._coordinator.begun and worker == self._coordinator.initialiser:
+        if not self._coordinator.start.begun and worker == self._coordinator.start.initialiser:
             self.newcomers.begin_with(worker, message)
         self._feed(Initialised(worker), now)
 
@@ -323,7 +323,7 @@ class RankCoordinatorSide:
             self._current[effect.worker] = effect.incarnation
         elif effect.state in (WorkerState.DEAD, WorkerState.FINISHED):
             self._released.discard(effect.worker)
-        if self._coordinator.begun and (chief := self._coordinator.membership.chief) != self._chief:
+        if self._coordinator.start.begun and (chief := self._coordinator.membership.chief) != self._chief:
             self._chief = chief
             for peer in self._roster:
                 peer.connection.send({"kind": "chief", "chief": chief})
@@ -343,7 +343,7 @@ class RankCoordinatorSide:
             "incarnation": effect.incarnation,
             "version": effect.version,
             "chief": self._coordinator.membership.chief,
-            "begins": self._coordinator.began_with(effect.worker, effect.incarnation),
+            "begins": self._coordinator.start.began_with(effect.worker, effect.incarnation),
             "plan": list(effect.plan),
         }
         if self.newcomers.outside(effect.worker):

@@ -135,7 +135,7 @@ class TorchCoordinatorSide(RankCoordinatorSide):
         Raises:
             ConfigurationError: the others have met already.
         """
-        if self._coordinator.begun:
+        if self._coordinator.start.begun:
             raise ConfigurationError("a plain allreduce is under way, which nobody can come to; under sync=full a worker could")
 
     def push(self, worker: WorkerId, message: Message, now: Seconds) -> None:

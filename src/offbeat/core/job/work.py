@@ -1,0 +1,70 @@
+"""What the participants work on: contributions in the ledger and samples in the epochs, kept in step.
+
+Fates that the ledger tells settle the samples of those contributions. After each change free samples are dealt to workers that wait for
+some, and where an epoch has ended by that, the workers outside are let in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from offbeat.core.effects import Effect, EpochEnded
+from offbeat.core.events import EpochWanted, LeaseWanted
+from offbeat.core.job.epochs import Epochs
+from offbeat.core.job.ledgers import AnyLedger
+from offbeat.core.job.participants import Participants
+from offbeat.types import Seconds, WorkerId
+
+
+class Work:
+    """The ledger and the epochs of a job.
+
+    Args:
+        ledger: of the job's family.
+        epochs: of the job.
+        participants: of the job.
+        effects: of the event in hand; this object appends its own.
+    """
+
+    def __init__(self, ledger: AnyLedger, epochs: Epochs, participants: Participants, effects: list[Effect]) -> None:
+        self.ledger, self.epochs = ledger, epochs
+        self._participants, self._effects = participants, effects
+
+    def note(self, effects: list[Effect]) -> None:
+        """Append the ledger's effects; the samples of a contribution share its fate."""
+        self.epochs.settle(effects)
+        self._effects += effects
+
+    def deal(self, now: Seconds) -> None:
+        """Deal free samples to workers that wait for some, and end the epochs that have nothing more to wait for."""
+        self._dealt(self.epochs.deal(now), now)
+
+    def want(self, event: LeaseWanted | EpochWanted, now: Seconds) -> None:
+        """Answer a participant that asks for samples, or for the end of an epoch."""
+        self._dealt(self.epochs.want(event, now), now)
+
+    def _dealt(self, effects: list[Effect], now: Seconds) -> None:
+        self._effects += effects
+        if self._participants.outside and any(isinstance(effect, EpochEnded) for effect in effects):
+            self._let_in(now)
+
+    def enter(self, workers: Sequence[WorkerId], now: Seconds) -> None:
+        """Let these workers take part from now on."""
+        self.epochs.prepare()
+        for worker in workers:
+            self.epochs.withdraw(self.ledger.recalled(worker))
+            incarnation = self._participants.membership[worker].incarnation
+            self.note(self.ledger.enter(worker, incarnation, now, more=worker != workers[-1]))
+        self.deal(now)
+
+    def leave(self, worker: WorkerId, now: Seconds) -> None:
+        """Go on without this worker; if it was the last inside, the workers outside need not wait for the end of its epoch."""
+        self.note(self.ledger.leave(worker, now))
+        self.deal(now)
+        if self._participants.outside and not self._participants.inside():
+            self._let_in(now)
+
+    def _let_in(self, now: Seconds) -> None:
+        outside = list(self._participants.outside)
+        self._participants.outside.clear()
+        self.enter(outside, now)
