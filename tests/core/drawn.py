@@ -3,41 +3,70 @@ what its settings are drawn from (`About.draws`)."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 from tests.core.scripts import Schedule
 
-from offbeat.core.allreduce.policy import RoundRule
+from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.core.policy import Policy, ServerRule
 from offbeat.errors import ConfigurationError
-from offbeat.policies import RULES, AllReduce
+from offbeat.policies import RULES
 
 FAULTS = ("kill", "vanish", "freeze", "restart", "usurp", "newcomer", "poison", "haste")
 
 
 few = st.integers(0, 3)
-IN_THESE_WORLDS = [
-    word
-    for word, kind in RULES.items()
-    if (issubclass(kind, ServerRule) and kind.scope is ServerRule.scope) or (issubclass(kind, RoundRule) and kind is not AllReduce)
-]
-"""Gossip and rules of shard scope have worlds of their own; under allreduce torch.distributed does the work."""
-rules: dict[str, tuple[type[Policy], int]] = {
-    word if number == 0 else f"{word} {number}": (RULES[word], number)
-    for word in IN_THESE_WORLDS
-    for number in range(len(RULES[word].about.draws(1)))
-}
-"""By a name that begins with the rule's word: the rule, and which of its draws (`About.draws`)."""
+
+
+class Drawn(NamedTuple):
+    """One way to draw the settings of a rule."""
+
+    kind: type[Policy]
+    number: int
+    """Of the entry of `About.draws`."""
+
+
+def drawn(which: Callable[[type[Policy]], bool]) -> dict[str, Drawn]:
+    """Return the ways to draw each of these rules, by a name that begins with the rule's word."""
+    return {
+        word if number == 0 else f"{word} {number}": Drawn(kind, number)
+        for word, kind in RULES.items()
+        if which(kind)
+        for number in range(len(kind.about.draws(1)))
+    }
+
+
+def _in_shards(kind: type[Policy]) -> bool:
+    return issubclass(kind, ServerRule) and kind.scope is not ServerRule.scope
+
+
+rules = drawn(lambda kind: not _in_shards(kind) and not issubclass(kind, GossipRule))
+"""For `World`."""
+shard_rules = drawn(_in_shards)
+"""For ``shard_world.ShardWorld``."""
+gossip_rules = drawn(lambda kind: issubclass(kind, GossipRule))
+"""For ``tests/core/gossip/test_ledger.py``."""
 
 
 @cache
 def settings(name: str, workers: int) -> st.SearchStrategy[Policy]:
     """Return a strategy for the rule in a job of so many workers. Made once: hypothesis looks at each new one for a while."""
-    kind, number = rules[name]
-    drawn = {setting: st.sampled_from(list(values)) for setting, values in kind.about.draws(workers)[number].items()}
-    return st.fixed_dictionaries(drawn).filter(partial(_accepts, kind)).map(lambda values: kind(**values))
+    kind, number = (rules | shard_rules | gossip_rules)[name]
+    values = {setting: st.sampled_from(list(values)) for setting, values in kind.about.draws(workers)[number].items()}
+    return st.fixed_dictionaries(values).filter(partial(_accepts, kind)).map(lambda chosen: kind(**chosen))
+
+
+def chosen(name: str, workers: int, chance: random.Random) -> Policy:
+    """Return the rule with settings that ``chance`` draws, for worlds of which everything is drawn from one seed."""
+    kind, number = (rules | shard_rules | gossip_rules)[name]
+    draws = kind.about.draws(workers)[number]
+    while not _accepts(kind, values := {setting: chance.choice(list(choice)) for setting, choice in draws.items()}):
+        pass
+    return kind(**values)
 
 
 def _accepts(kind: type[Policy], values: dict[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from experiments.psp_table1.listing import Listing
 
 from offbeat.core.effects import Effect, EpochEnded, Fold, Publish, Release, Settle, StateChanged
 from offbeat.core.events import Event, Pushed
+from offbeat.core.policy import ServerRule
 from offbeat.policies import PSP
 from offbeat.types import Fate, WorkerState
 
@@ -28,9 +29,12 @@ class _Sent:
 class ShardAuditor:
     """Sees every event with its effects; raises AssertionError at the first broken promise."""
 
-    def __init__(self, policy: PSP, shards: int) -> None:
-        self._policy = policy
-        self._need = ceil(policy.b * shards - 1e-9)
+    def __init__(self, policy: ServerRule, shards: int) -> None:
+        self._printed = isinstance(policy, Listing)
+        """The listing as printed breaks some promises."""
+        self._need, self._max_skew, self._scaling = 0, None, None
+        if isinstance(policy, PSP):
+            self._need, self._max_skew, self._scaling = ceil(policy.b * shards - 1e-9), policy.max_skew, policy.scaling
         self._versions = [0] * shards
         self._alive: dict[int, int] = {}
         self._clock: dict[tuple[int, int], int] = {}
@@ -49,10 +53,10 @@ class ShardAuditor:
 
     def begins(self, worker: int, incarnation: int, t: int, used: tuple[int, ...]) -> None:
         """Enough blocks of the iteration or later are in use, none is too far behind, and iterations do not go backwards."""
-        if isinstance(self._policy, Listing):
+        if self._printed:
             return
         assert sum(version >= t for version in used) >= self._need, f"iteration {t} begun with {used}"
-        assert self._policy.max_skew is None or min(used) >= t - self._policy.max_skew
+        assert self._max_skew is None or min(used) >= t - self._max_skew
         assert t >= self._begun.get((worker, incarnation), 0)
         self._begun[worker, incarnation] = t
 
@@ -113,14 +117,14 @@ class ShardAuditor:
         self._versions[shard] += 1
         self.folds.append(effect)
         assert abs(sum(part.weight for part in effect.parts) - 1.0) < 1e-9
-        assert effect.scale == (len(effect.parts) if self._policy.scaling == "linear" else 1.0)
+        assert self._scaling is None or effect.scale == (len(effect.parts) if self._scaling == "linear" else 1.0)
         workers = [part.worker for part in effect.parts]
-        assert isinstance(self._policy, Listing) or len(workers) == len(set(workers)), f"a worker counts twice: {effect}"
+        assert self._printed or len(workers) == len(set(workers)), f"a worker counts twice: {effect}"
         for part in effect.parts:
             sent = self._sent[part.worker, part.incarnation, part.clock]
             assert sent.t >= before, f"a gradient of iteration {sent.t} folded at {before}"
             assert part.staleness == before - sent.held[shard] >= 0
-            assert self._policy.max_skew is None or part.staleness <= before - sent.t + self._policy.max_skew
+            assert self._max_skew is None or part.staleness <= before - sent.t + self._max_skew
         self._due = [((part.worker, part.incarnation, part.clock), shard) for part in effect.parts]
 
     def _publish(self, effect: Publish) -> None:

@@ -20,7 +20,7 @@ from offbeat.core.block_cache import Blocks
 from offbeat.core.effects import Effect, EpochEnded, Fence, Grant, Initialise, NoMore, Publish, Release
 from offbeat.core.events import Abandoned, EpochWanted, Event, Heard, Initialised, Joined, LeaseWanted, Left, Lost, PullWanted, Pushed
 from offbeat.core.job.coordinator import Coordinator
-from offbeat.policies import PSP
+from offbeat.core.policy import ServerRule
 from offbeat.types import LeaseId
 
 Script: TypeAlias = Generator[Callable[[], bool], None, None]
@@ -31,7 +31,7 @@ Script: TypeAlias = Generator[Callable[[], bool], None, None]
 class Plan:
     """One schedule. Times are whole ticks, so that much happens at the same instant."""
 
-    policy: PSP
+    policy: ServerRule
     workers: int
     shards: int
     seed: int

@@ -14,12 +14,13 @@ from tests.core.scripts import Schedule
 from tests.core.shard_world import Plan, ShardWorld
 from tests.core.world import World
 from tests.journal.records import Record, journal_of
+from tests.spelled import spelled
 from tests.tiers import examples
 
 from offbeat.core.policy import Policy, ServerRule
 from offbeat.journal.records import read
 from offbeat.journal.summary import Tally
-from offbeat.policies import PSP, RULES, rule
+from offbeat.policies import rule
 from offbeat.report.figures import short
 from offbeat.report.lanes import SPANS, Chart
 from offbeat.report.table import comparison, job_table
@@ -30,7 +31,7 @@ FAULTS = ("kill", "vanish", "freeze", "restart", "usurp", "newcomer", "poison", 
 SHARD_FAULTS = ("kill", "restart", "suspect", "newcomer")
 
 
-SPELLINGS = sorted({rule(spelling).spelling for kind in RULES.values() for spelling in kind.about.examples})
+SPELLINGS = sorted({rule(spelling).spelling for spelling in spelled()})
 IN_SHARD_SCOPE = [spelling for spelling in SPELLINGS if isinstance(chosen := rule(spelling), ServerRule) and chosen.scope == "shard"]
 IN_JOB_SCOPE = [spelling for spelling in SPELLINGS if spelling not in IN_SHARD_SCOPE and rule(spelling).family != "gossip"]
 """Gossip has worlds of its own (``tests/core/gossip/test_ledger.py``)."""
@@ -54,7 +55,7 @@ def played(policy: Policy, seed: int) -> list[Record]:
     return list(journal_of(policy, schedule.workers, 1, World(schedule).run().log))
 
 
-def played_by_shards(policy: PSP, seed: int) -> list[Record]:
+def played_by_shards(policy: ServerRule, seed: int) -> list[Record]:
     """The journal of a random world of shard scope."""
     draw = random.Random(seed)
     plan = Plan(
@@ -110,7 +111,7 @@ def test_any_journal_of_shard_scope_adds_up(spelling: str) -> None:
     @given(st.integers(0, 2**16))
     def check(seed: int) -> None:
         policy = rule(spelling)
-        assert isinstance(policy, PSP)
+        assert isinstance(policy, ServerRule)
         adds_up(played_by_shards(policy, seed))
 
     check()
@@ -122,7 +123,7 @@ def test_a_lost_line_of_the_books_shows(spelling: str) -> None:
     @given(st.integers(0, 2**16), st.floats(0.0, 1.0, exclude_max=True))
     def check(seed: int, where: float) -> None:
         policy = rule(spelling)
-        records = played_by_shards(policy, seed) if isinstance(policy, PSP) else played(policy, seed)
+        records = played_by_shards(policy, seed) if isinstance(policy, ServerRule) and policy.scope == "shard" else played(policy, seed)
         books = [place for place, entry in enumerate(records) if entry["kind"] in ("pushed", "settle", "fold", "gather")]
         if books:
             lost = books[int(where * len(books))]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.core.hand import Hand
+from tests.core.promises import AveragedAtBarrier
 from tests.policies.test_ensemble import epoch, plans
 
 from offbeat.core.effects import Release
@@ -16,6 +17,8 @@ from offbeat.errors import ConfigurationError
 from offbeat.policies import AdaComm, EnsembleSync, rule
 from offbeat.policies.adacomm import next_period
 from offbeat.policies.rounds import INTERVAL
+
+PROMISES = {AdaComm: AveragedAtBarrier}
 
 
 def test_without_losses_it_is_ensemble_event_by_event() -> None:

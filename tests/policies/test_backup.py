@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from tests.core.hand import Hand, names, only
+from tests.core.promises import FreshOnly
 from tests.policies.views import StillView, contribution
 
-from offbeat.core.effects import Fold, Interrupt, Release, Settle
-from offbeat.core.events import Abandoned, Lost
+from offbeat.core.effects import Effect, Fold, Interrupt, Release, Settle
+from offbeat.core.events import Abandoned, Event, Lost
 from offbeat.errors import ConfigurationError
 from offbeat.policies import Backup, rule
 from offbeat.types import Fate
+
+
+class Spared(FreshOnly):
+    """Nobody waits once n - b fresh gradients are in."""
+
+    def step(self, event: Event | None, effects: Sequence[Effect]) -> None:
+        super().step(event, effects)
+        assert not self.ledger.waiting or self.computing() > self.rule.b, f"{list(self.ledger.waiting)} wait with enough gradients in"
+
+
+PROMISES = {Backup: Spared}
 
 
 def test_backup_golden_history() -> None:

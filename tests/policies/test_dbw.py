@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from tests.core.hand import Hand, names, only
+from tests.core.promises import FreshOnly
 from tests.policies.race import Race, norms, shifted, steady
 
 from offbeat.core.effects import Effect, Fold, Release, Settle
@@ -14,6 +15,8 @@ from offbeat.core.events import Folded
 from offbeat.core.policy import Policy
 from offbeat.policies import BDBW, BSP, DBW
 from offbeat.types import Fate
+
+PROMISES = {BDBW: FreshOnly}
 
 
 class Job(Hand):

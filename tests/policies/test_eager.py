@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.promises import BoundedRounds
 from tests.tiers import examples
 
 from offbeat.core.allreduce.policy import ACTIVE, IDLE, RoundRule
 from offbeat.core.allreduce.rounds import Rounds
+from offbeat.core.effects import Effect
+from offbeat.core.events import Event
 from offbeat.errors import ConfigurationError
 from offbeat.policies import AllOf, FirstOf, Full, Majority, Quorum, Solo, rule
+
+
+class NobodyWaits(BoundedRounds):
+    """The same, and nobody waits where no bound asks for it."""
+
+    def step(self, event: Event | None, effects: Sequence[Effect]) -> None:
+        super().step(event, effects)
+        assert not self.ledger.waiting or self.rule.staleness is not None, "somebody waits"
+
+
+class FewWait(BoundedRounds):
+    """The same, and fewer wait than close a round."""
+
+    def step(self, event: Event | None, effects: Sequence[Effect]) -> None:
+        super().step(event, effects)
+        waiting, active = len(self.ledger.waiting), len(self.ledger.active)
+        assert self.rule.staleness is not None or waiting < min(self.rule.q, active) or not waiting, f"{waiting} wait"
+
+
+PROMISES = {Solo: NobodyWaits, Quorum: FewWait}
 
 
 def closing(policy: RoundRule, ranks: int, order: list[int], seed: int = 0) -> int:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from math import isclose
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.hand import Hand, names, only
+from tests.core.promises import Promises, fresh
 from tests.tiers import examples
 
-from offbeat.core.effects import Effect, EpochEnded, Fold, Gather, Grant, Release
+from offbeat.core.effects import Effect, EpochEnded, Fold, Gather, Grant, Release, StateChanged
 from offbeat.core.events import Event, Initialised, Joined, Lost, Pushed
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.policy import Averaging, Contribution, Policy, ServerRule
@@ -25,6 +27,91 @@ from offbeat.policies import BSP, ElasticBSP, rule, rule_of
 from offbeat.policies.elastic import shares
 from offbeat.policies.prediction import meet
 from offbeat.policies.superstep import Superstep
+
+if TYPE_CHECKING:
+    from tests.core.audit import Auditor
+
+
+class Elastic(Promises):
+    """Supersteps: everybody leaves a barrier with one version, nobody gets too far ahead, and what is gathered is folded at the barrier."""
+
+    def __init__(self, audit: Auditor) -> None:
+        super().__init__(audit)
+        self.made: Counter[int] = Counter()
+        """Pushes since the barrier of those who were there, by an account of our own."""
+
+    def fold(self, effect: Fold, pushes: Sequence[Pushed]) -> None:
+        mode = self.rule.mode
+        if mode == "async":
+            assert len(effect.parts) == 1
+            return
+        fresh(effect)
+        assert len(effect.parts) == len(self.audit.open), "something is left for another superstep"
+        size: Counter[int] = Counter()
+        share: dict[int, float] = defaultdict(float)
+        counted = all(push.samples for push in pushes)
+        for part, push in zip(effect.parts, pushes, strict=True):
+            size[part.worker] += push.steps if mode == "local" else push.samples if counted else 1
+            share[part.worker] += part.weight
+        for worker in size:
+            expected = 1 / len(size) if self.rule.weighting == "workers" else size[worker] / sum(size.values())
+            assert isclose(share[worker], expected), f"worker {worker}'s share is {share[worker]}, not {expected}"
+
+    def release(self, effect: Release) -> None:
+        assert 1 <= effect.plan.steps <= self.rule.R
+
+    def step(self, event: Event | None, effects: Sequence[Effect]) -> None:
+        if self.rule.mode != "async" and any(isinstance(effect, Fold) for effect in effects):
+            released = {effect.worker for effect in effects if isinstance(effect, Release)}
+            assert released >= set(self.ledger.active), "a fold while somebody computes"
+        if self.rule.mode == "local":
+            for worker in self.ledger.waiting:
+                assert worker in self.ledger.pending and self.computing(), f"worker {worker} waits at an open barrier"
+            return
+        assert not self.ledger.pending, "a push is folded or gathered as it arrives"
+        if self.audit.gathered and len(self.ledger.waiting) == len(self.ledger.active):
+            assert self.audit.soon(), "nobody computes, and gradients stay gathered"
+        self._nobody_is_far_ahead(effects)
+        self._the_barrier_is_one(effects)
+        self._the_held_have_come_to_their_limit()
+
+    def _the_barrier_is_one(self, effects: Sequence[Effect]) -> None:
+        """Who leaves a barrier leaves it with everybody else, and with the same version."""
+        leaving = [e for e in effects if isinstance(e, Release) and e.reason == "the barrier is open"]
+        if leaving:
+            assert len({e.version for e in leaving}) == 1 and not self.ledger.waiting, "some stay at the barrier"
+            self.made = Counter(dict.fromkeys(self.ledger.active, 0))
+
+    def _nobody_is_far_ahead(self, effects: Sequence[Effect]) -> None:
+        for worker in self.made.keys() - set(self.ledger.active):
+            del self.made[worker]
+        for effect in effects:
+            if isinstance(effect, StateChanged):
+                self.made.pop(effect.worker, None)
+            elif isinstance(effect, Gather):
+                self._made(effect.worker)
+            elif isinstance(effect, Fold) and self.rule.mode == "async":
+                self._made(effect.parts[0].worker)
+        if self.made:
+            assert max(self.made.values()) - min(self.made.values()) <= 2 * self.rule.R, f"iterations are far apart: {self.made}"
+
+    def _made(self, worker: int) -> None:
+        if worker in self.made:
+            self.made[worker] += 1
+
+    def _the_held_have_come_to_their_limit(self) -> None:
+        """By the rule's own counts, newcomers included, and our own search for the least of them, which the rule avoids for speed."""
+        superstep: Superstep = self.ledger._policy.superstep
+        paces = {worker: superstep._paces[worker] for worker in self.ledger.active if worker in superstep._paces}
+        least = min((pace.count for pace in paces.values()), default=0)
+        assert all(pace.count - least <= 2 * self.rule.R for pace in paces.values()), f"iterations are far apart: {paces}"
+        for worker in self.ledger.waiting:
+            pace = paces[worker]
+            held = pace.count >= pace.limit if superstep._planned else pace.count - least >= self.rule.R
+            assert held or self.audit.soon(), f"worker {worker} waits, and could go on: {pace}"
+
+
+PROMISES = {ElasticBSP: Elastic}
 
 
 class Clockwork:

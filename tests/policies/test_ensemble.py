@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.core.hand import Hand, names, only
+from tests.core.promises import AveragedAtBarrier
 from tests.policies.views import StillView, contribution
 
 from offbeat.core.effects import Effect, EpochEnded, Fold, Grant, NoMore, Release, Settle
@@ -17,6 +18,8 @@ from offbeat.core.policy import Averaging, Plan
 from offbeat.errors import ConfigurationError
 from offbeat.policies import BSP, EnsembleSync, rule
 from offbeat.types import Fate
+
+PROMISES = {EnsembleSync: AveragedAtBarrier}
 
 # Rounds.
 

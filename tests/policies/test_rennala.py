@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from tests.core.hand import Hand, names, only
+from tests.core.promises import Promises, fresh
 
-from offbeat.core.effects import Fold, Release, Settle
-from offbeat.core.events import Lost
+from offbeat.core.effects import Effect, Fold, Release, Settle
+from offbeat.core.events import Event, Lost, Pushed
 from offbeat.errors import ConfigurationError
 from offbeat.policies import Rennala
 from offbeat.types import Fate
+
+
+class Batched(Promises):
+    """Fresh gradients, as many as the rule says unless nobody computes, and nobody waits."""
+
+    drops = True
+
+    def fold(self, effect: Fold, pushes: Sequence[Pushed]) -> None:
+        fresh(effect)
+        short = effect.reason.endswith("nobody computes")
+        assert len(effect.parts) < self.rule.batch if short else len(effect.parts) == self.rule.batch
+
+    def step(self, event: Event | None, effects: Sequence[Effect]) -> None:
+        assert not self.ledger.waiting, f"worker {min(self.ledger.waiting)} waits"
+        assert len(self.ledger.gathered) < self.rule.batch
+
+
+PROMISES = {Rennala: Batched}
 
 
 def test_rennala_golden_history() -> None:

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from tests.core.hand import Hand, names, only
+from tests.core.promises import Asynchronous
 
 from offbeat.core.effects import Fold, Release, Settle
-from offbeat.core.events import Lost
+from offbeat.core.events import Lost, Pushed
 from offbeat.errors import ConfigurationError
 from offbeat.policies import ASP, Ringmaster
 from offbeat.types import Fate
+
+
+class Capped(Asynchronous):
+    """The same, and nothing that is folded is as stale as the threshold."""
+
+    drops = True
+
+    def fold(self, effect: Fold, pushes: Sequence[Pushed]) -> None:
+        super().fold(effect, pushes)
+        assert effect.parts[0].staleness < self.rule.threshold
+
+
+PROMISES = {Ringmaster: Capped}
 
 
 def test_ringmaster_golden_history() -> None:

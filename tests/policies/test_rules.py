@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.core.promises import BoundedRounds, Promises, promised
 from tests.generate import PLACES, generated
 from tests.policies.views import StillView
+from tests.spelled import spelled
 
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.gossip.push_sum import GossipRule
@@ -20,10 +22,8 @@ from offbeat.errors import ConfigurationError
 from offbeat.policies import BSP, RULES, Backup, rule, rule_of
 from offbeat.spec import build, parse_call
 
-EXAMPLES = [spelling for kind in RULES.values() for spelling in kind.about.examples]
 
-
-@pytest.mark.parametrize("spelling", EXAMPLES)
+@pytest.mark.parametrize("spelling", spelled())
 def test_every_rule_keeps_the_contract(spelling: str) -> None:
     policy = rule(spelling)
     assert RULES[policy.called()] is type(policy)
@@ -47,6 +47,17 @@ def test_every_rule_brings_examples_and_draws_of_its_own(word: str) -> None:
     names = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for workers in (1, 6):
         assert all(draws.keys() <= names and all(len(values) for values in draws.values()) for draws in kind.about.draws(workers))
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(kind.__module__.rpartition(".")[2] for kind in RULES.values()))
+def test_a_module_with_rules_has_a_test_of_its_name(kind: str) -> None:
+    assert (Path(__file__).parent / f"test_{kind}.py").exists()
+
+
+def test_promises_are_those_of_the_nearest_class() -> None:
+    assert promised(BSP).__name__ == "Barrier" and promised(RULES["dbw"]).__name__ == "FreshOnly"
+    assert promised(RULES["solo"]).__name__ == "NobodyWaits" and promised(RULES["full"]) is promised(RoundRule) is BoundedRounds
+    assert promised(ServerRule) is Promises
 
 
 @pytest.mark.parametrize("path", PLACES, ids=lambda path: path.name)

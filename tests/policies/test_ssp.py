@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.hand import Hand, names, only
+from tests.core.promises import Asynchronous
 from tests.policies.views import StillView
 from tests.tiers import examples
 
-from offbeat.core.effects import Release
-from offbeat.core.events import Lost
+from offbeat.core.effects import Effect, Release
+from offbeat.core.events import Event, Lost
 from offbeat.core.policy import Admit, Hold
 from offbeat.errors import ConfigurationError
 from offbeat.policies import DSSP, SSP
+
+
+class Bounded(Asynchronous):
+    """The completed iterations of the active workers differ by one more than the bound at most; nobody waits inside the lower bound."""
+
+    def release(self, effect: Release) -> None:
+        if not effect.reason.endswith(("is over", "asked for", "come back")):
+            assert effect.clock - self.ledger.slowest <= self._bounds()[1], f"admitted too far ahead: {effect}"
+
+    def step(self, event: Event | None, effects: Sequence[Effect]) -> None:
+        lower, upper = self._bounds()
+        clocks = [self.ledger.clock(worker) for worker in self.ledger.active]
+        if clocks:
+            assert max(clocks) - min(clocks) <= upper + 1, f"clocks {clocks} are further apart than {upper} + 1"
+            assert self.ledger.slowest == min(clocks) and self.ledger.fastest == max(clocks)
+        for worker in self.ledger.waiting:
+            assert self.lead(worker) > lower, f"worker {worker} waits inside the bound"
+
+    def _bounds(self) -> tuple[int, int]:
+        if isinstance(self.rule, SSP):
+            return self.rule.staleness, self.rule.staleness
+        assert isinstance(self.rule, DSSP)
+        return self.rule.lower, self.rule.upper
+
+
+PROMISES = {SSP: Bounded, DSSP: Bounded}
 
 
 def test_ssp_golden_history() -> None:

@@ -12,22 +12,6 @@ from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import Result, simulate
 
 RANDOM = "shifted_exponential(shift=0.3, scale=0.7)"
-SPELLINGS = (
-    "bsp",
-    "asp",
-    "ssp(staleness=2)",
-    "dssp(lower=1, upper=4)",
-    "backup(b=1)",
-    "elastic(R=4)",
-    "elastic(R=4, mode=bulk)",
-    "elastic(R=4, mode=local)",
-    "ensemble(steps=3)",
-    "psp(c=3)",
-    "psp(c=3, b=0.5, tau1=0.1, tau2=0.2)",
-    "psp(c=3, b=0.5, interrupt=True)",
-    "dbw",
-    "b_dbw",
-)
 
 
 def cluster(**changes: Any) -> Cluster:

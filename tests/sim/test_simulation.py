@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from tests.sim.clusters import RANDOM, SPELLINGS, cluster, records, run
+from tests.sim.clusters import RANDOM, cluster, records, run
+from tests.spelled import spelled
 
 from offbeat.core.effects import Fold
 from offbeat.core.events import Folded
@@ -88,7 +89,7 @@ def test_a_stopped_server_answers_late(tmp_path: Path) -> None:
 # Bytes.
 
 
-@pytest.mark.parametrize("sync", SPELLINGS)
+@pytest.mark.parametrize("sync", spelled())
 def test_the_same_seed_gives_the_same_bytes(sync: str, tmp_path: Path) -> None:
     over = cluster(
         servers=2,

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from tests.sim.clusters import SPELLINGS, cluster, records, run
+from tests.sim.clusters import cluster, records, run
+from tests.spelled import spelled
 from tests.tiers import examples
 
 from offbeat.core.policy import View
-from offbeat.policies import BSP
+from offbeat.policies import BSP, rule
 from offbeat.policies.asp import ASP
 from offbeat.sim.cluster import Work
 from offbeat.sim.run import simulate
@@ -124,14 +125,15 @@ def scripted(faults: list[tuple[str, int, float, float]]) -> str:
     return "; ".join(said)
 
 
-@pytest.mark.parametrize("sync", SPELLINGS)
-@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("sync", spelled())
+@examples(10, quick=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(faults=FAULTS, seed=st.integers(0, 1000), dealt=st.booleans(), delays=st.booleans())
 def test_whatever_happens_the_books_add_up(
     sync: str, tmp_path: Path, faults: list[tuple[str, int, float, float]], seed: int, dealt: bool, delays: bool
 ) -> None:
     slow = {"delay": "sometimes(probability=0.1, seconds=2)", "push_delay": "uniform(low=0, high=0.3)", "update_s": 0.02}
     over = cluster(servers=2, seed=seed, faults=scripted(faults), timeout_s=3.0, **(slow if delays else {}))
+    dealt = dealt or rule(sync).split_overlap is not None
     work = Work(samples=60, epochs=3, batch=3) if dealt else Work(time_s=25.0)
     result, file = run(tmp_path, sync, over, work)
     assert result.ok, f"{result.reason}, with {over.script.spelling!r}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 Draws: TypeAlias = Sequence[Mapping[str, Sequence[Any]]]
-"""Ways to draw a rule's settings at random: in each, the values that a setting may take.
+"""Ways to draw a rule's settings at random: in each, the values that a setting may take; a value that is named twice comes more often.
 Combinations that the rule refuses are left out."""
 
 

@@ -81,6 +81,7 @@ class SGP(GossipRule):
 
     about = About(
         examples=("sgp", "sgp(out_degree=2, overlap=1)", "sgp(graph=bipartite_exponential)"),
+        draws=lambda workers: [{"out_degree": (1, 1, 2, 3), "overlap": (0, 0, 1, 2), "graph": KINDS}],
     )
 
     exchange: ClassVar[Exchange] = "push"

@@ -40,6 +40,19 @@ class PSP(ServerRule):
             "psp(c=1, b=0.5, future=hold, interrupt=True)",
             "psp(c=2, b=0.5, future=drop, max_skew=1, tau_max=2.0, scaling=none)",
         ),
+        draws=lambda workers: [
+            {
+                "c": range(1, workers + 1),
+                "b": (0.3, 0.5, 0.6, 0.75, 0.9, 1.0, 1.0),
+                "tau1": (0.0, 0.0, 0.0, 1.0, 3.0),
+                "tau2": (0.0, 0.0, 0.0, 1.0, 3.0),
+                "future": ("accept", "accept", "hold", "drop"),
+                "scaling": ("linear", "none"),
+                "interrupt": (False, False, False, True),
+                "max_skew": (None, None, 0, 1, 2),
+                "tau_max": (None, None, None, 0.0, 2.0, 5.0),
+            }
+        ],
         row=Row(
             "`psp(c=3, b=0.75)`",
             "each shard by itself: the first c gradients",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.drawn import gossip_rules, settings
 from tests.core.mixing import Replicas
 from tests.tiers import examples
 
@@ -15,8 +16,6 @@ from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.policies import ADPSGD, DPSGD, SGP
 from offbeat.types import Fate
-
-RULES = (DPSGD(), SGP(), SGP(out_degree=2, overlap=1), SGP(graph="ring", overlap=2), SGP(graph="bipartite_linear", out_degree=2), ADPSGD())
 
 
 def push(worker: int, incarnation: int, version: int) -> Pushed:
@@ -114,10 +113,12 @@ def test_behind_the_coordinator() -> None:
 
 
 @examples(200)
-@given(st.sampled_from(RULES), st.data())
-def test_whatever_happens_the_books_add_up(rule: GossipRule, data: st.DataObject) -> None:
-    ledger, replicas = GossipLedger(rule, seed=3), Replicas(rule.exchange)
+@given(st.sampled_from(list(gossip_rules)), st.data())
+def test_whatever_happens_the_books_add_up(name: str, data: st.DataObject) -> None:
     ranks = range(data.draw(st.integers(1, 6)))
+    rule = data.draw(settings(name, len(ranks)))
+    assert isinstance(rule, GossipRule)
+    ledger, replicas = GossipLedger(rule, seed=3), Replicas(rule.exchange)
     incarnations = dict.fromkeys(ranks, 1)
     versions: dict[int, int] = {}
     pushed: list[tuple[int, int, int]] = []

@@ -10,6 +10,7 @@ import pytest
 from experiments.psp_table1.listing import Listing
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.drawn import chosen, shard_rules
 from tests.core.hand import Hand, names, only
 from tests.core.shard_world import Plan, ShardWorld
 from tests.tiers import examples
@@ -17,6 +18,7 @@ from tests.tiers import examples
 from offbeat.core.effects import Effect, EpochEnded, Fold, Publish, Release, Settle
 from offbeat.core.events import Abandoned, Folded, Initialised, Joined, Left, Lost, PullWanted, Pushed
 from offbeat.core.job.coordinator import Coordinator
+from offbeat.core.policy import ServerRule
 from offbeat.policies import BSP, PSP
 from offbeat.types import Fate, WorkerState
 
@@ -285,21 +287,12 @@ def _beside_bsp(chance: random.Random) -> None:
 # Random schedules.
 
 
-def drawn(seed: int) -> Plan:
+def drawn(seed: int, name: str = "psp") -> Plan:
     """Any setting, with any faults, on workers and shards up to four and five."""
     chance = random.Random(seed)
     workers, shards = chance.randint(1, 4), chance.randint(1, 5)
-    policy = PSP(
-        c=chance.randint(1, workers),
-        b=chance.choice((0.3, 0.5, 0.6, 0.75, 0.9, 1.0, 1.0)),
-        tau1=chance.choice((0.0, 0.0, 0.0, 1.0, 3.0)),
-        tau2=chance.choice((0.0, 0.0, 0.0, 1.0, 3.0)),
-        future=chance.choice(("accept", "accept", "hold", "drop")),
-        scaling=chance.choice(("linear", "none")),
-        interrupt=chance.random() < 0.25,
-        max_skew=chance.choice((None, None, 0, 1, 2)),
-        tau_max=chance.choice((None, None, None, 0.0, 2.0, 5.0)),
-    )
+    policy = chosen(name, workers, chance)
+    assert isinstance(policy, ServerRule)
     kinds = ("kill", "restart", "suspect", "newcomer")
     faults = [(chance.choice(kinds), chance.randrange(workers), chance.randrange(30)) for _ in range(chance.choice((0, 0, 1, 2, 3)))]
     return Plan(
@@ -318,14 +311,15 @@ def drawn(seed: int) -> Plan:
     )
 
 
+@pytest.mark.parametrize("name", shard_rules)
 @pytest.mark.parametrize("part", range(10))  # so that they can run side by side
-def test_no_schedule_of_delays_deaths_and_epochs_leads_into_a_deadlock(part: int) -> None:
+def test_no_schedule_of_delays_deaths_and_epochs_leads_into_a_deadlock(part: int, name: str) -> None:
     """10,000 in all; each also keeps every promise of the auditor."""
 
     @examples(1000, quick=15)
     @given(st.integers(0, 2**62))
     def check(seed: int) -> None:
-        ShardWorld(drawn(seed)).run()
+        ShardWorld(drawn(seed, name)).run()
 
     check()
 
@@ -359,6 +353,7 @@ def test_the_world_notices_a_deadlock() -> None:
     stuck = 0
     for seed in range(400):
         plan = drawn(seed)
+        assert isinstance(plan.policy, PSP)
         world = ShardWorld(dataclasses.replace(plan, policy=Listing(c=plan.policy.c, b=plan.policy.b)))
         world.play()
         stuck += bool(world.unfinished())
