@@ -1,13 +1,26 @@
-"""The text that is made from the rules' classes: names for type checkers, README's comparison. `python -m tests.generate` writes it."""
+"""The text that is made from the rules' classes: names for type checkers, README's comparison, lists and tables in the documents.
+`python -m tests.generate` writes it."""
 
 from __future__ import annotations
 
 import re
+from functools import singledispatch
 from pathlib import Path
+from textwrap import fill
+from typing import NamedTuple
 
-from offbeat.policies import RULES
+from offbeat.core.allreduce.policy import RoundRule
+from offbeat.core.gossip.push_sum import GossipRule
+from offbeat.core.policy import Policy, ServerRule
+from offbeat.policies import RULES, rule
 
 ROOT = Path(__file__).parents[1]
+
+
+def words() -> list[str]:
+    """Return the rules' words in the order of their sections in docs/rules.md; those without a section come last."""
+    sections = re.findall(r"^## (\w+)$", (ROOT / "docs" / "rules.md").read_text(encoding="utf-8"), re.MULTILINE)
+    return sorted(RULES, key=lambda word: sections.index(word) if word in sections else len(sections))
 
 
 def names() -> str:
@@ -29,9 +42,94 @@ def rows() -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
+def links() -> str:
+    """Return the list of the rules' sections, those with servers first."""
+    served = [word for word in words() if issubclass(RULES[word], ServerRule)]
+    others = [word for word in words() if word not in served]
+    return "".join(
+        fill(
+            f"* {before}" + ", ".join(f"[{word}](#{word})" for word in some),
+            140,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        + "\n"
+        for before, some in (("", served), ("without servers: ", others))
+    )
+
+
+class Kept(NamedTuple):
+    """What a resumed job has of the one that wrote a checkpoint: a line of the table in docs/checkpoints.md."""
+
+    state: str
+    """Of parameters and optimizer state."""
+    indices: str
+    """Of the epoch's samples."""
+    exact: str
+    """Whether it goes on like an uninterrupted job, bit for bit."""
+
+
+_EXACT = "yes, with two workers and gradients of equal weight; see below"
+
+
+@singledispatch
+def kept(policy: Policy) -> Kept:
+    """Return what a checkpoint keeps under a rule; it follows from the rule's family and from what the rule says of itself."""
+    raise TypeError(f"{type(policy).__name__} must extend ServerRule, RoundRule or GossipRule")
+
+
+@kept.register
+def _under_a_server_rule(policy: ServerRule) -> Kept:
+    if policy.averaging is not None:
+        return Kept(
+            "the main process's model and its optimizer's state, for all, with its local steps; `outer_momentum` begins anew",
+            "with splits the epoch begins anew, otherwise exact",
+            "no",
+        )
+    if policy.scope == "shard":
+        return Kept("each shard's newest; shards may be of different versions, as always under this rule", "exact", "no")
+    if policy.in_step:
+        return Kept("one copy, exact", "exact", _EXACT)
+    why = "no: which gradient comes when is a matter of timing, and those that were computed and not folded are lost"
+    return Kept("one copy, exact", "exact", why)
+
+
+@kept.register
+def _under_a_round_rule(policy: RoundRule) -> Kept:
+    if policy.in_step:
+        return Kept("all replicas are equal, exact", "exact", _EXACT)
+    return Kept(
+        "the main process's replica, with all rounds that server 0 knew of; carried gradients are lost",
+        "what is carried is dealt out again; a round that closes while the file is written may be",
+        "no",
+    )
+
+
+@kept.register
+def _under_a_gossip_rule(policy: GossipRule) -> Kept:
+    return Kept("the main process's replica and its optimizer's state, for all: the others' differences are lost", "exact", "no")
+
+
+def checkpoints() -> str:
+    """Return the lines of the table of what checkpoints keep; rules of which the same is kept share one."""
+    lines: dict[Kept, list[str]] = {}
+    for word in words():
+        for spelling in RULES[word].about.examples:
+            found = kept(rule(spelling))
+            first = found == kept(rule(RULES[word].about.examples[0]))
+            names = lines.setdefault(found, [])
+            if not first or f"`{word}`" not in names:
+                names.append(f"`{word}`" if first else f"`{spelling}`")
+    return "".join(f"| {', '.join(names)} | {' | '.join(line)} |\n" for line, names in lines.items())
+
+
 HEAD = "| rule | fold (what becomes the next version) | admit (who may go on) | made for |\n|---|---|---|---|\n"
+KEPT_HEAD = "| rule | parameters, optimizer state | the epoch's indices | bit for bit like the uninterrupted job |\n|---|---|---|---|\n"
 PLACES = {
     ROOT / "src" / "offbeat" / "policies" / "__init__.py": (r"(?<=    # rules: begin\n).*?(?=    # rules: end\n)", names),
+    ROOT / "docs" / "rules.md": (r"(?<=have-in-common\)\n).*?(?=\* \[Obsolete work)", links),
+    ROOT / "docs" / "checkpoints.md": (rf"(?<={re.escape(KEPT_HEAD)})(\|[^\n]*\|\n)*", checkpoints),
     ROOT / "README.md": (rf"(?<={re.escape(HEAD)})(\|[^\n]*\|\n)*", rows),
 }
 """By the file: where the text stands, and what makes it."""

@@ -14,9 +14,9 @@ import torch
 from tests.sim.stub_process import LR, Waits
 from tests.sim.stub_worker import StubWorker
 
+from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.policy import Plan
 from offbeat.core.rank_log import Fenced
-from offbeat.policies.eager import Partial
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.runtime.worker.local_work import LocalWork
 from offbeat.transport.base import Message
@@ -282,7 +282,7 @@ class StubRounds(StubRank):
 
     def attach(self) -> None:
         policy = self.policy
-        assert isinstance(policy, Partial)
+        assert isinstance(policy, RoundRule)
         self._partial, self._rounds = policy, OneHostRounds.attach(self.memory[0], self.number)
 
     def begin(self) -> None:

@@ -39,9 +39,9 @@ from tests.sim.stepped import Timings
 from tests.sim.stepped_ranks import SteppedRanks
 from tests.tiers import examples
 
+from offbeat.core.allreduce.policy import RoundRule
 from offbeat.journal.records import Record, read
 from offbeat.policies import RULES, rule
-from offbeat.policies.eager import Partial
 from offbeat.policies.gossip import AllReduce
 from offbeat.sim.run import simulate
 from offbeat.types import Version
@@ -106,7 +106,7 @@ def carried_into(release: Record, fold: Record) -> bool:
 def parameters_follow(script: Timings) -> bool:
     """Whether the live parameters are what the journal's folds come to; see the head of this file."""
     policy = rule(script.sync)
-    if isinstance(policy, Partial):
+    if isinstance(policy, RoundRule) and not isinstance(policy, AllReduce):
         return policy.delivery == "replay" and policy.carry_clip is None
     return script.work.samples is None
 

@@ -112,8 +112,9 @@ def test_behind_the_coordinator() -> None:
     assert kinds(job.on(push(0, 1, 1), 3.0)) == ["Fold", "Settle", "Release"], "alone it exchanges with nobody"
 
 
-@examples(200)
-@given(st.sampled_from(list(gossip_rules)), st.data())
+@pytest.mark.parametrize("name", gossip_rules)
+@examples(100)
+@given(data=st.data())
 def test_whatever_happens_the_books_add_up(name: str, data: st.DataObject) -> None:
     ranks = range(data.draw(st.integers(1, 6)))
     rule = data.draw(settings(name, len(ranks)))
