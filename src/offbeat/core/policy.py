@@ -209,19 +209,6 @@ class Policy:
         """Each worker has its own split of the data, this fraction of all data being in every split; None: one pool for all."""
         return None
 
-    # The simulator asks these three of rules of any family; see `ServerRule`.
-
-    @property
-    def scope(self) -> Literal["job", "shard"]:
-        return "job"
-
-    @property
-    def measures(self) -> Literal["nothing", "norms", "differences"]:
-        return "nothing"
-
-    def start(self) -> Policy:
-        return self
-
     def check(self, workers: int) -> None:
         """Raise `ConfigurationError` if the rule cannot work with this number of workers."""
 

@@ -32,7 +32,7 @@ from offbeat.core.effects import (
 )
 from offbeat.core.events import Initialised, Joined, Lost
 from offbeat.core.job.coordinator import Coordinator
-from offbeat.core.policy import Policy, ServerRule
+from offbeat.core.policy import Policy
 from offbeat.journal.records import Journal, Record, fault_record, metrics_record, process_record
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.coordinator_inbox import CoordinatorInbox
@@ -40,12 +40,10 @@ from offbeat.sim.event_queue import FAULT, EventQueue
 from offbeat.sim.faults import Fault, Freeze, Join, Kill, Restart, Slow, Stop, Vanish
 from offbeat.sim.gossip_links import Links
 from offbeat.sim.latency.registry import Constant, Sampler, derived
+from offbeat.sim.parts import parts_of
 from offbeat.sim.process import SimulatedProcess
-from offbeat.sim.servers import Servers
-from offbeat.sim.shard_workers import ShardWorker
 from offbeat.sim.training.workload import Exchanged, Workload
 from offbeat.sim.uplink import Uplink
-from offbeat.sim.workers import JobWorker
 from offbeat.types import RecordId, Seconds, Version, WorkerId, WorkerState
 
 
@@ -76,11 +74,10 @@ class Simulation:
         self.policy = policy
         self.coordinator = Coordinator(policy, cluster.workers, cluster.silence_s, cluster.servers, seed=cluster.seed)
         self.agenda = EventQueue()
-        self.servers = Links(cluster) if policy.family == "gossip" else Servers(cluster)
+        parts = parts_of(policy, cluster)
+        self.servers = parts.servers
         self.post = Uplink(self.agenda, self.servers)
-        run = policy.start()
-        asks_again = isinstance(run, ServerRule) and type(run).wake_at is not ServerRule.wake_at
-        wakes = cluster.silence_s is not None or asks_again
+        wakes = cluster.silence_s is not None or parts.asks_again
         self.desk = CoordinatorInbox(
             self.coordinator, self.agenda, self.servers, journal, self._carry_out, self._give_up, cluster.silence_s, wakes
         )
@@ -100,7 +97,7 @@ class Simulation:
         self._to_come = sum(isinstance(fault, Restart | Join) for fault in cluster.script.faults)
         self._journal = journal
         self._version: Version = 0
-        self._measures = policy.measures != "nothing"
+        self._kind, self._measures = parts.worker, parts.measures
         self._handlers: dict[type, Callable[[Any, RecordId], None]] = {
             Initialise: lambda effect, cause: self.send(Initialised(effect.worker), cause),
             Fold: self._fold,
@@ -225,8 +222,7 @@ class Simulation:
 
     def _start(self, number: WorkerId) -> None:
         before = self.workers.get(number)
-        kind = JobWorker if self.policy.scope == "job" else ShardWorker
-        worker = self.workers[number] = kind(self, number, 0 if before is None else before.iteration)
+        worker = self.workers[number] = self._kind(self, number, 0 if before is None else before.iteration)
         self.send(Joined(number))
         if self.cluster.silence_s is not None:
             worker.beat()
