@@ -2,8 +2,8 @@
 
 Every process is told that it is on a host of its own, so that all talk over TCP, on this machine. In each round all ranks meet at a
 barrier, rank r sleeps ``(r + 1) * skew`` and calls; the time of the call is what counts, its mean over rounds and ranks. Not counted:
-filling the buffer. With ``--seat`` the decisions are made in a process of their own, as under ``offbeat run``; else at rank 0. gloo and
-ours take turns. ``ratio = gloo / ours``: above 1 is faster than gloo. ``cpu``: what a round costs each process, barriers not counted.
+filling the buffer. With ``--sequencer`` the decisions are made in a process of their own, as under ``offbeat run``; else at rank 0. gloo
+and ours take turns. ``ratio = gloo / ours``: above 1 is faster than gloo. ``cpu``: what a round costs each process, barriers not counted.
 ``active``: gradients computed from the newest version, on average per round.
 
 Everything that has been loaded is kept from Python's garbage collector: one look through all of it takes 65 ms, 300 ms in eight processes
@@ -36,7 +36,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from benchmarks.job import save
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.policies import rule
-from offbeat.runtime.allreduce.multi_host.connections import SEAT
+from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.transport.base import Address
 from offbeat.transport.hub import SocketHub
@@ -49,9 +49,9 @@ def joined(store: TCPStore, args: argparse.Namespace, name: str, nbytes: int, ra
     """The rounds of one configuration, connected; addresses go through the store."""
     found = rule(name)
     assert isinstance(found, RoundRule), f"{name} is no rule of partial allreduce"
-    key, peers = f"{name}-{nbytes}", [*([SEAT] if args.seat else []), *range(args.ranks)]
-    me = None if rank == SEAT else rank
-    rounds = MultiHostRounds(found, args.ranks, nbytes // 4, rank=me, seat=peers[0], hub=SocketHub(args.token))
+    key, peers = f"{name}-{nbytes}", [*([SEQUENCER] if args.sequencer else []), *range(args.ranks)]
+    me = None if rank == SEQUENCER else rank
+    rounds = MultiHostRounds(found, args.ranks, nbytes // 4, rank=me, sequencer_peer=peers[0], hub=SocketHub(args.token))
     store.set(f"{key}-{rank}", json.dumps(rounds.listen()))
     addresses = {}
     for peer in peers:
@@ -109,7 +109,7 @@ def be_rank(args: argparse.Namespace, rank: int) -> None:
             store.set(f"{name}-{nbytes}-over", "1")
             rounds.close()
             if rank == 0:
-                done = {"rule": name, "ranks": args.ranks, "nbytes": nbytes, "skew_ms": args.skew_ms, "seat": args.seat}
+                done = {"rule": name, "ranks": args.ranks, "nbytes": nbytes, "skew_ms": args.skew_ms, "sequencer": args.sequencer}
                 print(
                     json.dumps(
                         {
@@ -125,13 +125,13 @@ def be_rank(args: argparse.Namespace, rank: int) -> None:
     dist.destroy_process_group()
 
 
-def be_seat(args: argparse.Namespace) -> None:
+def be_sequencer(args: argparse.Namespace) -> None:
     """The process that decides, and is no rank."""
     gc.freeze()
     store = TCPStore("127.0.0.1", args.port, is_master=False)
     for nbytes in args.nbytes:
         for name in args.rules:
-            rounds = joined(store, args, name, nbytes, SEAT)
+            rounds = joined(store, args, name, nbytes, SEQUENCER)
             store.wait([f"{name}-{nbytes}-over"])
             rounds.close()
 
@@ -141,7 +141,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     token = secrets.token_hex(8)
     with tempfile.TemporaryFile("w+") as log:
         processes = []
-        for rank in [*range(args.ranks), *([SEAT] if args.seat else [])]:
+        for rank in [*range(args.ranks), *([SEQUENCER] if args.sequencer else [])]:
             command = [
                 sys.executable,
                 "-m",
@@ -185,14 +185,14 @@ def main() -> None:
     parser.add_argument("--nbytes", type=lambda text: [int(part) for part in text.split(",")], default=[64, 64 << 10, 4 << 20])
     parser.add_argument("--skew-ms", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=64)
-    parser.add_argument("--seat", action="store_true", help="decide in a process of its own")
+    parser.add_argument("--sequencer", action="store_true", help="decide in a process of its own")
     parser.add_argument("--timeout-s", type=float, default=300.0)
     parser.add_argument("--json", type=Path)
     for name, kind in (("--as", int), ("--token", str), ("--port", int)):
         parser.add_argument(name, type=kind, dest={"--as": "rank"}.get(name), default=None, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank is not None:
-        be_seat(args) if args.rank == SEAT else be_rank(args, args.rank)
+        be_sequencer(args) if args.rank == SEQUENCER else be_rank(args, args.rank)
         return
     args.port = free_port()
     rows = measure(args)

@@ -150,7 +150,7 @@ def test_a_plain_allreduce_ends_with_its_first_dead(start: Start, enough: Path) 
     signalled(job.workers()[1], signal.SIGKILL)
     ended = job.ended()
     assert ended.status == 1
-    assert "worker 1 is gone" in ended.err and "sync=full does the same and goes on" in ended.err
+    assert "worker 1 is gone" in ended.err and "use sync=full, which computes the same and goes on" in ended.err
     assert ended.tally().problems() == []
 
 

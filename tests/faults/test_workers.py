@@ -58,13 +58,13 @@ def test_a_killed_worker_returns_and_nobody_else_restarts(request: pytest.Fixtur
     assert versions_without, "the others have waited for the dead"
 
 
-@pytest.mark.skipif(not POSSIBLE, reason="there are zygotes on Linux only")
-def test_a_killed_zygote_takes_its_forks_along_and_all_return_without_it(start: Start, enough: Path) -> None:
+@pytest.mark.skipif(not POSSIBLE, reason="the forkserver works on Linux only")
+def test_a_killed_forkserver_takes_its_forks_along_and_all_return_without_it(start: Start, enough: Path) -> None:
     job = start("--workers", "2", *CALM, TRAIN, "--until", str(enough))
     began(job, 2)
-    zygotes = {worker.ppid() for worker in job.workers().values()}
-    assert len(zygotes) == 1 and zygotes != {job.process.pid}
-    signalled(psutil.Process(zygotes.pop()), signal.SIGKILL)
+    forkservers = {worker.ppid() for worker in job.workers().values()}
+    assert len(forkservers) == 1 and forkservers != {job.process.pid}
+    signalled(psutil.Process(forkservers.pop()), signal.SIGKILL)
     for worker in range(2):
         assert job.record("process", number=worker, role="worker", what="exited")["detail"] == "killed by SIGKILL"
         job.contribution(worker, 2)

@@ -71,7 +71,7 @@ def test_late_blocks(text: str, late: Late) -> None:
         ("1=0.5@3", "write SERVER=SECONDS"),
         ("1=-2", "write SERVER=SECONDS"),
         ("2=0.5", "there is no server 2, 2 servers are numbered 0 to 1"),
-        ("1=0.5@101%", "101 % of the replies are more than there are"),
+        ("1=0.5@101%", "101 % of the replies are late; write at most 100 %"),
     ],
 )
 def test_what_is_not_late(text: str, message: str) -> None:

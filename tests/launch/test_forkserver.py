@@ -40,30 +40,30 @@ def script(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def zygote(script: Path) -> Iterator[Forkserver]:
+def forkserver(script: Path) -> Iterator[Forkserver]:
     """Has imported decimal, numpy and the module beside the script."""
     script.touch()
-    zygote = Forkserver(Program(str(script)), ["decimal", "numpy", "beside"], {**os.environ, "SHARED": "1"}, capture=True)
-    until("its imports", zygote.settled)
-    yield zygote
-    zygote.child.kill()
+    forkserver = Forkserver(Program(str(script)), ["decimal", "numpy", "beside"], {**os.environ, "SHARED": "1"}, capture=True)
+    until("its imports", forkserver.settled)
+    yield forkserver
+    forkserver.child.kill()
 
 
 @pytest.fixture
-def fork(zygote: Forkserver, script: Path) -> Fork:
+def fork(forkserver: Forkserver, script: Path) -> Fork:
     """Fork a process that runs this program: ``fork("print(1)", "an argument")``."""
 
     def begin(program: str, *arguments: str, **variables: str) -> Child:
         if script.read_text() != program:  # an earlier fork may be about to read it
             script.write_text(program)
-        child = zygote.fork({**os.environ, "SHARED": "1", **variables}, Program(str(script), arguments))
+        child = forkserver.fork({**os.environ, "SHARED": "1", **variables}, Program(str(script), arguments))
         assert child is not None
         return child
 
     return begin
 
 
-def test_it_is_what_the_script_would_be_alone(fork: Fork, script: Path, zygote: Forkserver) -> None:
+def test_it_is_what_the_script_would_be_alone(fork: Fork, script: Path, forkserver: Forkserver) -> None:
     program = """
 import os, sys, beside
 class Mine: pass
@@ -131,8 +131,8 @@ def test_a_keyboard_interrupt_ends_as_pythons(fork: Fork) -> None:
     assert (child.ended(), lines[-1]) == (-signal.SIGINT, "KeyboardInterrupt")
 
 
-def test_an_exit_does_not_copy_what_the_zygote_holds(script: Path) -> None:
-    """The script's own pages are a few; the modules that the zygote has loaded are some 60 MB."""
+def test_an_exit_does_not_copy_what_the_forkserver_holds(script: Path) -> None:
+    """The script's own pages are a few; the modules that the forkserver has loaded are some 60 MB."""
     script.write_text(
         "import atexit, os, sys\n"
         "private = lambda: sum(int(line.split()[1]) for line in open('/proc/self/smaps_rollup') if line.startswith('Private_'))\n"
@@ -144,12 +144,12 @@ def test_an_exit_does_not_copy_what_the_zygote_holds(script: Path) -> None:
         "        write(1, f'{private()}\\n'.encode())\n"
         "sys.modules['last'] = Last()\n"
     )
-    zygote = Forkserver(Program(str(script)), ["torch"], os.environ, capture=True)
-    until("its imports", zygote.settled)
-    child = zygote.fork(os.environ, Program(str(script)))
+    forkserver = Forkserver(Program(str(script)), ["torch"], os.environ, capture=True)
+    until("its imports", forkserver.settled)
+    child = forkserver.fork(os.environ, Program(str(script)))
     assert child is not None
     figures = [int(line) for line in printed(child)]
-    zygote.child.kill()
+    forkserver.child.kill()
     assert len(figures) == 1, f"the interpreter has taken its modules apart: {figures} KiB private before and after"
 
 
@@ -182,14 +182,14 @@ def test_several_at_once_and_each_is_killed_alone(fork: Fork, tmp_path: Path) ->
     os.close(go)
 
 
-def test_forks_die_with_their_zygote(fork: Fork, zygote: Forkserver, script: Path) -> None:
+def test_forks_die_with_their_forkserver(fork: Fork, forkserver: Forkserver, script: Path) -> None:
     child = fork("import time\ntime.sleep(1000)")
     assert alive(child.pid)
-    os.kill(zygote.child.pid, signal.SIGKILL)
+    os.kill(forkserver.child.pid, signal.SIGKILL)
     until("the fork's end", lambda: not alive(child.pid))
     until("the news of it", lambda: child.ended() is not None)
     assert child.ended() == -9
-    assert zygote.fork(os.environ, Program(str(script))) is None, "who asks starts a new process instead"
+    assert forkserver.fork(os.environ, Program(str(script))) is None, "who asks starts a new process instead"
 
 
 def test_a_fork_that_the_system_refuses_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,11 +207,11 @@ def test_a_fork_that_the_system_refuses_is_told_too(monkeypatch: pytest.MonkeyPa
 
 def test_an_import_that_fails_is_told(script: Path) -> None:
     script.touch()
-    zygote = Forkserver(Program(str(script)), ["json.nonsense"], os.environ)
-    until("the news", zygote.settled)
-    assert zygote.failure == "--preload json.nonsense: ModuleNotFoundError: No module named 'json.nonsense'"
-    assert zygote.fork(os.environ, Program(str(script))) is None
-    zygote.child.kill()
+    forkserver = Forkserver(Program(str(script)), ["json.nonsense"], os.environ)
+    until("the news", forkserver.settled)
+    assert forkserver.failure == "--preload json.nonsense: ModuleNotFoundError: No module named 'json.nonsense'"
+    assert forkserver.fork(os.environ, Program(str(script))) is None
+    forkserver.child.kill()
 
 
 def test_what_cannot_be_there_is_told_before_anything_starts(script: Path) -> None:
@@ -222,10 +222,10 @@ def test_what_cannot_be_there_is_told_before_anything_starts(script: Path) -> No
     check_preload([], Program(str(script)))
 
 
-def test_a_fork_keeps_the_token_out_of_its_environment(zygote: Forkserver, script: Path) -> None:
+def test_a_fork_keeps_the_token_out_of_its_environment(forkserver: Forkserver, script: Path) -> None:
     script.write_text(
         "import os\nfrom offbeat.runtime.job.settings import take_token\nprint('OFFBEAT_TOKEN' in os.environ, take_token())\n"
     )
-    child = zygote.fork({**os.environ, "SHARED": "1", "OFFBEAT_TOKEN": "secret"}, Program(str(script)))
+    child = forkserver.fork({**os.environ, "SHARED": "1", "OFFBEAT_TOKEN": "secret"}, Program(str(script)))
     assert child is not None
     assert printed(child) == ["False secret"]

@@ -58,12 +58,12 @@ def alone(program: Program) -> Any:
 )
 def test_a_fork_is_what_python_would_be(program: Program) -> None:
     program.check()
-    zygote = Forkserver(program, ["decimal"], os.environ, capture=True)
-    until("its imports", zygote.settled)
-    child = zygote.fork(os.environ, program)
+    forkserver = Forkserver(program, ["decimal"], os.environ, capture=True)
+    until("its imports", forkserver.settled)
+    child = forkserver.fork(os.environ, program)
     assert child is not None
     forked = json.loads("".join(printed(child)))
-    zygote.child.kill()
+    forkserver.child.kill()
     assert forked == alone(program)
     assert forked["mine"]
 

@@ -9,10 +9,10 @@ import pytest
 
 from offbeat.launch.outcome import End, verdict
 from offbeat.launch.processes import describe, start
-from offbeat.launch.restarts import LastWords, WorkerProcess, why_not_restarted
+from offbeat.launch.restarts import FailureReport, WorkerProcess, why_not_restarted
 
 LEAVE = "it was told to leave"
-AGAIN = "it failed before its first step and would again"
+AGAIN = "it failed before its first step and would fail again"
 USED_UP = "--max-restarts 3 is used up"
 
 
@@ -46,11 +46,11 @@ def test_no_restarts_wanted() -> None:
         (None, None, False),
         (None, {"per_worker": [{"worker": 0, "pushes": 5}, {"worker": 1, "pushes": 0}]}, False),
         (None, {"per_worker": [{"worker": 0, "pushes": 0}, {"worker": 1, "pushes": 5}]}, True),
-        (LastWords("no data", pushed=False), {"per_worker": [{"worker": 1, "pushes": 5}]}, False),
-        (LastWords("no data", pushed=True), None, True),
+        (FailureReport("no data", pushed=False), {"per_worker": [{"worker": 1, "pushes": 5}]}, False),
+        (FailureReport("no data", pushed=True), None, True),
     ],
 )
-def test_whether_it_has_made_a_step(failure: LastWords | None, snapshot: dict[str, Any] | None, pushed: bool) -> None:
+def test_whether_it_has_made_a_step(failure: FailureReport | None, snapshot: dict[str, Any] | None, pushed: bool) -> None:
     process = WorkerProcess(start(["true"], os.environ), failure=failure)
     assert process.has_pushed(1, snapshot) is pushed
 
@@ -58,7 +58,7 @@ def test_whether_it_has_made_a_step(failure: LastWords | None, snapshot: dict[st
 def test_last_words_explain_a_status_but_no_signal() -> None:
     process = WorkerProcess(start(["true"], os.environ))
     assert process.describe(1) == "exited with status 1"
-    process.failure = LastWords("ValueError: no data", pushed=True)
+    process.failure = FailureReport("ValueError: no data", pushed=True)
     assert process.describe(1) == "failed: ValueError: no data"
     assert process.describe(-9) == "killed by SIGKILL"
 

@@ -416,7 +416,7 @@ def test_nobody_comes_to_a_plain_allreduce_that_is_under_way() -> None:
         model = mlp()
         if worker.number == 1:
             wait(here)
-            with pytest.raises(RefusedError, match="a plain allreduce is under way"):
+            with pytest.raises(RefusedError, match="a job with sync=allreduce is running"):
                 worker.distribute(torch.optim.SGD(model.parameters(), lr=0.1), model, "allreduce")
             refused.set()
             return

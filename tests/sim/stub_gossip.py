@@ -53,8 +53,8 @@ class StubGossip(StubRank):
             self.moves_on = True
         return went
 
-    def let_in(self, rank: WorkerId, ticket: list[int]) -> None:
-        self._gossip.let_in(rank, ticket[0])
+    def admit(self, rank: WorkerId, ticket: list[int]) -> None:
+        self._gossip.admit(rank, ticket[0])
 
     def _first_behind(self) -> WorkerId | None:
         return self._gossip._memory.read(

@@ -61,7 +61,7 @@ class StubPlain(StubRank):
     def sit_out(self) -> None:
         self.job.meeting.call(self.number, None)
 
-    def let_in(self, rank: WorkerId, ticket: list[int]) -> None:
+    def admit(self, rank: WorkerId, ticket: list[int]) -> None:
         raise AssertionError("nobody can come to a plain allreduce")
 
     def _is_back(self, number: Version) -> bool:

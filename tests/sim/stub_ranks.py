@@ -101,7 +101,7 @@ class StubRank(StubWorker):
         """Take part in a round, or in an exchange, with this gradient."""
 
     @abstractmethod
-    def let_in(self, rank: WorkerId, ticket: list[int]) -> None:
+    def admit(self, rank: WorkerId, ticket: list[int]) -> None:
         """Another rank has this one's parameters."""
 
     def sit_out(self) -> None:
@@ -264,7 +264,7 @@ class StubRank(StubWorker):
                 self.servers[0].send({"kind": "initial", "number": 0, "provided": True, **own})
             case "donate":
                 if header["to"] is not None:
-                    self.let_in(header["to"], header["ticket"])
+                    self.admit(header["to"], header["ticket"])
                 told = {"to": header["to"], "number": header["number"], "failed": None}
                 self.servers[0].send({"kind": "donation", **told, "replica": self.parameters.tolist(), "from": self.version})
             case "absent":
@@ -302,8 +302,8 @@ class StubRounds(StubRank):
         yield from self.wait(lambda: rounds.wait(0.0))
         self._apply(rounds.results())
 
-    def let_in(self, rank: WorkerId, ticket: list[int]) -> None:
-        self._rounds.let_in(rank, self.version, ticket[0])
+    def admit(self, rank: WorkerId, ticket: list[int]) -> None:
+        self._rounds.admit(rank, self.version, ticket[0])
 
     def _apply(self, results: list[tuple[Version, torch.Tensor]]) -> None:
         for _, result in results if self._partial.delivery == "replay" else results[-1:]:

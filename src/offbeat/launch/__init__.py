@@ -1,4 +1,4 @@
-"""Start, watch and end the processes of a job on one machine. On a cluster that is the cluster's work.
+"""Start, watch and end the processes of a job on one machine. On a cluster, Slurm, Ray or torchrun do this.
 
 Who calls whom::
 
@@ -12,9 +12,9 @@ Who calls whom::
       |     +-- process_exit.py   the end of a fork
       +-- output.py        whole lines, labelled ``[worker 2]``, and files (--log-dir)
       +-- restarts.py      whether a worker that died starts again (--max-restarts)
-      +-- hangs.py         processes that do not get on: stacks, then an end
-      +-- outcome.py       what the job has come to, and the status of the command
-    faults.py: ``--slow``, ``--late`` and ``--kill`` as they are typed
+      +-- hangs.py         processes that make no progress: stacks, then SIGKILL
+      +-- outcome.py       how the job has ended, and the exit status of the command
+    faults.py: parses ``--slow``, ``--late`` and ``--kill``
 
 An example: worker 1 is killed by the kernel for its memory. The supervisor sees the end of its process and sends ``lost`` to the servers;
 the coordinator declares worker 1 dead, and its samples go to others. `WorkerProcess` says that one restart is left, so the supervisor

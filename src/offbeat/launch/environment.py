@@ -1,6 +1,7 @@
-"""The environment variables that servers and workers of a local job start with: who they are, whom to call, and their share of the machine.
+"""Set the environment variables of servers and workers of a local job: their numbers, the addresses, and their share of the machine.
 
-What the user has set is left as it is, but for what makes a process part of this job, and for how a server's idle threads wait.
+Variables that the user has set are kept, except those that make a process part of this job and those that say how a server's idle threads
+wait.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ TRIM_THRESHOLD_BYTES = 4 << 30
 def server_environment(
     number: int, job: JobSettings, *, token: str, supervisor: Address, port: int, user: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """All variables of a server's process.
+    """Return all variables of a server's process.
 
     Args:
         number: which server.
         job: its job.
-        token: what the job's processes show each other.
-        supervisor: where it reports.
+        token: authenticates the processes of the job to each other.
+        supervisor: where the server reports.
         port: where server 0 listens; 0: the system chooses.
         user: the variables that the job was started with.
     """
@@ -44,24 +45,24 @@ def server_environment(
 
 
 def common_environment(job: JobSettings, user: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What all workers have alike.
+    """Return the variables that are the same for all workers.
 
     Args:
         job: their job.
-        user: the variables that the job was started with. Those that place a process among others started by torchrun are left out.
+        user: the variables that the job was started with. Variables of an outer torchrun are removed.
     """
     rest = {name: value for name, value in user.items() if name not in torchrun_variables(0, 1, 0)}
     return _defaults({"OMP_NUM_THREADS": str(_share(job.workers)), **_keep_memory(*platform.libc_ver())}, rest)
 
 
 def torchrun_variables(worker: WorkerId, workers: int, port: int) -> dict[str, str]:
-    """Return what torchrun would set: by these a script makes a process group of its own, beside the job, and splits data.
+    """Return what torchrun would set, with which a script makes its own process group beside the job, and splits data.
 
-    TORCHELASTIC_RUN_ID is not among them: by it libraries, such as Lightning, take themselves to be under torchrun, and start a group.
+    TORCHELASTIC_RUN_ID is not set: libraries such as Lightning take it as a sign of torchrun, and start a process group.
 
     Args:
         worker: which worker.
-        workers: how many there are.
+        workers: the number of workers.
         port: free on this machine; worker 0's process group listens there.
     """
     here, all_of_them = str(worker), str(workers)
@@ -77,7 +78,7 @@ def torchrun_variables(worker: WorkerId, workers: int, port: int) -> dict[str, s
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface at which nobody listens now. Somebody may take it before it is used."""
+    """Return a port of the loopback interface that is free now. Another process may take it before it is used."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -92,14 +93,14 @@ def worker_environment(
     group_port: int | None = None,
     user: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """All variables of a worker's process.
+    """Return all variables of a worker's process.
 
     Args:
         worker: which worker.
         job: its job.
-        token: what the job's processes show each other.
+        token: authenticates the processes of the job to each other.
         servers: where they listen, server 0 first.
-        group_port: where a process group of the script's own meets; None: no variables of torchrun's are set.
+        group_port: where the script's own process group meets; None: do not set torchrun's variables.
         user: the variables that the job was started with.
     """
     settings = WorkerSettings(
@@ -117,12 +118,12 @@ def worker_environment(
 
 
 def _defaults(ours: Mapping[str, str], user: Mapping[str, str]) -> dict[str, str]:
-    """The user's variables, and ours where the user has set none."""
+    """Return the user's variables, and ours where the user has set none."""
     return {**user, **{name: value for name, value in ours.items() if name not in user}}
 
 
 def _keep_memory(library: str, version: str) -> dict[str, str]:
-    """Gradients of large layers are allocated anew in each backward pass: glibc shall not give that memory back and fault it in again.
+    """Return settings that make glibc keep freed memory: each backward pass allocates the gradients of large layers again.
 
     glibc 2.34 and older refuse a threshold above 32 MiB, and would then map every block above 128 KiB anew (2.36 takes any).
 
@@ -139,5 +140,5 @@ def _keep_memory(library: str, version: str) -> dict[str, str]:
 
 
 def _share(processes: int) -> int:
-    """This machine's cores, divided among processes that compute at the same time."""
+    """Return this machine's cores divided by the number of processes that compute at the same time, at least 1."""
     return max(1, len(os.sched_getaffinity(0)) // processes)

@@ -1,4 +1,4 @@
-"""Rehearsed faults as they are written on the command line."""
+"""Parse the faults to inject, as they are written on the command line."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _LATE = re.compile(r"(any|\d+)=(\d+(?:\.\d*)?|\.\d+)(?:@(\d+(?:\.\d*)?|\.\d+)%)?
 
 
 def parse_slow(text: str, workers: int) -> InjectedSlowdown:
-    """A straggler: ``WORKER=SECONDS``, ``any=SECONDS``, either with ``@FROM-TO``, the first and the last version it holds for.
+    """Parse a slowdown: ``WORKER=SECONDS`` or ``any=SECONDS``, optionally ``@FROM-TO``, the first and last version it applies to.
 
     >>> parse_slow("2=0.2@50-100", workers=4)
     InjectedSlowdown(worker=2, seconds=0.2, start=50, stop=100)
 
     Raises:
-        ConfigurationError: it cannot be read, or there is no such worker.
+        ConfigurationError: the text does not have this form, or there is no such worker.
     """
     match = _SLOW.fullmatch(text)
     if match is None:
@@ -35,13 +35,13 @@ def parse_slow(text: str, workers: int) -> InjectedSlowdown:
 
 
 def parse_kill(text: str, workers: int) -> InjectedKill:
-    """A death: ``WORKER@VERSION``.
+    """Parse the death of a worker: ``WORKER@VERSION``.
 
     >>> parse_kill("1@200", workers=4)
     InjectedKill(worker=1, version=200)
 
     Raises:
-        ConfigurationError: it cannot be read, or there is no such worker.
+        ConfigurationError: the text does not have this form, or there is no such worker.
     """
     match = _KILL.fullmatch(text)
     if match is None:
@@ -50,13 +50,13 @@ def parse_kill(text: str, workers: int) -> InjectedKill:
 
 
 def parse_late(text: str, servers: int) -> Late:
-    """Late blocks: ``SERVER=SECONDS`` or ``any=SECONDS``, either with ``@PERCENT%``, how many of the replies are late.
+    """Parse late replies of a server: ``SERVER=SECONDS`` or ``any=SECONDS``, optionally ``@PERCENT%``, the share of replies that are late.
 
     >>> parse_late("any=4@0.16%", servers=32)
     Late(server=-1, seconds=4.0, share=0.0016)
 
     Raises:
-        ConfigurationError: it cannot be read, or there is no such server.
+        ConfigurationError: the text does not have this form, or there is no such server.
     """
     match = _LATE.fullmatch(text)
     if match is None:
@@ -67,13 +67,13 @@ def parse_late(text: str, servers: int) -> Late:
     if who != "any" and int(who) >= servers:
         raise ConfigurationError(f"--late {text}: there is no server {who}, {servers} servers are numbered 0 to {servers - 1}")
     if percent is not None and float(percent) > 100.0:
-        raise ConfigurationError(f"--late {text}: {percent} % of the replies are more than there are; at most 100 %")
+        raise ConfigurationError(f"--late {text}: {percent} % of the replies are late; write at most 100 %")
     share = 1.0 if percent is None else float(percent) / 100.0
     return Late(server=ANY if who == "any" else int(who), seconds=float(seconds), share=share)
 
 
 def parse_all(slow: Sequence[str], kill: Sequence[str], workers: int) -> tuple[tuple[InjectedSlowdown, ...], tuple[InjectedKill, ...]]:
-    """All of a command line's."""
+    """Parse all ``--slow`` and ``--kill`` options of a command line. Raises `ConfigurationError` as `parse_slow` and `parse_kill` do."""
     return tuple(parse_slow(text, workers) for text in slow), tuple(parse_kill(text, workers) for text in kill)
 
 

@@ -1,11 +1,11 @@
-"""Workers that need not import anything: forked from a process that has imported, once, what they all need.
+"""Fork workers from a process that has already imported what they all need.
 
-Loading PyTorch takes seconds of a core for each process, at the start of a job and whenever a dead worker returns. A zygote loads what
-``--preload`` names and then waits; each worker is a fork of it, which becomes what ``python script.py`` would have been. `Forkserver` is
-the supervisor's side of it, `main` is what runs in the process itself.
+Loading PyTorch takes seconds of a core for each process, at the start of a job and whenever a dead worker is restarted. The forkserver
+imports what ``--preload`` names and then waits; each worker is a fork of it, which becomes what ``python script.py`` would have been.
+`Forkserver` is the supervisor's side, `main` runs in the forkserver's process.
 
-Not the default, because a script may want to set variables before it imports something (``OMP_NUM_THREADS``, say), which is then too late.
-Linux only: elsewhere libraries do not survive a fork, and every worker is a new process all the same.
+It is not the default, because a script may want to set variables before it imports something (``OMP_NUM_THREADS``, for example). Linux
+only: elsewhere libraries do not survive a fork, and every worker is a new process.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from offbeat.types import Seconds
 
 MESSAGE_BYTES = 1 << 16
 REFUSED = -1
-"""In place of a fork's number: there could be none, for instance because there are too many processes."""
+"""Sent in place of a fork's number if the fork failed, for example because there are too many processes."""
 POSSIBLE = sys.platform.startswith("linux")
-"""Whether this system has zygotes."""
+"""True if this system can run a forkserver."""
 
 
 def check_preload(modules: Sequence[str], program: Program) -> None:
-    """Whether these modules can be imported by this program, as far as that can be told without importing them.
+    """Check, without importing them, that this program can import these modules.
 
     Raises:
         ConfigurationError: there is no such module.
@@ -55,12 +55,12 @@ def check_preload(modules: Sequence[str], program: Program) -> None:
 
 
 class Forkserver:
-    """The process that has imported, as its parent sees it.
+    """Start the forkserver's process, and ask it for forks.
 
     Args:
-        program: what the forks will run; its folder is where they look first for modules.
+        program: what the forks will run; modules are searched in its folder first.
         modules: imported once.
-        environment: all variables; those of the forks are these and more.
+        environment: all variables; forks have these and more.
         capture: keep what the forks print for `Child.read`.
     """
 
@@ -70,21 +70,21 @@ class Forkserver:
         self._ready = False
         self._statuses: dict[int, int] = {}
         self.over = False
-        """Whether it has ended."""
+        """True once the process has ended."""
         self.failure: str | None = None
-        """Why it could not import something."""
+        """Why a module could not be imported; None if all could."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", "offbeat.launch.forkserver", str(theirs.fileno()), program.folder, *modules]
             self.child = start(command, environment, capture=capture, keep=[theirs.fileno()])
 
     def settled(self) -> bool:
-        """Whether it has imported everything, or never will."""
-        self._hear(0.0)
+        """Return True if all modules are imported, or the process has ended."""
+        self._receive(0.0)
         return self._ready or self.over
 
     def fork(self, environment: Mapping[str, str], program: Program) -> Child | None:
-        """A new process that runs a program; None: there is no zygote any more, or the system refuses.
+        """Return a new process that runs a program; None if the forkserver has ended or the fork fails.
 
         Args:
             environment: all of its variables.
@@ -102,7 +102,7 @@ class Forkserver:
                 outputs.append(open(reading, "rb", buffering=0))  # noqa: SIM115 - the child's, until its end
             with contextlib.suppress(OSError):
                 socket.send_fds(self._channel, [request], theirs)
-            while not self.over and (pid := self._hear(None)) != REFUSED:
+            while not self.over and (pid := self._receive(None)) != REFUSED:
                 if pid is not None:
                     return Child(Fork(self, pid, *outputs))
         for output in outputs:
@@ -110,18 +110,18 @@ class Forkserver:
         return None
 
     def status(self, pid: int, timeout_s: Seconds) -> int | None:
-        """How a fork has ended, negative for a signal; None: it has not, as far as is heard in this time."""
+        """Return a fork's exit status, negative for a signal; None if none has come within ``timeout_s``."""
         if pid not in self._statuses:
-            self._hear(timeout_s)
-        return self._statuses.get(pid, -signal.SIGKILL if self.over else None)  # the kernel kills the forks of a dead zygote
+            self._receive(timeout_s)
+        return self._statuses.get(pid, -signal.SIGKILL if self.over else None)  # the kernel kills the forks of a dead forkserver
 
     def release(self, pid: int) -> None:
-        """Nobody will send a signal to a fork that has ended: the system may give its number to another."""
+        """Let the system reuse the number of a fork that has ended: no signal will be sent to it any more."""
         with contextlib.suppress(OSError):
             self._channel.send(json.dumps({"release": pid}).encode())
 
-    def _hear(self, timeout_s: Seconds | None) -> int | None:
-        """Read all that it has said, but no further than the number of a new fork, which is returned."""
+    def _receive(self, timeout_s: Seconds | None) -> int | None:
+        """Read the messages that have come, up to the number of a new fork, which is returned."""
         while not self.over and select.select([self._channel], [], [], timeout_s)[0]:
             message = {}
             with contextlib.suppress(ConnectionResetError):
@@ -143,10 +143,10 @@ class Forkserver:
 
 
 class Fork:
-    """A zygote's fork, with as much of `subprocess.Popen` as `Child` needs."""
+    """Provide the parts of `subprocess.Popen` that `Child` needs, for a fork."""
 
-    def __init__(self, zygote: Forkserver, pid: int, stdout: IO[bytes] | None = None, stderr: IO[bytes] | None = None) -> None:
-        self._zygote = zygote
+    def __init__(self, forkserver: Forkserver, pid: int, stdout: IO[bytes] | None = None, stderr: IO[bytes] | None = None) -> None:
+        self._forkserver = forkserver
         self._status: int | None = None
         self.pid = pid
         self.stdout, self.stderr = stdout, stderr
@@ -166,17 +166,17 @@ class Fork:
             os.kill(self.pid, number)
 
     def _look(self, timeout_s: Seconds) -> int | None:
-        if self._status is None and (status := self._zygote.status(self.pid, timeout_s)) is not None:
+        if self._status is None and (status := self._forkserver.status(self.pid, timeout_s)) is not None:
             self._status = status
-            self._zygote.release(self.pid)
+            self._forkserver.release(self.pid)
         return self._status
 
 
-# In the zygote itself.
+# In the forkserver's process.
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Import, then fork whenever it is asked for; in a fork, run the program, as if it were this process' own."""
+    """Import, then fork on each request; in a fork, run the program as if it were this process's own."""
     channel = socket.socket(fileno=int(arguments[0]))
     folder, *modules = arguments[1:]
     if not sys.flags.safe_path:
@@ -187,16 +187,16 @@ def main(arguments: Sequence[str]) -> None:
         except Exception as error:
             channel.send(json.dumps({"failed": f"--preload {name}: {type(error).__name__}: {error}"[: MESSAGE_BYTES // 8]}).encode())
             sys.exit(1)
-    gc.freeze()  # what is there for good: a collection in a fork would touch, and so copy, its pages
+    gc.freeze()  # these objects stay: a collection in a fork would touch, and so copy, their pages
     channel.send(b'{"ready": true}')
     command = _serve(channel)
     if command is not None:
         channel.close()
-        _become(command)
+        _run_program(command)
 
 
 def _serve(channel: socket.socket) -> list[str] | None:
-    """Fork and tell how forks end, until nobody asks any more: None then, and in a fork what it is to run."""
+    """Fork, and report how forks end, until the supervisor is gone. Returns None then, and in a fork the command that it is to run."""
     with selectors.DefaultSelector() as selector:
         selector.register(channel, selectors.EVENT_READ)
         while True:
@@ -228,11 +228,14 @@ def _serve(channel: socket.socket) -> list[str] | None:
 
 
 def _fork(environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
-    """0 in a new process, which has a session, environment and output of its own and dies with this one; here its number, or `REFUSED`."""
+    """Fork. Returns 0 in the new process, and here its number, or `REFUSED`.
+
+    The new process has its own session, environment and output, and dies with this one.
+    """
     prepare = die_with_parent()
     waiting, prepared = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads; the libraries' own know of forks
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads; the libraries' own threads handle forks
         try:
             pid = os.fork()
         except OSError:
@@ -246,24 +249,24 @@ def _fork(environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
         if TOKEN in os.environ:
             take_token()
         if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed()  # as in a new process; Python's own generator sees to that itself
+            sys.modules["numpy"].random.seed()  # as in a new process; Python's own generator does this itself
     os.close(prepared)
     if pid != 0:
-        os.read(waiting, 1)  # its end: from now on a signal to the new session finds it
+        os.read(waiting, 1)  # returns at the end of the pipe: from now on the new session exists, and signals reach it
     os.close(waiting)
     for descriptor in descriptors:
         os.close(descriptor)
     return pid
 
 
-def _become(command: Sequence[str]) -> NoReturn:
+def _run_program(command: Sequence[str]) -> NoReturn:
     stacks.register()
     sys.excepthook = _show
     process_exit.run_and_exit(Program.of(command).run)
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show an exception as Python does, from the program on."""
+    """Show an exception as Python does, without the frames of this package."""
     while trace is not None and trace.tb_frame.f_code.co_filename in (process_exit.__file__, program.__file__):
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)

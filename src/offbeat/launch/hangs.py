@@ -1,8 +1,8 @@
-"""How long the supervisor has patience with a process that hangs, and what it says of it.
+"""Decide how long the supervisor waits for a process that hangs, and what it reports.
 
-A worker hangs if it was declared dead and is not heard of again within one more timeout, if its script makes no progress, or if its process
-never says hello. A server hangs if it does not report. All of it is counted in seconds that the supervisor itself has lived: if it was
-stopped (SIGSTOP, a suspended machine), nobody else is to blame for the time.
+A worker hangs if it was declared dead and is silent for another timeout, if its script makes no progress, or if its process never says
+hello. A server hangs if it does not report. Times count only while the supervisor itself runs: while it is stopped (SIGSTOP, a suspended
+machine), no other process can be blamed.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 from offbeat.types import Seconds
 
 LOOK_S: Seconds = 1.0
-"""What a look at the clock counts for at most: the supervisor looks several times a second while it runs."""
+"""Most seconds that count between two readings of the clock; a running supervisor reads it several times a second."""
 STACKS_S: Seconds = 0.5
-"""How long a process has to print its stacks before it is killed."""
+"""Seconds that a process has to print its stacks before it is killed."""
 SERVER_TIMEOUTS = 6
-"""A server that has not reported for so many timeouts, and at least `SERVER_S`, is taken for frozen."""
+"""A server that has not reported for this many timeouts, and for at least `SERVER_S`, is taken for frozen."""
 SERVER_S: Seconds = 10.0
 LOADING_S: Seconds = 120.0
-"""How long a server may take to start, and to import what it needs, without a report."""
+"""Seconds that a server may take to start and import without a report."""
 
 
 class LivedClock:
-    """Seconds that this process has lived while somebody looked at the clock.
+    """Count the seconds during which this process was running.
 
     Args:
         clock: seconds, monotonic.
@@ -41,7 +41,7 @@ class LivedClock:
         self._clock, self._looked_at, self._lived = clock, clock(), 0.0
 
     def now(self) -> Seconds:
-        """Seconds lived so far; to be called at least every `LOOK_S`."""
+        """Return the seconds so far. Call it at least every `LOOK_S`."""
         before, self._looked_at = self._looked_at, self._clock()
         self._lived += min(LOOK_S, self._looked_at - before)
         return self._lived
@@ -49,26 +49,26 @@ class LivedClock:
 
 @dataclass(slots=True)
 class ProcessStanding:
-    """How one process of a worker stands, by its start and by what server 0 says.
+    """Keep the state of one worker process: its start, and what server 0 reports of it.
 
     Args:
         started: when the process was started.
     """
 
     started: Seconds
-    came: bool = False
-    """It has said hello."""
+    said_hello: bool = False
+    """True once it has said hello."""
     dead_since: Seconds | None = None
     dead_because: str = ""
     stuck_s: Seconds = 0.0
-    """For how long its script has neither called the library nor waited in it, by its heartbeat."""
-    doomed: str | None = None
-    """Why it is to be killed."""
+    """Seconds that its script has neither called the library nor waited in it, by its heartbeat."""
+    kill_reason: str | None = None
+    """Why it is being killed; None: it is not."""
     kill_at: Seconds = 0.0
 
     def heard(self, header: Mapping[str, Any], now: Seconds) -> None:
-        """Server 0 says how the process stands."""
-        self.came = True
+        """Update the state from a report of server 0."""
+        self.said_hello = True
         match header["standing"]:
             case "dead":
                 if self.dead_since is None:
@@ -79,24 +79,24 @@ class ProcessStanding:
                 self.stuck_s = header["seconds"]
 
     def hung(self, now: Seconds, timeout_s: Seconds, progress_timeout_s: Seconds) -> str | None:
-        """Why the process is to be killed, in words that follow its name; None: it is not.
+        """Return why the process must be killed, in words that follow its name; None: it need not.
 
         Args:
             now: by the supervisor's `LivedClock`.
-            timeout_s: silence after which a worker is dead, and more of it after which its process is killed.
-            progress_timeout_s: how long a script may go without progress, or a process without its hello; 0: for ever.
+            timeout_s: seconds of silence after which a worker is dead, and as many more after which its process is killed.
+            progress_timeout_s: seconds that a script may go without progress, or a process without its hello; 0: for ever.
         """
         if self.dead_since is not None and now - self.dead_since >= timeout_s:
-            return f"was declared dead ({self.dead_because}), and was not heard of again for {timeout_s:g} s"
+            return f"was declared dead ({self.dead_because}), and nothing came from it for another {timeout_s:g} s"
         if 0.0 < progress_timeout_s <= self.stuck_s:
             return f"has made no progress for {self.stuck_s:.1f} s: its script neither calls offbeat nor waits in it (--progress-timeout)"
-        if not self.came and 0.0 < progress_timeout_s <= now - self.started:
+        if not self.said_hello and 0.0 < progress_timeout_s <= now - self.started:
             return f"has made no offbeat.DistributedOptimizer within {progress_timeout_s:g} s of its start (--progress-timeout)"
         return None
 
 
 class ServerWatch:
-    """When each server has last reported.
+    """Keep when each server has last reported.
 
     Args:
         timeout_s: the job's.
@@ -105,18 +105,18 @@ class ServerWatch:
     def __init__(self, timeout_s: Seconds) -> None:
         self._patience_s = max(SERVER_S, SERVER_TIMEOUTS * timeout_s)
         self._due: dict[int, tuple[Seconds, Seconds]] = {}
-        """By server: when it last reported, and how long it may be silent from then on."""
+        """By server: the time of its last report, and the seconds that it may be silent after it."""
 
     def heard(self, number: int, now: Seconds, *, loading: bool = False) -> None:
-        """A server has reported; ``loading``: it is about to import, or was just started, and will report again after that."""
+        """Note a report. ``loading``: the server starts or imports, and will report again after that."""
         self._due[number] = now, LOADING_S if loading else self._patience_s
 
     def loading(self, number: int) -> bool:
-        """Whether a server starts, or imports something, and does not listen meanwhile."""
+        """Return True if a server starts or imports, and therefore does not listen."""
         return self._due[number][1] == LOADING_S
 
     def frozen(self, now: Seconds) -> str | None:
-        """The sentence with which the job ends, if a server does not report; None: all do."""
+        """Return the reason with which the job ends if a server does not report; None: all report."""
         for number, (heard, patience_s) in sorted(self._due.items()):
             if now - heard >= patience_s:
                 what = "the coordinator" if number == 0 else "its part of the parameters"

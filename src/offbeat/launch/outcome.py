@@ -1,7 +1,7 @@
-"""What a supervisor shows and hands back: the job as it goes on, and what the ends of its workers have made of it.
+"""Define the supervisor's display, and compute a job's outcome from the ends of its workers.
 
-A death by signal is an event, which the job outlives without blame. A script that fails is a mistake: unless a restart mends it, the job's
-exit status tells, although the other workers have finished.
+A worker's death by a signal is an event without blame. A script that fails is a mistake: unless a restart mends it, the job's exit status
+is not 0 even if all other workers have finished.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from offbeat.types import Seconds, WorkerId
 
 
 class Display(Protocol):
-    """Who shows the job to the user."""
+    """Shows a job to the user."""
 
     @property
     def redraws(self) -> bool:
-        """Whether it moves about on a terminal, so that nobody else may print there."""
+        """Return True if it redraws lines of a terminal, so that nothing else may print there."""
 
     def update(self, snapshot: dict[str, Any], now: Seconds) -> None: ...
 
     def note(self, text: str) -> None: ...
 
     def lines(self, lines: Sequence[str], *, error: bool) -> None:
-        """Print lines of a process: to stdout, or to stderr."""
+        """Print lines of a process, to stdout or to stderr."""
 
     def bar(self, text: str | None) -> None:
-        """Show a worker's progress bar in its present state, where that can be done; None: there is none."""
+        """Show a worker's progress bar as it is now, if that is possible; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class End(NamedTuple):
 
 
 def verdict(ends: Mapping[WorkerId, End], *, joined: bool, script: str) -> tuple[int, str]:
-    """The exit status of a job all of whose workers have ended for good, and its reason.
+    """Return the exit status and the reason of a job whose workers have all ended for good.
 
     Args:
         ends: of every worker.
-        joined: whether any of them has ever taken part.
+        joined: True if any worker has ever taken part.
         script: its name.
     """
     failed = {worker: end.words for worker, end in ends.items() if end.status != 0}
@@ -72,7 +72,7 @@ def verdict(ends: Mapping[WorkerId, End], *, joined: bool, script: str) -> tuple
 
 
 def grouped(words: Mapping[WorkerId, str]) -> str:
-    """What became of workers, each thing said once.
+    """Return what happened to workers, in words, with equal texts written once.
 
     >>> grouped({0: "killed by SIGKILL", 1: "failed: no data", 2: "failed: no data"})
     'worker 0 killed by SIGKILL; workers 1, 2 failed: no data'

@@ -1,4 +1,4 @@
-"""What the processes of a job print: whole lines, labelled, the lines of a traceback together; and everything, raw, in files if wanted."""
+"""Print what the processes of a job print: whole lines with a label, lines of a traceback together; optionally also raw, into files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from offbeat.launch.processes import Child
 from offbeat.types import Seconds
 
 QUIET_S: Seconds = 0.1
-"""Lines of stderr are printed together once the process has printed none for so long,"""
+"""Lines of stderr are printed together once the process has printed none for this many seconds,"""
 TRACEBACK_S: Seconds = 1.0
-"""or this long, where a traceback has begun and its last line is not there yet."""
+"""or for this many, if a traceback has begun and its last line has not come."""
 BAR_EVERY_S: Seconds = 10.0
-"""How often a running progress bar is printed where there is no terminal to draw it on."""
+"""How often a progress bar is printed if there is no terminal to draw it on, in seconds."""
 HELD_LINES_MAX = 500
 LINE_BYTES_MAX = 1 << 16
 _LOWER_BAR = re.compile(rb"\n\r?[^\n]*?\x1b\[A")
@@ -25,7 +25,7 @@ _LOWER_BAR = re.compile(rb"\n\r?[^\n]*?\x1b\[A")
 
 
 class Lines:
-    """Makes lines of what comes out of one pipe. Text after a carriage return replaces the line so far, as on a terminal.
+    """Split the output of one pipe into lines. Text after a carriage return replaces the line so far, as on a terminal.
 
     >>> lines = Lines()
     >>> lines.feed(b"one\\ntwo, and a h"), lines.feed(b"alf\\n")
@@ -41,11 +41,11 @@ class Lines:
 
     @property
     def bar(self) -> str | None:
-        """The line that is being redrawn now, if one is."""
+        """Return the line that is being redrawn; None if there is none."""
         return _shown(self._rest) or None if b"\r" in self._rest else None
 
     def feed(self, data: bytes) -> list[str]:
-        """Take what was read; return the lines that are complete."""
+        """Take what was read. Returns the lines that are complete."""
         *lines, rest = _LOWER_BAR.sub(b"", self._rest + data).split(b"\n")
         if len(rest) > LINE_BYTES_MAX and b"\r" not in rest:
             lines.append(rest)
@@ -55,17 +55,17 @@ class Lines:
         return [_shown(line) for line in lines if not (b"\r" in line and not _shown(line).strip())]
 
     def end(self) -> list[str]:
-        """Return the line that has no end, if there is one."""
+        """Return the last line if it has no newline, as a list; else []."""
         rest, self._rest = _shown(self._rest), b""
         return [rest] if rest.strip() else []
 
 
 class _Printer:
-    """One process's pipes.
+    """Print the pipes of one process.
 
     Args:
         child: the process.
-        label: before each line.
+        label: printed before each line.
         log: gets the raw bytes, too.
     """
 
@@ -84,7 +84,7 @@ class _Printer:
         return None if bar is None else self._label + bar
 
     def drain(self, display: Display, now: Seconds) -> None:
-        """Read and print what there is; after the process's end, all of it."""
+        """Read and print what is available; after the process's end, all of it."""
         said: list[str] = []
         for error, data in self.child.read():
             if self.log is not None:
@@ -108,17 +108,17 @@ class _Printer:
                 display.lines([self.bar], error=True)
 
     def _whole(self, now: Seconds) -> bool:
-        """Whether the lines held back are all that come together."""
+        """Return True if no more lines are expected to belong to those that are held back."""
         traceback = max((n for n, line in enumerate(self._held) if line.startswith("Traceback (most recent")), default=None)
         unfinished = traceback is not None and all(line[:1] in (" ", "") for line in self._held[traceback + 1 :])
         return len(self._held) >= HELD_LINES_MAX or now - self._held_at >= (TRACEBACK_S if unfinished else QUIET_S)
 
 
 class Output:
-    """What all processes of a job print.
+    """Print the output of all processes of a job.
 
     Args:
-        display: prints it.
+        display: prints the lines.
         folder: for a file with the raw output of each worker and server; None: no files.
     """
 
@@ -128,7 +128,7 @@ class Output:
         self._starts: dict[tuple[str, int], int] = {}
 
     def attach(self, role: str, number: int, child: Child) -> None:
-        """Print what this process prints, under its role and number; its predecessor has ended."""
+        """Print what this process prints, under its role and number. The previous process of this number has ended."""
         key = (role, number)
         if (before := self._printers.get(key)) is not None:
             before.drain(self._display, time.monotonic())
@@ -141,7 +141,7 @@ class Output:
         self._printers[key] = _Printer(child, f"[{role} {number}] ", log)
 
     def pipes(self) -> list[int]:
-        """The descriptors that more output would come from."""
+        """Return the file descriptors that more output would come from."""
         return [pipe for printer in self._printers.values() for pipe in printer.child.pipes()]
 
     def drain(self) -> None:
@@ -156,7 +156,7 @@ class Output:
         self._display.bar(shown)
 
     def close(self) -> None:
-        """Print the rest; the processes have ended."""
+        """Print the rest, after the processes have ended."""
         self.drain()
         for printer in self._printers.values():
             if printer.log is not None:
@@ -164,7 +164,7 @@ class Output:
 
 
 def _shown(line: bytes) -> str:
-    """What a terminal would show of a line with carriage returns."""
+    """Return what a terminal would show of a line with carriage returns."""
     parts = line.split(b"\r")
     last = parts[-1] if parts[-1] or len(parts) == 1 else parts[-2]
     return last.decode(errors="replace")

@@ -1,8 +1,8 @@
-"""The end of a fork: what the interpreter does at its exit, except for taking apart the modules that the fork shares with its parent.
+"""End a fork as the interpreter would at its exit, without clearing the modules that the fork shares with its parent.
 
 At its exit CPython clears every module and frees every object. In a fork each reference count that this changes copies a page: 64 forks
-that had trained with 20 MB of their own each grew to 189 MB while they ended. So a fork runs what the user can see of an exit (threads are
-waited for, exit handlers run, the script's own names are cleared, open files written out) and leaves the rest to the kernel.
+that had trained with 20 MB of their own each grew to 189 MB while they ended. So a fork does only what the user can notice (wait for
+threads, run exit handlers, clear the script's own names, write out open files) and leaves the rest to the kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import IO, Any, NoReturn
 
 
 def run_and_exit(program: Callable[[], None]) -> NoReturn:
-    """Run this, then end the process with the status that Python would end with.
+    """Run ``program``, then end the process with the status that Python would end with.
 
     Args:
         program: its exception, if any, is shown by ``sys.excepthook``; `SystemExit` gives the status.
@@ -41,14 +41,14 @@ def run_and_exit(program: Callable[[], None]) -> NoReturn:
     if not _flushed(sys.stdout):
         status = status or 120  # as Python
     _flushed(sys.stderr)
-    if interrupted:  # so that whoever waits sees it: Python ends this way, too
+    if interrupted:  # a waiting process must see the signal: Python ends in the same way
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(status & 0xFF)
 
 
 def _status_of(error: SystemExit) -> int:
-    """The exit status; an argument that is no number is printed."""
+    """Return the exit status; print an argument that is no number."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):
@@ -59,7 +59,7 @@ def _status_of(error: SystemExit) -> int:
 
 
 def _show(error: BaseException) -> int:
-    """Show the exception that has ended the program; the status."""
+    """Show the exception that has ended the program. Returns the exit status."""
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     try:
         sys.excepthook(type(error), error, error.__traceback__)
@@ -75,7 +75,7 @@ def _show(error: BaseException) -> int:
 
 
 def _ignore_errors(do: Callable[[], object]) -> None:
-    """An exception here is shown and goes no further: the process ends in any case."""
+    """Call ``do``, and only print an exception: the process ends in any case."""
     try:
         do()
     except BaseException:
@@ -84,8 +84,8 @@ def _ignore_errors(do: Callable[[], object]) -> None:
 
 
 def _clear_script() -> None:
-    """Free the objects that only the script holds, which writes out the files among them, and write out the files that others hold."""
-    threading.excepthook = lambda _: None  # daemon threads fail from here on; at an interpreter's exit they do not run any more
+    """Free the objects that only the script holds, which writes out its files, and write out the files that others hold."""
+    threading.excepthook = lambda _: None  # daemon threads fail from here on; at a normal exit they would not run any more
     sys.last_type = sys.last_value = sys.last_traceback = None
     names = vars(sys.modules["__main__"])
     for name in [name for name in names if not name.startswith("__")]:
@@ -97,7 +97,7 @@ def _clear_script() -> None:
 
 
 def _flushed(file: io.IOBase | IO[Any] | None) -> bool:
-    """Write out what a file holds back; False where that fails."""
+    """Write out what a file buffers. Returns False if that fails."""
     try:
         if file is not None and not file.closed:
             file.flush()

@@ -1,4 +1,4 @@
-"""Child processes that cannot outlive us: killed with all that they started in their session, and by the kernel if we are killed."""
+"""Start child processes that cannot outlive this one: they are killed with everything in their session, by the kernel if need be."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from offbeat.types import Seconds
 
 _PR_SET_PDEATHSIG = 1
 READ_BYTES_MAX = 1 << 18
-"""Of one pipe at a time: a process that prints without end shall not keep us from everything else."""
+"""Most bytes read from one pipe at a time, so that a process that prints without end does not block the loop."""
 
 
 class Process(Protocol):
-    """What a child has to be able to do; `subprocess.Popen` is one."""
+    """What `Child` needs of a process; `subprocess.Popen` has it."""
 
     pid: int
     stdout: IO[bytes] | None
@@ -33,13 +33,13 @@ class Process(Protocol):
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], *, capture: bool = False, keep: Sequence[int] = ()) -> Child:
-    """A new process that runs a program.
+    """Start a process that runs a program.
 
     Args:
         command: the program and its arguments.
         environment: all of its variables.
-        capture: keep what it prints for `Child.read`, instead of letting it print where we do.
-        keep: our file descriptors that it has too.
+        capture: keep what it prints for `Child.read`, instead of sharing this process's output.
+        keep: file descriptors of this process that it inherits.
     """
     return Child(
         subprocess.Popen(
@@ -55,10 +55,10 @@ def start(command: Sequence[str], environment: Mapping[str, str], *, capture: bo
 
 
 class Child:
-    """One process of the job, first of a session of its own.
+    """One process of the job, the leader of its own session.
 
     Args:
-        process: it.
+        process: the process.
     """
 
     def __init__(self, process: Process) -> None:
@@ -74,15 +74,15 @@ class Child:
 
     @property
     def drained(self) -> bool:
-        """Whether it has ended and all that it has printed is read."""
+        """Return True if the process has ended and all that it has printed was read."""
         return not self._pipes and self._process.poll() is not None
 
     def pipes(self) -> list[int]:
-        """The descriptors that `read` reads from, for whoever waits for them."""
+        """Return the file descriptors that `read` reads from."""
         return [pipe.fileno() for pipe in self._pipes]
 
     def read(self) -> list[tuple[bool, bytes]]:
-        """Read what it has printed since the last call, each piece with whether it is of stderr; after its end, all of it."""
+        """Read what was printed since the last call, as pairs of (from stderr, bytes); after the process's end, all of it."""
         over = self._process.poll() is not None
         found = []
         for pipe in list(self._pipes):
@@ -95,31 +95,31 @@ class Child:
         return found
 
     def ended(self) -> int | None:
-        """The exit status, negative for a signal; None while it runs. What the process left behind is killed."""
+        """Return the exit status, negative for a signal; None while it runs. Processes that it left in its session are killed."""
         status = self._process.poll()
         if status is not None:
             self._sweep()
         return status
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process alone."""
+        """Send a signal to the process, not to its children."""
         if self._process.poll() is None:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL to the process and all that it has started in its session; a stopped process dies too."""
+        """Kill the process and everything in its session, and wait for the end. Stopped processes die too."""
         self.strike()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5)
         self.ended()
 
     def strike(self) -> None:
-        """`kill` without waiting for the end: for signal handlers."""
+        """Kill as `kill` does, without waiting for the end: for signal handlers."""
         if not self._swept:
             self._kill_group()
 
     def _sweep(self) -> None:
-        """Once: some day the system gives the number of an ended process to somebody else."""
+        """Kill the session, once: the system may reuse the number of an ended process."""
         if not self._swept:
             self._swept = True
             self._kill_group()
@@ -130,7 +130,7 @@ class Child:
 
 
 def _available(pipe: IO[bytes], limit: int | None) -> tuple[bytes, bool]:
-    """What can be read without waiting, and whether the pipe's other end is closed."""
+    """Return what can be read without waiting, and whether the pipe's other end is closed."""
     data = bytearray()
     with contextlib.suppress(BlockingIOError):
         while limit is None or len(data) < limit:
@@ -142,9 +142,9 @@ def _available(pipe: IO[bytes], limit: int | None) -> tuple[bytes, bool]:
 
 
 def die_with_parent() -> Callable[[], None]:
-    """For the child to call, before its program starts: let the kernel kill it when its parent dies.
+    """Return a function for the child to call before its program starts: the kernel then kills it when its parent dies.
 
-    Linux only; elsewhere the lost connection tells.
+    Linux only; elsewhere the child ends because its connection is lost.
     """
     if not sys.platform.startswith("linux"):
         return lambda: None
@@ -153,14 +153,14 @@ def die_with_parent() -> Callable[[], None]:
 
     def prepare() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the kernel was told
+        if os.getppid() != parent:  # the parent died before prctl took effect
             os._exit(1)
 
     return prepare
 
 
 def describe(status: int) -> str:
-    """An exit status in words.
+    """Return an exit status in words.
 
     >>> describe(-9), describe(3), describe(0)
     ('killed by SIGKILL', 'exited with status 3', 'finished')

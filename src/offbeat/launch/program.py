@@ -1,7 +1,7 @@
-"""The user's program: a script (``train.py``) or a module (``-m pkg.train``), looked for before a job starts and run in its workers.
+"""Find the user's program before a job starts, a script (``train.py``) or a module (``-m pkg.train``), and run it in a fork.
 
-A worker is ``python train.py`` or ``python -m pkg.train``. A fork of the preforked interpreter has no such command of its own:
-`Program.run` does there what Python does, so that ``sys.path``, ``sys.argv`` and the names in ``__main__`` are the same either way.
+A worker is ``python train.py`` or ``python -m pkg.train``. A fork of the forkserver has no command of its own: `Program.run` does what
+Python does, so that ``sys.path``, ``sys.argv`` and the names in ``__main__`` are the same.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ class Program:
     name: str
     """The script's path, or the module's name."""
     arguments: tuple[str, ...] = ()
-    """The program's own."""
+    """The program's own arguments."""
     module: bool = False
-    """Whether `name` is a module's name, as after ``python -m``."""
+    """True if `name` is a module's name, as after ``python -m``."""
 
     @classmethod
     def of(cls, command: Sequence[str]) -> Program:
-        """The inverse of `command`."""
+        """Return the program of which this is the `command`."""
         if command[0] == "-m":
             return cls(command[1], tuple(command[2:]), module=True)
         return cls(command[0], tuple(command[1:]))
 
     @property
     def command(self) -> list[str]:
-        """The interpreter's arguments."""
+        """Return the interpreter's arguments."""
         return [*(["-m"] if self.module else []), self.name, *self.arguments]
 
     @property
     def folder(self) -> str:
-        """Where Python looks first for modules that the program imports: the script's folder, for a module the current one."""
+        """Return where Python first searches modules that the program imports: the script's folder, or for a module the current one."""
         return str(Path.cwd() if self.module else Path(self.name).resolve().parent)
 
     def check(self) -> None:
@@ -82,7 +82,7 @@ class Program:
         names = vars(main)
         names["__annotations__"] = {}
         names["__builtins__"] = sys.modules["builtins"]
-        sys.modules["__main__"] = main  # for good: exit handlers and pickle look here, too
+        sys.modules["__main__"] = main  # stays: exit handlers and pickle use it, too
         if self.module:
             sys.argv = ["-m", *self.arguments]  # as Python has it while the packages above the module are imported
             spec, code = _module_code(self.name)
@@ -98,9 +98,9 @@ class Program:
 
 
 def module_spec(name: str, folder: str) -> ModuleSpec | None:
-    """What an import of this module would find, with ``folder`` as the first place to look; nothing is imported.
+    """Return what an import of this module would find, searching ``folder`` first; None if it finds nothing. Nothing is imported.
 
-    Packages that change their ``__path__`` while they are imported are not seen through.
+    Packages that change their ``__path__`` while they are imported are not followed.
     """
     top, *below = name.split(".")
     if not all(part.isidentifier() for part in (top, *below)):

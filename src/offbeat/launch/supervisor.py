@@ -1,6 +1,6 @@
-"""The supervisor of a job on this machine: starts servers and workers, restarts what died, passes signals on, and cleans up.
+"""Run a job on this machine: start servers and workers, restart workers that died, pass signals on, and clean up.
 
-It computes nothing and decides nothing about training; the coordinator in server 0 does, and tells it what to show. One thread, one loop.
+The supervisor decides nothing about training; the coordinator in server 0 does, and sends what to show. One thread, one loop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from offbeat.launch.outcome import Display, End, Outcome, verdict
 from offbeat.launch.output import Output
 from offbeat.launch.processes import Child, describe, start
 from offbeat.launch.program import Program
-from offbeat.launch.restarts import LastWords, WorkerProcess, why_not_restarted
+from offbeat.launch.restarts import FailureReport, WorkerProcess, why_not_restarted
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.worker import stacks
@@ -35,28 +35,28 @@ from offbeat.types import Seconds, WorkerId
 __all__ = ["Outcome", "Supervisor"]
 
 GRACE_S = 5.0
-"""How long processes may take to end after a last signal before they are killed."""
+"""Seconds that processes have to end after a last signal before they are killed."""
 NEWS_S = 2.0
-"""How long to wait for news of a worker that may have joined just before its end."""
+"""Seconds to wait for the status of a worker that may have joined just before its end."""
 POLL_S = 0.1
-"""How soon the end of a process is noticed that has no connection to tell of it."""
+"""Seconds until the end of a process without a connection is noticed."""
 
 
 class Supervisor:
-    """Runs one job.
+    """Run one job.
 
     Args:
         settings: the job.
         program: what the workers run.
         max_restarts: how often each worker may be restarted.
-        grace_s: how long the scripts may take to end after Ctrl-C or SIGTERM.
+        grace_s: seconds that scripts have to end after Ctrl-C or SIGTERM.
         port: where server 0 listens; 0: the system chooses.
-        preload: modules to import once, in a process that workers are forked from; none: each worker is a new process.
-        log_dir: a folder for the raw output of each worker and server; None: nowhere.
-        display: who shows it.
+        preload: modules to import once, in a process that workers are forked from; (): each worker is a new process.
+        log_dir: a folder for the raw output of each worker and server; None: no files.
+        display: shows the job to the user.
 
     Raises:
-        ConfigurationError: a server could not begin, for instance because its port is taken.
+        ConfigurationError: a server could not start, for instance because its port is taken.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Supervisor:
         self._settings = settings
         self._program = program
         self._preload = preload
-        self._zygote: Forkserver | None = None
+        self._forkserver: Forkserver | None = None
         self._max_restarts, self._grace_s = max_restarts, grace_s
         self._port = port
         self._display = display
@@ -83,7 +83,7 @@ class Supervisor:
         self._token = secrets.token_hex(16)
         self._hub = SocketHub(self._token)
         self._servers: dict[int, Child] = {}
-        self._links: dict[int, Connection] = {}
+        self._connections: dict[int, Connection] = {}
         self._addresses: dict[int, Address] = {}
         self._workers: dict[WorkerId, WorkerProcess] = {}
         self._snapshot: dict[str, Any] | None = None
@@ -95,18 +95,18 @@ class Supervisor:
         self._server_watch = ServerWatch(settings.timeout_s)
 
     def run(self) -> Outcome:
-        """Run the job to its end; every process is gone afterwards, however it ended."""
+        """Run the job to its end. Afterwards every process is gone, however the job ended."""
         numbers = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
             numbers.append(signal.SIGHUP)
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             self._start()
-            return self._attend()
+            return self._watch()
         finally:
             _kill(self._children())
-            if self._zygote is not None:
-                self._zygote.child.kill()
+            if self._forkserver is not None:
+                self._forkserver.child.kill()
             self._hub.close()
             self._output.close()
             for number, handler in before.items():
@@ -116,10 +116,10 @@ class Supervisor:
         self._signals.append(number)
         self._hub.wake()
         if len(self._signals) > 1:
-            for child in [*self._children(), *([] if self._zygote is None else [self._zygote.child])]:
+            for child in [*self._children(), *([] if self._forkserver is None else [self._forkserver.child])]:
                 child.strike()
 
-    # Starting.
+    # Start.
 
     def _start(self) -> None:
         address = self._hub.listen()
@@ -127,27 +127,27 @@ class Supervisor:
             self._display.note("--preload works on Linux only: here every worker imports for itself")
         elif self._preload:
             environment = common_environment(self._settings)
-            self._zygote = Forkserver(self._program, self._preload, environment, capture=True)
-            self._attach("preload", 0, self._zygote.child)
+            self._forkserver = Forkserver(self._program, self._preload, environment, capture=True)
+            self._attach("preload", 0, self._forkserver.child)
         for number in range(self._settings.servers):
             environment = server_environment(number, self._settings, token=self._token, supervisor=address, port=self._port)
             self._servers[number] = start([sys.executable, "-m", "offbeat.runtime.server"], environment, capture=True)
             self._attach("server", number, self._servers[number])
             self._server_watch.heard(number, self._clock.now(), loading=True)
-        if not self._begun(lambda: len(self._addresses) == self._settings.servers):
+        if not self._wait_for_start(lambda: len(self._addresses) == self._settings.servers):
             return
-        for number, link in sorted(self._links.items()):
+        for number, connection in sorted(self._connections.items()):
             servers = json.dumps([self._addresses[n] for n in range(self._settings.servers)])
-            link.send({"kind": "job", "settings": self._settings.to_wire(), "servers": servers})
+            connection.send({"kind": "job", "settings": self._settings.to_wire(), "servers": servers})
             self._record("server", number, "started", f"pid {self._servers[number].pid}")
-        if not self._begun(self._zygote_settled):  # the servers load, too, meanwhile
+        if not self._wait_for_start(self._forkserver_settled):  # the servers load, too, meanwhile
             return
         for worker in range(self._settings.workers):
             self._workers[worker] = WorkerProcess(self._spawn(worker), standing=ProcessStanding(self._clock.now()))
             self._record("worker", worker, "started", f"pid {self._workers[worker].child.pid}")
 
-    def _begun(self, ready: Callable[[], bool]) -> bool:
-        """Wait for a part of the start; False: something has happened that ends the job first."""
+    def _wait_for_start(self, ready: Callable[[], bool]) -> bool:
+        """Wait for a part of the start. Returns False if something happens first that ends the job."""
         while not ready():
             self._serve(POLL_S)
             self._check_servers()
@@ -155,20 +155,20 @@ class Supervisor:
                 return False
         return self._failure is None
 
-    def _zygote_settled(self) -> bool:
-        if self._zygote is None:
+    def _forkserver_settled(self) -> bool:
+        if self._forkserver is None:
             return True
-        settled = self._zygote.settled()
-        if self._zygote.failure is not None:
-            self._failure = self._failure or (self._zygote.failure, True)
-        elif self._zygote.over:
-            self._display.note("the process that was to import for all workers has died: they import for themselves")
+        settled = self._forkserver.settled()
+        if self._forkserver.failure is not None:
+            self._failure = self._failure or (self._forkserver.failure, True)
+        elif self._forkserver.over:
+            self._display.note("the --preload process has died: every worker imports for itself")
         return settled
 
     def _spawn(self, worker: WorkerId) -> Child:
         servers = tuple(self._addresses[n] for n in range(self._settings.servers))
         environment = worker_environment(worker, self._settings, token=self._token, servers=servers, group_port=self._group_port)
-        forked = self._zygote.fork(environment, self._program) if self._zygote is not None else None
+        forked = self._forkserver.fork(environment, self._program) if self._forkserver is not None else None
         child = forked or start([sys.executable, *self._program.command], environment, capture=True)
         self._attach("worker", worker, child)
         return child
@@ -176,9 +176,9 @@ class Supervisor:
     def _attach(self, role: str, number: int, child: Child) -> None:
         self._output.attach(role, number, child)
 
-    # Running.
+    # The main loop.
 
-    def _attend(self) -> Outcome:
+    def _watch(self) -> Outcome:
         while True:
             self._serve(POLL_S)
             self._check_servers()
@@ -196,10 +196,10 @@ class Supervisor:
         for connection, item in self._hub.poll(timeout_s, self._output.pipes()):
             if isinstance(item, Message):
                 self._on_message(connection, item.header)
-                for number in [number for number, link in self._links.items() if link is connection]:
+                for number in [number for number, connection in self._connections.items() if connection is connection]:
                     self._server_watch.heard(number, self._clock.now(), loading=item.header.get("kind") == "loading")
             else:
-                self._links = {number: link for number, link in self._links.items() if link is not connection}
+                self._connections = {number: connection for number, connection in self._connections.items() if connection is not connection}
         self._output.drain()
 
     def _serve_until(self, ready: Callable[[], bool], limit_s: Seconds) -> None:
@@ -210,19 +210,19 @@ class Supervisor:
     def _on_message(self, connection: Connection, header: dict[str, Any]) -> None:
         try:
             kind = messages.TO_SUPERVISOR.check(header, connection.peer)
-            fresh = kind == "listening" and header["number"] in self._servers and header["number"] not in self._links
-            # A server that cannot listen, its port being taken, says so before it has said where it listens.
-            starting = kind == "failed" and len(self._links) < len(self._servers)
-            if not fresh and not starting and connection not in self._links.values():
-                raise ProtocolError(f"{connection.peer} sent {kind!r} and is no server of this job")
+            fresh = kind == "listening" and header["number"] in self._servers and header["number"] not in self._connections
+            # A server whose port is taken sends 'failed' before 'listening'.
+            starting = kind == "failed" and len(self._connections) < len(self._servers)
+            if not fresh and not starting and connection not in self._connections.values():
+                raise ProtocolError(f"{connection.peer} sent {kind!r} but is no server of this job")
         except ProtocolError as error:
-            self._display.note(f"{error}: not heard")
+            self._display.note(f"{error}: message ignored")
             connection.close()
             return
         match kind:
             case "listening":
                 host, tcp, local = header["address"]
-                self._links[header["number"]] = connection
+                self._connections[header["number"]] = connection
                 self._addresses[header["number"]] = Address(host, (tcp[0], tcp[1]), local)
             case "status":
                 self._snapshot = header["snapshot"]
@@ -244,7 +244,7 @@ class Supervisor:
                 connection.send({"kind": "noted"})
             case "failing":
                 if header["worker"] in self._workers:
-                    self._workers[header["worker"]].failure = LastWords(header["reason"], header["pushed"])
+                    self._workers[header["worker"]].failure = FailureReport(header["reason"], header["pushed"])
             case "kill":
                 if header["worker"] in self._workers:
                     self._display.note(f"killing worker {header['worker']}, as ordered by --kill")
@@ -254,7 +254,7 @@ class Supervisor:
         for number, child in self._servers.items():
             status = child.ended()
             if status is not None and self._failure is None:
-                self._serve(0.0)  # its last words may explain it better
+                self._serve(0.0)  # a report from it may explain its end better
                 reason = f"server {number} {describe(status)}, and its part of the parameters is gone with it"
                 if self._failure is None:
                     self._failure = (reason, False)
@@ -266,21 +266,21 @@ class Supervisor:
         for worker, state in self._workers.items():
             if state.status is not None or (status := state.child.ended()) is None:
                 continue
-            self._serve(0.0)  # its last words are there before its end is seen
+            self._serve(0.0)  # its report comes before its end is noticed
             if self._failure is not None:
                 return
             how = state.describe(status)
             self._record("worker", worker, "exited", how)
             if status == 0 or state.too_late:
                 state.status = 0
-                self._tell("ended", worker=worker)
+                self._send("ended", worker=worker)
                 if state.too_late:
                     self._display.note(f"worker {worker} {how}")
                 continue
-            self._tell("lost", worker=worker, reason=f"its process {how}")
+            self._send("lost", worker=worker, reason=f"its process {how}")
             pushed = state.has_pushed(worker, self._snapshot)
             why_not = why_not_restarted(status, pushed=pushed, restarts=state.restarts, max_restarts=self._max_restarts)
-            self._output.drain()  # before it is said that it has ended
+            self._output.drain()  # its own output comes before the note on its end
             if why_not is None:
                 state.restarts += 1
                 state.failure = None
@@ -294,23 +294,23 @@ class Supervisor:
                 self._display.note(f"worker {worker} {how}: not restarted, {why_not}")
 
     def _check_hangs(self) -> None:
-        """Kill the worker processes that hang, once they have had time to print their stacks."""
+        """Kill worker processes that hang, once they have had time to print their stacks."""
         now, settings = self._clock.now(), self._settings
         loading = self._server_watch.loading(0)
         for worker, state in self._workers.items():
             standing = state.standing
-            if loading:  # server 0 cannot say yet who has said hello
+            if loading:  # server 0 cannot report hellos while it imports
                 standing.started = now
             if state.status is not None or state.child.ended() is not None:
                 continue
-            if standing.doomed is None:
-                standing.doomed = standing.hung(now, settings.timeout_s, settings.progress_timeout_s)
-                if standing.doomed is None:
+            if standing.kill_reason is None:
+                standing.kill_reason = standing.hung(now, settings.timeout_s, settings.progress_timeout_s)
+                if standing.kill_reason is None:
                     continue
-                self._record("worker", worker, "hung", standing.doomed)
+                self._record("worker", worker, "hung", standing.kill_reason)
                 why_silent = stacks.why_silent(state.child.pid)
                 said = "its stacks follow on its stderr" if why_silent is None else f"no stacks: {why_silent}"
-                self._display.note(f"worker {worker} {standing.doomed}: it is killed; {said}")
+                self._display.note(f"worker {worker} {standing.kill_reason}: it is killed; {said}")
                 standing.kill_at = now
                 if why_silent is None and stacks.NUMBER is not None:
                     state.child.signal(stacks.NUMBER)
@@ -318,28 +318,29 @@ class Supervisor:
             if now >= standing.kill_at:
                 state.child.strike()
 
-    # Ending.
+    # End.
 
     def _conclude(self) -> Outcome:
-        """Every worker process has ended for good."""
+        """Return the outcome after every worker process has ended for good."""
         ends = {w: End(state.status, state.describe(state.status)) for w, state in self._workers.items() if state.status is not None}
         if any(end.status == 0 for end in ends.values()):
-            self._serve_until(lambda: self._joined() or 0 not in self._links, NEWS_S)
+            self._serve_until(lambda: self._joined() or 0 not in self._connections, NEWS_S)
         return self._end(*verdict(ends, joined=self._joined(), script=self._settings.script))
 
     def _joined(self) -> bool:
         return self._snapshot is not None and any(row["incarnations"] for row in self._snapshot["per_worker"])
 
     def _stop(self, number: int) -> Outcome:
-        """The user, or the cluster, wants the job to end: the workers are asked to leave, and get a little time for it.
+        """End the job on a signal: ask the workers to leave, and give them ``grace_s`` seconds.
 
-        Ctrl-C becomes a `KeyboardInterrupt` in each script, which may catch it and save; anything else a notice to leave after the step.
+        Ctrl-C becomes a `KeyboardInterrupt` in each script, which may catch it and save. Any other signal asks workers to leave after the
+        step.
         """
         name = signal.Signals(number).name
         self._display.note(f"{name}: stopping the workers (again: at once)")
         for state in self._workers.values():
-            # Before its hello a process has nothing to save, and a traceback of its imports would help nobody.
-            gently = number == signal.SIGINT and state.standing.came
+            # Before its hello a process has nothing to save, and a traceback of its imports would only confuse.
+            gently = number == signal.SIGINT and state.standing.said_hello
             state.child.signal(signal.SIGINT if gently else signal.SIGTERM)
         if not self._all_leave(self._grace_s) and self._failure is None and number == signal.SIGINT and len(self._signals) == 1:
             self._display.note(f"not all scripts have ended within {self._grace_s:g} s of Ctrl-C (--grace): SIGTERM")
@@ -349,9 +350,9 @@ class Supervisor:
         return self._end(128 + number, f"stopped by {name}")
 
     def _all_leave(self, limit_s: Seconds) -> bool:
-        """Wait for the ends of all workers, none of which is restarted; whether they have come.
+        """Wait for the ends of all workers, without restarts. Returns False if some have not ended in time.
 
-        The coordinator hears of each: others may wait for a worker that ends before it has joined.
+        The coordinator is told of each end: other workers may wait for one that ends before it has joined.
         """
 
         def over() -> bool:
@@ -359,7 +360,7 @@ class Supervisor:
                 if state.status is None and (status := state.child.ended()) is not None:
                     state.status = status
                     self._record("worker", worker, "exited", state.describe(status))
-                    self._tell("lost", worker=worker, reason=f"its process {state.describe(status)}")
+                    self._send("lost", worker=worker, reason=f"its process {state.describe(status)}")
             self._check_servers()
             ended = all(state.status is not None for state in self._workers.values())
             return ended or self._failure is not None or len(self._signals) > 1
@@ -368,13 +369,13 @@ class Supervisor:
         return all(state.status is not None for state in self._workers.values())
 
     def _end(self, status: int, reason: str) -> Outcome:
-        """Let the coordinator close its books, then stop the servers."""
+        """Let the coordinator close the journal, then stop the servers."""
         _kill([state.child for state in self._workers.values()])
         self._output.drain()
-        self._tell("finish", ok=status == 0, reason=reason)
-        self._serve_until(lambda: self._summary is not None or 0 not in self._links, GRACE_S)
+        self._send("finish", ok=status == 0, reason=reason)
+        self._serve_until(lambda: self._summary is not None or 0 not in self._connections, GRACE_S)
         if self._summary is None and self._snapshot is not None and self._settings.journal is not None:
-            _kill(list(self._servers.values()))  # server 0 may be stopped, and must not go on to write
+            _kill(list(self._servers.values()))  # a stopped server 0 must not continue to write later
             seal(self._settings.journal, reason)
         if self._journal_failure is not None:
             status, reason = status or 1, f"{reason}; but the journal is not complete: {self._journal_failure}"
@@ -383,16 +384,16 @@ class Supervisor:
     def _children(self) -> list[Child]:
         return [*(state.child for state in self._workers.values()), *self._servers.values()]
 
-    def _tell(self, kind: str, **fields: Any) -> None:
-        if 0 in self._links:
-            self._links[0].send({"kind": kind, **fields})
+    def _send(self, kind: str, **fields: Any) -> None:
+        if 0 in self._connections:
+            self._connections[0].send({"kind": kind, **fields})
 
     def _record(self, role: str, number: int, what: str, detail: str = "") -> None:
-        self._tell("process", fields={"role": role, "number": number, "what": what, "detail": detail})
+        self._send("process", fields={"role": role, "number": number, "what": what, "detail": detail})
 
 
 def _kill(children: Sequence[Child]) -> None:
-    """All at once, and only then one after the other to its end."""
+    """Signal all processes first, and only then wait for the end of each."""
     for child in children:
         child.strike()
     for child in children:

@@ -1,8 +1,7 @@
-"""The coordinator's shell, in server 0: messages become events with a time, effects become messages, and both go into the journal.
+"""Run the coordinator of one optimizer in server 0: messages become timed events, effects become messages, and the journal records both.
 
-Nothing is decided here but what the pure core cannot see: whether a joining worker's model is the job's, whether all ranks have said hello,
-and what the epoch's mean of the BatchNorm buffers is. What differs between jobs with and without servers is the business of their
-`Backend`.
+This class decides only what the pure core cannot see: whether a joining worker's model is the job's, whether all ranks have said hello, and
+the mean of the BatchNorm buffers at the end of an epoch. What differs between jobs with and without servers is in their `Backend`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from offbeat.runtime.sides import checked_vector, ranks_of, side_of
 from offbeat.transport.base import Connection, Hub, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, WorkerId, WorkerState
 
-SPEAKING: Final = {
+INCARNATION_FIELD: Final = {
     "push": "push",
     "abandoned": "work",
     "samples": "want",
@@ -47,26 +46,28 @@ SPEAKING: Final = {
     "place": "",
     "left": "",
 }
-"""Kinds of messages that name the worker's incarnation, and in which of their fields; empty: in none, beside the kind."""
+"""By kind of message, the header field that holds the sender's incarnation; "": the header itself."""
 
-DEAF_S: Seconds = 1.0
-"""A gap between two ticks up to this is no sign that this process was stopped: ticks are due every 0.2 s, and a loaded machine is late."""
+STALLED_S: Seconds = 1.0
+"""Longest gap between two ticks, in seconds, that is not taken as a stop of this process. Ticks are due every 0.2 s; on a loaded machine
+they come late.
+"""
 
 
 class LiveCoordinator:
-    """Runs the `Coordinator` of one optimizer.
+    """Run the `Coordinator` of one optimizer.
 
     Args:
         settings: the job as the launcher knows it.
         shards: connections to the other servers, by number.
-        supervisor: where status and failures go.
-        hub: of this process, listening: where ranks of other hosts come to, it says where they come to each other.
+        supervisor: connection for status and failures.
+        hub: the listening hub of this process; gives the network interface on which ranks of several hosts meet.
         allocate: makes a block that every process of this host can map, or raises `ConfigurationError`.
         started: the wall-clock time of the start, for the journal's first line.
         now: the job's clock, in seconds.
-        journal: where events and effects are written.
-        number: of the optimizer among those of each worker's script, in the order in which it makes them.
-        missing: workers whose process ended before this began, and how.
+        journal: records events and effects.
+        number: number of the optimizer; each worker's script makes them in the same order.
+        missing: workers whose process ended before this coordinator was made, with the reason.
     """
 
     def __init__(
@@ -90,22 +91,22 @@ class LiveCoordinator:
         self._allocate = allocate
         self._started, self._now = started, now
         self.coordinator: Coordinator | None = None
-        """Exists once the first worker has said hello."""
-        self._terms: JobSpec | None = None
+        """None until the first worker has said hello."""
+        self._spec: JobSpec | None = None
         self._side: Backend | None = None
-        """With servers it exists once the first worker has said hello; without, once it is known where all ranks are."""
+        """None until the first worker has said hello; without servers, until the hosts of all ranks are known."""
         self._ticked_at: Seconds = now()
-        self._greeting: dict[WorkerId, None] = {}
-        """Ranks that have said hello before that."""
+        self._awaiting_welcome: dict[WorkerId, None] = {}
+        """Ranks that have said hello and wait until ``_side`` exists."""
         self._vector: Mapping[str, Any] = {}
-        """What the first of them has said of its gradients."""
+        """The header of the first rank's hello, which describes its gradients."""
         self._deferred: deque[tuple[Connection, Message]] = deque()
-        """Questions of ranks about samples, which wait until all that has happened before is known."""
-        self._roster = Peers()
-        self._roster.missing.update(missing)
-        self._announcer = Notifier(self._roster)
-        self._standings = Standings(settings, self._roster, supervisor if number == 0 else None)
-        self._kills = Kills(settings.kill if number == 0 else ())  # a worker is killed once, not once for each optimizer
+        """Requests for samples and the like that wait until all earlier events are known."""
+        self._peers = Peers()
+        self._peers.missing.update(missing)
+        self._notifier = Notifier(self._peers)
+        self._standings = Standings(settings, self._peers, supervisor if number == 0 else None)
+        self._kills = Kills(settings.kill if number == 0 else ())  # each ordered kill happens once, not once for each optimizer
         self._loaded = Loaded()
         self._checkpoints = Checkpoints()
         self._first_steps = FirstStepsWatch(settings.workers)
@@ -129,8 +130,8 @@ class LiveCoordinator:
                 peer.worker, message.header["incarnation"], message.header["reason"], now
             ),
             "voided": lambda peer, message, now: self.ranks.voided(message.header["number"], now),
-            "leaving": lambda peer, message, now: self.ranks.newcomers.farewell(peer.worker),
-            "donation": lambda peer, message, now: self.ranks.newcomers.donated(peer.worker, message),
+            "leaving": lambda peer, message, now: self.ranks.joiners.on_leaving(peer.worker),
+            "donation": lambda peer, message, now: self.ranks.joiners.on_donation(peer.worker, message),
             "pull": self._pull,
             "samples": self._wants,
             "epoch": self._wants,
@@ -141,39 +142,39 @@ class LiveCoordinator:
 
     @property
     def side(self) -> Backend:
-        """What carries out effects; exists once workers have been welcomed."""
-        assert self._side is not None, "nobody has been welcomed"
+        """Return the backend. It exists once workers have been welcomed."""
+        assert self._side is not None, "no worker has been welcomed yet: the backend is chosen after hello"
         return self._side
 
     @property
     def served(self) -> ServerCoordinatorSide:
-        """The side of a job with servers."""
+        """Return the backend of a job with servers. Raises `ProtocolError` if the job has none."""
         side = self.side
         if not isinstance(side, ServerCoordinatorSide):
-            raise ProtocolError("the peer sent a message that only workers of servers send, and this job has none")
+            raise ProtocolError("the peer sent a message that is for jobs with servers, and this job has none")
         return side
 
     @property
     def ranks(self) -> RankCoordinatorSide:
-        """The side of a job without servers."""
+        """Return the backend of a job without servers. Raises `ProtocolError` if the job has servers."""
         side = self.side
         if not isinstance(side, RankCoordinatorSide):
-            raise ProtocolError("the peer sent a message that only ranks send, and this job has servers")
+            raise ProtocolError("the peer sent a message that is for jobs without servers, and this job has servers")
         return side
 
     @property
-    def terms(self) -> JobSpec:
-        """What the job's workers have in common; known once the first worker has said hello."""
-        assert self._terms is not None
-        return self._terms
+    def spec(self) -> JobSpec:
+        """Return what all workers of the job have in common. It is known once the first worker has said hello."""
+        assert self._spec is not None
+        return self._spec
 
-    # What comes in.
+    # Messages and events.
 
     def on_message(self, connection: Connection, message: Message, now: Seconds) -> None:
         """Handle a message of a worker or of another server.
 
         Raises:
-            ProtocolError: it breaks the protocol; it costs the peer its connection.
+            ProtocolError: the message breaks the protocol; the caller closes the peer's connection.
             JobError: the job cannot go on.
         """
         self._follow(now)
@@ -184,7 +185,7 @@ class LiveCoordinator:
         self._follow(now)
 
     def _from_worker(self, connection: Connection, message: Message, now: Seconds) -> None:
-        peer = self._roster.at(connection)
+        peer = self._peers.at(connection)
         name = connection.peer if peer is None else f"worker {peer.worker}"
         kind = messages.FROM_WORKER.check(message.header, name, len(message.payload), len(message.memory))
         if kind == "hello":
@@ -197,14 +198,15 @@ class LiveCoordinator:
             raise ProtocolError(f"{name} sent {kind!r} before the job accepted it (expected to wait for 'welcome')")
         else:
             self._check_incarnation(peer, kind, message.header)
-            if kind in ("samples", "epoch", "place") and self._side is not None and self._side.lacks(peer.worker):
+            if kind in ("samples", "epoch", "place") and self._side is not None and self._side.has_backlog_for(peer.worker):
                 self._deferred.append((connection, message))
             else:
                 self._handlers[kind](peer, message, now)
 
     def _check_incarnation(self, peer: Peer, kind: str, header: Mapping[str, Any]) -> None:
-        """A worker speaks as the incarnation that it was told, or as an earlier one that it does not know to be dead."""
-        if (part := SPEAKING.get(kind)) is None:
+        """Refuse an incarnation that the worker cannot have been given yet. An earlier one is allowed: the worker may not know of its
+        death."""
+        if (part := INCARNATION_FIELD.get(kind)) is None:
             return
         seen = header[part]["incarnation"] if part else header["incarnation"]
         if seen > peer.incarnation:
@@ -220,9 +222,9 @@ class LiveCoordinator:
                 self._check_push(message.header["worker"], message.header)
             self.served.from_shard(message.header, shard, now)
         except ProtocolError as error:
-            # What another server passes on is what a worker has sent it.
+            # The other server passes on what a worker has sent to it: the worker is to blame, if it is known.
             worker = message.header.get("worker")
-            connection = self._roster.predecessor(worker) if isinstance(worker, int) else None
+            connection = self._peers.predecessor(worker) if isinstance(worker, int) else None
             if connection is None:
                 raise JobError(f"server {shard} broke the protocol: {error}") from error
             self.served.discard(shard, message.header)
@@ -230,61 +232,61 @@ class LiveCoordinator:
             self.on_closed(connection, f"it broke the protocol: {error}", now)
 
     def on_closed(self, connection: Connection, reason: str, now: Seconds) -> None:
-        """A connection of a worker or of another server is gone."""
+        """Handle the end of a connection to a worker or to another server. Raises `JobError` for a server."""
         if (number := self._shard_at(connection)) is not None:
             raise JobError(f"server {number} is gone ({reason}), and its part of the parameters with it")
         if isinstance(self._side, ServerCoordinatorSide):
             self._side.shard.closed(connection)
-        peer = self._roster.close(connection)
+        peer = self._peers.close(connection)
         if peer is not None:
             why = f"connection closed: {reason}" if peer.last_words is None else f"its script failed: {peer.last_words}"
             self.on_lost(peer.worker, why, now, peer.incarnation)
 
     def on_last_words(self, connection: Connection, worker: WorkerId, reason: str) -> None:
-        """A worker's script has failed. The worker is dead when its connection closes, not before: its heart still beats.
+        """Keep the reason for which a worker's script has failed. The worker counts as dead when its connection closes, not before.
 
         Raises:
-            ProtocolError: another process speaks for this worker.
+            ProtocolError: the connection belongs to another worker.
         """
-        peer = self._roster.at(connection)
+        peer = self._peers.at(connection)
         if peer is not None and peer.worker == worker:
             peer.last_words = reason
-        elif peer is not None or self._roster.predecessor(worker) is not None:
+        elif peer is not None or self._peers.predecessor(worker) is not None:
             raise ProtocolError(f"{connection.peer} sent 'failing' with worker = {worker} (expected the number of its own worker)")
 
     def on_lost(self, worker: WorkerId, reason: str, now: Seconds, incarnation: Incarnation | None = None) -> None:
-        """A worker's process has ended, or can no longer be reached."""
+        """Handle the loss of a worker whose process has ended or cannot be reached any more."""
         self._follow(now)
         if self.coordinator is not None:
             self._gone(Lost(worker, reason, incarnation), now)
         else:
-            self._roster.missing[worker] = reason
+            self._peers.missing[worker] = reason
 
     def on_ended(self, worker: WorkerId, now: Seconds) -> None:
-        """A worker's script has come to its end. One that took part has said so itself; one that never joined is not waited for."""
+        """Handle the normal end of a worker's script: a worker that never joined is not waited for any more."""
         if self.coordinator is None or self.coordinator.membership[worker].state is WorkerState.EXPECTED:
             self.on_lost(worker, "its script ended without joining", now)
 
     def catch_up(self, now: Seconds) -> None:
-        """Deal with what has happened elsewhere: of what is journaled next it was earlier."""
+        """Process everything that has happened elsewhere, so that it is journaled before what comes next."""
         self._follow(now)
 
     def gone(self) -> dict[WorkerId, str]:
-        """The workers that have ended, each with a reason: nobody shall wait for them with another optimizer."""
-        ended = dict(self._roster.missing)
+        """Return the workers that have ended, with the reason; other optimizers' coordinators must not wait for them."""
+        ended = dict(self._peers.missing)
         if self.coordinator is not None:
             for worker in self.coordinator.membership.in_state(WorkerState.DEAD, WorkerState.FINISHED):
                 ended[worker] = "it has left the job before it made this optimizer"
         return ended
 
     def tick(self, now: Seconds) -> None:
-        """Time has passed. Bytes of an unfinished message are a sign of life too."""
+        """Look at heartbeats, timeouts and timers. Bytes of an unfinished message count as a heartbeat."""
         self._follow(now)
-        # Whoever has not listened, because this process was stopped or busy, cannot say that others were silent.
-        deaf = now - self._ticked_at > max(self.settings.timeout_s / 2, DEAF_S)
+        # If this process was stopped or busy, it has read nothing: the silence of workers proves nothing then.
+        stalled = now - self._ticked_at > max(self.settings.timeout_s / 2, STALLED_S)
         self._ticked_at = now
-        for peer in self._roster:
-            if peer.stirred() or (deaf and peer.incarnation > 0):
+        for peer in self._peers:
+            if peer.stirred() or (stalled and peer.incarnation > 0):
                 self.feed(Heard(peer.worker, peer.incarnation), now)
         for worker, reason in self._standings.silent(now):
             self.on_lost(worker, reason, now)
@@ -296,42 +298,44 @@ class LiveCoordinator:
                 self._perform(self.coordinator.wake(now), now)
 
     def wake_at(self) -> Seconds | None:
-        """When to call `tick` at the latest."""
+        """Return when to call `tick` next at the latest; None if no timer is set."""
         times = [part.wake_at() for part in (self.coordinator, self._side) if part is not None]
         return min((t for t in times if t is not None), default=None)
 
     @property
-    def hears_late(self) -> bool:
-        """Whether workers decide for themselves when to go on, so that this host hears of it late."""
-        return self._side is not None and self._side.hears_late
+    def notified_late(self) -> bool:
+        """True if workers decide among themselves when to go on, so that the coordinator learns of it late."""
+        return self._side is not None and self._side.notified_late
 
     @property
-    def behind(self) -> bool:
-        """Whether something has happened of which not everything is known yet."""
-        return self._side is not None and self._side.behind
+    def has_backlog(self) -> bool:
+        """True if something has happened that is not fully known yet."""
+        return self._side is not None and self._side.has_backlog
 
     def close(self, now: Seconds) -> None:
-        """The job is over."""
+        """Journal the end of the job."""
         self._follow(now)
         if self.coordinator is not None:
             self._perform(self.coordinator.close(now, "the job has ended"), now)
-        if self._terms is None:
-            self._head(self.settings.sync or "", now)
+        if self._spec is None:
+            self._write_header(self.settings.sync or "", now)
 
-    def let_go(self) -> None:
-        """The last thing, however the job has ended: let go of what its workers have had in common."""
+    def release_memory(self) -> None:
+        """Release the memory that the workers share. The last call, also after a failure."""
         if self._side is not None:
             self._side.close()
 
-    # A worker's process introduces itself.
+    # Workers' processes that join.
 
     def _hello(self, connection: Connection, message: Message, now: Seconds) -> None:
         worker = message.header["worker"]
         if worker >= self.settings.workers:
-            raise ProtocolError(f"worker {worker} is not one of this job's {self.settings.workers} workers")
-        self._roster.missing.pop(worker, None)
+            raise ProtocolError(
+                f"worker {worker} is not one of this job's {self.settings.workers} workers (expected 0 to {self.settings.workers - 1})"
+            )
+        self._peers.missing.pop(worker, None)
         try:
-            self._agree(worker, message.header, now)
+            self._check_spec(worker, message.header, now)
             if not isinstance(self._side, ServerCoordinatorSide):
                 vector = checked_vector(message.header)
                 self._vector = self._vector or vector
@@ -344,73 +348,79 @@ class LiveCoordinator:
             return
         if isinstance(self._side, ServerCoordinatorSide):
             self._side.shard.check_memory(worker, connection, message)
-        predecessor = self._roster.predecessor(worker)
+        predecessor = self._peers.predecessor(worker)
         if predecessor is not None:
             self.on_closed(predecessor, "a new process has taken its place", now)
             predecessor.close()
-        missing, self._roster.missing = self._roster.missing, {}
+        missing, self._peers.missing = self._peers.missing, {}
         for other, reason in missing.items():
             self.feed(Lost(other, reason), now)
-        self._roster.enter(worker, connection, message.header["pid"])
+        self._peers.enter(worker, connection, message.header["pid"])
         self._standings.came(worker)
         if isinstance(self._side, ServerCoordinatorSide):
             self._side.welcome(worker, connection, message)
-            self._roster[worker].welcomed = True
+            self._peers[worker].welcomed = True
         else:
-            self._greeting[worker] = None
+            self._awaiting_welcome[worker] = None
             self._welcome_ranks()
 
     def _welcome_ranks(self) -> None:
-        """Let those go on who have said hello, once nobody is expected who has not: what ranks have in common goes by where they are."""
+        """Welcome the ranks that have said hello, once no other rank is expected.
+
+        The backend of a job without servers depends on whether all ranks share memory, so it can only be chosen then.
+        """
         assert self.coordinator is not None
         if self._side is None:
-            if any(worker not in self._greeting for worker in self.coordinator.membership.in_state(WorkerState.EXPECTED)):
+            if any(worker not in self._awaiting_welcome for worker in self.coordinator.membership.in_state(WorkerState.EXPECTED)):
                 return
-            together = all(self._roster[worker].connection.shares_memory for worker in self._greeting)
-            parts = (self.coordinator, self._roster, self._announcer, self.feed, self._perform, self._now)
+            together = all(self._peers[worker].connection.shares_memory for worker in self._awaiting_welcome)
+            parts = (self.coordinator, self._peers, self._notifier, self.feed, self._perform, self._now)
             ranks = ranks_of(self._vector, self.settings.workers, self.settings.seed, together=together)
             try:
-                self._side = side_of(self.terms.policy, ranks, self._hub, parts)
+                self._side = side_of(self.spec.policy, ranks, self._hub, parts)
             except ConfigurationError as error:
-                for worker in self._greeting:
-                    self._roster[worker].connection.send({"kind": "refused", "reason": str(error)})
+                for worker in self._awaiting_welcome:
+                    self._peers[worker].connection.send({"kind": "refused", "reason": str(error)})
                 raise JobError(str(error)) from None
-        for worker in self._greeting:
-            sync = self.terms.policy.spelling
+        for worker in self._awaiting_welcome:
+            sync = self.spec.policy.spelling
             welcome = {"kind": "welcome", "in_place": False, "sync": sync, "backend": self.ranks.backend, **self.ranks.welcome}
-            self._roster[worker].connection.send(welcome, memory=self.ranks.memory)
-            self._roster[worker].welcomed = True
-        self._greeting.clear()
+            self._peers[worker].connection.send(welcome, memory=self.ranks.memory)
+            self._peers[worker].welcomed = True
+        self._awaiting_welcome.clear()
 
-    def _agree(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> None:
-        """The first worker's terms are the job's; the others must have the same."""
-        if self._terms is None:
-            self._supervisor.send({"kind": "loading"})  # what the job's optimizer needs is imported now
-        terms = JobSpec.of(header, self.settings.sync)
-        if self._terms is not None:
-            self._terms.check(worker, terms)
+    def _check_spec(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> None:
+        """Take the first worker's job spec as the job's, or compare a later worker's with it."""
+        if self._spec is None:
+            self._supervisor.send({"kind": "loading"})  # importing the optimizer's modules may take long
+        spec = JobSpec.of(header, self.settings.sync)
+        if self._spec is not None:
+            self._spec.check(worker, spec)
         else:
-            self._begin(terms, header)
-            self._terms = terms
-            self._head(terms.policy.spelling, now)
+            self._set_up(spec, header)
+            self._spec = spec
+            self._write_header(spec.policy.spelling, now)
 
-    def _begin(self, terms: JobSpec, header: Mapping[str, Any]) -> None:
-        """Set up what the rule needs, and only then what the job goes by: who comes after a refused worker may bring other terms."""
-        settings, policy, shards = self.settings, terms.policy, self.settings.servers
+    def _set_up(self, spec: JobSpec, header: Mapping[str, Any]) -> None:
+        """Create the coordinator and, with servers, the backend.
+
+        Only when this has succeeded is the worker's spec the job's: after a refused worker another one may bring a different spec.
+        """
+        settings, policy, shards = self.settings, spec.policy, self.settings.servers
         coordinator = Coordinator(policy, settings.workers, settings.timeout_s, shards, seed=settings.seed, follows=True)
         if isinstance(policy, ServerRule):
-            parts = (self._roster, self._announcer, self._allocate, self.feed, self._perform, self._now)
-            self._side = ServerCoordinatorSide(policy, terms, settings, coordinator, self._shards, *parts, in_place=self._number == 0)
+            parts = (self._peers, self._notifier, self._allocate, self.feed, self._perform, self._now)
+            self._side = ServerCoordinatorSide(policy, spec, settings, coordinator, self._shards, *parts, in_place=self._number == 0)
         else:
             if shards > 1:
                 raise ConfigurationError(
-                    f"--servers {shards}: {policy.spelling} has no servers that could share the parameters; leave it out"
+                    f"--servers {shards}: {policy.spelling} has no servers that could share the parameters; leave --servers out"
                 )
             checked_vector(header)
         self.coordinator = coordinator
 
     def _ready(self, peer: Peer, message: Message, now: Seconds) -> None:
-        self._announcer.send_buffers(peer.worker)  # before the parameters, with which the worker goes on
+        self._notifier.send_buffers(peer.worker)  # before the parameters, since those let the worker go on
         self.side.ready(peer.worker, message.header, now)
 
     def _push(self, peer: Peer, message: Message, now: Seconds) -> None:
@@ -424,7 +434,7 @@ class LiveCoordinator:
         self.side.push(peer.worker, message, now)
 
     def _check_push(self, worker: WorkerId, header: Mapping[str, Any]) -> None:
-        """What the fields of a push must be like in this job, at this time."""
+        """Check the fields of a push against this job and its present state."""
         leases = header["push"].get("leases", ())
         if len(set(leases)) < len(leases):
             raise ProtocolError(f"worker {worker} sent 'push' with a lease named twice in push.leases (expected each lease once)")
@@ -432,14 +442,17 @@ class LiveCoordinator:
             self._side.check_push(worker, header)
 
     def _heard(self, peer: Peer, message: Message, now: Seconds) -> None:
-        """A heartbeat; of a process that does not take part yet, its bytes are all that counts."""
+        """Handle a heartbeat. For a process that does not take part yet, only the bytes received count."""
         if message.header["incarnation"]:
             self.feed(Heard(peer.worker, message.header["incarnation"]), now)
         self._standings.progress(peer, message.header["stuck_s"])
 
     def _place(self, peer: Peer, message: Message, now: Seconds) -> None:
-        """A worker writes a checkpoint. Where it pulls, parameters, optimizer state and the samplers' places are of one version: nothing is
-        ordered between them."""
+        """Tell a worker that writes a checkpoint the samplers' places.
+
+        If the worker pulls, no event may come between the pull and the reply, so that parameters, optimizer state and places are of one
+        version.
+        """
         assert self.coordinator is not None
         serial = peer.serial
         if message.header["pull"]:
@@ -451,13 +464,13 @@ class LiveCoordinator:
         peer.connection.send({"kind": "place", "released": released, "version": self.coordinator.version, "places": places})
 
     def _parts(self, peer: Peer, message: Message, now: Seconds) -> None:
-        """The worker that writes a checkpoint asks for what the others have handed in."""
+        """Send the worker that writes a checkpoint the parts that other workers have handed in."""
         assert self.coordinator is not None
         job = self.coordinator
         others = [worker for worker in job.membership.in_state(WorkerState.ALIVE) if worker != peer.worker]
         steps = message.header["steps"]
         computing = [worker for worker in others if not job.epochs.waits(worker)]
-        awaited = self._checkpoints.awaited(computing, steps) if self.terms.policy.in_step else []
+        awaited = self._checkpoints.awaited(computing, steps) if self.spec.policy.in_step else []
         parts, payload = self._checkpoints.parts(peer.worker, steps)
         peer.connection.send({"kind": "parts", "awaited": awaited, "parts": parts}, payload=payload)
 
@@ -471,7 +484,7 @@ class LiveCoordinator:
         self.served.pull(PullWanted(peer.worker, message.header["incarnation"]), now)
 
     def _wants(self, peer: Peer, message: Message, now: Seconds) -> None:
-        """A worker asks for samples, or for an epoch's end: it has been told to go on, and does not wait for word about a push."""
+        """Handle a request for samples or for the end of an epoch."""
         want, kind = message.header["want"], message.header["kind"]
         assert self.coordinator is not None
         member = self.coordinator.membership[peer.worker]
@@ -487,10 +500,10 @@ class LiveCoordinator:
         wanted = LeaseWanted(peer.worker, *fields, want["batch"], rest) if kind == "samples" else EpochWanted(peer.worker, *fields)
         self.feed(wanted, now)
 
-    # What is to be done.
+    # Effects.
 
     def feed(self, event: Event, now: Seconds) -> None:
-        """Journal an event, hand it to the coordinator, and do what it says."""
+        """Journal an event, pass it to the coordinator, and perform the effects."""
         assert self.coordinator is not None
         self._journal.log(event, now)
         self._perform(self.coordinator.on(event, now), now)
@@ -500,51 +513,51 @@ class LiveCoordinator:
             self._journal.log(effect, now)
             if isinstance(effect, StateChanged):
                 self._standings.changed(effect)
-        if self._side is not None:  # else ranks are still expected, and nobody has been told anything
+        if self._side is not None:  # None: ranks are still expected, and no message is due
             self._side.perform(effects)
-            self._rehearse(now)
+            self._inject_kills(now)
             self._side.pass_on(now)
 
     def _follow(self, now: Seconds) -> None:
-        """Deal with what has happened elsewhere, as where ranks decide among themselves, and then answer who has asked meanwhile."""
+        """Process what has happened elsewhere, such as among ranks, and then answer deferred requests."""
         if self._side is None:
             return
         self._side.follow(now)
         if isinstance(self._side, RankCoordinatorSide):
-            while self._side.newcomers.too_late:
-                self._standings.too_late(self._side.newcomers.too_late.pop())
+            while self._side.joiners.too_late:
+                self._standings.too_late(self._side.joiners.too_late.pop())
         while (found := next(filter(self._may_answer, self._deferred), None)) is not None:
             self._deferred.remove(found)
             connection, message = found
-            if (peer := self._roster.at(connection)) is not None:
+            if (peer := self._peers.at(connection)) is not None:
                 self._handlers[message.header["kind"]](peer, message, now)
                 self._side.follow(now)
 
     def _may_answer(self, deferred: tuple[Connection, Message]) -> bool:
-        """Whether everything is known that happened before a question; also if nobody waits for the answer any more."""
-        peer = self._roster.at(deferred[0])
-        return self._side is None or peer is None or not self._side.lacks(peer.worker)
+        """True if everything that happened before a deferred request is known, or its sender is gone."""
+        peer = self._peers.at(deferred[0])
+        return self._side is None or peer is None or not self._side.has_backlog_for(peer.worker)
 
     def _gone(self, event: Lost | Left, now: Seconds) -> None:
         if self._side is not None:
             self._side.gone(event, now)
         else:
             self.feed(event, now)
-            self._greeting.pop(event.worker, None)
-            if self._greeting:
+            self._awaiting_welcome.pop(event.worker, None)
+            if self._awaiting_welcome:
                 self._welcome_ranks()
 
-    def _rehearse(self, now: Seconds) -> None:
-        """Ask for the deaths that the user has ordered."""
+    def _inject_kills(self, now: Seconds) -> None:
+        """Have the supervisor kill the workers for which ``--kill`` orders it at this version."""
         assert self.coordinator is not None
         for worker in self._kills.due(self.coordinator.version):
             self._journal.write(fault_record(now, worker, "kill", f"at version {self.coordinator.version}"))
             self._supervisor.send({"kind": "kill", "worker": worker})
 
-    # The rest.
+    # Other messages.
 
     def _take_buffers(self, peer: Peer, message: Message, now: Seconds) -> None:
-        self._announcer.buffers.put(peer.worker, message.header["layout"], message.payload)
+        self._notifier.buffers.put(peer.worker, message.header["layout"], message.payload)
 
     def _metrics(self, peer: Peer, message: Message, now: Seconds) -> None:
         version = self.coordinator.version if self.coordinator is not None else 0
@@ -553,7 +566,7 @@ class LiveCoordinator:
     def _abort(self, peer: Peer, message: Message, now: Seconds) -> None:
         raise JobError(f"worker {peer.worker} stopped the job: {message.header['reason']}")
 
-    def _head(self, sync: str, now: Seconds) -> None:
+    def _write_header(self, sync: str, now: Seconds) -> None:
         if self._number:
             self._journal.write(optimizer_record(now, sync=sync))
             return

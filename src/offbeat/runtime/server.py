@@ -90,7 +90,7 @@ class Server:
             raise
         finally:
             if self._coordinator is not None:
-                self._coordinator.let_go()
+                self._coordinator.release_memory()
 
     def turn(self, timeout_s: Seconds) -> None:
         """Handle what has come, or comes within this time, and what is due.

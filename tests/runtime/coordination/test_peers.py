@@ -9,13 +9,13 @@ from offbeat.transport.memory import MemoryHub, MemoryNetwork
 def test_what_a_process_has_sent_last_is_no_sign_of_life_once_its_connection_has_closed() -> None:
     network = MemoryNetwork()
     server, worker = MemoryHub(network, "secret"), MemoryHub(network, "secret")
-    link, roster = worker.connect(server.listen()), Peers()
+    link, peers = worker.connect(server.listen()), Peers()
     link.send({"kind": "hello"})
     [(connection, _)] = server.poll(0.0)
-    roster.enter(0, connection)
-    roster[0].incarnation = 1
-    assert [peer.worker for peer in roster if peer.stirred()] == [0]
+    peers.enter(0, connection)
+    peers[0].incarnation = 1
+    assert [peer.worker for peer in peers if peer.stirred()] == [0]
     link.send({"kind": "the last push"})
     server.poll(0.0)
-    assert roster.close(connection) is roster[0] and roster[0].stirred()
-    assert list(roster) == []
+    assert peers.close(connection) is peers[0] and peers[0].stirred()
+    assert list(peers) == []

@@ -94,7 +94,7 @@ class Intruder(Worker):
 
     def end(self) -> None:
         self.host.close(True, "enough", 1.0)
-        self.host.let_go()
+        self.host.release_memory()
 
 
 def _refused(intruder: Intruder, kind: str, match: str, **fields: Any) -> None:
@@ -122,7 +122,7 @@ def test_what_fits_and_cannot_be_now_is_refused() -> None:
     refused("initial", "number", number=-1, provided=False)
     refused("buffers", "layout of buffers", layout=[["float32", [-1, -3]]])
     refused("state", r"with do = a str of length 6 \(expected one of get, offer\)", do="delete")
-    refused("donation", "only ranks", **malformed.FROM_WORKER["donation"])
+    refused("donation", "for jobs without servers", **malformed.FROM_WORKER["donation"])
     refused("measured", "unknown kind 'measured'", **malformed.FROM_SHARD["measured"])
     intruder.end()
 
@@ -167,7 +167,7 @@ def test_a_hello_that_does_not_fit_changes_nothing(sync: str) -> None:
     assert first.line.got("welcome") and second.line.got("welcome")
     assert not first.line.got("refused")
     host.close(True, "enough", 0.2)
-    host.let_go()
+    host.release_memory()
 
 
 def _greet_with(host: LiveCoordinators, worker: Worker, change: str, small: MemoryBlock) -> None:

@@ -1,8 +1,8 @@
-"""Replicas that drift apart are set to their mean from time to time: in rounds of their own, of parameters, that wait for every rank.
+"""Set replicas that drift apart to their mean from time to time, in rounds of parameters that wait for every rank.
 
-First the parameters, then each of the optimizers' averages: momenta, Adam's moments. Behind each vector is a 1, whose mean says how many
-vectors there are for each living rank: more than one where a rank has died after it had handed in its own. A rank that comes to it in the
-midst, with the replica of one that is there, goes on where that is.
+One round averages the parameters, and one each of the optimizers' averages (momenta, Adam's moments). Behind each vector is a 1; the mean
+of these ones tells how many vectors were summed for each living rank: more than one if a rank has died after it handed its own in. A rank
+that joins in between, with another rank's replica, continues at that rank's place.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ LOOK_S: Seconds = 0.05
 
 
 def means_numel(size: int) -> int:
-    """Elements of what the ranks of a model with so many parameters hand in."""
+    """Return the elements of the vectors that are averaged, for a model with ``size`` parameters."""
     return size + 1
 
 
 class ModelMeans:
-    """One rank's part in these rounds.
+    """Take part in these rounds as one rank.
 
     Args:
-        rounds: of the parameters; this part closes them.
-        rank: this one.
-        every: after so many rounds of gradients.
-        replica: whose parameters.
+        rounds: rounds of parameters; `close` closes them.
+        rank: this rank.
+        every: average after this many rounds of gradients.
+        replica: owns the parameters.
         hear: called while this rank waits.
     """
 
@@ -43,16 +43,16 @@ class ModelMeans:
         self._taken: Version | None = None
 
     def keep(self, version: Version) -> None:
-        """This rank has come to a version: if it has passed a multiple of ``every`` it takes on the mean, as everybody does there.
+        """Take the mean if ``version`` has passed a multiple of ``every``, as all ranks do there.
 
-        Nobody passes two, for who has passed one waits for the others, and without them there is no other.
+        A rank never passes two multiples at once: at the first it waits for all others, and without them there is no second.
 
         Raises:
             Fenced: this rank does not take part any more.
         """
         rounds, shares = self._rounds, self._replica.shares
         while version // self._every > self._known // shares:
-            means = rounds.catch_up()  # one that was complete when this rank was given its replica
+            means = rounds.catch_up()  # a mean that was complete when this rank received its replica
             if not means:
                 vector = rounds.send()
                 self._replica.read_share(self._known % shares, vector)
@@ -62,7 +62,7 @@ class ModelMeans:
                     self._hear()
                 means = rounds.results()
             for number, mean in means:
-                if bool(torch.isfinite(mean[0])):  # else the round is void: every rank keeps its own
+                if bool(torch.isfinite(mean[0])):  # otherwise the round is void: every rank keeps its own parameters
                     count = float(mean[-1])
                     self._replica.write_share(number % shares, mean if count == 1.0 else mean / count)
                 self._taken = number + 1
@@ -70,14 +70,14 @@ class ModelMeans:
 
     @property
     def _known(self) -> Version:
-        """How many means this rank has; the table counts one that is there and has not been taken."""
+        """Return how many means this rank has taken."""
         if self._taken is None:
             self._taken = self._rounds.version(self._rank)
         return self._taken
 
-    def let_in(self, rank: WorkerId, ticket: int) -> None:
-        """Let another rank, which gets this one's replica, take part from the same mean on."""
-        self._rounds.let_in(rank, self._known, ticket, pause=False)
+    def admit(self, rank: WorkerId, ticket: int) -> None:
+        """Let another rank, which gets this rank's replica, take part from the same mean on."""
+        self._rounds.admit(rank, self._known, ticket, pause=False)
 
     def close(self) -> None:
         self._rounds.close()

@@ -1,8 +1,7 @@
-"""The coordinator's side of rounds among ranks of different hosts: it decides when they close, and tells ranks where the others are.
+"""Run the coordinator's side of rounds among ranks of several hosts: order the rounds, and tell ranks the addresses of the others.
 
-Each rank listens before it asks to be counted, and says where. Those who begin together are told of all others with the word to begin. A
-newcomer is told when it comes, connects to them, and says so; then a living rank gives it a replica, and from there on results are kept
-for it.
+Each rank listens before it sends ``ready``, which has its addresses. Ranks that begin together get all addresses with their release. A
+joiner gets them with ``meet``, connects, and answers ``met``; then a living rank admits it and sends its replica.
 """
 
 from __future__ import annotations
@@ -18,169 +17,173 @@ from offbeat.core.rank_log import Entry
 from offbeat.errors import ProtocolError
 from offbeat.policies.eager import Full
 from offbeat.runtime.allreduce.model_means import means_numel
-from offbeat.runtime.allreduce.multi_host.connections import SEAT
+from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
 from offbeat.transport.base import Address, Connection, Hub, SharedMemory
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
 EVERYTHING = 1 << 62
-"""Of a log: nobody wants to know what is in it."""
+"""A log entry that never comes: `follow` from here forgets all entries."""
 
 
 def interface_of(hub: Hub) -> str:
-    """Where what listens beside this hub can be reached."""
-    assert hub.address is not None, "others can come to this process only if it listens"
+    """Return the network interface on which this hub listens."""
+    assert hub.address is not None, "the hub does not listen: call listen() first"
     return hub.address.tcp[0]
 
 
 class MultiHostGroup:
-    """The rounds of one job, and those in which parameters are averaged where the rule has such; what happens is decided here.
+    """Hold the rounds of one job, and the rounds that average parameters if the rule has them. The sequencers are in this process.
 
     Args:
         policy: the job's rule.
-        ranks: how many there may be.
-        numel, size: elements of a gradient with what goes with it, and parameters.
+        ranks: the greatest number of ranks.
+        numel, size: elements of a gradient with its hyperparameters, and the number of parameters.
         dtype: of both.
-        seed: of what the rule draws.
-        hub: of this process, listening: so do the rounds, beside it.
+        seed: seed of the rule's draws.
+        hub: the listening hub of this process; the rounds listen on the same interface.
     """
 
     memory: tuple[SharedMemory, ...] = ()
 
     def __init__(self, policy: RoundRule, ranks: int, numel: int, size: int, dtype: torch.dtype, seed: int, hub: Hub) -> None:
         self.ranks = ranks
-        self._tables = [
-            MultiHostRounds(policy, ranks, numel, rank=None, seat=SEAT, hub=hub.another(), dtype=dtype, seed=seed, followed=True)
+        self._all_rounds = [
+            MultiHostRounds(
+                policy, ranks, numel, rank=None, sequencer_peer=SEQUENCER, hub=hub.another(), dtype=dtype, seed=seed, followed=True
+            )
         ]
         if policy.model_sync_every is not None:
             numel = means_numel(size)
-            self._tables.append(MultiHostRounds(Full(), ranks, numel, rank=None, seat=SEAT, hub=hub.another(), dtype=dtype, followed=True))
-        self._rounds = self._tables[0]
+            self._all_rounds.append(
+                MultiHostRounds(Full(), ranks, numel, rank=None, sequencer_peer=SEQUENCER, hub=hub.another(), dtype=dtype, followed=True)
+            )
+        self._rounds = self._all_rounds[0]
         interface = interface_of(hub)
-        self._contacts: dict[WorkerId, list[Address]] = {SEAT: [table.listen(interface) for table in self._tables]}
-        """Of everybody who takes part or is about to: where each table's process listens."""
+        self._contacts: dict[WorkerId, list[Address]] = {SEQUENCER: [rounds.listen(interface) for rounds in self._all_rounds]}
+        """By rank that takes part or joins, and `SEQUENCER`: where it listens, for each of the rounds."""
         self._begun = False
 
     @property
     def slots(self) -> list[int]:
-        """Of each table, how many results are kept."""
-        return [table.slots for table in self._tables]
+        """Return, for each of the rounds, how many results are kept."""
+        return [rounds.slots for rounds in self._all_rounds]
 
     def introduce(self, rank: WorkerId, addresses: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """A rank's process listens at these, and is about to connect to those that are returned, for each table: number and address."""
+        """Note where a rank's process listens. Returns, for each of the rounds, number and address of each peer to connect to."""
         found = [Address(host, (tcp[0], tcp[1]), local) for host, tcp, local in addresses]
         self._contacts.pop(rank, None)
         others = self.others()
         self._contacts[rank] = found
-        for table, address in zip(self._tables, found, strict=True):
+        for rounds, address in zip(self._all_rounds, found, strict=True):
             if self._begun:
-                table.expect(rank, address)
+                rounds.expect(rank, address)
         return others
 
     def others(self) -> list[list[Any]]:
-        """Where everybody is, for each table: number and address."""
-        return [[[peer, list(at[index])] for peer, at in self._contacts.items()] for index in range(len(self._tables))]
+        """Return, for each of the rounds, number and address of every peer."""
+        return [[[peer, list(at[index])] for peer, at in self._contacts.items()] for index in range(len(self._all_rounds))]
 
     def follow(self, start: int) -> list[Entry]:
-        """The log from this entry on."""
+        """Return the log from entry ``start`` on."""
         if not self._begun:
             return []
-        for table in self._tables[1:]:
-            table.follow(EVERYTHING)
+        for rounds in self._all_rounds[1:]:
+            rounds.follow(EVERYTHING)
         return self._rounds.follow(start)
 
     def present(self, rank: WorkerId) -> bool:
-        """Whether a rank takes part."""
+        """Return True if a rank takes part."""
         return self._rounds.present(rank)
 
     def begin(self, ranks: Sequence[WorkerId]) -> None:
-        """These ranks take part from the beginning."""
-        assert not self._begun, "the job begins a second time"
+        """Enter the ranks that the job begins with. Called once."""
+        assert not self._begun, "begin() was called a second time"
         self._begun = True
-        self._contacts = {peer: at for peer, at in self._contacts.items() if peer in (SEAT, *ranks)}
-        for index, table in enumerate(self._tables):
-            table.connect({peer: at[index] for peer, at in self._contacts.items()})
+        self._contacts = {peer: at for peer, at in self._contacts.items() if peer in (SEQUENCER, *ranks)}
+        for index, rounds in enumerate(self._all_rounds):
+            rounds.connect({peer: at[index] for peer, at in self._contacts.items()})
 
     def enter(self, rank: WorkerId, version: Version) -> None:
-        """A rank takes part from now on, with the parameters of this version."""
+        """Let a rank take part from now on, with the parameters of this version."""
         self._rounds.enter(rank, version)
-        for table in self._tables[1:]:
-            table.enter(rank, table.number)
+        for rounds in self._all_rounds[1:]:
+            rounds.enter(rank, rounds.number)
 
     def ticket(self, rank: WorkerId) -> list[int]:
-        """What a rank needs to let in the process that is this one now."""
-        return [table.ticket(rank) for table in self._tables]
+        """Return the numbers that authorise another rank to admit `rank`'s current process, one for each of the rounds."""
+        return [rounds.ticket(rank) for rounds in self._all_rounds]
 
     def forget(self, rank: WorkerId) -> None:
-        """The process of a rank is gone: nobody is to connect to it, or lets it in."""
+        """Forget the addresses of a rank whose process is gone, and withdraw its tickets."""
         self._contacts.pop(rank, None)
-        for table in self._tables:
-            table.forget(rank)
+        for rounds in self._all_rounds:
+            rounds.forget(rank)
 
     def leave(self, rank: WorkerId, incarnation: Incarnation) -> tuple[Effect, ...]:
-        """A rank is gone. What only its host had is lost with it, as the log says."""
+        """Remove a rank. Gradients that only its host had are lost, which the log says."""
         self.forget(rank)
-        for table in self._tables:
-            table.leave(rank)
+        for rounds in self._all_rounds:
+            rounds.leave(rank)
         return ()
 
     def pause(self, rank: WorkerId) -> None:
-        """A rank has nothing to compute."""
+        """Let no round wait for a rank, which has nothing to compute."""
         if self.present(rank):
             self._rounds.pause(rank)
 
     def resume(self, rank: WorkerId) -> None:
-        """A rank computes again."""
+        """Let rounds wait for a rank again."""
         if self.present(rank):
             self._rounds.resume(rank)
 
     def close(self) -> None:
-        """The job is over."""
-        for table in self._tables:
-            table.close()
+        """Close the rounds at the end of the job."""
+        for rounds in self._all_rounds:
+            rounds.close()
 
 
 class MultiHostCoordinatorSide(RankCoordinatorSide):
-    """Follows a job whose ranks are on different hosts."""
+    """Follow a job whose ranks are on several hosts."""
 
     backend = "multi_host"
-    _table: MultiHostGroup
+    _group: MultiHostGroup
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self._meeting: set[WorkerId] = set()
-        """Joiners that have been told of the others, and have not said that they are connected."""
+        """Joiners that were sent ``meet`` and have not answered."""
 
     def check(self, worker: WorkerId, connection: Connection) -> None:
-        """Every process can come, wherever it is."""
+        """Accept a process on any host."""
 
     @property
     def welcome(self) -> dict[str, Any]:
-        """What a rank needs to listen."""
-        return {"ranks": self._table.ranks, "slots": self._table.slots}
+        """Return what a rank needs to listen."""
+        return {"ranks": self._group.ranks, "slots": self._group.slots}
 
     @property
     def introduction(self) -> dict[str, Any]:
-        """Where those are who begin with a rank."""
-        return {**super().introduction, "addresses": self._table.others()}
+        """Return the members and their addresses."""
+        return {**super().introduction, "addresses": self._group.others()}
 
     def ready(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> None:
-        """A rank asks to be counted, and says where it listens."""
+        """Note where a rank listens. In a running job, send it the addresses of the others; otherwise count it in."""
         self._check_outside(worker, "ready")
-        addresses, tables = header.get("addresses", ()), len(self._table.slots)
-        if len(addresses) != tables:
-            raise ProtocolError(f"worker {worker} sent 'ready' with {len(addresses)} addresses (expected {tables})")
-        others = self._table.introduce(worker, addresses)
+        addresses, count = header.get("addresses", ()), len(self._group.slots)
+        if len(addresses) != count:
+            raise ProtocolError(f"worker {worker} sent 'ready' with {len(addresses)} addresses (expected {count})")
+        others = self._group.introduce(worker, addresses)
         if self._coordinator.start.begun:
             self._meeting.add(worker)
-            self._roster[worker].connection.send({"kind": "meet", "addresses": others})
+            self._peers[worker].connection.send({"kind": "meet", "addresses": others})
         else:
             super().ready(worker, header, now)
 
     def met(self, worker: WorkerId) -> None:
-        """A newcomer is connected with the others."""
+        """Look for a replica for a joiner, which is connected with the other ranks now."""
         if worker not in self._meeting:
             super().met(worker)
         self._meeting.discard(worker)
-        self.newcomers.want(worker)
+        self.joiners.want(worker)

@@ -1,4 +1,4 @@
-"""A rank's place in rounds whose ranks are on different hosts: as on one host, once everybody is connected with everybody."""
+"""Take part as one rank in rounds whose ranks are on several hosts: as on one host, once all processes are connected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.policies.eager import Full
 from offbeat.runtime.allreduce.model_means import ModelMeans, means_numel
-from offbeat.runtime.allreduce.multi_host.connections import SEAT
+from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.runtime.allreduce.round_member import RoundMember
 from offbeat.runtime.ranks.member import LOOK_S
@@ -18,23 +18,23 @@ from offbeat.types import Version, WorkerId
 
 
 class MultiHostMember(RoundMember):
-    """One rank's part in the rounds.
+    """Take part in the rounds as one rank.
 
     Args:
-        terms: what came with the welcome.
-        rank: this one.
+        welcome: header of the welcome message.
+        rank: this rank.
         policy: the job's rule.
-        replica: what results are applied to.
+        replica: results are applied to it.
         hear, voided: as for `RoundMember`.
-        hub: of this process; the rounds have others of their own, made after it.
-        interface: where these listen.
+        hub: of this process; the rounds use hubs of their own, made from it.
+        interface: network interface on which these listen.
     """
 
     others_decide = True
 
     def __init__(
         self,
-        terms: Mapping[str, Any],
+        welcome: Mapping[str, Any],
         rank: WorkerId,
         policy: RoundRule,
         replica: Replica,
@@ -43,68 +43,70 @@ class MultiHostMember(RoundMember):
         hub: Hub,
         interface: str,
     ) -> None:
-        self._ranks, self._slots = terms["ranks"], terms["slots"]
+        self._ranks, self._slots = welcome["ranks"], welcome["slots"]
         self._hub, self._interface = hub, interface
-        self._tables: list[MultiHostRounds] = []
+        self._all_rounds: list[MultiHostRounds] = []
         super().__init__(rank, policy, replica, hear, voided)
 
     def attach(self) -> None:
-        """Listen anew, for those who will connect."""
-        for table in self._tables:
-            table.close()
+        """Listen on new sockets for the other processes."""
+        for rounds in self._all_rounds:
+            rounds.close()
         replica, every = self._replica, self._policy.model_sync_every
-        self._tables = [self._table(self._policy, replica.numel, self._slots[0])]
+        self._all_rounds = [self._make_rounds(self._policy, replica.numel, self._slots[0])]
         self._means = None
         if every is not None:
-            self._tables.append(self._table(Full(), means_numel(replica.size), self._slots[1]))
-            self._means = ModelMeans(self._tables[1], self._rank, every, replica, self._hear)
-        self._rounds = self._tables[0]
-        self._addresses = [table.listen(self._interface) for table in self._tables]
-        self._connected = self._later = False
+            self._all_rounds.append(self._make_rounds(Full(), means_numel(replica.size), self._slots[1]))
+            self._means = ModelMeans(self._all_rounds[1], self._rank, every, replica, self._hear)
+        self._rounds = self._all_rounds[0]
+        self._addresses = [rounds.listen(self._interface) for rounds in self._all_rounds]
+        self._is_connected = self._later = False
 
-    def _table(self, rule: RoundRule, numel: int, slots: int) -> MultiHostRounds:
+    def _make_rounds(self, rule: RoundRule, numel: int, slots: int) -> MultiHostRounds:
         hub = self._hub.another()
-        return MultiHostRounds(rule, self._ranks, numel, rank=self._rank, seat=SEAT, hub=hub, dtype=self._replica.dtype, slots=slots)
+        return MultiHostRounds(
+            rule, self._ranks, numel, rank=self._rank, sequencer_peer=SEQUENCER, hub=hub, dtype=self._replica.dtype, slots=slots
+        )
 
     @property
     def contact(self) -> dict[str, Any]:
-        """Where this rank listens."""
+        """Return where this rank listens."""
         return {"addresses": self._addresses}
 
     def meet(self, header: Mapping[str, Any]) -> None:
-        """Connect with those who begin too, if this rank does not come later."""
-        if not self._connected:
+        """Connect to the ranks that begin with this one, unless it is connected already."""
+        if not self._is_connected:
             self._connect(header["addresses"])
 
     def come_to(self, header: Mapping[str, Any]) -> None:
-        """Connect with those who are there; one of them will let this rank in."""
+        """Connect to the ranks of a running job, one of which will admit this rank."""
         self._later = True
         self._connect(header["addresses"])
 
     def _connect(self, addresses: Sequence[Sequence[Any]]) -> None:
-        self._connected = True
-        for table, others in zip(self._tables, addresses, strict=True):
+        self._is_connected = True
+        for rounds, others in zip(self._all_rounds, addresses, strict=True):
             found = {peer: Address(host, (tcp[0], tcp[1]), local) for peer, (host, tcp, local) in others}
-            table.connect(found, None, later=self._later)
+            rounds.connect(found, None, later=self._later)
 
     def pull(self) -> None:
-        """Take the results of all rounds that are closed by now, also of those that are still being summed."""
-        self._apply(self._tables[0].catch_up(newest=True))
+        """Apply the results of all rounds that are closed by now, including those still being summed."""
+        self._apply(self._all_rounds[0].catch_up(newest=True))
 
     def part(self) -> None:
-        """Wait until the others can do without this rank, which is about to leave, and take what they have by then."""
-        for table in self._tables:
+        """Wait until the other ranks can do without this rank, which is about to leave, and apply the results that come."""
+        for rounds in self._all_rounds:
             may_leave = False
             while not may_leave:
                 self._hear()
-                may_leave = table.part(LOOK_S)
-                if table is self._rounds:
-                    self._apply(table.results())
-                elif table.results():
-                    table.read()  # a mean in which it has no part
+                may_leave = rounds.drain(LOOK_S)
+                if rounds is self._rounds:
+                    self._apply(rounds.results())
+                elif rounds.results():
+                    rounds.read()  # a mean that this rank does not use
 
     def _enter(self) -> None:
         if self._later:
-            for table in self._tables:
-                table.entered()
+            for rounds in self._all_rounds:
+                rounds.entered()
         super()._enter()

@@ -1,4 +1,4 @@
-"""The coordinator's side of rounds among the ranks of one host: who takes part is written into the memory that they share."""
+"""Run the coordinator's side of rounds among the ranks of one host: write to their shared memory which ranks take part."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from offbeat.types import Incarnation, Version, WorkerId
 
 
 class OneHostCoordinatorSide(RankCoordinatorSide):
-    """Follows a job whose ranks are all on the host of server 0."""
+    """Follow a job whose ranks are all on the host of server 0."""
 
     backend = "one_host"
 
 
 class OneHostGroup:
-    """The rounds of one job, and those in which parameters are averaged where the rule has such.
+    """Hold the rounds of one job, and the rounds that average parameters if the rule has them.
 
     Args:
         policy: the job's rule.
-        ranks: how many there may be.
-        numel, size: elements of a gradient with what goes with it, and parameters.
+        ranks: the greatest number of ranks.
+        numel, size: elements of a gradient with its hyperparameters, and the number of parameters.
         dtype: of both.
-        seed: of what the rule draws.
+        seed: seed of the rule's draws.
 
     Raises:
         ConfigurationError: there is not enough memory.
@@ -38,44 +38,44 @@ class OneHostGroup:
 
     def __init__(self, policy: RoundRule, ranks: int, numel: int, size: int, dtype: torch.dtype, seed: int) -> None:
         self._rounds = OneHostRounds.create(policy, ranks, numel, dtype=dtype, seed=seed, followed=True)
-        self._tables = [self._rounds]
+        self._all_rounds = [self._rounds]
         if policy.model_sync_every is not None:
-            self._tables.append(OneHostRounds.create(Full(), ranks, means_numel(size), dtype=dtype))
+            self._all_rounds.append(OneHostRounds.create(Full(), ranks, means_numel(size), dtype=dtype))
         self.follow, self.present = self._rounds.follow, self._rounds.present
         self.pause, self.resume = self._rounds.pause, self._rounds.resume
 
     @property
     def memory(self) -> tuple[SharedMemory, ...]:
-        """The tables' blocks."""
-        return tuple(table.block for table in self._tables)
+        """Return the shared blocks: that of the gradients' rounds first."""
+        return tuple(rounds.block for rounds in self._all_rounds)
 
     def begin(self, ranks: Sequence[WorkerId]) -> None:
-        """These ranks take part from the beginning."""
+        """Enter the ranks that the job begins with."""
         for rank in ranks:
             self.enter(rank, 0)
 
     def enter(self, rank: WorkerId, version: Version) -> None:
-        """A rank takes part from now on, with the parameters of this version."""
+        """Let a rank take part from now on, with the parameters of this version."""
         self._rounds.enter(rank, version)
-        for table in self._tables[1:]:
-            table.enter(rank, table.done)
+        for rounds in self._all_rounds[1:]:
+            rounds.enter(rank, rounds.done)
 
     def ticket(self, rank: WorkerId) -> list[int]:
-        """What a rank needs to let in the process that is this one now."""
-        return [table.ticket(rank) for table in self._tables]
+        """Return the numbers that authorise another rank to admit `rank`'s current process, one for each of the rounds."""
+        return [rounds.ticket(rank) for rounds in self._all_rounds]
 
     def forget(self, rank: WorkerId) -> None:
-        """The process of a rank that does not take part is gone: nobody lets it in."""
-        for table in self._tables:
-            table.forget(rank)
+        """Withdraw the tickets of a rank that does not take part and whose process is gone."""
+        for rounds in self._all_rounds:
+            rounds.forget(rank)
 
     def leave(self, rank: WorkerId, incarnation: Incarnation) -> tuple[Effect, ...]:
-        """A rank is gone; what it has handed in stays."""
-        for table in self._tables:
-            table.leave(rank)
+        """Remove a rank. Gradients that it has handed in stay."""
+        for rounds in self._all_rounds:
+            rounds.leave(rank)
         return ()
 
     def close(self) -> None:
-        """The job is over."""
-        for table in self._tables:
-            table.close()
+        """Release the memory at the end of the job."""
+        for rounds in self._all_rounds:
+            rounds.close()

@@ -1,4 +1,4 @@
-"""A rank's place in the shared rounds: it arrives with a gradient, and its optimizer makes the step of each result."""
+"""Take part in rounds as one rank: arrive with a gradient, and apply each result with the rank's optimizer."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from offbeat.types import Version, WorkerId
 
 
 class RoundMember(RankMember):
-    """One rank's part in the rounds.
+    """Take part in the rounds as one rank.
 
     Args:
-        rank: this one.
+        rank: this rank.
         policy: the job's rule.
-        replica: what results are applied to.
+        replica: results are applied to it.
         hear: called while this rank waits.
-        voided: called with each round whose mean cannot be used: no rank makes a step with it.
+        voided: called with each round whose mean no rank can apply.
     """
 
     _rounds: OneHostRounds | MultiHostRounds
     _means: ModelMeans | None
-    """Both are made when this rank attaches."""
+    """None if the rule does not average parameters. Like ``_rounds``, set by `attach`."""
 
     def __init__(
         self, rank: WorkerId, policy: RoundRule, replica: Replica, hear: Callable[[], None], voided: Callable[[Version], None]
@@ -41,11 +41,11 @@ class RoundMember(RankMember):
         self._replica.aim(self._rounds.send())
 
     def resume(self) -> None:
-        """This rank computes: rounds may wait for it."""
+        """Let rounds wait for this rank, which computes again."""
         self._rounds.resume(self._rank)
 
     def contribute(self, usable: bool) -> None:
-        """Arrive with the gradient, or without; wait for the round, unless it is late, and apply what there is."""
+        """Arrive with the gradient, or without one; wait for the round, unless the rank is late, and apply the results."""
         rounds = self._rounds
         rounds.arrive(usable, clip=self._policy.carry_clip)
         while not rounds.wait(LOOK_S):
@@ -54,14 +54,14 @@ class RoundMember(RankMember):
         self._replica.aim(rounds.send())
 
     def catch_up(self, goal: Version = 0) -> None:
-        """Apply the results that there are; wait for those up to this version."""
+        """Apply the available results, and wait for those up to version ``goal``."""
         self._apply(self._rounds.catch_up())
         while self.version < goal:
             self._hear()
             self._apply(self._rounds.catch_up(LOOK_S))
 
     def _apply(self, results: Sequence[tuple[Version, torch.Tensor]]) -> None:
-        """Make the steps of these rounds, of the last alone where the rule says so."""
+        """Apply the results of these rounds; only the last one if the rule delivers ``latest``."""
         if not results:
             return
         self.restore()
@@ -78,26 +78,26 @@ class RoundMember(RankMember):
         if self._means is not None:
             self._means.keep(self.version)
 
-    def _let_in(self, rank: WorkerId, ticket: Sequence[int]) -> None:
-        # It will have the results from this one's version on.
-        self._rounds.let_in(rank, self.version, ticket[0])
+    def _admit(self, rank: WorkerId, ticket: Sequence[int]) -> None:
+        # The other rank gets this rank's replica, so it needs the results from this rank's version on.
+        self._rounds.admit(rank, self.version, ticket[0])
         if self._means is not None:
-            self._means.let_in(rank, ticket[1])
+            self._means.admit(rank, ticket[1])
 
     def close(self) -> None:
-        """Let go of the memory; to be called once, and last."""
+        """Release the memory. Called once, and last."""
         self._rounds.close()
         if self._means is not None:
             self._means.close()
-        # What is mapped stays so until the last view of it is gone.
+        # Memory stays mapped while any view of it exists.
         del self._rounds, self._means
 
 
 class OneHostMember(RoundMember):
-    """One rank's part where all ranks are on one host.
+    """Take part as one rank where all ranks are on one host.
 
     Args:
-        memory: what came with the welcome.
+        memory: the blocks that came with the welcome.
         rank, policy, replica, hear, voided: as for `RoundMember`.
     """
 
@@ -114,13 +114,13 @@ class OneHostMember(RoundMember):
         super().__init__(rank, policy, replica, hear, voided)
 
     def attach(self) -> None:
-        """Be this rank, whoever was it before."""
+        """Attach as this rank, replacing any earlier process with the same number."""
         self._rounds, self._means = OneHostRounds.attach(self._memory[0], self._rank, self._policy), None
         if (every := self._policy.model_sync_every) is not None:
             means = OneHostRounds.attach(self._memory[1], self._rank)
             self._means = ModelMeans(means, self._rank, every, self._replica, self._hear)
 
     def close(self) -> None:
-        """Let go of the memory; to be called once, and last."""
+        """Release the memory. Called once, and last."""
         super().close()
         self._memory = ()

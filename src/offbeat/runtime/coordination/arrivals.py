@@ -1,4 +1,4 @@
-"""Pushes on their way, and the hyperparameters that come with them."""
+"""Track pushes that have not arrived at every shard, and the hyperparameters that came with them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from offbeat.core.events import Event, Pushed
 from offbeat.errors import ProtocolError
 from offbeat.types import WorkerId
 
-_SAID: Final = tuple(name for name in Pushed._fields if name not in ("worker", "shard"))
+_FIELDS: Final = tuple(name for name in Pushed._fields if name not in ("worker", "shard"))
 OPEN_MAX: Final = 256
-"""Pushes of one worker that have not arrived at every shard: a worker waits for its push before it makes another."""
+"""Most pushes of one worker that may be under way: a worker waits for a push before it makes the next one."""
 
 
 def pushed(worker: WorkerId, fields: Mapping[str, Any], shard: int | None = None) -> Pushed:
-    """The event, from what the worker says of it; fields that are not known here are left out."""
-    known = {name: fields[name] for name in _SAID if name in fields}
+    """Return the event for a push, from the fields of the worker's message; unknown fields are ignored."""
+    known = {name: fields[name] for name in _FIELDS if name in fields}
     lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
     return Pushed(worker, **{**known, **lists}, shard=shard)
 
@@ -25,15 +25,15 @@ def pushed(worker: WorkerId, fields: Mapping[str, Any], shard: int | None = None
 @dataclass(slots=True)
 class _Arrival:
     event: Event | None = None
-    """None: another shard has it already, server 0 does not."""
+    """None while another shard has the push and server 0 does not."""
     shards: set[int] = field(default_factory=set)
 
 
 class ShardArrivals:
-    """A push, or initial parameters, count as arrived when every shard has them.
+    """Count a push, or initial parameters, as arrived once every shard has them.
 
     Args:
-        shards: how many there are.
+        shards: the number of shards.
     """
 
     def __init__(self, shards: int) -> None:
@@ -41,12 +41,12 @@ class ShardArrivals:
         self._open: dict[tuple[WorkerId, int], _Arrival] = {}
 
     def at(self, shard: int, worker: WorkerId, number: int, event: Event | None = None) -> Event | None:
-        """One shard has it; shard 0 also knows what it is. Returns the event once all have it.
+        """Note that a shard has a push; shard 0 also gives its event. Returns the event once all shards have the push.
 
-        Numbers of different processes of one worker differ, so that none completes another's.
+        Processes of one worker use different numbers, so that a push of one never completes that of another.
 
         Raises:
-            ProtocolError: the worker sends one push after the other without waiting for any.
+            ProtocolError: the worker has `OPEN_MAX` pushes under way.
         """
         if len(self._open) >= OPEN_MAX and sum(other == worker for other, _ in self._open) >= OPEN_MAX:
             raise ProtocolError(f"worker {worker} has {OPEN_MAX} pushes under way (expected it to wait until one has arrived)")
@@ -59,32 +59,33 @@ class ShardArrivals:
         return arrival.event
 
     def open(self, worker: WorkerId) -> bool:
-        """Whether a shard still lacks something that this worker has sent to all."""
+        """Return True if a shard still lacks something that this worker has sent to all."""
         return any(other == worker for other, _ in self._open)
 
     def forget(self, worker: WorkerId) -> None:
-        """What this worker has not completed will not come."""
+        """Forget the incomplete pushes of a worker whose process is gone."""
         self._open = {key: arrival for key, arrival in self._open.items() if key[0] != worker}
 
 
 class Schedules:
-    """The hyperparameters that each worker's learning-rate schedule has come to."""
+    """Keep the hyperparameters that each worker's learning-rate schedule has reached."""
 
     def __init__(self) -> None:
         self._last: dict[WorkerId, tuple[int, Any]] = {}
 
     def note(self, worker: WorkerId, header: Mapping[str, Any]) -> None:
-        """A push: the number of steps that the worker's script has made, and its hyperparameters where they have changed."""
+        """Take note of a push: the steps that the worker's script has made, and its hyperparameters if they have changed."""
         if "hyper" in header:
             self._last[worker] = (header["steps"], header["hyper"])
         elif worker in self._last:
             self._last[worker] = (header["steps"], self._last[worker][1])
 
     def forget(self, worker: WorkerId) -> None:
-        """A worker is dead."""
+        """Forget a dead worker."""
         self._last.pop(worker, None)
 
     def newest(self, without: Collection[WorkerId]) -> Any:
-        """Those of the worker that has made the most steps: schedules follow the furthest, not one that has come back. None: none yet."""
+        """Return the hyperparameters of the worker with the most steps, so that one that has come back does not reset them; None if there
+        are none yet."""
         known = [(steps, -worker, hyper) for worker, (steps, hyper) in self._last.items() if worker not in without]
         return max(known, key=lambda item: item[:2])[2] if known else None

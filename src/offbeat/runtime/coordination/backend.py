@@ -1,4 +1,4 @@
-"""What differs between jobs with and without servers, as the coordinator's shell sees it."""
+"""Define what differs between jobs with and without servers, as the coordinator sees it."""
 
 from __future__ import annotations
 
@@ -12,50 +12,49 @@ from offbeat.types import Seconds, WorkerId
 
 
 class Backend(Protocol):
-    """Carries out what the coordinator decides, and tells it what comes of that: `ServerCoordinatorSide` with servers,
-    `RankCoordinatorSide` without."""
+    """Carry out the coordinator's decisions and report results. `ServerCoordinatorSide` with servers, `RankCoordinatorSide` without."""
 
     @property
-    def behind(self) -> bool:
-        """Whether something has happened of which not everything is known yet."""
+    def has_backlog(self) -> bool:
+        """True if something has happened that is not fully known yet."""
 
     @property
-    def hears_late(self) -> bool:
-        """Whether workers decide for themselves when to go on, so that the coordinator hears of it late."""
+    def notified_late(self) -> bool:
+        """True if workers decide among themselves when to go on, so that the coordinator learns of it late."""
 
-    def lacks(self, worker: WorkerId) -> bool:
-        """Whether something that happened before a message of this worker is not known yet: its questions have to wait."""
+    def has_backlog_for(self, worker: WorkerId) -> bool:
+        """True if an event before a message of this worker is not known yet, so that the worker's requests must wait."""
 
     def follow(self, now: Seconds) -> None:
-        """Deal with what has happened elsewhere since this was last called, and with what is due."""
+        """Process what has happened elsewhere since the last call, and what is due."""
 
     def wake_at(self) -> Seconds | None:
-        """When to `follow` at the latest; None: only messages matter."""
+        """Return when to call `follow` next at the latest; None: only after a message."""
 
     def wake(self, now: Seconds) -> None:
-        """It is the time at which the coordinator wanted to look around."""
+        """Handle the coordinator's timer."""
 
-    # What comes in.
+    # Messages and events.
 
     def ready(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> None:
-        """A worker's process asks to be counted."""
+        """Count a worker's process in, or start the steps that lead to it."""
 
     def initial(self, worker: WorkerId, message: Message, now: Seconds) -> None:
-        """A worker has provided the initial parameters."""
+        """Handle a worker's initial parameters."""
 
     def push(self, worker: WorkerId, message: Message, now: Seconds) -> None:
-        """A worker says what its gradient is of."""
+        """Handle a worker's description of its gradient."""
 
     def gone(self, event: Lost | Left, now: Seconds) -> None:
-        """A worker's process has ended, or is about to."""
+        """Handle the end of a worker's process, or its announcement to leave."""
 
-    # What is to be done.
+    # Effects.
 
     def perform(self, effects: Sequence[Effect]) -> None:
-        """Carry out what the coordinator has decided."""
+        """Carry out the coordinator's effects."""
 
     def pass_on(self, now: Seconds) -> None:
-        """Tell the coordinator what was measured meanwhile."""
+        """Feed the coordinator what was measured since the last call."""
 
     def close(self) -> None:
-        """The last thing, however the job has ended: let go of what its workers have had in common."""
+        """Release the memory that the workers share. The last call, also after a failure."""

@@ -1,8 +1,8 @@
-"""BatchNorm's running statistics and other buffers, which are no parameters and get no gradient.
+"""Average BatchNorm's running statistics and other buffers, which are no parameters and get no gradient.
 
-During an epoch each worker keeps its own. They travel with each push, and when an epoch ends its waiting workers all receive the mean of
-the living workers' last ones: float buffers are averaged, integer buffers (step counters) take the greatest. Where parameters are
-exchanged, the mean comes with every fold, and the state of the workers' own optimizers may come with the buffers, to be averaged too.
+During an epoch each worker keeps its own buffers and sends them with each push. When the epoch ends, the waiting workers receive the mean
+of the living workers' last ones: float buffers are averaged, integer buffers (step counters) take the maximum. If a rule exchanges
+parameters, the mean comes with every fold, and the state of the workers' own optimizers may be averaged in the same way.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _NUMPY = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "
 
 
 class ModelBuffers:
-    """A worker's end: the buffers of its model that the job shares.
+    """Read and write the buffers of one worker's model that the job shares.
 
     Args:
-        model: whose buffers.
-        optimizer: whose state is shared too, once it has any; None: it is this worker's own.
+        model: owns the buffers.
+        optimizer: its state is shared too, once it has any; None: the state stays this worker's own.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -36,15 +36,15 @@ class ModelBuffers:
 
     @property
     def layout(self) -> list[Any]:
-        """Kind and shape of each; empty where there are none."""
+        """Return dtype and shape of each buffer; [] if there are none."""
         return [[_kind(b), list(b.shape)] for b in self._all()]
 
     def read(self) -> list[bytes]:
-        """The bytes of all buffers, in the layout's order."""
+        """Return the bytes of all buffers, in the layout's order."""
         return [b.detach().cpu().contiguous().numpy().tobytes() for b in self._all()]
 
     def write(self, layout: list[Any], payload: memoryview) -> None:
-        """Set all buffers from such bytes, and the optimizer's state if it has any yet."""
+        """Set all buffers, and the optimizer's state if it has any yet, from bytes of this layout."""
         for buffer, array in zip(self._all(), _arrays(layout, payload), strict=False):
             buffer.copy_(torch.from_numpy(array.copy()))
 
@@ -56,32 +56,32 @@ class ModelBuffers:
 
 
 class BufferBook:
-    """The coordinator's end: the last buffers of each worker."""
+    """Keep the last buffers of each worker, at the coordinator."""
 
     def __init__(self) -> None:
         self.layout: list[Any] | None = None
         self._last: dict[WorkerId, list[np.ndarray[Any, Any]]] = {}
 
     def put(self, worker: WorkerId, layout: list[Any], payload: Buffer) -> None:
-        """Note what a worker has sent.
+        """Keep a worker's buffers.
 
         Raises:
-            ProtocolError: the layout differs from that of the workers before it, or from the payload's size.
+            ProtocolError: the layout differs from the earlier workers', or does not fit the payload's size.
         """
         if self.layout is not None and layout != self.layout:
-            raise ProtocolError(f"worker {worker} has other buffers than the workers before it")
+            raise ProtocolError(f"worker {worker} has other buffers than the workers before it; use the same model in every worker")
         if self.layout is None:
             _check_layout(layout)
         self._last[worker] = [array.copy() for array in _arrays(layout, payload)]
         self.layout = layout
 
     def forget(self, worker: WorkerId) -> None:
-        """A worker is gone."""
+        """Forget a worker's buffers, unless they are the only ones."""
         if len(self._last) > 1:
             self._last.pop(worker, None)
 
     def mean(self, of: Iterable[WorkerId] | None = None) -> bytes | None:
-        """The job's buffers: the mean of these workers' last ones, or of everybody's. None: there are none."""
+        """Return the bytes of the mean of these workers' last buffers, by default of all; None if there are none."""
         chosen = [self._last[worker] for worker in (self._last if of is None else of) if worker in self._last]
         if not chosen:
             return None
@@ -113,7 +113,7 @@ def _combine(column: tuple[np.ndarray[Any, Any], ...]) -> np.ndarray[Any, Any]:
 def _arrays(layout: list[Any], payload: Buffer) -> list[np.ndarray[Any, Any]]:
     sizes = [prod(shape) * np.dtype(_NUMPY[kind]).itemsize for kind, shape in layout]
     if sum(sizes) != len(payload):
-        raise ProtocolError(f"{len(payload)} bytes of buffers where the layout says {sum(sizes)}")
+        raise ProtocolError(f"buffers of {len(payload)} bytes do not fit their layout (expected {sum(sizes)} bytes)")
     arrays, start = [], 0
     for (kind, shape), size in zip(layout, sizes, strict=True):
         arrays.append(np.frombuffer(payload[start : start + size], dtype=_NUMPY[kind]).reshape(shape))

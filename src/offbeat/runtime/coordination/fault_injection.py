@@ -1,6 +1,6 @@
-"""Rehearsed faults, for demos, for tests, and for users who want to know beforehand: what ``--slow``, ``--late`` and ``--kill`` order.
+"""Inject faults, for demos and tests, and to try out a setting beforehand: what ``--slow``, ``--late`` and ``--kill`` order.
 
-A slow worker lets the time pass before it pushes (`worker_link.WorkerConnection.linger`), a late server before it sends
+A slow worker waits before it pushes (`runtime.worker.connection.WorkerConnection.linger`), a late server before it sends
 (``runtime/parameter_server/per_shard.py``).
 """
 
@@ -15,7 +15,7 @@ from offbeat.types import Seconds, Version, WorkerId
 
 
 def lateness(settings: WorkerSettings, step: int, version: Version) -> Seconds:
-    """How much longer this worker's step takes, in seconds.
+    """Return by how many seconds this worker's step is slowed down.
 
     >>> from offbeat.runtime.job.settings import InjectedSlowdown
     >>> slow = (InjectedSlowdown(worker=1, seconds=0.2, start=10, stop=20), InjectedSlowdown(worker=1, seconds=0.1))
@@ -31,12 +31,12 @@ def lateness(settings: WorkerSettings, step: int, version: Version) -> Seconds:
 
 
 def drawn(seed: int, step: int, workers: int) -> WorkerId:
-    """The one worker that ``any`` names in everybody's step number ``step``: the same draw in every process."""
+    """Return the worker that ``any`` means in step number ``step``: the same draw in every process."""
     return random.Random(seed * 1_000_003 + step).randrange(workers)
 
 
 class Kills:
-    """The deaths that ``--kill`` orders, each told once.
+    """Return the deaths that ``--kill`` orders, each once.
 
     >>> from offbeat.runtime.job.settings import InjectedKill
     >>> kills = Kills([InjectedKill(worker=1, version=5)])
@@ -48,14 +48,14 @@ class Kills:
         self._ordered = list(ordered)
 
     def due(self, version: Version) -> list[WorkerId]:
-        """Who is to die, the job having reached this version."""
+        """Return the workers to kill now that the job has reached this version."""
         due = [kill for kill in self._ordered if version >= kill.version]
         self._ordered = [kill for kill in self._ordered if kill not in due]
         return [kill.worker for kill in due]
 
 
 def announced(settings: JobSettings, now: Seconds) -> list[Record]:
-    """What is ordered for the whole job, for its journal."""
+    """Return the journal's records of the faults that are ordered for the whole job."""
     records = []
     for slow in settings.slow:
         who = "one worker, drawn anew each step" if slow.worker == ANY else "each step"

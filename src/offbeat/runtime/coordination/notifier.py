@@ -1,4 +1,4 @@
-"""Effects that are news for a worker, as messages; and the mean of the BatchNorm buffers, which goes with some of them."""
+"""Send workers the effects that concern them, and with some of them the mean of the BatchNorm buffers."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from offbeat.types import WorkerId, WorkerState
 
 
 class Notifier:
-    """Tells workers what the coordinator has decided about them. Folds and releases are orders to the shards, and not told here.
+    """Tell workers what the coordinator has decided about them. Folds and releases are sent by the shards, not here.
 
     Args:
-        roster: where the workers can be reached.
+        peers: the workers' connections.
     """
 
-    def __init__(self, roster: Peers) -> None:
-        self._roster = roster
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
         self.buffers = BufferBook()
         self._average: bytes | None = None
-        """Where parameters are exchanged: the mean buffers of those whose parameters are in the newest version."""
+        """If the rule exchanges parameters: the mean buffers of the workers whose parameters are in the newest version."""
         self._ended: dict[int, tuple[dict[str, Any], bytes | None]] = {}
-        """Of each pool, the last epoch's report and mean buffers: for those whose pushes have ended it and who ask only afterwards."""
+        """By pool: the last epoch's report and mean buffers, for workers whose pushes ended the epoch and that ask for them later."""
 
     def tell(self, effect: Effect) -> None:
-        """Send what there is to say; nothing, for effects that are nobody's news."""
+        """Send the message for an effect; nothing for effects that no worker needs to know."""
         match effect:
             case StateChanged(state=WorkerState.ALIVE):
-                self._roster[effect.worker].incarnation = effect.incarnation
+                self._peers[effect.worker].incarnation = effect.incarnation
                 self._send(effect.worker, "joined", incarnation=effect.incarnation)
             case StateChanged(state=WorkerState.DEAD):
                 self.buffers.forget(effect.worker)
@@ -49,15 +49,15 @@ class Notifier:
                 self._epoch_ended(effect)
 
     def average(self, workers: Iterable[WorkerId]) -> None:
-        """Parameters of these workers have been folded: so are their buffers."""
+        """Take the mean of these workers' buffers, whose parameters have just been folded."""
         self._average = self.buffers.mean(workers)
 
     def send_average(self, worker: WorkerId) -> None:
-        """The buffers that belong to the newest version, where parameters are exchanged."""
+        """Send the buffers that belong to the newest version, if the rule exchanges parameters."""
         self._send_mean(worker, self._average)
 
     def send_buffers(self, worker: WorkerId) -> None:
-        """The present mean, for a worker that joins."""
+        """Send the present mean to a worker that joins."""
         self._send_mean(worker, self.buffers.mean())
 
     def _no_more(self, effect: NoMore) -> None:
@@ -74,7 +74,7 @@ class Notifier:
 
     def _send_mean(self, worker: WorkerId, mean: bytes | None) -> None:
         if mean is not None:
-            self._roster[worker].connection.send({"kind": "buffers", "layout": self.buffers.layout}, payload=(mean,))
+            self._peers[worker].connection.send({"kind": "buffers", "layout": self.buffers.layout}, payload=(mean,))
 
     def _send(self, worker: WorkerId, kind: str, **fields: Any) -> None:
-        self._roster[worker].connection.send({"kind": kind, **fields})
+        self._peers[worker].connection.send({"kind": kind, **fields})

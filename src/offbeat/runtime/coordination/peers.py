@@ -1,4 +1,4 @@
-"""Which connection speaks for which worker, and whom nobody can hear any more."""
+"""Know which connection belongs to which worker, and which workers are not connected any more."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ class Peer:
     worker: WorkerId
     connection: Connection
     pid: int = 0
-    """By its hello."""
+    """The process number in its hello."""
     incarnation: Incarnation = 0
     serial: int = 0
-    """Counts its releases; every shard's parameters message carries it."""
+    """Number of its releases so far; every shard's ``parameters`` message carries it."""
     bytes_received: int = 0
     welcomed: bool = False
-    """Whether the job has accepted it; ranks without servers are accepted together."""
+    """True once the job has accepted it; ranks are accepted together."""
     last_words: str | None = None
-    """Why its script has failed; its process is about to end."""
+    """The error for which its script has failed; its process is about to end."""
 
     def stirred(self) -> bool:
-        """Whether bytes have come since the last time, were it of an unfinished message."""
+        """Return True if bytes have come since the last call, even of an unfinished message."""
         before, self.bytes_received = self.bytes_received, self.connection.bytes_received
         return self.incarnation > 0 and self.bytes_received != before
 
 
 REASON_MAX: Final = 500
-"""Characters of a reason: it may have names in it that a peer has chosen."""
+"""Most characters of a reason, since it may contain names that a peer has chosen."""
 
 
 def refuse(connection: Connection, error: Exception) -> str:
-    """End the connection of a peer that has broken the protocol. Returns the reason, which the peer is told before.
+    """Close the connection of a peer that has broken the protocol. Returns the reason, which is sent to the peer first.
 
-    Of an error that is not ours the type alone is told: its text may repeat what the peer has sent.
+    For an error that is no `OffbeatError` the reason names only its type, since the text may repeat what the peer has sent.
     """
     text = str(error) if isinstance(error, OffbeatError) else f"{connection.peer} sent a message that caused {type(error).__name__}"
     reason = text if len(text) <= REASON_MAX else f"{text[:REASON_MAX]} ..."
@@ -51,43 +51,43 @@ def refuse(connection: Connection, error: Exception) -> str:
 
 
 class Peers:
-    """The workers' processes. A worker's newest process is its current one, also after its connection has closed."""
+    """Hold the workers' processes. A worker's newest process is its current one, even after its connection has closed."""
 
     def __init__(self) -> None:
         self._speaking: dict[Connection, Peer] = {}
         self._current: dict[WorkerId, Peer] = {}
         self.gone: set[WorkerId] = set()
-        """Whose current process is no longer connected, and whose memory is still kept."""
+        """Workers whose current process is no longer connected and whose memory is still kept."""
         self.missing: dict[WorkerId, str] = {}
-        """Whose process ended before anybody said hello, and how: nobody shall wait for them."""
+        """Workers whose process ended before any worker said hello, with the reason; they are not waited for."""
 
     def __getitem__(self, worker: WorkerId) -> Peer:
         return self._current[worker]
 
     def __iter__(self) -> Iterator[Peer]:
-        """The processes that are connected: what came last of one that is not is no sign of life."""
+        """Iterate over the connected processes."""
         return iter(self._speaking.values())
 
     def at(self, connection: Connection) -> Peer | None:
-        """Who speaks on this connection."""
+        """Return the peer on this connection; None before its hello."""
         return self._speaking.get(connection)
 
     def knows(self, worker: WorkerId) -> bool:
-        """Whether a process has ever said hello as this worker."""
+        """Return True if a process has ever said hello as this worker."""
         return worker in self._current
 
     def enter(self, worker: WorkerId, connection: Connection, pid: int = 0) -> None:
-        """A worker's new process."""
+        """Make this connection that of the worker's current process."""
         self._speaking[connection] = self._current[worker] = Peer(worker, connection, pid)
         self.gone.discard(worker)
 
     def predecessor(self, worker: WorkerId) -> Connection | None:
-        """The connection of this worker's process, if it has one that is still open."""
+        """Return the open connection of this worker's current process; None if it has none."""
         peer = self._current.get(worker)
         return peer.connection if peer is not None and peer.connection in self._speaking else None
 
     def close(self, connection: Connection) -> Peer | None:
-        """A connection has ended. Returns the peer if it was its worker's current process."""
+        """Remove a connection that has ended. Returns the peer if it was its worker's current process, else None."""
         peer = self._speaking.pop(connection, None)
         if peer is None or self._current[peer.worker] is not peer:
             return None

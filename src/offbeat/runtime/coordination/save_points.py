@@ -1,6 +1,6 @@
-"""What workers hand in for a checkpoint that another writes: their random generators and BatchNorm statistics.
+"""Collect the parts of a checkpoint that another worker writes: each worker's random generators and BatchNorm statistics.
 
-The coordinator keeps each worker's newest part, unopened, until the worker that writes asks for it.
+The coordinator keeps each worker's newest part, without reading it, until the worker that writes the checkpoint asks for it.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from offbeat.types import WorkerId
 
 
 class Checkpoints:
-    """The parts that have been handed in."""
+    """Keep the parts that workers have handed in."""
 
     def __init__(self) -> None:
         self._parts: dict[WorkerId, Message] = {}
         self._steps: dict[WorkerId, int] = {}
-        """How many steps each worker's script has made."""
+        """Steps that each worker's script has made."""
 
     def stepped(self, worker: WorkerId, steps: int) -> None:
-        """A worker's script has made so many steps."""
+        """Set how many steps a worker's script has made."""
         self._steps[worker] = steps
 
     def hand_in(self, worker: WorkerId, message: Message) -> None:
-        """Keep a worker's part, in place of the one before."""
+        """Keep a worker's part in place of its previous one."""
         self._parts[worker] = message
 
     def awaited(self, workers: Collection[WorkerId], steps: int) -> list[WorkerId]:
-        """Which of these may still hand in a part of this step: they have made it, and neither another nor the part."""
+        """Return which of these workers may still hand in a part of this step: those that have neither handed it in nor gone further."""
         return [worker for worker in workers if self._steps.get(worker, 0) <= steps and not self._has(worker, steps)]
 
     def parts(self, writer: WorkerId, steps: int) -> tuple[list[Any], list[Buffer]]:
-        """The other workers' parts of this step: worker, plain data, number of bytes; and the bytes."""
+        """Return the other workers' parts of this step, as triples of worker, plain data and number of bytes; and the bytes."""
         found = [(worker, self._parts[worker]) for worker in sorted(self._parts) if worker != writer and self._has(worker, steps)]
         return [[w, m.header["part"], len(m.payload)] for w, m in found], [m.payload for _, m in found]
 

@@ -1,7 +1,7 @@
-"""What server 0 tells the supervisor of each worker's process: it has come, is dead to the job, lives, or does not get on.
+"""Tell the supervisor the state of each worker's process: it has said hello, is dead to the job, is alive, or makes no progress.
 
-The supervisor alone can kill and restart processes (``launch/hangs.py``). Each message carries the process number from the worker's hello:
-what was said of a process that has been replaced meanwhile counts for nobody.
+Only the supervisor can kill and restart processes (``launch/hangs.py``). Each message carries the process number from the worker's hello,
+so that the supervisor can ignore messages about a process that has been replaced.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ from offbeat.types import Seconds, WorkerId, WorkerState
 
 
 class Standings:
-    """Tells the supervisor how workers' processes stand.
+    """Report the state of workers' processes to the supervisor.
 
     Args:
         settings: the job.
-        roster: of its workers' processes.
-        supervisor: the connection; None: another coordinator of the job tells, that of the first optimizer.
+        peers: its workers' processes.
+        supervisor: the connection; None: the coordinator of the first optimizer reports instead.
     """
 
-    def __init__(self, settings: JobSettings, roster: Peers, supervisor: Connection | None) -> None:
-        self._settings, self._roster, self._supervisor = settings, roster, supervisor
+    def __init__(self, settings: JobSettings, peers: Peers, supervisor: Connection | None) -> None:
+        self._settings, self._peers, self._supervisor = settings, peers, supervisor
         self._waiting: dict[Connection, tuple[int, Seconds]] = {}
-        """Of processes that have said hello and do not take part yet: how many bytes came from them, and when the last."""
+        """Processes that have said hello and do not take part yet: bytes received from each, and the time of the last ones."""
 
     def came(self, worker: WorkerId) -> None:
-        """A process has said hello."""
+        """Report that a process has said hello."""
         self._tell(worker, "hello")
 
     def changed(self, effect: StateChanged) -> None:
-        """The coordinator thinks otherwise of a worker now."""
-        if self._roster.knows(effect.worker):
+        """Report a worker's new state in the job."""
+        if self._peers.knows(effect.worker):
             self._tell(effect.worker, effect.state.value, reason=effect.reason)
 
     def too_late(self, worker: WorkerId) -> None:
-        """A process has come when all others had finished."""
+        """Report a process that came after all others had finished."""
         self._tell(worker, "too late")
 
     def progress(self, peer: Peer, stuck_s: Seconds) -> None:
-        """A heartbeat says for how long its script has neither called the library nor waited in it.
+        """Report a worker as stuck if its script has neither called the library nor waited in it for ``progress_timeout_s``.
 
-        Nobody waits for the only worker of a job.
+        The only worker of a job is not reported: no other worker waits for it.
         """
         limit_s = self._settings.progress_timeout_s
         if self._settings.workers > 1 and 0.0 < limit_s <= stuck_s:
             self._tell(peer.worker, "stuck", seconds=stuck_s)
 
     def silent(self, now: Seconds) -> list[tuple[WorkerId, str]]:
-        """Processes that do not take part yet and have been silent since their hello, for the timeout: each once, and why it is lost."""
+        """Return processes that do not take part yet and have been silent for the timeout, once each, with the reason, and report them."""
         before, self._waiting = self._waiting, {}
         lost = []
-        for peer in self._roster:
+        for peer in self._peers:
             if peer.incarnation > 0:
                 continue
             received = peer.connection.bytes_received
@@ -72,4 +72,4 @@ class Standings:
 
     def _tell(self, worker: WorkerId, standing: str, **fields: Any) -> None:
         if self._supervisor is not None:
-            self._supervisor.send({"kind": "standing", "worker": worker, "pid": self._roster[worker].pid, "standing": standing, **fields})
+            self._supervisor.send({"kind": "standing", "worker": worker, "pid": self._peers[worker].pid, "standing": standing, **fields})

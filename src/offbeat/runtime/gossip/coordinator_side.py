@@ -1,4 +1,4 @@
-"""The coordinator's side of gossip: who takes part is written into the memory that the ranks share, and steps are counted as versions."""
+"""Run the coordinator's side of gossip: write to the ranks' shared memory which of them take part, and count their steps as versions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
 
 class GossipGroup:
-    """The gossip of one job.
+    """Hold the gossip of one job.
 
     Args:
         policy: the job's rule.
-        ranks: how many there may be.
-        size: parameters.
-        dtype: in which they are mixed.
-        seed: of what the rule draws.
+        ranks: the greatest number of ranks.
+        size: the number of parameters.
+        dtype: dtype in which they are mixed.
+        seed: seed of the rule's draws.
 
     Raises:
         ConfigurationError: there is not enough memory.
@@ -39,24 +39,24 @@ class GossipGroup:
         self.memory = (gossip.block,)
 
     def begin(self, ranks: Sequence[WorkerId]) -> None:
-        """These ranks take part from the beginning."""
+        """Enter the ranks that the job begins with."""
         for rank in ranks:
             self.enter(rank, 0)
 
     def enter(self, rank: WorkerId, version: Version) -> None:
-        """A rank takes part from now on, with whatever parameters it comes."""
+        """Let a rank take part from now on. Any parameters will do, so ``version`` is ignored."""
         self._gossip.enter(rank)
 
     def ticket(self, rank: WorkerId) -> list[int]:
-        """What a rank needs to let in the process that is this one now."""
+        """Return the number that authorises another rank to admit `rank`'s current process."""
         return [self._gossip.ticket(rank)]
 
     def forget(self, rank: WorkerId) -> None:
-        """The process of a rank that does not take part is gone: nobody lets it in."""
+        """Withdraw the ticket of a rank that does not take part and whose process is gone."""
         self._gossip.forget(rank)
 
     def leave(self, rank: WorkerId, incarnation: Incarnation) -> tuple[Effect, ...]:
-        """A rank is gone, and what it had is written off."""
+        """Remove a rank. Returns, for push-sum, the effect that writes off its mass and the messages for it."""
         loss = self._gossip.leave(rank)
         if loss is None or self._gossip.rule.exchange != "push":
             return ()
@@ -65,28 +65,28 @@ class GossipGroup:
 
 
 class GossipCoordinatorSide(RankCoordinatorSide):
-    """Follows a job whose ranks count the steps of all, used or not; its versions count gradients that were used."""
+    """Follow a gossip job. Its ranks count the steps of all ranks; its versions count only gradients that were used."""
 
     backend = "gossip"
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self._steps = 0
-        """That have been dealt with."""
+        """Steps processed so far."""
         self._unused: list[int] = []
-        """Which of them were of no use, ascending."""
+        """The numbers of steps whose gradients were not used, ascending."""
 
     def voided(self, number: Version, now: Seconds) -> None:
-        raise ProtocolError("a job that mixes parameters has no rounds that could be void")
+        raise ProtocolError(f"round {number} is reported void, and a job that mixes parameters has no rounds")
 
     def _placed(self, event: Pushed) -> Pushed:
-        """What a rank calls a version is the number of steps when it went on."""
+        """Replace the number of steps, which a rank sends as the version, by the version at that time."""
         steps = min(event.version, self._steps)
         return event._replace(version=steps - bisect_right(self._unused, steps))
 
-    def _deal_with(self, entry: Entry, events: tuple[Event, ...]) -> None:
+    def _process(self, entry: Entry, events: tuple[Event, ...]) -> None:
         before = self._coordinator.version
-        super()._deal_with(entry, events)
+        super()._process(entry, events)
         for event in events:
             if isinstance(event, Pushed):
                 self._steps += 1

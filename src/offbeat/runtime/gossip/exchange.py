@@ -1,8 +1,8 @@
-"""Gossip among the ranks of one host: what each rank's process calls to have its parameters mixed with its neighbours'.
+"""Mix parameters among the ranks of one host: the calls of each rank's process.
 
-A rank keeps its parameters to itself and leaves copies where others find them. Who exchanges with whom is decided under a lock, by
-`core.gossip.push_sum.Gossip` on state that all share; vectors are read and added up outside it. A rank waits for another only as its rule
-says, and never for one that has been reported dead.
+A rank's parameters are private; it puts copies into shared memory for its neighbours. `core.gossip.push_sum.Gossip` decides, on shared
+state and under a lock, which ranks exchange; vectors are read and summed outside the lock. A rank waits for another only as its rule says,
+and never for a rank that was reported dead.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from offbeat.types import Clock, Seconds, WorkerId
 
 
 class Exchanged(NamedTuple):
-    """What a step has come to."""
+    """The result of a step."""
 
     steps: Clock
-    """The rank's own, this one included."""
+    """Steps of this rank, this one included."""
     sources: tuple[WorkerId, ...]
-    """Whose parameters were mixed in."""
+    """Ranks whose parameters were mixed in."""
     mass: float
-    """push-sum: the rank's, after the step."""
+    """push-sum: this rank's mass after the step."""
     waited_s: Seconds
 
 
 class OneHostGossip(GossipMembers):
-    """One process's hold on the gossip of its host. Made by `create` and `attach`.
+    """Access the gossip of one host from one process. Made by `create` and `attach`.
 
-    A rank's step: compute a gradient with ``model``, let an optimizer say by how much it would move, and `step` with that. Afterwards
-    ``model`` is another one.
+    A rank's step: compute a gradient with ``model``, let an optimizer compute the change, and call `step` with it. `step` changes
+    ``model``.
 
     >>> from offbeat.policies import rule
     >>> host = OneHostGossip.create(rule("adpsgd"), ranks=2, numel=2)
@@ -63,18 +63,18 @@ class OneHostGossip(GossipMembers):
         seed: int = 0,
         followed: bool = False,
     ) -> OneHostGossip:
-        """Make the memory of a job; ``block`` is what its ranks need.
+        """Allocate the shared memory of a job. Its ranks need the attribute ``block``.
 
         Args:
-            rule: how to exchange.
-            ranks: how many there may be, numbered from 0.
+            rule: decides who exchanges with whom.
+            ranks: the greatest number of ranks, numbered from 0.
             numel: parameters of the model.
             dtype: float32 or float64.
-            seed: of what the rule draws.
-            followed: whether the coordinator will `follow`; the ranks then stay so close to it that the log never overflows.
+            seed: seed of the rule's draws.
+            followed: True if the coordinator will call `follow`; ranks then wait for it rather than overflow the log.
 
         Raises:
-            ConfigurationError: another dtype, or not enough memory.
+            ConfigurationError: the dtype is not supported, or there is not enough memory.
         """
         layout = GossipLayout.of(rule, ranks, numel, dtype, seed, followed=followed)
         block = MemoryBlock.allocate(layout.offsets()["end"], "gossip")
@@ -82,7 +82,7 @@ class OneHostGossip(GossipMembers):
 
     @classmethod
     def attach(cls, block: SharedMemory, rank: WorkerId | None = None) -> OneHostGossip:
-        """Use a job's memory, as one of its ranks, or only to look and to report the dead.
+        """Use a job's memory, as one of its ranks, or (``rank`` None) only to read and to report dead ranks.
 
         Raises:
             ProtocolError: the block is not one for gossip.
@@ -108,14 +108,14 @@ class OneHostGossip(GossipMembers):
             if rank not in state.gossip.present:
                 raise Fenced(f"rank {rank} does not take part")
             self._incarnation = state.incarnations[rank]
-            if self.rule.exchange != "push":  # with "push" nobody asks for them
+            if self.rule.exchange != "push":  # with "push" no rank reads them
                 memory.write(rank, state.gossip.steps(rank), self._own)
 
         with self._hold(rank):
             memory.change(begin)
 
     def pause(self, rank: WorkerId | None = None) -> None:
-        """Let nobody wait for a rank, this one unless another is given: it has nothing to compute. It should `catch_up` now and then."""
+        """Let no rank wait for a rank, by default this one, which has nothing to compute. It should call `catch_up` now and then."""
         idle = self._mine() if rank is None else rank
 
         def pause(state: GossipState) -> None:
@@ -130,7 +130,7 @@ class OneHostGossip(GossipMembers):
             self.catch_up()
 
     def catch_up(self) -> bool:
-        """If this rank is paused: mix in what is on its way to it. Returns whether ``model`` has changed.
+        """Mix in the messages for this rank if it is paused. Returns True if ``model`` has changed.
 
         Raises:
             Fenced: this rank does not take part any more.
@@ -144,7 +144,7 @@ class OneHostGossip(GossipMembers):
         return True
 
     def resume(self, rank: WorkerId | None = None) -> None:
-        """End the pause of a rank, this one unless another is given. Where others ask for its parameters it has them as of its new step."""
+        """End the pause of a rank, by default this one. If neighbours read its parameters, these get the stamp of its new step."""
         back, memory = self._mine() if rank is None else rank, self._memory
 
         def resume(state: GossipState) -> None:
@@ -163,15 +163,15 @@ class OneHostGossip(GossipMembers):
     # Exchanges.
 
     def step(self, moved: torch.Tensor | None, timeout_s: Seconds | None = None) -> Exchanged:
-        """Make a step and exchange; ``model`` is another one afterwards.
+        """Make a step and exchange parameters. Changes ``model``.
 
         Args:
             moved: what the optimizer would add to ``model``, shape (numel,); None: there is no gradient.
-            timeout_s: how long to wait for neighbours at most; None: for ever. After a timeout the rank must `leave`.
+            timeout_s: longest wait for neighbours; None: for ever. After a timeout the rank must `leave`.
 
         Raises:
             Fenced: this rank does not take part any more.
-            JobError: a neighbour has not come as far in time.
+            JobError: a neighbour was not there in time.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         stepping = self.stepping(moved)
@@ -184,8 +184,7 @@ class OneHostGossip(GossipMembers):
             self._sleep(wait, deadline)
 
     def stepping(self, moved: torch.Tensor | None) -> Generator[Wait, None, Exchanged]:
-        """Do what `step` does, for a caller that waits by itself: yields what this rank has to wait for, each time that it has to. To go
-        on too early does no harm."""
+        """Do what `step` does, as a generator: yields a `Wait` whenever this rank has to wait. Resuming it too early does no harm."""
         self._memory.make_room()
         exchange = {"push": self._push, "average": self._average, "pair": self._pair}[self.rule.exchange]
         return (yield from exchange(moved))
@@ -221,7 +220,7 @@ class OneHostGossip(GossipMembers):
         return Exchanged(steps, tuple(sources), mixture.mass, waited_s + time.monotonic() - began)
 
     def _take(self, mixture: Mixture) -> None:
-        """Mix in messages; from then on their senders may use the slots again."""
+        """Mix in messages, and free their slots for their senders."""
         rank, memory = self._mine(), self._memory
         self._own.mul_(mixture.own)
         for message in mixture.messages:
@@ -240,7 +239,7 @@ class OneHostGossip(GossipMembers):
         def step(state: GossipState) -> bool:
             self._check(state)
             if state.gossip.behind(rank):
-                return False  # it has got other neighbours meanwhile
+                return False  # its neighbours have changed meanwhile
             state.gossip.step(rank)
             state.note(EntryKind.ARRIVE, rank)
             return True
@@ -264,7 +263,8 @@ class OneHostGossip(GossipMembers):
         return Exchanged(steps, tuple(message.sender for message in mixture.messages), 1.0, waited_s)
 
     def _read(self, messages: Sequence[GossipMessage], into: torch.Tensor) -> bool:
-        """Whether all of them were there from beginning to end: neighbours whose ring has just been closed may be further already."""
+        """Add messages to ``into``. Returns False if a slot was overwritten meanwhile: a neighbour may be ahead after a change of the
+        ring."""
         memory = self._memory
         for message in messages:
             into.add_(memory.vector(message.sender, message.steps % memory.layout.slots), alpha=message.weight)
@@ -289,7 +289,7 @@ class OneHostGossip(GossipMembers):
         with self._hold(*({rank} if partner is None else {rank, partner})):
             waited_s = time.monotonic() - began
             if partner is not None and not memory.filled(partner):
-                partner = None  # it has entered, and not begun yet
+                partner = None  # the partner has entered and not called begin() yet
             if partner is not None:
                 other = memory.vector(partner, 0)
                 mine.add_(other).mul_(0.5)
@@ -297,5 +297,5 @@ class OneHostGossip(GossipMembers):
             if moved is not None:
                 mine.add_(moved)
             self.model.copy_(mine)
-        yield from ()  # a rank waits for nothing here but a lock
+        yield from ()  # the only wait here is for a lock
         return Exchanged(steps, () if partner is None else (partner,), 1.0, waited_s)

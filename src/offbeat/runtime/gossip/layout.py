@@ -15,19 +15,19 @@ from offbeat.runtime.shared_memory.layout import VECTOR_DTYPES, SharedLayout, lo
 from offbeat.transport.futex import WORD_NBYTES
 
 AHEAD = 3
-"""How many of its messages a rank keeps, beyond those that are to be read later anyway: it can be so many steps ahead of its readers."""
+"""Slots beyond those that the rule's delay needs: a rank can be this many steps ahead of the readers of its messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GossipLayout(SharedLayout):
-    """The block of one job's gossip. ``slots``: vectors of each rank; ``numel``: parameters of a model."""
+    """Describe the block of one job's gossip. ``slots``: vectors of each rank; ``numel``: parameters of a model."""
 
     USE: ClassVar[str] = "gossip"
     MAGIC: ClassVar[int] = 0x6F666662676F7373
     FORMAT: ClassVar[int] = 2
 
     messages: int
-    """How many messages may be unread at a time."""
+    """Most messages that can be unread at a time."""
 
     @classmethod
     def of(cls, rule: GossipRule, ranks: int, numel: int, dtype: torch.dtype, seed: int, *, followed: bool = False) -> GossipLayout:
@@ -51,7 +51,7 @@ class GossipLayout(SharedLayout):
 
     @property
     def state_words(self) -> int:
-        """What `Gossip.words` may come to; how many of them there are; the number of steps; each rank's incarnation."""
+        """Return the length of the state: up to so many `Gossip.words`, their count, the number of steps, each rank's incarnation."""
         return 2 + self.ranks + 5 + 9 * self.ranks + 4 * self.messages
 
     def small_parts(self) -> dict[str, int]:

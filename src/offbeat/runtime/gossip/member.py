@@ -1,4 +1,4 @@
-"""A rank's part in the gossip: its optimizer makes a step with its own gradient, and then parameters are mixed with others'."""
+"""Take part in gossip as one rank: its optimizer applies its own gradient, and then parameters are mixed with those of other ranks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from offbeat.types import Version, WorkerId
 
 
 class GossipMember(RankMember):
-    """One rank's part in the gossip.
+    """Take part in the gossip as one rank.
 
     Args:
-        memory: what came with the welcome.
-        rank: this one.
-        replica: whose parameters are mixed.
+        memory: the blocks that came with the welcome.
+        rank: this rank.
+        replica: its parameters are mixed.
         hear: called while this rank waits.
     """
 
@@ -40,7 +40,8 @@ class GossipMember(RankMember):
         self._started = False
 
     def start(self) -> None:
-        """Let others mix with the replica's parameters, from the first step on: until then a script may load others."""
+        """Let other ranks mix with the replica's parameters. Called before the first step, since a script may load parameters until
+        then."""
         if not self._started:
             self._started = True
             self._replica.read_share(0, self._moved)
@@ -49,14 +50,14 @@ class GossipMember(RankMember):
             self.version = self._gossip.steps
 
     def resume(self) -> None:
-        """Let others wait for this rank: it computes."""
+        """Let other ranks wait for this rank, which computes again."""
         if self._started:
             self._gossip.resume()
 
     def contribute(self, usable: bool) -> None:
-        """Let the optimizer make its step, if the gradient can be used, and exchange parameters as the rule says.
+        """Let the optimizer make its step, if the gradient is usable, and exchange parameters as the rule says.
 
-        All that changed the parameters since the last exchange counts as moved, changes by the script itself included.
+        Every change of the parameters since the last exchange counts, including changes made by the script.
         """
         if usable:
             self._replica.step_alone()
@@ -66,16 +67,16 @@ class GossipMember(RankMember):
         self.version = self._gossip.steps
 
     def catch_up(self, goal: Version = 0) -> None:
-        """Mix in what is still on its way to this rank, if it is paused."""
+        """Mix in the messages for this rank, if it is paused."""
         if self._gossip.catch_up():
             self._replica.write_share(0, self._gossip.model)
         self.version = self._gossip.steps
 
-    def _let_in(self, rank: WorkerId, ticket: Sequence[int]) -> None:
-        self._gossip.let_in(rank, ticket[0])
+    def _admit(self, rank: WorkerId, ticket: Sequence[int]) -> None:
+        self._gossip.admit(rank, ticket[0])
 
     def close(self) -> None:
-        """Let go of the memory. Must be called once, and last."""
+        """Release the memory. Called once, and last."""
         self._gossip.close()
         del self._gossip
         self._memory = ()

@@ -1,4 +1,4 @@
-"""Who takes part in the gossip of a host: what a rank, or the coordinator for it, may change of that, and what has happened so far."""
+"""Change and read which ranks of a host take part in its gossip, and follow the log of what has happened."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from offbeat.types import Clock, WorkerId
 
 
 class GossipMembers(GossipRank):
-    """The ranks of a host, as one process sees them and may change them. `OneHostGossip` is this and what a rank does itself."""
+    """The ranks of a host, as one process sees and changes them. `OneHostGossip` adds what a rank does itself."""
 
     def present(self, rank: WorkerId) -> bool:
-        """Whether a rank takes part."""
+        """Return True if a rank takes part."""
         return self._memory.read(lambda state: rank in state.gossip.present)
 
     @property
     def steps(self) -> Clock:
-        """How many steps all ranks have made."""
+        """Return how many steps all ranks have made together."""
         return self._memory.read(lambda state: state.steps)
 
     def enter(self, rank: WorkerId) -> None:
-        """Let a rank take part; its process is to `begin`. What its predecessor had is lost."""
+        """Let a rank take part; its process must then call `begin`. The parameters of an earlier process are lost."""
         self._memory.change(self._enter, rank)
 
     def _enter(self, state: GossipState, rank: WorkerId) -> None:
         state.gossip.leave(rank)
         state.incarnations[rank] += 1.0
-        if self.rule.exchange != "push":  # with "push", what is on its way stays where it is until it is read
+        if self.rule.exchange != "push":  # with "push", messages stay in their slots until they are read
             self._memory.forget(rank)
         state.gossip.enter(rank)
         state.note(EntryKind.ENTER, rank)
 
     def ticket(self, rank: WorkerId) -> int:
-        """Return the token with which another rank may `let_in` the process that is this rank now."""
+        """Return the number with which another rank may `admit` the rank's current process."""
         return self._memory.read(lambda state: int(state.incarnations[rank]))
 
     def forget(self, rank: WorkerId) -> None:
@@ -46,16 +46,16 @@ class GossipMembers(GossipRank):
 
         self._memory.change(forget)
 
-    def let_in(self, rank: WorkerId, ticket: int) -> None:
-        """Let another rank take part; nobody waits for it before it says `resume`. Does nothing if the ticket is void."""
+    def admit(self, rank: WorkerId, ticket: int) -> None:
+        """Let another rank take part. No rank waits for it before its `resume`. Does nothing if the ticket is void."""
 
-        def let_in(state: GossipState) -> None:
+        def admit(state: GossipState) -> None:
             if state.incarnations[rank] == ticket and rank not in state.gossip.present:
                 self._enter(state, rank)
                 state.gossip.pause(rank)
                 state.note(EntryKind.PAUSE, rank)
 
-        self._memory.change(let_in)
+        self._memory.change(admit)
 
     def leave(self, rank: WorkerId | None = None) -> Loss | None:
         """Take a rank, this one unless another is given, out of the gossip: nobody waits for it, and its mass is written off.

@@ -1,6 +1,6 @@
-"""The memory of one host's gossip, as one process sees it: the shared state of `core.gossip.push_sum.Gossip`, and vectors of parameters.
+"""Hold the shared memory of one host's gossip: the shared state of `core.gossip.push_sum.Gossip`, and vectors of parameters.
 
-A vector belongs to its rank, which writes it outside the lock. It has a stamp, the step as of which it is; the stamp is `_BEING_WRITTEN`
+A vector belongs to its rank, which writes it outside the lock. Its stamp is the step that the parameters belong to, or `_BEING_WRITTEN`
 while the vector is being written.
 """
 
@@ -35,7 +35,7 @@ class GossipState:
 
     Args:
         memory: `GossipLayout.state_words` numbers.
-        log: what happens is written there.
+        log: receives what happens.
     """
 
     def __init__(self, memory: memoryview, log: EntryLog, layout: GossipLayout, rule: GossipRule) -> None:
@@ -43,14 +43,14 @@ class GossipState:
         self._log = log
         self.gossip = Gossip(rule, layout.seed)
         self.incarnations = [0.0] * layout.ranks
-        """Of each rank, a number that changes with its process."""
+        """By rank: a number that changes with the rank's process."""
         self.steps = 0
-        """How many steps all ranks have made."""
+        """Steps that all ranks have made together."""
         self.quiet = False
         """Set by a change that no rank waits for."""
 
     def load(self, newest: GossipState) -> GossipState:
-        """Make the attributes what the numbers of ``newest`` say, which may be this copy. Returns this copy."""
+        """Set the attributes from the numbers of ``newest``, which may be this copy. Returns this copy."""
         fixed = 2 + len(self.incarnations)
         numbers: list[float] = newest._words[: fixed + int(newest._words[0])].tolist()
         self.steps, self.incarnations, self.quiet = int(numbers[1]), numbers[2:fixed], False
@@ -65,8 +65,7 @@ class GossipState:
         self._words[: len(numbers)] = numbers
 
     def note(self, kind: EntryKind, rank: WorkerId) -> None:
-        """Write into the log what a change has done; to be called by it. A rank's step is an arrival, and the entry's version is the number
-        of its steps after that."""
+        """Log a change that is being made. A rank's step is logged as ARRIVE, with the number of its steps after it as the version."""
         self._log.write(kind, rank, self.gossip.steps(rank) if rank in self.gossip.present else 0)
         self.steps += kind is EntryKind.ARRIVE
 
@@ -75,12 +74,12 @@ class GossipMemory(SharedState[GossipState]):
     """The shared state of one job's gossip, and the ranks' vectors.
 
     Args:
-        block: the memory; it must outlive this.
-        rule, layout: of a new block, which is made; None: it has been made by another process.
+        block: the memory; it must outlive this object.
+        rule, layout: of a new block, which is initialised; None: another process has made the block.
 
     Raises:
         ProtocolError: the block is not one for gossip.
-        ConfigurationError: no such rule is known here.
+        ConfigurationError: this version of offbeat has no such rule.
     """
 
     def __init__(self, block: SharedMemory, rule: GossipRule | None = None, layout: GossipLayout | None = None) -> None:
@@ -109,7 +108,7 @@ class GossipMemory(SharedState[GossipState]):
         return 0 if new.quiet else EVERYBODY
 
     def read(self, what: Callable[[GossipState], T]) -> T:
-        """Read the state as it is at one moment. It is loaded under the lock: numbers that are half overwritten are no state at all."""
+        """Read the state at one moment, under the lock: a half-overwritten copy cannot be loaded."""
         return self.hold(lambda newest: what(newest.load(newest)))
 
     def vector(self, rank: WorkerId, slot: int) -> torch.Tensor:
@@ -117,20 +116,20 @@ class GossipMemory(SharedState[GossipState]):
         return torch.from_numpy(self._vectors[rank, slot, : self.layout.numel])
 
     def write(self, rank: WorkerId, steps: Clock, parameters: torch.Tensor) -> None:
-        """Put parameters as of a step into their slot."""
+        """Write parameters of this step into their slot."""
         slot = steps % self.layout.slots
         self._stamps[rank, slot] = _BEING_WRITTEN
         self.vector(rank, slot).copy_(parameters)
         self._stamps[rank, slot] = steps
 
     def holds(self, rank: WorkerId, steps: Clock) -> bool:
-        """Whether a rank's parameters as of this step are in their slot. What was read from there counts if they still are afterwards."""
+        """Return True if a rank's parameters of this step are in their slot. Check again after reading them: they may be overwritten."""
         return bool(self._stamps[rank, steps % self.layout.slots] == steps)
 
     def filled(self, rank: WorkerId) -> bool:
-        """Whether a rank has written any vector."""
+        """Return True if a rank has written any vector."""
         return bool((self._stamps[rank] != _BEING_WRITTEN).any())
 
     def forget(self, rank: WorkerId) -> None:
-        """Mark a rank's slots as empty: what is in them is an earlier process's."""
+        """Mark a rank's slots as empty, since an earlier process has written them."""
         self._stamps[rank] = _BEING_WRITTEN

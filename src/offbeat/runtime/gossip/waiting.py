@@ -1,4 +1,4 @@
-"""What a rank of a gossip job needs for its steps: to read the state as a member, to wait until it may go on, to hold vectors.
+"""Provide what a gossip rank's step needs: reading the state as a member, waiting, and locking vectors.
 
 The exchanges themselves are in ``runtime/gossip/exchange.py``.
 """
@@ -23,32 +23,32 @@ T = TypeVar("T")
 
 
 class Wait(NamedTuple):
-    """What a rank yields that cannot go on before something changes in the memory."""
+    """What a rank yields when it must wait for a change in the shared memory."""
 
     told: int
-    """The value of the memory's events before the rank looked: once they have another value it is to look again."""
+    """The event counter before the rank looked at the state; it looks again when the counter has changed."""
     what: str
     """What the rank waits for, in words."""
 
 
 class GossipRank:
-    """One process's hold on the memory of its host's gossip: as a rank, or (``rank`` None) only to look and to report the dead."""
+    """Access the memory of one host's gossip from one process: as a rank, or (``rank`` None) only to read and to report dead ranks."""
 
     def __init__(self, block: SharedMemory, memory: GossipMemory, rank: WorkerId | None) -> None:
         self.block, self.rank, self._memory = block, rank, memory
         self.rule = memory.rule
         own = memory.layout.numel if rank is not None else 0
         self.model = torch.zeros(own, dtype=memory.layout.dtype)
-        """The parameters this rank computes with, shape (numel,); its own copy, and always the same memory."""
+        """The parameters that this rank computes with, shape (numel,); private, and always the same memory."""
         self._own = torch.zeros_like(self.model)
-        """push, average: this rank's parameters."""
+        """push, average: this rank's parameters before the division by its mass."""
         self._spare = torch.zeros_like(self.model if memory.rule.exchange == "average" else self.model[:0])
         self._incarnation = 0.0
         self.meanwhile: Callable[[], None] = lambda: None
-        """Called now and then while this rank waits for others; if it raises, the step is given up."""
+        """Called now and then while this rank waits; if it raises, the step is abandoned."""
 
     def _mine(self) -> WorkerId:
-        assert self.rank is not None, "only a rank can do this; attach as one"
+        assert self.rank is not None, "attach(block, rank=...) is needed for this call: it was attached without a rank"
         return self.rank
 
     def _check(self, state: GossipState) -> None:
@@ -56,7 +56,7 @@ class GossipRank:
             raise Fenced(f"another process is rank {self.rank} now: this one was declared dead while it was silent")
 
     def _look(self, what: Callable[[Gossip], T]) -> T:
-        """Read the state, as a rank that takes part."""
+        """Read the state as a rank that takes part. Raises `Fenced` if it does not."""
 
         def look(state: GossipState) -> T:
             self._check(state)
@@ -69,8 +69,10 @@ class GossipRank:
 
     @contextmanager
     def _hold(self, *ranks: WorkerId) -> Iterator[None]:
-        """Keep all others from the vectors of these ranks, for the exchange ``pair``. A process that dies in here leaves some elements of
-        two vectors averaged and the others not, which does no harm: each element is a mean, or what it was."""
+        """Lock the vectors of these ranks, for the exchange ``pair``.
+
+        A process that dies in here leaves two vectors partly averaged, which does no harm: each element is the mean or its old value.
+        """
         locks = [self._memory.vector_locks[rank] for rank in sorted(ranks)] if self.rule.exchange == "pair" else []
         for lock in locks:
             lock.acquire()
@@ -81,7 +83,7 @@ class GossipRank:
                 lock.release()
 
     def _wait(self, blocked: Callable[[Gossip], object], what: str) -> Generator[Wait, None, Seconds]:
-        """Wait until the state says that this rank is not blocked; returns how long that was."""
+        """Wait until this rank is not blocked. Returns the seconds waited."""
         began = time.monotonic()
         while True:
             told = self._memory.events.value
@@ -90,7 +92,7 @@ class GossipRank:
             yield Wait(told, what)
 
     def _sleep(self, wait: Wait, deadline: float | None) -> None:
-        """Sleep until something has changed, or for a while. Raises `JobError` if the deadline has passed."""
+        """Sleep until the state has changed, or for a short time. Raises `JobError` after the deadline."""
         self.meanwhile()
         if not self._memory.sleep(wait.told, deadline):
             raise JobError(

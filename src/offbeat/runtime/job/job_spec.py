@@ -1,4 +1,4 @@
-"""What all workers of a job must have in common: the model's layout, the optimizer, and the rule."""
+"""Define what all workers of a job must have in common: the model's layout, the optimizer, and the rule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from offbeat.types import WorkerId
 
 @dataclass(frozen=True)
 class JobSpec:
-    """The terms that one worker comes with. Those of the first to come are the job's."""
+    """The layout, optimizer and rule of one worker. The first worker's are the job's."""
 
     layout: Layout
     spec: OptimizerSpec
@@ -24,10 +24,10 @@ class JobSpec:
 
     @classmethod
     def of(cls, header: Mapping[str, Any], override: str | None) -> JobSpec:
-        """Read a worker's hello; ``override`` is the rule of the command line, which goes before the script's.
+        """Read a worker's hello; ``override`` is the rule of the command line, which replaces the script's.
 
         Raises:
-            ConfigurationError: there is no such rule, or the optimizer is none that can step on servers, and the rule needs that.
+            ConfigurationError: there is no such rule, or the rule needs an optimizer that can step on servers and this one cannot.
             ProtocolError: the layout or the optimizer cannot be read.
         """
         policy = rule(override or header["sync"])
@@ -38,7 +38,7 @@ class JobSpec:
         return cls(Layout.from_wire(header["layout"]), OptimizerSpec.from_wire(header["optimizer"]), policy)
 
     def check(self, worker: WorkerId, other: JobSpec) -> None:
-        """Compare the terms that another worker comes with.
+        """Compare another worker's spec with this one, the job's.
 
         Raises:
             ConfigurationError: they differ; the message names the first difference.
@@ -49,7 +49,7 @@ class JobSpec:
         if other.spec != self.spec:
             difference = _difference(other.spec, self.spec)
             raise ConfigurationError(
-                f"worker {worker} has another optimizer than the workers before it: {difference}; every worker runs the same script"
+                f"worker {worker} has another optimizer than the workers before it: {difference}; run the same script in every worker"
             )
         if other.policy.spelling != self.policy.spelling:
             raise ConfigurationError(
@@ -59,7 +59,7 @@ class JobSpec:
 
 
 def _difference(one: OptimizerSpec, other: OptimizerSpec) -> str:
-    """In what two optimizers differ first."""
+    """Return the first difference between two optimizers, in words."""
     if one.name != other.name:
         return f"{one.name}, not {other.name}"
     for number, (mine, theirs) in enumerate(zip(one.groups, other.groups, strict=False)):

@@ -1,7 +1,7 @@
-"""Why a process fails, told to those who can still tell the user: a worker to server 0, a server to the supervisor.
+"""Report why a process fails to a process that can still tell the user: a worker to server 0, a server to the supervisor.
 
-A process that ends right after `Connection.send` may not have been let in yet, and then says nothing. So it waits here, not for long, until
-the other end has answered ``noted``; a process that ends without that is known by its exit status only.
+A process that ends right after `Connection.send` may not have finished its handshake, and its message would be lost. So it waits briefly
+until the other end has answered ``noted``. Of a process that ends without this, only the exit status is known.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from offbeat.transport.hub import SocketHub
 from offbeat.types import Seconds
 
 PATIENCE_S: Seconds = 2.0
-"""Then the process ends unheard: whoever should listen is dead, or busy with something worse."""
+"""Seconds to wait for ``noted``; after that the receiver is dead or too busy."""
 
 
 def say(hub: Hub, connection: Connection, header: Mapping[str, Any]) -> None:
-    """Send this, and wait until it is noted, the connection ends, or patience does."""
+    """Send a message, and wait until the answer ``noted``, the end of the connection, or the timeout."""
     connection.send(header)
     deadline = time.monotonic() + PATIENCE_S
     while (left_s := deadline - time.monotonic()) > 0.0:
@@ -32,7 +32,7 @@ def say(hub: Hub, connection: Connection, header: Mapping[str, Any]) -> None:
 
 
 def failing(worker: int, error: BaseException, *, pushed: bool) -> dict[str, Any]:
-    """A worker's last message.
+    """Return a worker's last message.
 
     >>> failing(1, ValueError("no such file"), pushed=True)
     {'kind': 'failing', 'worker': 1, 'reason': 'ValueError: no such file', 'pushed': True}
@@ -41,7 +41,7 @@ def failing(worker: int, error: BaseException, *, pushed: bool) -> dict[str, Any
 
 
 def in_words(error: BaseException) -> str:
-    """An exception in one line; ours are sentences already.
+    """Return an exception as one line; the type is left out for an `OffbeatError`, whose text is a sentence.
 
     >>> in_words(OffbeatError("use fewer workers")), in_words(KeyError("x"))
     ('use fewer workers', "KeyError: 'x'")
@@ -53,7 +53,7 @@ def in_words(error: BaseException) -> str:
 
 
 def from_outside(error: OffbeatError) -> None:
-    """Tell the job, if there is one, why this process does not become a worker of it."""
+    """Tell the job, if there is one, why this process does not become one of its workers."""
     with contextlib.suppress(OffbeatError):
         settings = WorkerSettings.from_environment()
         if settings is None:

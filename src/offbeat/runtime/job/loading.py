@@ -1,7 +1,7 @@
-"""State that scripts load after wrapping their optimizer: whether they may still, and whether all workers of a starting job load the same.
+"""Check state that scripts load after wrapping their optimizer: whether it comes too late, and whether all workers load the same.
 
 With its first push each worker of a starting job sends a checksum of what it has loaded, 0 for nothing; the coordinator compares them. A
-worker that comes to a running job sends none: it gets the job's state.
+worker that joins a running job sends none: it gets the job's state.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from offbeat.types import WorkerId
 
 
 def checksum(parameters: Iterable[torch.Tensor], state: Mapping[str, Any]) -> int:
-    """Return a number above 0 that differs, but for one case in 4 billion, where a bit of the parameters or the state differs.
+    """Return a number above 0 that differs, with a chance of 1 in 4 billion to the contrary, if a bit of the parameters or the state
+    differs.
 
     Args:
         parameters: the model's, in an order that all workers share.
@@ -44,7 +45,7 @@ def _bytes(value: torch.Tensor) -> memoryview:
 
 
 def too_late(what: str) -> ConfigurationError:
-    """Return the error of a load that comes after ``what``, in words."""
+    """Return the error for a load that comes after ``what``, given in words."""
     return ConfigurationError(
         f"load_state_dict() was called after {what}, and the job trains on from what it has: load right after wrapping the optimizer, "
         "before the first batch, pull() and step()"
@@ -52,13 +53,13 @@ def too_late(what: str) -> ConfigurationError:
 
 
 class Loaded:
-    """Compares what the workers that began the job have loaded."""
+    """Compare what the workers that began the job have loaded."""
 
     def __init__(self) -> None:
         self._first: tuple[WorkerId, int] | None = None
 
     def note(self, worker: WorkerId, loaded: int) -> None:
-        """Take a worker's checksum.
+        """Compare a worker's checksum with the first one.
 
         Raises:
             JobError: another worker has loaded something else.

@@ -1,10 +1,10 @@
-"""Every kind of message that the processes of a job send each other, with its fields. A message that does not fit costs its sender the
+"""Describe every kind of message between the processes of a job, with its fields. A message that breaks a rule costs its sender the
 connection.
 
-What a message may say at this moment, given what has happened before, is checked where that is known: incarnations and versions in
+What a message may say at the moment, given what has happened before, is checked where that is known: incarnations and versions in
 ``runtime/coordinator.py``, memory and gradients in ``runtime/parameter_server/shard.py`` and ``runtime/parameter_server/per_shard.py``.
-Long data that comes with every push, the settings of an optimizer and the layout of buffers, is checked by its receiver where it differs
-from what was said before. Messages between ranks of different hosts are in ``runtime/allreduce/multi_host/messages.py``.
+Long data that comes with every push, such as an optimizer's settings and the layout of buffers, is checked by its receiver when it changes.
+Messages between ranks of several hosts are in ``runtime/allreduce/multi_host/messages.py``.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from offbeat.transport.schema import (
 )
 
 WORKERS_MAX: Final = 1 << 20
-"""What counts as the number of a worker at all; which there are is known to the job."""
+"""Greatest number of a worker in any message; the job checks which workers exist."""
 SAMPLES_MAX: Final = 1 << 40
 SECONDS_MAX: Final = 1e9
 POOLS_MAX: Final = 1 << 10
-"""Samplers of one script."""
+"""Most samplers of one script."""
 
 _worker = whole(0, WORKERS_MAX)
 _server = whole(0, 1 << 16)
 _seconds = number(0.0, SECONDS_MAX)
 _leases = many(whole(), 1 << 16)
 _words = text(1 << 14)
-"""A reason."""
+"""A reason, in words."""
 _rule = text(1 << 14)
 _optimizer: Final = {"number_of_optimizer": whole(0, 63)}
-"""In a job with several optimizers, which it is about; 0, the first, where it is left out."""
+"""In a job with several optimizers: the number of the optimizer that the message is about; left out for the first, 0."""
 _address = row(text(300), row(text(300), whole(1, 65535)), text(100))
 _addresses = many(many(row(whole(-1, WORKERS_MAX), _address), WORKERS_MAX), 2)
-"""For each table of rounds, numbers of processes and where they listen."""
+"""For each kind of rounds: numbers of processes and where they listen."""
 _replica = plain(40)
 _report = maybe(plain())
 _ranges = many(row(whole(0, SAMPLES_MAX), whole(0, SAMPLES_MAX)), 1 << 20)
-"""Of positions in an epoch."""
+"""Ranges of positions in an epoch."""
 
 _PUSHED: Final = fields(
     {"incarnation": whole(), "version": whole(), "samples": whole(0, SAMPLES_MAX), "compute_s": _seconds},
@@ -67,7 +67,7 @@ _ABANDONED: Final = fields({"incarnation": whole(), "version": whole(), "compute
 _EPOCH: Final = {"incarnation": whole(), "pool": whole(0, POOLS_MAX), "epoch": whole(0, SAMPLES_MAX), "size": maybe(whole(0, SAMPLES_MAX))}
 _PUSH: Final = {"number": whole(), "steps": whole(), "push": _PUSHED}
 _NEWS: Final = {"loaded": whole(0, 1 << 33), "first": many(row(whole(0, 100), maybe(whole(0, (1 << 64) - 1)), flag), 100)}
-"""What goes with the first pushes of a worker."""
+"""Fields that come only with a worker's first pushes."""
 _VECTOR: Final = fields({"dtype": text(20), "numel": whole(0, 1 << 50), "size": whole(0, 1 << 50)})
 _STATE: Final = MessageSchema(fields({"do": one_of("get", "offer")}, {"pieces": anything}), payload=True)
 
@@ -114,10 +114,10 @@ FROM_WORKER: Final = Kinds(
         "parts": MessageSchema(fields({"steps": whole()})),
     }
 )
-"""To server 0, from a worker."""
+"""From a worker to server 0."""
 
 FAILING: Final = Kinds({"failing": MessageSchema(fields({"worker": _worker, "reason": _words, "pushed": flag}))})
-"""To server 0, from a worker or from a process that does not become one."""
+"""From a worker, or from a process that does not become one, to server 0."""
 
 TO_SHARD: Final = Kinds(
     {
@@ -130,10 +130,10 @@ TO_SHARD: Final = Kinds(
         "state": _STATE,
     }
 )
-"""To every server but 0, from a worker."""
+"""From a worker to every server but 0."""
 
 CALL: Final = Kinds({"shard": MessageSchema(fields({"number": _server}))})
-"""To server 0: another server calls."""
+"""From another server to server 0, as its first message."""
 
 _NORMS: Final = row(many(any_number), any_number, maybe(any_number))
 FROM_SHARD: Final = Kinds(
@@ -148,7 +148,7 @@ FROM_SHARD: Final = Kinds(
         "measured": MessageSchema(fields({"version": whole(), "norms": _NORMS, "shard": _server}, _optimizer)),
     }
 )
-"""To server 0, from another server that has called."""
+"""From another server to server 0, after its first message."""
 
 _SETTINGS: Final = {"workers": whole(1, WORKERS_MAX), "servers": whole(1, 1 << 16), "slow": many(anything), "kill": many(anything)}
 
@@ -160,7 +160,7 @@ FROM_SERVER_0: Final = Kinds(
         "orders": MessageSchema(fields({"orders": many(mapping(anything, 100))}, _optimizer)),
     }
 )
-"""To every other server, from server 0."""
+"""From server 0 to every other server."""
 
 FROM_SUPERVISOR: Final = Kinds(
     {
@@ -172,7 +172,7 @@ FROM_SUPERVISOR: Final = Kinds(
         "noted": MessageSchema(),
     }
 )
-"""To a server, from the process that has started it."""
+"""From the process that has started a server to that server."""
 
 TO_SUPERVISOR: Final = Kinds(
     {
@@ -190,7 +190,7 @@ TO_SUPERVISOR: Final = Kinds(
         "kill": MessageSchema(fields({"worker": _worker})),
     }
 )
-"""From a server."""
+"""From a server to the process that has started it."""
 
 _PLAN: Final = many(anything, 16)
 TO_WORKER: Final = Kinds(
@@ -240,4 +240,4 @@ TO_WORKER: Final = Kinds(
         ),
     }
 )
-"""From a server, to a worker."""
+"""From a server to a worker."""

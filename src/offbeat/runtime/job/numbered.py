@@ -1,4 +1,4 @@
-"""A connection on which every message says which optimizer it is about: between servers, one connection serves them all."""
+"""Number the messages of a connection between servers by optimizer, so that one connection serves all optimizers of a job."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from offbeat.transport.base import Buffer, Connection, SharedMemory
 
 
 class Numbered(Connection):
-    """Another server's connection, as the coordinator of one more optimizer sees it.
+    """Present another server's connection to the coordinator of a further optimizer.
 
     Args:
         connection: to that server.
-        number: of the optimizer, at least 1: messages about the first say nothing of it.
+        number: of the optimizer, at least 1; messages about the first optimizer have no number.
     """
 
     def __init__(self, connection: Connection, number: int) -> None:
@@ -22,13 +22,13 @@ class Numbered(Connection):
         self.bytes_received = 0
 
     def bind(self, name: str, region: memoryview) -> None:
-        raise AssertionError("servers carry no memory region to each other, so none is bound")
+        raise AssertionError("bind() on a connection between servers, which carries no memory region")
 
     def send(
         self, header: Mapping[str, Any], *, carry: str | None = None, payload: Sequence[Buffer] = (), memory: Sequence[SharedMemory] = ()
     ) -> None:
-        """As `Connection.send`."""
+        """Send as `Connection.send` does, with the optimizer's number in the header."""
         self._connection.send({**header, "number_of_optimizer": self._number}, carry=carry, payload=payload, memory=memory)
 
     def close(self) -> None:
-        raise AssertionError("the connection serves other optimizers too, and is not closed for one of them")
+        raise AssertionError("close() for one optimizer of a connection that serves several")

@@ -1,7 +1,7 @@
-"""Tensors in lists and maps, as plain data and bytes: how one rank hands another its replica. Nothing is pickled.
+"""Pack tensors in lists and maps as plain data and bytes, to copy a replica to another rank. Nothing is pickled.
 
-A value becomes something msgpack can carry, in which each tensor is a reference to a range of the payload; maps become lists of pairs,
-since an optimizer's state has numbers for keys. What cannot be taken apart like this is refused by name.
+msgpack can carry the plain data, in which each tensor is a reference to a range of the payload. Maps become lists of pairs, since an
+optimizer's state has numbers as keys. A value of another type is refused by name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Packer:
-    """Takes values apart; `payload` are the bytes of their tensors, in order.
+    """Pack values; ``payload`` collects the bytes of their tensors, in order.
 
     >>> packer = Packer()
     >>> plain = packer.pack({0: {"step": torch.tensor(3.0), "lr": (0.5, None)}})
@@ -33,10 +33,10 @@ class Packer:
         self._nbytes = 0
 
     def pack(self, value: Any, where: str = "") -> Any:
-        """One value as plain data; ``where`` is its name, for error messages.
+        """Return one value as plain data; ``where`` is its name for error messages.
 
         Raises:
-            ConfigurationError: something in it is neither a tensor, nor a number, a word, None, or a list, tuple or map of these.
+            ConfigurationError: it contains something other than tensors, numbers, strings, None, and lists, tuples or maps of these.
         """
         if value is None or isinstance(value, bool | int | float | str):
             return value
@@ -48,13 +48,13 @@ class Packer:
         if isinstance(value, dict):
             return {"map": [[self.pack(key, where), self.pack(item, f"{where}[{key!r}]")] for key, item in value.items()]}
         raise ConfigurationError(
-            f"{where or 'a value'} is a {type(value).__name__}: a rank that comes back cannot be given it; "
+            f"{where or 'a value'} is a {type(value).__name__}: it cannot be copied to a rank that comes back; "
             "keep tensors and plain numbers in the optimizer's state"
         )
 
     def _tensor(self, value: torch.Tensor, where: str) -> Any:
         if value.dtype not in _NAMES or value.layout is not torch.strided:
-            raise ConfigurationError(f"{where} is a tensor of {value.dtype}, {value.layout}: known are dense ones of {', '.join(DTYPES)}")
+            raise ConfigurationError(f"{where} is a tensor of {value.dtype}, {value.layout} (expected a dense one of {', '.join(DTYPES)})")
         dense = value.detach().to("cpu").contiguous()
         data: memoryview = dense.reshape(-1).view(torch.uint8).numpy().data if dense.numel() else memoryview(b"")
         self.payload.append(data)
@@ -63,16 +63,16 @@ class Packer:
 
 
 def unpack(plain: Any, payload: memoryview) -> Any:
-    """The value that `Packer.pack` has taken apart; its tensors have memory of their own.
+    """Return the value that `Packer.pack` has packed. Its tensors own their memory.
 
     Raises:
-        ProtocolError: the bytes are not those that the plain data speaks of.
+        ProtocolError: plain data and payload do not fit each other.
     """
     if not isinstance(plain, dict):
         return plain
     (kind, content), *more = plain.items()
     if more or kind not in ("tensor", "list", "tuple", "map"):
-        raise ProtocolError(f"packed data has keys {sorted(plain)}")
+        raise ProtocolError(f"packed data has the keys {sorted(plain)} (expected one of tensor, list, tuple, map)")
     if kind == "list":
         return [unpack(item, payload) for item in content]
     if kind == "tuple":
@@ -81,10 +81,10 @@ def unpack(plain: Any, payload: memoryview) -> Any:
         return {unpack(key, payload): unpack(item, payload) for key, item in content}
     name, shape, start = content
     if name not in DTYPES:
-        raise ProtocolError(f"packed data has a tensor of {name!r}; known are {', '.join(DTYPES)}")
+        raise ProtocolError(f"packed data has a tensor of {name!r} (expected one of {', '.join(DTYPES)})")
     dtype = DTYPES[name]
     stop = start + prod(shape) * dtype.itemsize
     if not 0 <= start <= stop <= len(payload):
-        raise ProtocolError(f"packed data has a tensor at bytes {start} to {stop} of {len(payload)}")
+        raise ProtocolError(f"packed data has a tensor at bytes {start} to {stop} (expected within 0 to {len(payload)})")
     data = bytearray(payload[start:stop])
     return (torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)).reshape(shape)

@@ -1,6 +1,6 @@
-"""What the launcher tells the processes of a job: settings as one message, and the environment variables of a worker.
+"""Define what the launcher tells the processes of a job: settings as one message, and the environment variables of a worker.
 
-A launcher sets the variables, users need not; OFFBEAT_HOST (see ``transport/shm.py``) is the one that tests set by hand.
+Only a launcher sets these variables. OFFBEAT_HOST (see ``transport/shm.py``) is set by hand in tests.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from offbeat.types import Seconds, Version, WorkerId
 
 TOKEN: Final = "OFFBEAT_TOKEN"
 _token: str | None = None
-"""The token that this process found in its environment; several optimizers of one process, and last words, need it."""
+"""The token that this process found in its environment, kept for further optimizers and for the report of a failure."""
 ANY = -1
-"""In an `InjectedSlowdown`: not one worker for good, but one drawn anew for each step. In a `Late`: every server."""
+"""In an `InjectedSlowdown`: a worker drawn anew for each step. In a `Late`: every server."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InjectedSlowdown:
-    """A rehearsed straggler: ``seconds`` more for each step of ``worker`` while the version is in ``start`` .. ``stop`` (None: no end)."""
+    """Order ``seconds`` more for each step of ``worker`` while the version is in ``start`` .. ``stop`` (None: no end)."""
 
     worker: WorkerId
     seconds: Seconds
@@ -34,7 +34,7 @@ class InjectedSlowdown:
 
 @dataclass(frozen=True, kw_only=True)
 class InjectedKill:
-    """A rehearsed death: SIGKILL for ``worker`` once the job has reached ``version``."""
+    """Order SIGKILL for ``worker`` once the job has reached ``version``."""
 
     worker: WorkerId
     version: Version
@@ -42,7 +42,7 @@ class InjectedKill:
 
 @dataclass(frozen=True, kw_only=True)
 class Late:
-    """Rehearsed late replies: a block that ``server`` publishes (-1: any) reaches a worker ``seconds`` later, in ``share`` of the cases."""
+    """Order that a block that ``server`` publishes (-1: any) reaches a worker ``seconds`` later, in ``share`` of the cases."""
 
     server: int
     seconds: Seconds
@@ -61,9 +61,9 @@ class JobSettings:
     timeout_s: Seconds = 10.0
     """Silence after which a worker is dead. Workers send a heartbeat ten times as often."""
     progress_timeout_s: Seconds = 1800.0
-    """How long a worker's script may neither call the library nor wait in it before its process is killed; 0: for ever."""
+    """Seconds that a worker's script may neither call the library nor wait in it before its process is killed; 0: for ever."""
     torchrun_env: bool = True
-    """Whether workers have torchrun's variables, for a process group of the script's own."""
+    """True if workers have torchrun's variables, for the script's own process group."""
     script: str = ""
     journal: str | None = None
     slow: tuple[InjectedSlowdown, ...] = ()
@@ -71,12 +71,12 @@ class JobSettings:
     late: tuple[Late, ...] = ()
 
     def to_wire(self) -> dict[str, Any]:
-        """Plain data for a message."""
+        """Return the settings as plain data for a message."""
         return asdict(self)
 
     @classmethod
     def from_wire(cls, data: Mapping[str, Any]) -> JobSettings:
-        """The inverse of `to_wire`."""
+        """Return the settings that `to_wire` was called on."""
         plain = dict(data)
         plain["slow"] = tuple(InjectedSlowdown(**item) for item in plain["slow"])
         plain["kill"] = tuple(InjectedKill(**item) for item in plain["kill"])
@@ -99,7 +99,7 @@ class WorkerSettings:
     """The rule that overrides the script's; None: the script's."""
 
     def to_environment(self) -> dict[str, str]:
-        """The variables that `from_environment` reads."""
+        """Return the variables that `from_environment` reads."""
         return {
             "OFFBEAT_WORKER": str(self.worker),
             "OFFBEAT_WORKERS": str(self.workers),
@@ -113,7 +113,7 @@ class WorkerSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> WorkerSettings | None:
-        """The settings of this process; None: no launcher has started it.
+        """Return the settings of this process; None if no launcher has started it.
 
         Raises:
             ConfigurationError: a variable is missing or cannot be read.
@@ -145,10 +145,10 @@ class WorkerSettings:
 
 
 def take_token() -> str:
-    """Return the job's token, and take it out of ``os.environ``: what a script starts, or logs of its environment, must not have it.
+    """Return the job's token, and remove it from ``os.environ``, so that neither child processes nor logs of the environment get it.
 
     Raises:
-        KeyError: this process has never had one.
+        KeyError: this process has never had a token.
     """
     global _token
     _token = os.environ.pop(TOKEN, _token)
@@ -158,5 +158,5 @@ def take_token() -> str:
 
 
 def read_addresses(text: str) -> tuple[Address, ...]:
-    """Addresses from their JSON form."""
+    """Return addresses from their JSON form."""
     return tuple(Address(host, (tcp[0], int(tcp[1])), local) for host, tcp, local in json.loads(text))

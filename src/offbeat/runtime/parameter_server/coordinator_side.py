@@ -49,17 +49,17 @@ class ServerCoordinatorSide:
         ConfigurationError: there is not enough memory.
     """
 
-    behind = False
+    has_backlog = False
 
     def __init__(
         self,
         policy: ServerRule,
-        terms: JobSpec,
+        job_spec: JobSpec,
         settings: JobSettings,
         coordinator: Coordinator,
         shards: Mapping[int, Connection],
-        roster: Peers,
-        announcer: Notifier,
+        peers: Peers,
+        notifier: Notifier,
         allocate: Callable[[int, str], SharedMemory],
         feed: Callable[[Event, Seconds], None],
         perform: Callable[[list[Effect], Seconds], None],
@@ -67,16 +67,16 @@ class ServerCoordinatorSide:
         *,
         in_place: bool = True,
     ) -> None:
-        layout = terms.layout
-        self._policy, self._spec, self._coordinator = policy, terms.spec, coordinator
+        layout = job_spec.layout
+        self._policy, self._spec, self._coordinator = policy, job_spec.spec, coordinator
         self._shards = shards
         self._feed, self._perform = feed, perform
         self._common: SharedMemory | None = None
         """Where everybody on this host reads the parameters in place."""
         if in_place and policy.lockstep and all(shard.shares_memory for shard in shards.values()):
             self._common = allocate(layout.nbytes, "parameters")
-        self.shard = shard_of(0, layout, terms.spec, policy, settings, now, self._common)
-        header = {"layout": layout.to_wire(), "optimizer": terms.spec.to_wire(), "sync": policy.spelling, "servers": settings.servers}
+        self.shard = shard_of(0, layout, job_spec.spec, policy, settings, now, self._common)
+        header = {"layout": layout.to_wire(), "optimizer": job_spec.spec.to_wire(), "sync": policy.spelling, "servers": settings.servers}
         for shard in shards.values():
             shard.send({"kind": "setup", **header}, memory=(self._common,) if self._common is not None else ())
         self._arrivals = ShardArrivals(1 + len(shards))
@@ -84,14 +84,14 @@ class ServerCoordinatorSide:
         """Workers that want the newest parameters, and have loaded others that some shard does not have yet."""
         self._schedules = Schedules()
         performer = Dispatcher if policy.scope == "job" else PerShardDispatcher
-        self._performer = performer(policy, coordinator, self.shard, shards, roster, announcer, self._schedules)
+        self._performer = performer(policy, coordinator, self.shard, shards, peers, notifier, self._schedules)
 
     @property
-    def hears_late(self) -> bool:
+    def notified_late(self) -> bool:
         """Under rules of shard scope workers go on by themselves."""
         return self._policy.scope == "shard"
 
-    def lacks(self, worker: WorkerId) -> bool:
+    def has_backlog_for(self, worker: WorkerId) -> bool:
         """Everything is known: all that happens passes here."""
         return False
 

@@ -38,12 +38,12 @@ class Dispatcher:
         coordinator: Coordinator,
         host: LiveShard,
         shards: Mapping[int, Connection],
-        roster: Peers,
-        announcer: Notifier,
+        peers: Peers,
+        notifier: Notifier,
         schedules: Schedules,
     ) -> None:
         self._policy, self._coordinator, self._host, self._shards = policy, coordinator, host, shards
-        self._roster, self._announcer, self._schedules = roster, announcer, schedules
+        self._peers, self._notifier, self._schedules = peers, notifier, schedules
         self._measurements = Measurements(1 + len(shards))
         self._hyper: Any = None
         self._entering: set[WorkerId] = set()
@@ -75,7 +75,7 @@ class Dispatcher:
                 case _:  # what is said to workers keeps its place among the orders
                     self.order(orders)
                     orders = []
-                    self._announcer.tell(effect)
+                    self._notifier.tell(effect)
                     if isinstance(effect, StateChanged) and effect.state is WorkerState.DEAD:
                         self._schedules.forget(effect.worker)
         self.order(orders)
@@ -98,28 +98,28 @@ class Dispatcher:
         return self._measurements.complete()
 
     def _fold_order(self, effect: Fold) -> Order:
-        self._hyper = self._schedules.newest(self._roster.gone) or self._hyper
+        self._hyper = self._schedules.newest(self._peers.gone) or self._hyper
         if self._policy.measures != "nothing":
             self._measurements.ordered(effect.version, self._hyper[0]["lr"] * effect.scale)
         if self._policy.averaging is not None:
-            self._announcer.average(part.worker for part in effect.parts)
+            self._notifier.average(part.worker for part in effect.parts)
         return fold_order(effect, self._hyper)
 
     def _release_order(self, effect: Release) -> Order:
-        peer = self._roster[effect.worker]
+        peer = self._peers[effect.worker]
         peer.serial += 1
-        self._announcer.send_average(effect.worker)  # before the parameters, with which the worker goes on
+        self._notifier.send_average(effect.worker)  # before the parameters, with which the worker goes on
         begins = self._coordinator.start.began_with(effect.worker, effect.incarnation)
         return release_order(effect, peer.serial, self._coordinator.membership.chief, begins=begins)
 
     def _forget_the_gone(self) -> None:
         """Free a dead worker's memory, once the gradients of it have a fate."""
-        if not self._roster.gone:
+        if not self._peers.gone:
             return
         unsettled = self._coordinator.ledger.unsettled
-        freed = [worker for worker in self._roster.gone if worker not in unsettled]
+        freed = [worker for worker in self._peers.gone if worker not in unsettled]
         self.order([{"do": "forget", "worker": worker} for worker in freed])
         for worker in freed:
-            self._roster.gone.discard(worker)
+            self._peers.gone.discard(worker)
             self._schedules.forget(worker)
-            self._announcer.buffers.forget(worker)
+            self._notifier.buffers.forget(worker)

@@ -63,7 +63,7 @@ class _Flow:
     """What is under way to one worker's process."""
 
     blocks: int = 0
-    behind: bool = False
+    skipped: bool = False
     """A newer block has been left out."""
 
 
@@ -130,8 +130,8 @@ class BlockShard(LiveShard):
                 raise ProtocolError(f"{connection.peer} sent 'got' and no block was under way to it (expected once for each block)")
             flow.blocks -= 1
             worker = self.worker_at(connection)
-            if flow.behind and worker in self._slots and self._slots[worker].connection is connection:
-                flow.behind = False
+            if flow.skipped and worker in self._slots and self._slots[worker].connection is connection:
+                flow.skipped = False
                 self._send_block(worker, self._header(chief=None), bytes(self._memory))
 
     def apply(self, orders: Sequence[Mapping[str, Any]]) -> list[ShardGradients]:
@@ -187,7 +187,7 @@ class BlockShard(LiveShard):
         connection = self._slots[worker].connection
         flow = self._flows[connection]
         if flow.blocks >= IN_FLIGHT:
-            flow.behind = True
+            flow.skipped = True
             return
         flow.blocks += 1
         delay_s = self._lateness(worker)

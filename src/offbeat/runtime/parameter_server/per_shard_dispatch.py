@@ -77,7 +77,7 @@ class PerShardDispatcher(Dispatcher):
                         of_shard.append(order)
                 case _:  # what is said to workers keeps its place among the orders
                     self._send(orders)
-                    self._announcer.tell(effect)
+                    self._notifier.tell(effect)
                     if isinstance(effect, StateChanged) and effect.state is WorkerState.DEAD:
                         self._schedules.forget(effect.worker)
         self._send(orders)
@@ -101,7 +101,7 @@ class PerShardDispatcher(Dispatcher):
             of_shard.clear()
 
     def _fold_one(self, effect: Fold) -> Order:
-        self._hyper = self._schedules.newest(self._roster.gone) or self._hyper
+        self._hyper = self._schedules.newest(self._peers.gone) or self._hyper
         parts = [(p.worker, self._pushes[p.worker, p.incarnation, p.clock].number, p.weight) for p in effect.parts]
         return {"do": "fold", "version": effect.version, "parts": parts, "hyper": self._hyper, "scale": effect.scale}
 
@@ -121,8 +121,8 @@ class PerShardDispatcher(Dispatcher):
         del self._named[gradient[0], push.number]
 
     def _forget_the_gone(self) -> None:
-        before = set(self._roster.gone)
+        before = set(self._peers.gone)
         super()._forget_the_gone()
-        freed = before - self._roster.gone
+        freed = before - self._peers.gone
         for gradient in [gradient for gradient in self._pushes if gradient[0] in freed] if freed else ():
             self._forget(gradient)  # it has not arrived everywhere, and will not

@@ -1,4 +1,4 @@
-"""What the ranks of a job have in common, as the coordinator sees it: who takes part, and a log of all that happens."""
+"""Define the group of a job's ranks as the coordinator sees it: which ranks take part, and a log of all that happens."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from offbeat.types import Incarnation, Version, WorkerId
 
 
 class Group(Protocol):
-    """What the ranks of a job have in common."""
+    """The ranks of a job that take part, and their log."""
 
     @property
     def memory(self) -> tuple[SharedMemory, ...]:
-        """What a rank of this host needs to take part."""
+        """Return the shared memory that a rank of this host needs to take part."""
 
     def follow(self, start: int) -> list[Entry]:
-        """The log from this entry on."""
+        """Return the log from entry ``start`` on."""
 
     def present(self, rank: WorkerId) -> bool:
-        """Whether a rank takes part."""
+        """Return True if a rank takes part."""
 
     def begin(self, ranks: Sequence[WorkerId]) -> None:
-        """These ranks take part from the beginning. Said once."""
+        """Enter the ranks that the job begins with. Called once."""
 
     def enter(self, rank: WorkerId, version: Version) -> None:
-        """A rank takes part from now on, with the parameters of this version.
+        """Let a rank take part from now on, with the parameters of this version.
 
         Raises:
-            TooOld: it would need what is not kept any more.
+            TooOld: the rank needs results that are not kept any more.
         """
 
     def ticket(self, rank: WorkerId) -> list[int]:
-        """What a rank needs to let in the process that is this one now."""
+        """Return the numbers that authorise another rank to admit `rank`'s current process."""
 
     def forget(self, rank: WorkerId) -> None:
-        """The process of a rank that does not take part is gone: nobody lets it in."""
+        """Withdraw the ticket of a rank that does not take part and whose process is gone."""
 
     def leave(self, rank: WorkerId, incarnation: Incarnation) -> Sequence[Effect]:
-        """A rank, of this incarnation, is gone, if it was there. Returns what the journal is to say about it."""
+        """Remove a rank of this incarnation, if it takes part. Returns effects for the journal."""
 
     def pause(self, rank: WorkerId) -> None:
-        """A rank has nothing to compute."""
+        """Let no round wait for a rank, which has nothing to compute."""
 
     def resume(self, rank: WorkerId) -> None:
-        """A rank computes again."""
+        """Let rounds wait for a rank again."""
 
     def close(self) -> None:
-        """The job is over."""
+        """Release the memory at the end of the job."""

@@ -1,9 +1,9 @@
-"""Learning rates ride along with the gradients, so that every rank makes the step of a round with the same ones.
+"""Send each rank's learning rate along with its gradients, so that every rank makes a round's step with the same hyperparameters.
 
-Each rank has an optimizer of its own, and schedulers that count its own steps: a slow one is behind, one that has come back begins anew.
-Were each result applied with the rank's own settings, replicas would drift apart. So a gradient carries its rank's settings, in a few
-numbers behind it that a sum cannot mix up, since each rank has its own place there; and all ranks use those of the rank that has made the
-most steps, as servers do.
+Each rank has its own optimizer, and schedulers that count its own steps: those of a slow rank are behind, and those of a restarted one
+begin at 0. If each rank applied results with its own settings, replicas would drift apart. So a few numbers behind each gradient hold its
+rank's settings; each rank has its own place there, so that the sum does not mix them. All ranks use the settings of the rank that has made
+the most steps, as servers do.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from offbeat.core.allreduce.rounds import BUFFERS
 from offbeat.types import WorkerId
 
 SCHEDULED = ("lr", "momentum", "betas", "weight_decay")
-"""What schedulers change; other settings are the same everywhere, and stay so."""
+"""Settings that schedulers change; all others are the same everywhere and do not change."""
 _WORDS = 4
-"""A number of 64 bits travels as so many small whole numbers, which survive being divided by the ranks, and scaled down."""
+"""A 64-bit number is sent as this many 16-bit integers, which survive the division by the number of ranks and scaling down."""
 _SMALL = 2.0**-70
-"""They are sent as multiples of this: nothing, in the norm of a gradient."""
+"""The integers are sent as multiples of this, which adds nothing to the norm of a gradient."""
 _ROOM = 2.0**20
-"""How far above the least normal number they must be when they come, to have kept all their digits on the way."""
+"""Received integers must exceed the smallest normal number by this factor to have kept all their digits."""
 
 
 class PiggybackedHyperparameters:
-    """The settings of all ranks, as far as the results so far have told.
+    """Hold the settings of all ranks, as far as results have carried them.
 
     Args:
-        optimizer: whose settings.
-        rank: this one.
-        ranks: how many there may be.
+        optimizer: of this rank.
+        rank: this rank.
+        ranks: the greatest number of ranks.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, rank: WorkerId, ranks: int) -> None:
@@ -42,30 +42,30 @@ class PiggybackedHyperparameters:
         self._width = 1 + _WORDS * (1 + len(self._own()))
         self._parity = 0
         self.known: dict[WorkerId, tuple[float, ...]] = {}
-        """By rank: its number of steps when it handed in the last gradient that was folded, and its settings then."""
+        """By rank: its step number at its last gradient that was folded, and its settings then."""
 
     @property
     def numel(self) -> int:
-        """Elements behind each gradient."""
+        """Return the number of elements behind each gradient."""
         return BUFFERS * self._ranks * self._width
 
     def write(self, place: torch.Tensor, steps: int) -> None:
-        """Say this rank's settings, of its step number ``steps``, behind its gradient."""
+        """Write this rank's settings, and the number ``steps`` of its step, into the elements behind its gradient."""
         numbers = np.array([float(steps), *self._own()], dtype=np.float64).view(np.uint16)
         row = torch.as_tensor(np.concatenate(([1.0], numbers)) * _SMALL, dtype=place.dtype)
         place.zero_()
         place.view(self._ranks, BUFFERS, self._width)[self._rank, self._parity] = row
-        self._parity = 1 - self._parity  # of two gradients in one round, the one after the other
+        self._parity = 1 - self._parity  # a round may contain two gradients of a rank: they use different places
 
     def read(self, place: torch.Tensor) -> None:
-        """Take note of the settings behind a result, of those whose gradients are in it.
+        """Read, from behind a result, the settings of the ranks whose gradients are in it.
 
-        Those of a gradient that was scaled down almost to nothing (``carry_clip``) have lost digits, and are passed over by every rank.
+        Settings of a gradient that was scaled down to almost nothing (``carry_clip``) have lost digits; every rank ignores them.
         """
         least = torch.finfo(place.dtype).tiny * _ROOM
         rows = place.to(torch.float64).reshape(self._ranks * BUFFERS, self._width).numpy()
         for at in np.flatnonzero(rows[:, 0] >= least).tolist():
-            # The first number was 1: what has become of it has become of the others.
+            # The first number was 1: the factor that it was multiplied by applies to the others, too.
             words = np.rint(rows[at, 1:] / rows[at, 0]).astype(np.uint16)
             found, rank = tuple(words.view(np.float64).tolist()), at // BUFFERS
             steps_before = self.known[rank][0] if rank in self.known and at % BUFFERS and rows[at - 1, 0] else -1.0
@@ -74,7 +74,7 @@ class PiggybackedHyperparameters:
 
     @contextmanager
     def leading(self) -> Iterator[None]:
-        """Inside, the optimizer has the settings of the rank that has made the most steps; of several, of the lowest."""
+        """Give the optimizer, inside the ``with`` block, the settings of the rank with the most steps (the lowest of several)."""
         settings = max(self.known.items(), key=lambda item: (item[1][0], -item[0]))[1][1:] if self.known else None
         if settings is None or list(settings) == self._own():
             yield
@@ -106,7 +106,7 @@ def _numbers(value: Any) -> Sequence[Any]:
 
 
 def _like(value: Any, numbers: list[float]) -> Any:
-    """These numbers in the form of a setting: a number, a tensor of one, or a tuple of such."""
+    """Return these numbers in the form of a setting: a number, a tensor with one element, or a tuple of them."""
     if isinstance(value, tuple | list):
         return type(value)(_like(item, [numbers.pop(0) for _ in _numbers(item)]) for item in value)
     if not numbers:

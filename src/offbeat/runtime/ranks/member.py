@@ -1,7 +1,7 @@
-"""A rank's replica and its place among the others, whatever they exchange.
+"""Hold a rank's replica and its place among the other ranks, whatever they exchange.
 
-What is said to the coordinator about that, and when, is the session's business (``worker_side.py``). Gradients are summed in
-``runtime/allreduce/round_member.py``, parameters mixed in ``runtime/gossip/member.py``.
+`RankSession` (``worker_side.py``) tells the coordinator about it. Gradients are summed in ``runtime/allreduce/round_member.py``, parameters
+mixed in ``runtime/gossip/member.py``.
 """
 
 from __future__ import annotations
@@ -16,57 +16,57 @@ from offbeat.transport.base import Buffer
 from offbeat.types import Seconds, Version, WorkerId
 
 LOOK_S: Seconds = 0.05
-"""How often a rank that waits for others hears what the coordinator has to say."""
+"""How often a rank that waits for others reads messages of the coordinator, in seconds."""
 
 
 class RankMember(ABC):
-    """One rank's part in a job. Every method raises `collective.Fenced` if it does not take part any more.
+    """Take part in a job as one rank. Every method raises `Fenced` if the rank does not take part any more.
 
     Args:
-        rank: this one.
+        rank: this rank.
         replica: its model and optimizer.
     """
 
     others_decide = False
-    """Whether others may go on without this rank before the coordinator knows of it."""
+    """True if other ranks may go on without this rank before the coordinator knows of it."""
 
     def __init__(self, rank: WorkerId, replica: Replica) -> None:
         self._rank, self._replica = rank, replica
         self.version: Version = 0
-        """How many results the replica has; where parameters are mixed, how many steps all ranks had made when this one went on."""
+        """How many results the replica has; if parameters are mixed, how many steps all ranks had made at this rank's last one."""
         self._kept: tuple[Any, bytes] | None = None
-        """What this rank began with in a running job, until its first step."""
+        """The replica that this rank began with in a running job, until its first step."""
         self._written: tuple[int, ...] = ()
-        """See `Replica.writes`, then."""
+        """`Replica.writes` at that time."""
         self.attach()
 
     @abstractmethod
     def attach(self) -> None:
-        """Be this rank, whoever was it before."""
+        """Attach as this rank, replacing any earlier process with the same number."""
 
     @property
     def contact(self) -> dict[str, Any]:
-        """What the others need to know of this rank before it can take part."""
+        """Return what other ranks need to know of this rank before it can take part."""
         return {}
 
-    def meet(self, header: Mapping[str, Any]) -> None:  # noqa: B027 on one host there is a table
-        """What this rank has to know of the others before it begins."""
+    def meet(self, header: Mapping[str, Any]) -> None:  # noqa: B027 - on one host the shared memory has it
+        """Read from ``header`` what this rank has to know of the other ranks before it begins."""
 
     def come_to(self, header: Mapping[str, Any]) -> None:
-        """What it has to know of a running job before it gets a replica. Only ranks of different hosts need that."""
-        raise ProtocolError("this job needs no introduction")
+        """Connect to the ranks of a running job before a replica comes. Needed only if ranks are on different hosts."""
+        raise ProtocolError("server 0 sent 'meet', and this job's ranks do not connect to each other (expected 'parameters')")
 
     def sit_out(self) -> None:
-        """Take part in a round with nothing. Only a plain allreduce needs that."""
-        raise ProtocolError("this job has no rounds that need all ranks")
+        """Take part in a round without a gradient. Needed only with `torch.distributed`."""
+        raise ProtocolError("server 0 sent 'absent', and this job has no rounds that need all ranks")
 
     def begin(self, given: tuple[Any, memoryview, Version] | None, goal: Version, *, first: bool) -> None:
-        """Take part, with another's replica and its version if there is one.
+        """Take part, with the replica of another rank if there is one.
 
         Args:
-            given: the replica and its version; None: this rank has them.
-            goal: the results up to this version are to be taken at least.
-            first: the job begins with this rank. Its script may load a state, so no result changes the replica before `start`.
+            given: the other rank's replica and version; None: this rank has its own.
+            goal: take at least the results up to this version.
+            first: True if the job begins with this rank. Its script may load a state, so no result changes the replica before `start`.
         """
         if given is not None:
             plain, payload, self.version = given
@@ -82,34 +82,35 @@ class RankMember(ABC):
 
     @abstractmethod
     def _enter(self) -> None:
-        """Write gradients where they are sent from."""
+        """Make the model write its gradients into the send buffer."""
 
-    def start(self) -> None:  # noqa: B027 gradients are of no use to others before the first step
-        """Let others see what the replica has; called before the first step, and again."""
+    def start(self) -> None:  # noqa: B027 - gradients are of no use to others before the first step
+        """Let other ranks read the replica; called before the first step, and again after a state was loaded."""
 
     @abstractmethod
     def resume(self) -> None:
-        """This rank computes: others may wait for it."""
+        """Let other ranks wait for this rank, which computes again."""
 
     @abstractmethod
     def contribute(self, usable: bool) -> None:
-        """Make a step with the gradient, or without, and wait for others as far as the rule says."""
+        """Make a step with the gradient, or without one if it is not usable; wait for other ranks as far as the rule says."""
 
     @abstractmethod
     def catch_up(self, goal: Version = 0) -> None:
-        """Take what there is for this rank while it does not step; wait for results up to this version."""
+        """Take available results without a step, and wait for those up to version ``goal``."""
 
     def pull(self) -> None:
-        """Take what there is by now, wherever that is."""
+        """Take all results that exist by now, on whatever host they are."""
         self.catch_up()
 
-    def part(self) -> None:  # noqa: B027 what ranks have put into memory that they share stays there
-        """Wait until the others can do without this rank, which is about to leave."""
+    def part(self) -> None:  # noqa: B027 - gradients in shared memory stay there
+        """Wait until the other ranks can do without this rank, which is about to leave."""
 
     def restore(self, *, again: bool = False) -> None:
-        """A script that comes to a running job may have loaded an old checkpoint: the job's replica goes before.
+        """Undo writes of the script into the replica that this rank has just received: an old checkpoint that the script loaded, for
+        example.
 
-        ``again``: it may load more after that.
+        ``again``: True if the script may load more after this call.
         """
         kept = self._kept
         if not again:
@@ -119,21 +120,23 @@ class RankMember(ABC):
             self._written = self._replica.writes()
 
     def give_to(self, rank: WorkerId | None, ticket: Sequence[int]) -> tuple[Any, list[Buffer]]:
-        """The replica, for another rank, which takes part from now on if its process is still the one with this ticket; or for whoever
-        may come.
+        """Return the replica, as plain data and bytes, and admit the rank that is to have it.
+
+        Args:
+            rank: it takes part from now on if its current process has this ticket; None: nobody is admitted, the replica is kept for later.
 
         Raises:
-            OffbeatError: it cannot be given.
+            OffbeatError: the replica cannot be given.
         """
         given = self._replica.give()
         if rank is not None:
-            self._let_in(rank, ticket)
+            self._admit(rank, ticket)
         return given
 
     @abstractmethod
-    def _let_in(self, rank: WorkerId, ticket: Sequence[int]) -> None:
-        """Another rank has this one's replica. Nobody shall wait for it while it reads that."""
+    def _admit(self, rank: WorkerId, ticket: Sequence[int]) -> None:
+        """Admit another rank, which will have this rank's replica. No round waits for it while it reads that."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the memory; to be called once, and last."""
+        """Release the memory. Called once, and last."""

@@ -1,7 +1,7 @@
-"""A rank's own copy of what is trained: it hands out gradients, makes the step of each round's result, and can be given to another rank.
+"""Hold a rank's own copy of model and optimizer state: collect gradients, apply the results of rounds, and copy it to another rank.
 
-Gradients are written where they are sent from, if all parameters are of one kind that can be summed there; otherwise they are made wider on
-the way. The parameters are in this process's own memory, which nobody else touches.
+If all parameters have one dtype that can be summed, gradients are written directly into the send buffer; otherwise they are converted to a
+wider dtype on the way. The parameters are in private memory of this process.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from offbeat.types import WorkerId
 
 
 class Replica:
-    """One rank's model and optimizer.
+    """Hold one rank's model and optimizer.
 
     Args:
         layout, model, optimizer: what is trained.
-        rank, ranks: this one's number, and how many there may be.
+        rank, ranks: this rank, and the greatest number of ranks.
     """
 
     def __init__(self, layout: Layout, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: WorkerId, ranks: int) -> None:
@@ -39,7 +39,7 @@ class Replica:
         self.riders = PiggybackedHyperparameters(optimizer, rank, ranks)
         self._body = layout.nbytes // self.dtype.itemsize if self._in_place else sum(spec.numel for spec in layout.tensors)
         self.numel = self._body + self.riders.numel
-        """Elements of what is sent for each gradient, in `dtype`."""
+        """Elements that are sent for each gradient, hyperparameters included, of type `dtype`."""
         self._model = model
         parameters = dict(model.named_parameters())
         self._parameters = [parameters[spec.name] for spec in layout.tensors]
@@ -47,23 +47,23 @@ class Replica:
         self._push = None if self._in_place else PrivateBlock.allocate(layout.nbytes, f"gradients of rank {rank}")
         copies = not self._in_place or _writes_gradients(optimizer)
         self._copy = PrivateBlock.allocate(layout.nbytes, f"results for rank {rank}") if copies else None
-        """Where results are copied for the optimizer to see; None: it sees them where they are."""
+        """Memory into which results are copied for the optimizer; None: the optimizer reads results in place."""
         self._copied = self._views(self._copy.view) if self._copy is not None else []
         self._seen: dict[int, list[torch.Tensor]] = {}
-        """The parameters' gradients in results, by address: there are few places for these."""
+        """By address of a result: the views that serve as the parameters' gradients. Results are at few addresses."""
         self._flat: FlatModel | None = None
         self._send = torch.empty(0, dtype=self.dtype)
 
     @property
     def flat(self) -> FlatModel:
-        """The model in flat memory; from the first `aim` on."""
-        assert self._flat is not None, "nobody has said where gradients go"
+        """Return the model in flat memory. It exists from the first `aim` on."""
+        assert self._flat is not None, "aim() has not been called: the send buffer is not known"
         return self._flat
 
     # Gradients.
 
     def aim(self, send: torch.Tensor) -> None:
-        """The next gradient goes to this memory, shape (`numel`,)."""
+        """Make the model write its next gradient into ``send``, shape (`numel`,)."""
         self._send = send
         push = send[: self._body].view(torch.uint8) if self._push is None else self._push.view
         if self._flat is None:
@@ -73,20 +73,20 @@ class Replica:
             self._flat.redirect(push)
 
     def collect(self) -> str | None:
-        """See to it that the gradient is where it is sent from. Returns the first tensor in which it is not finite; None: it is."""
+        """Bring the gradient into the send buffer. Returns the name of the first tensor that is not finite, or None."""
         nonfinite = self.flat.collect()
         if self._push is not None and nonfinite is None:
             self._gather(self._push, self._send)
         return nonfinite
 
     def sign(self, steps: int) -> None:
-        """Add this rank's settings to its gradient, which is that of its step number ``steps``."""
+        """Write this rank's hyperparameters behind its gradient, which is that of its step number ``steps``."""
         self.riders.write(self._send[self._body :], steps)
 
     # Results.
 
     def fits(self, result: torch.Tensor) -> bool:
-        """Return whether the optimizer can make a step with this result: its round is not void, and the parameters' types can hold it."""
+        """Return True if the optimizer can apply this result: its round is not void, and the parameters' dtypes can hold it."""
         if not math.isfinite(float(result[0])):
             return False
         if self._in_place:
@@ -96,7 +96,7 @@ class Replica:
         return all(float(piece.abs().amax()) <= torch.finfo(dtype).max for piece, dtype in narrow if dtype != self.dtype)
 
     def step(self, result: torch.Tensor) -> None:
-        """Make the optimizer's step with the result of a round. What is in ``p.grad`` stays there."""
+        """Apply the result of a round with the optimizer. ``p.grad`` keeps its contents."""
         self.riders.read(result[self._body :])
         own = [parameter.grad for parameter in self._parameters]
         for parameter, grad in zip(self._parameters, self._grads(result), strict=True):
@@ -109,7 +109,7 @@ class Replica:
                 parameter.grad = grad_of_its_own
 
     def step_alone(self) -> None:
-        """Make the optimizer's step with this rank's own gradient, and its own settings."""
+        """Apply this rank's own gradient with its own hyperparameters."""
         self._optimizer.step()
 
     def _grads(self, result: torch.Tensor) -> list[torch.Tensor]:
@@ -125,7 +125,7 @@ class Replica:
         return self._copied
 
     def _gather(self, block: PrivateBlock, vector: torch.Tensor) -> None:
-        """All elements of a memory with the job's layout, one after the other, without the gaps between tensors."""
+        """Copy all elements of a block with the job's layout into a vector, without the gaps between tensors."""
         at = 0
         for spec in self._layout.tensors:
             vector[at : at + spec.numel].copy_(elements(block.view, spec.offset, spec.numel, DTYPES[spec.dtype]))
@@ -140,33 +140,34 @@ class Replica:
     def _views(self, memory: memoryview | torch.Tensor) -> list[torch.Tensor]:
         return [view(memory, spec) for spec in self._layout.tensors]
 
-    # The whole of it.
+    # Parameters and optimizer state.
 
     @property
     def size(self) -> int:
-        """How many parameters there are."""
+        """Return the number of parameters."""
         return sum(spec.numel for spec in self._layout.tensors)
 
     def writes(self) -> tuple[int, ...]:
-        """Another answer than before if anybody has written into the parameters since."""
+        """Return a value that differs from an earlier one if a parameter was written to in between."""
         return tuple(parameter._version for parameter in self._parameters)
 
     def checksum(self) -> int:
-        """A checksum of parameters and optimizer state."""
+        """Return a checksum of parameters and optimizer state."""
         return checksum(self._parameters, self._optimizer.state_dict())
 
     @property
     def shares(self) -> int:
-        """How many vectors of `size` elements it takes to bring replicas together: the parameters, and each average of the optimizer."""
+        """Return how many vectors of `size` elements are averaged to bring replicas together: the parameters, and each average that the
+        optimizer keeps."""
         return 1 + len(self._averages())
 
     def read_share(self, number: int, vector: torch.Tensor) -> None:
-        """Write one of the `shares` into this, the parameters first, shape (`size`,)."""
+        """Copy one of the `shares` into ``vector``, shape (`size`,); number 0 is the parameters."""
         for place, value in zip(self._cut(vector), self._share(number), strict=True):
             place.copy_(value)
 
     def write_share(self, number: int, vector: torch.Tensor) -> None:
-        """Take one of the `shares` over from this."""
+        """Set one of the `shares` from ``vector``."""
         with torch.no_grad():
             for value, place in zip(self._share(number), self._cut(vector), strict=True):
                 value.copy_(place)
@@ -178,7 +179,7 @@ class Replica:
         return [self._optimizer.state[parameter][key] for parameter in self._parameters]
 
     def _averages(self) -> list[str]:
-        """Momenta, Adam's moments and the like: what the optimizer keeps for each element of every parameter."""
+        """Return the names of the optimizer's state that has one element per parameter: momenta, Adam's moments."""
         states = [self._optimizer.state.get(parameter, {}) for parameter in self._parameters]
         return sorted(
             key
@@ -195,10 +196,10 @@ class Replica:
         return [piece.view(spec.shape) for piece, spec in zip(pieces, self._layout.tensors, strict=True)]
 
     def give(self) -> tuple[Any, list[Buffer]]:
-        """Everything that another rank needs to go on from here, as plain data and bytes.
+        """Return everything that another rank needs to go on from here, as plain data and bytes.
 
         Raises:
-            ConfigurationError: the optimizer's state has something in it that is neither tensor nor number.
+            ConfigurationError: the optimizer's state contains something that is neither a tensor nor a number.
         """
         packer = Packer()
         self._store()
@@ -216,16 +217,16 @@ class Replica:
         return plain, list(packer.payload)
 
     def take(self, plain: Any, payload: memoryview) -> None:
-        """Become what another rank gave.
+        """Set parameters, optimizer state and known hyperparameters from what `give` returned on another rank.
 
         Raises:
-            ConfigurationError: it has another number of parameters.
+            ConfigurationError: the other rank has another number of parameters.
         """
         given = unpack(plain, payload)
         if len(given["parameters"]) != self._layout.nbytes or len(given["state"]) != len(self._parameters):
             raise ConfigurationError(
                 f"another rank's replica has {len(given['parameters'])} bytes of parameters, this one {self._layout.nbytes}: "
-                "every worker runs the same script"
+                "run the same script in every worker"
             )
         torch.frombuffer(self._pull.view, dtype=torch.uint8).copy_(given["parameters"])
         self._load()
@@ -239,12 +240,12 @@ class Replica:
         self.riders.known = given["settings"]
 
     def _lasting(self, group: dict[str, Any]) -> list[str]:
-        """What an optimizer of its own kind may have noted in a group while it stepped. What schedulers set is each script's own."""
+        """Return which settings of a parameter group the optimizer itself may have changed; schedulers' settings are not copied."""
         known = self._optimizer.defaults
         return [key for key, value in group.items() if key in known and key not in SCHEDULED and _is_plain(value)]
 
     def _store(self) -> None:
-        """See to it that the flat memory holds the parameters."""
+        """Copy the parameters into the flat memory, if they are not there."""
         if self._flat is not None:
             self._flat.store()
             return
@@ -253,7 +254,7 @@ class Replica:
                 place.copy_(parameter)
 
     def _load(self) -> None:
-        """See to it that the parameters are what the flat memory holds."""
+        """Copy the flat memory into the parameters, if they are not there."""
         if self._flat is not None:
             self._flat.pulled()
             return
@@ -275,14 +276,14 @@ def _is_plain(value: Any) -> bool:
 
 
 def _placed(value: Any, parameter: torch.Tensor) -> Any:
-    """Counters stay on the CPU, as torch keeps them; the rest goes where its parameter is."""
+    """Move a state tensor to its parameter's device; scalars, such as step counters, stay on the CPU as in torch."""
     return value.to(parameter.device) if isinstance(value, torch.Tensor) and value.dim() > 0 else value
 
 
 def _writes_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer may write into ``p.grad``: foreign ones may, and torch's own where they treat tensors as a list.
+    """Return True if an optimizer may write into ``p.grad``: classes that are not torch's, and torch's own in ``foreach`` mode.
 
-    Results are everybody's. With ``foreach`` and Nesterov's momentum torch's SGD adds the momentum to the gradients in place.
+    A result is read by all ranks. With ``foreach`` and Nesterov's momentum, torch's SGD adds the momentum to the gradients in place.
     """
     kind = type(optimizer)
     if kind is not getattr(torch.optim, kind.__name__, None) or kind.__name__ not in supported():

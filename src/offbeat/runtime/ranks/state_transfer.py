@@ -1,8 +1,8 @@
-"""How a rank comes to take part: with the parameters that the job begins with, or with a living rank's replica.
+"""Let ranks join: with the parameters that the job begins with, or with the replica of a living rank, its *source*.
 
-The rank that gives its replica lets the newcomer into the table itself, at the version of what it gives: so the results from there on are
-kept for it. Nobody waits for the newcomer until it has read them. A replica goes through the coordinator, which keeps the last one of all
-for those who may still come back.
+The source admits the joiner to the group itself, at the version of the replica that it sends, so that results from this version on are kept
+for the joiner. No round waits for the joiner until it has applied them. A replica travels through the coordinator, which keeps the last
+replica of the job for ranks that may still come back.
 """
 
 from __future__ import annotations
@@ -22,196 +22,196 @@ from offbeat.types import Seconds, WorkerId, WorkerState
 
 
 @dataclass(slots=True)
-class _Newcomer:
+class _Joiner:
     """A process that has asked to take part in a running job."""
 
-    donor: WorkerId | None = None
+    source: WorkerId | None = None
     number: int = 0
-    """Of the question to its donor."""
+    """Number of the ``donate`` request to its source."""
     refused: set[WorkerId] = field(default_factory=set)
-    """Who could not give what it has."""
+    """Ranks that could not give their replica."""
     too_late: bool = False
-    """There is no replica any more, and no training that it could take part in."""
+    """True if the training is finished and no replica is left."""
     joined: bool = False
-    """The coordinator counts it among the living."""
+    """True once the coordinator counts it as alive."""
     replica: Message | None = None
     release: dict[str, Any] | None = None
-    """What is said to it when it may go on; still to be sent."""
+    """Header of its release, until that is sent."""
 
 
 class Joiners:
-    """The ranks that are about to take part.
+    """Find a replica for each rank that is about to take part, and send it.
 
     Args:
-        table: that of the ranks.
-        coordinator: asked who is alive.
-        roster: where ranks can be reached.
-        computed_s: how long each rank's last gradient took: the quickest is asked first.
+        group: the ranks of the job.
+        coordinator: knows which ranks are alive.
+        peers: the ranks' connections.
+        computed_s: seconds that each rank's last gradient took; the fastest rank is asked first.
     """
 
     def __init__(
         self,
-        table: Group,
+        group: Group,
         coordinator: Coordinator,
-        roster: Peers,
+        peers: Peers,
         computed_s: Mapping[WorkerId, Seconds],
     ) -> None:
-        self._table = table
-        self._coordinator, self._roster, self._computed_s = coordinator, roster, computed_s
-        self._newcomers: dict[WorkerId, _Newcomer] = {}
+        self._group = group
+        self._coordinator, self._peers, self._computed_s = coordinator, peers, computed_s
+        self._joining: dict[WorkerId, _Joiner] = {}
         self._inside: set[WorkerId] = set()
         self._numbers = itertools.count(1)
         self._initial: tuple[WorkerId, Message] | None = None
         self._last: set[WorkerId] = set()
-        """Ranks that have been asked for their replica because nobody else will have one."""
+        """Ranks that were asked for their replica because they are the last to leave."""
         self.too_late: list[WorkerId] = []
-        """Ranks that came back when the others had finished, for the supervisor to be told of."""
+        """Ranks that came back after the others had finished; the supervisor is told of them."""
         self._leaving: set[WorkerId] = set()
-        """Ranks that are about to leave: of those that leave at once, the last to say so is asked for its replica."""
+        """Ranks that are about to leave; if all leave at once, the last one is asked for its replica."""
         self._kept: Message | None = None
         """The replica of the last rank that has left."""
 
     def outside(self, rank: WorkerId) -> bool:
-        """Whether this rank is still to be told that it takes part."""
+        """True if the rank has not been told yet that it takes part."""
         return rank not in self._inside
 
-    # Asking.
+    # Requests for a replica.
 
-    def begin_with(self, rank: WorkerId, message: Message) -> None:
-        """These are the parameters that everybody begins with."""
+    def set_initial(self, rank: WorkerId, message: Message) -> None:
+        """Set the parameters that all ranks begin with."""
         self._initial = rank, message
 
     def want(self, rank: WorkerId) -> None:
-        """A rank's process wants to take part in the running job."""
-        self._newcomers[rank] = _Newcomer()
+        """Look for a replica for a rank's process that wants to join the running job."""
+        self._joining[rank] = _Joiner()
         self.ask()
 
     def ask(self) -> None:
-        """Find a replica for every newcomer that waits for one.
+        """Ask the fastest living rank for its replica, for every joiner that waits for one.
 
         Raises:
-            JobError: there is none any more, and nobody has finished the training.
+            JobError: no rank is left to ask, and none has finished the training.
         """
-        for rank, newcomer in self._newcomers.items():
-            if newcomer.replica is not None or newcomer.donor is not None or newcomer.too_late:
+        for rank, joiner in self._joining.items():
+            if joiner.replica is not None or joiner.source is not None or joiner.too_late:
                 continue
-            donors = [donor for donor in self._donors() if donor not in newcomer.refused]
-            newcomer.number = next(self._numbers)
-            if donors:
-                newcomer.donor = min(donors, key=lambda donor: (self._computed_s.get(donor, 0.0), donor))
-                wanted = {"to": rank, "number": newcomer.number, "ticket": self._table.ticket(rank)}
-                self._roster[newcomer.donor].connection.send({"kind": "donate", **wanted})
+            sources = [source for source in self._sources() if source not in joiner.refused]
+            joiner.number = next(self._numbers)
+            if sources:
+                joiner.source = min(sources, key=lambda source: (self._computed_s.get(source, 0.0), source))
+                wanted = {"to": rank, "number": joiner.number, "ticket": self._group.ticket(rank)}
+                self._peers[joiner.source].connection.send({"kind": "donate", **wanted})
             else:
-                self._take_kept(rank, newcomer)
+                self._take_kept(rank, joiner)
 
-    def _donors(self) -> list[WorkerId]:
+    def _sources(self) -> list[WorkerId]:
         alive = self._coordinator.membership.in_state(WorkerState.ALIVE)
-        return [rank for rank in alive if rank in self._inside and self._table.present(rank)]
+        return [rank for rank in alive if rank in self._inside and self._group.present(rank)]
 
-    def _take_kept(self, rank: WorkerId, newcomer: _Newcomer) -> None:
+    def _take_kept(self, rank: WorkerId, joiner: _Joiner) -> None:
         try:
             if self._kept is not None:
-                self._table.enter(rank, self._kept.header["from"])
-                newcomer.replica = self._kept
+                self._group.enter(rank, self._kept.header["from"])
+                joiner.replica = self._kept
                 return
         except TooOld:
             pass
         members = self._coordinator.membership
         if any(members[other].completed for other in members.in_state(WorkerState.FINISHED)):
-            newcomer.too_late = True
+            joiner.too_late = True
             self.too_late.append(rank)
             return
         raise JobError(
-            f"worker {rank} has come back and nobody is left to copy the parameters from: the rule has no servers, and they went with "
-            "the last worker. Save checkpoints, or use a rule with servers where all workers may die at once"
+            f"worker {rank} has come back and nobody is left to copy the parameters from: the rule has no servers, so the parameters were "
+            "lost with the last worker. Save checkpoints, or use a rule with servers if all workers may die at once"
         )
 
-    # Giving.
+    # Replicas that arrive.
 
-    def donated(self, donor: WorkerId, message: Message) -> None:
-        """A rank has answered.
+    def on_donation(self, source: WorkerId, message: Message) -> None:
+        """Handle a rank's answer to ``donate``: pass its replica on, or ask another rank if it failed.
 
         Raises:
-            ProtocolError: nobody has asked it for its last replica, or it gives nothing and does not say why.
+            ProtocolError: the rank was not asked for its last replica, or the answer has neither a replica nor a reason.
         """
         header = message.header
         if header["failed"] is None and not ("replica" in header and "from" in header):
-            raise ProtocolError(f"worker {donor} sent 'donation' without replica and from (expected both where failed is null)")
+            raise ProtocolError(f"worker {source} sent 'donation' without replica and from (expected both where failed is null)")
         if header["to"] is None:
-            if donor not in self._last:
-                raise ProtocolError(f"worker {donor} sent 'donation' to nobody (expected after it was asked for its last replica)")
-            self._last.discard(donor)
+            if source not in self._last:
+                raise ProtocolError(f"worker {source} sent 'donation' with to = null (expected only after 'donate' with to = null)")
+            self._last.discard(source)
             self._kept = message if header["failed"] is None else None
             return
         rank = header["to"]
-        newcomer = self._newcomers.get(rank)
-        if newcomer is None or newcomer.number != header["number"] or newcomer.donor != donor or newcomer.replica is not None:
-            return  # it was for a process that is gone
+        joiner = self._joining.get(rank)
+        if joiner is None or joiner.number != header["number"] or joiner.source != source or joiner.replica is not None:
+            return  # the process that it was for is gone
         if header["failed"] is not None:
-            assert newcomer.donor is not None
-            newcomer.refused.add(newcomer.donor)
-            newcomer.donor = None
+            assert joiner.source is not None
+            joiner.refused.add(joiner.source)
+            joiner.source = None
             self.ask()
             return
-        newcomer.replica = message
+        joiner.replica = message
         self._start(rank)
 
     def entered(self, rank: WorkerId) -> bool:
-        """The table has let this rank in. Whether that is news to the coordinator."""
-        newcomer = self._newcomers.get(rank)
-        if newcomer is None or newcomer.joined:
+        """Return True the first time that the group has admitted this joiner."""
+        joiner = self._joining.get(rank)
+        if joiner is None or joiner.joined:
             return False
-        newcomer.joined = True
+        joiner.joined = True
         return True
 
-    def let_in(self, ranks: Sequence[WorkerId]) -> None:
-        """Those of these ranks that begin with the job take part from now on."""
-        if self._initial is not None and (first := [rank for rank in ranks if rank not in self._inside and rank not in self._newcomers]):
-            self._table.begin(first)
+    def admit_initial(self, ranks: Sequence[WorkerId]) -> None:
+        """Enter those of these ranks into the group that begin with the job."""
+        if self._initial is not None and (first := [rank for rank in ranks if rank not in self._inside and rank not in self._joining]):
+            self._group.begin(first)
 
     def released(self, rank: WorkerId, header: dict[str, Any]) -> None:
-        """The coordinator lets this rank go on; ``header`` is what is said to it, once its replica is there."""
-        newcomer = self._newcomers.get(rank)
-        if newcomer is not None:
-            newcomer.release = header
+        """Send ``header``, the rank's release, together with its replica once that is there."""
+        joiner = self._joining.get(rank)
+        if joiner is not None:
+            joiner.release = header
             self._start(rank)
             return
-        assert self._initial is not None, f"rank {rank} begins, and nobody has said with what"
+        assert self._initial is not None, f"rank {rank} is released before the job has initial parameters"
         source, initial = self._initial
         self._send(rank, header, None if source == rank else initial)
         if self._inside.issuperset(self._coordinator.membership.in_state(WorkerState.ALIVE)):
             self._initial = None
 
     def _start(self, rank: WorkerId) -> None:
-        newcomer = self._newcomers[rank]
-        if newcomer.replica is not None and newcomer.release is not None:
-            del self._newcomers[rank]
-            self._send(rank, newcomer.release, newcomer.replica)
+        joiner = self._joining[rank]
+        if joiner.replica is not None and joiner.release is not None:
+            del self._joining[rank]
+            self._send(rank, joiner.release, joiner.replica)
 
     def _send(self, rank: WorkerId, header: dict[str, Any], replica: Message | None) -> None:
         self._inside.add(rank)
         given = {"replica": None} if replica is None else {"replica": replica.header["replica"], "from": replica.header["from"]}
         payload = () if replica is None else (replica.payload,)
-        self._roster[rank].connection.send({**header, "enters": True, **given}, payload=payload)
+        self._peers[rank].connection.send({**header, "enters": True, **given}, payload=payload)
 
-    # The end.
+    # Ranks that leave.
 
     def gone(self, rank: WorkerId) -> None:
-        """A rank's process is gone: others must be asked in its place."""
-        self._newcomers.pop(rank, None)
+        """Forget a rank whose process is gone, and its unanswered requests; call `ask` after this."""
+        self._joining.pop(rank, None)
         self._inside.discard(rank)
         self._last.discard(rank)
         self._leaving.discard(rank)
-        for newcomer in self._newcomers.values():
-            if newcomer.donor == rank and newcomer.replica is None:
-                newcomer.donor = None
+        for joiner in self._joining.values():
+            if joiner.source == rank and joiner.replica is None:
+                joiner.source = None
 
-    def farewell(self, rank: WorkerId) -> None:
-        """A rank is about to leave. If it is the last, and others may still come back, its replica is kept."""
-        connection = self._roster[rank].connection
+    def on_leaving(self, rank: WorkerId) -> None:
+        """Let a rank leave. If it is the last one, and other ranks may still come back, ask for its replica first."""
+        connection = self._peers[rank].connection
         absent = self._coordinator.membership.in_state(WorkerState.DEAD, WorkerState.RECOVERED, WorkerState.EXPECTED)
         self._leaving.add(rank)
-        if absent and self._leaving.issuperset(self._donors()):
+        if absent and self._leaving.issuperset(self._sources()):
             self._last.add(rank)
             connection.send({"kind": "donate", "to": None, "number": 0, "ticket": []})
         connection.send({"kind": "farewell"})

@@ -1,7 +1,7 @@
 """Rounds across hosts, attacked by one of three ranks over TCP: ``python -m tests.runtime.allreduce.multi_host.attack --messages 100000``.
 
-The attacker has the job's token. It sends mutations of every message that ranks and the seat send each other, to the seat and to both
-other ranks, and connects again whenever one of them has ended its connection. The others are to close rounds all the while.
+The attacker has the job's token. It sends mutations of every message that ranks and the sequencer send each other, to the sequencer and to
+both other ranks, and connects again whenever one of them has ended its connection. The others are to close rounds all the while.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests import malformed
 
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.policies import rule
-from offbeat.runtime.allreduce.multi_host.connections import SEAT
+from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.transport.base import Closed, Connection
 from offbeat.transport.hub import SocketHub
@@ -50,8 +50,10 @@ def attack(spelled: str, messages: int, seed: int) -> Attacked:
     found, draw, hub = rule(spelled), random.Random(seed), SocketHub("secret", host="intruder")
     assert isinstance(found, RoundRule)
     honest = {
-        peer: MultiHostRounds(found, 3, 100, rank=None if peer == SEAT else peer, seat=SEAT, hub=SocketHub("secret", host=f"host {peer}"))
-        for peer in (SEAT, 0, 1)
+        peer: MultiHostRounds(
+            found, 3, 100, rank=None if peer == SEQUENCER else peer, sequencer_peer=SEQUENCER, hub=SocketHub("secret", host=f"host {peer}")
+        )
+        for peer in (SEQUENCER, 0, 1)
     }
     addresses = {peer: rounds.listen() for peer, rounds in honest.items()}
     addresses[INTRUDER] = hub.listen("127.0.0.1", 0)
@@ -68,7 +70,7 @@ def attack(spelled: str, messages: int, seed: int) -> Attacked:
     sent = closed = 0
     began = time.monotonic()
     while sent < messages:
-        at = draw.choice([SEAT, 0, 1])
+        at = draw.choice([SEQUENCER, 0, 1])
         if at not in lines:
             lines[at] = hub.connect(addresses[at])
             lines[at].send({"k": "hello", "peer": INTRUDER})
@@ -86,11 +88,11 @@ def attack(spelled: str, messages: int, seed: int) -> Attacked:
                 closed += 1
                 lines = {peer: other for peer, other in lines.items() if other is not line}
     hub.close()
-    seconds, rounds = time.monotonic() - began, honest[SEAT].number
-    if not _goes_on(honest[SEAT]):
+    seconds, rounds = time.monotonic() - began, honest[SEQUENCER].number
+    if not _goes_on(honest[SEQUENCER]):
         problems.append(f"no round has been closed in {TIMEOUT_S} s after the attack")
     over.set()
-    honest[SEAT].close()
+    honest[SEQUENCER].close()
     for thread in training:
         thread.join(TIMEOUT_S)
     for rank in (0, 1):
@@ -115,9 +117,9 @@ def _train(rounds: MultiHostRounds, over: threading.Event, problems: list[str]) 
             problems.append(f"rank {rounds.rank}: {error!r}")
 
 
-def _goes_on(seat: MultiHostRounds) -> bool:
-    number, deadline = seat.number, time.monotonic() + TIMEOUT_S
-    while seat.number < number + 3:
+def _goes_on(sequencer: MultiHostRounds) -> bool:
+    number, deadline = sequencer.number, time.monotonic() + TIMEOUT_S
+    while sequencer.number < number + 3:
         if time.monotonic() > deadline:
             return False
         threading.Event().wait(0.01)

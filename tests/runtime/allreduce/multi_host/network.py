@@ -12,7 +12,7 @@ from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.allreduce.sequencer import Sequencer
 from offbeat.core.rank_log import EntryKind
 from offbeat.policies import rule
-from offbeat.runtime.allreduce.multi_host.connections import SEAT
+from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.memory import HostMemory
 from offbeat.runtime.allreduce.multi_host.node import Node
 from offbeat.types import Version, WorkerId
@@ -48,7 +48,7 @@ class Rank:
             self.through = None
         if self.parting and not (self.may_leave and self.free) and self.version < self.node.executor.upto:
             self.take(self.node.executor.upto)
-            self.node.tell({"k": "read", "n": self.version})
+            self.node.notify({"k": "read", "n": self.version})
 
     def take(self, through: Version) -> None:
         """The results up to this version are there."""
@@ -71,8 +71,8 @@ class Network:
         self.hosts, self.numel, self.slots = list(hosts), numel, slots
         found = rule(spelled)
         assert isinstance(found, RoundRule)
-        self.decider = Sequencer(found, hosts, clock_ns=lambda: 0, seed=3, slots=slots)
-        self.decider.begin(range(len(hosts)))
+        self.sequencer = Sequencer(found, hosts, clock_ns=lambda: 0, seed=3, slots=slots)
+        self.sequencer.begin(range(len(hosts)))
         self.queues: dict[tuple[WorkerId, WorkerId], deque[tuple[dict[str, Any], torch.Tensor | None]]] = {}
         self.memories: dict[str, HostMemory] = {}
         self.nodes: dict[WorkerId, Node] = {}
@@ -81,13 +81,13 @@ class Network:
         """In peace."""
         self.deaths = 0
         self.made = self.tickets = 0
-        self.add(SEAT)
+        self.add(SEQUENCER)
         for number in range(len(hosts)):
             self.add(number)
 
     def add(self, number: WorkerId, version: Version = 0) -> None:
         """A process begins."""
-        host = "seat" if number == SEAT else self.hosts[number]
+        host = "seat" if number == SEQUENCER else self.hosts[number]
         if all(self.hosts[other] != host for other in self.ranks):
             self.memories[host] = HostMemory(len(self.hosts), self.numel, torch.float32, self.slots)
 
@@ -96,14 +96,14 @@ class Network:
                 kept = None if content is None else content.clone()
                 self.queues.setdefault((number, peer), deque()).append((dict(header), kept))
 
-        node = Node(number, SEAT, self.memories[host], send, lambda peer: None, self.decider if number == SEAT else None)
+        node = Node(number, SEQUENCER, self.memories[host], send, lambda peer: None, self.sequencer if number == SEQUENCER else None)
         self.nodes[number] = node
-        self.nodes[SEAT].hosts[number] = host
-        if number != SEAT:
+        self.nodes[SEQUENCER].hosts[number] = host
+        if number != SEQUENCER:
             self.ranks[number] = Rank(number, node, version)
-            mates = [other for other in self.ranks if self.hosts[other] == host]
-            for mate in mates:
-                self.nodes[mate].mates = {other for other in mates if other != mate}
+            local_peers = [other for other in self.ranks if self.hosts[other] == host]
+            for local_peer in local_peers:
+                self.nodes[local_peer].local_peers = {other for other in local_peers if other != local_peer}
 
     def waiting(self) -> list[tuple[WorkerId, WorkerId]]:
         """The pairs between which something is on its way."""
@@ -117,8 +117,8 @@ class Network:
     def deliver(self, pair: tuple[WorkerId, WorkerId]) -> None:
         """The oldest message of a pair."""
         header, content = self.queues[pair].popleft()
-        self.nodes[pair[1]].heard(pair[0], header, torch.empty(0) if content is None else content)
-        if pair[1] != SEAT:
+        self.nodes[pair[1]].on_message(pair[0], header, torch.empty(0) if content is None else content)
+        if pair[1] != SEQUENCER:
             self.ranks[pair[1]].look()
 
     def push(self, number: WorkerId) -> None:
@@ -143,7 +143,7 @@ class Network:
         rank = self.ranks[number]
         if any(other.like is rank and other.entering for other in self.ranks.values()):
             return
-        rank.node.tell({"k": "part"})
+        rank.node.notify({"k": "part"})
         rank.asked = rank.idle = rank.parting = True
         rank.look()
 
@@ -154,10 +154,10 @@ class Network:
     def leave(self, number: WorkerId) -> None:
         """It may go, and goes."""
         rank = self.ranks[number]
-        before = len(self.decider.follow(0))
+        before = len(self.sequencer.follow(0))
         self.left.append(rank)
         self._end(number, 99)
-        entries = self.decider.follow(0)[before:]
+        entries = self.sequencer.follow(0)[before:]
         # With its last messages it may let a newcomer in, who takes over the buffers of the one before.
         taken_over = {entry.rank for entry in entries if entry.kind is EntryKind.ENTER}
         lost = [entry for entry in entries if entry.kind is EntryKind.LOST and entry.rank not in taken_over]
@@ -170,22 +170,22 @@ class Network:
 
     def _end(self, number: WorkerId, delivered: int) -> None:
         del self.nodes[number]
-        self.nodes[SEAT].tickets.pop(number, None)
+        self.nodes[SEQUENCER].tickets.pop(number, None)
         dead = self.ranks.pop(number)
         for pair in [pair for pair in self.queues if pair[1] == number]:
             del self.queues[pair]
         for pair in [pair for pair in self.queues if pair[0] == number]:
             queue = self.queues.pop(pair)
             for header, content in list(queue)[:delivered]:
-                self.nodes[pair[1]].heard(number, header, torch.empty(0) if content is None else content)
+                self.nodes[pair[1]].on_message(number, header, torch.empty(0) if content is None else content)
         for node in self.nodes.values():
-            node.mates.discard(number)
-            node.gone(number)
+            node.local_peers.discard(number)
+            node.on_closed(number)
         for rank in self.ranks.values():
             rank.look()
         assert dead.node not in self.nodes.values()
 
-    def enter(self, number: WorkerId, like: WorkerId, let_in: bool) -> None:
+    def enter(self, number: WorkerId, like: WorkerId, admit: bool) -> None:
         """A new process is this rank, with what another one has now. It says so itself, or the other does, which goes on only then."""
         model = self.ranks[like]
         self.add(number, model.version)
@@ -193,14 +193,14 @@ class Network:
         newcomer.results = dict(model.results)
         newcomer.asked = newcomer.entering = True
         parted, model.may_leave, model.parting = model.may_leave, False, False
-        if not let_in:
+        if not admit:
             newcomer.like = model
             newcomer.node.enter(model.version, self.hosts[number])
             return
         newcomer.donor, newcomer.idle = model, True
         self.tickets += 1
-        self.nodes[SEAT].tickets[number] = self.tickets
-        model.node.tell({"k": "let", "rank": number, "version": model.version, "ticket": self.tickets, "pause": True})
+        self.nodes[SEQUENCER].tickets[number] = self.tickets
+        model.node.notify({"k": "let", "rank": number, "version": model.version, "ticket": self.tickets, "pause": True})
         if parted:
             self.part(like)
 
@@ -216,7 +216,7 @@ class Network:
             if rank.donor is not None
             and rank.entering
             and self.ranks.get(rank.donor.number) is not rank.donor
-            and rank.number not in self.decider.present
+            and rank.number not in self.sequencer.present
         ]
 
     def finish(self) -> None:
@@ -225,14 +225,14 @@ class Network:
             for rank in self.ranks.values():
                 rank.look()
                 if rank.free and rank.node.fenced is None:
-                    rank.node.tell({"k": "read", "n": rank.version})
+                    rank.node.notify({"k": "read", "n": rank.version})
                 if rank.free and not rank.idle and rank.node.fenced is None:
-                    rank.node.tell({"k": "pause"})
+                    rank.node.notify({"k": "pause"})
                     rank.idle = True
             self.deliver_all()
             for rank in self.ranks.values():
                 if rank.free and rank.idle and rank.node.fenced is None:
-                    rank.node.tell({"k": "catch"})
+                    rank.node.notify({"k": "catch"})
                     rank.asked = True
             self.deliver_all()
 
@@ -240,7 +240,7 @@ class Network:
         """What must be so at the end."""
         there = [rank for rank in self.ranks.values() if rank.node.fenced is None]
         assert all(rank.free and rank.idle for rank in there), "somebody waits for ever"
-        assert all(rank.version == self.decider.number for rank in there)
+        assert all(rank.version == self.sequencer.number for rank in there)
         results: dict[Version, torch.Tensor] = {}
         # Where all are killed to whom one has left what it had, the others cannot have it.
         for rank in there if self.deaths else [*there, *self.left]:
@@ -253,7 +253,7 @@ class Network:
             assert all(value in [torch.tensor(1.0) / living for living in range(1, len(self.hosts) + 1)] for value in values)
             included += result != 0
         assert included.max() <= 1.0, "a gradient is in two rounds"
-        arrived = sum(entry.kind is EntryKind.ARRIVE and entry.buffer is not None for entry in self.decider.follow(0))
+        arrived = sum(entry.kind is EntryKind.ARRIVE and entry.buffer is not None for entry in self.sequencer.follow(0))
         if there:
-            lost = sum(entry.kind is EntryKind.LOST for entry in self.decider.follow(0))
+            lost = sum(entry.kind is EntryKind.LOST for entry in self.sequencer.follow(0))
             assert int(included.sum()) + lost == arrived

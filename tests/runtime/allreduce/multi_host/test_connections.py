@@ -10,7 +10,7 @@ import pytest
 
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.policies.eager import Full, Solo
-from offbeat.runtime.allreduce.multi_host.connections import SEAT
+from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.transport.base import Address, Closed
 from offbeat.transport.hub import SocketHub
@@ -31,30 +31,30 @@ DEADLINE_S = 30.0
     ],
     ids=str,
 )
-def test_nonsense_costs_its_sender_the_connection_and_the_seat_decides_on(nonsense: dict[str, Any]) -> None:
+def test_nonsense_costs_its_sender_the_connection_and_the_sequencer_decides_on(nonsense: dict[str, Any]) -> None:
     hub = SocketHub("secret", host="intruder")
-    seat, rank, addresses = _begun(Solo(), hub, followed=False)
-    intruder = hub.connect(addresses[SEAT])
+    sequencer, rank, addresses = _begun(Solo(), hub, followed=False)
+    intruder = hub.connect(addresses[SEQUENCER])
     if nonsense.get("k") != "hello":
         intruder.send({"k": "hello", "peer": 1})
     intruder.send(nonsense)
     deadline = time.monotonic() + DEADLINE_S
     ended = False
     while not ended:
-        assert time.monotonic() < deadline, "the seat listens on to nonsense"
+        assert time.monotonic() < deadline, "the sequencer listens on to nonsense"
         ended = any(isinstance(item, Closed) for _, item in hub.poll(0.1))
     _trains(rank)
-    for rounds in (rank, seat):
+    for rounds in (rank, sequencer):
         rounds.close()
     hub.close()
 
 
 @pytest.mark.parametrize("followed", [False, True])
 def test_rounds_wait_no_more_for_a_rank_that_one_other_has_cut_off(followed: bool) -> None:
-    """It says nonsense to rank 0 alone, and keeps its connection with the seat: a full round would wait for it for ever."""
+    """It says nonsense to rank 0 alone, and keeps its connection with the sequencer: a full round would wait for it for ever."""
     hub = SocketHub("secret", host="intruder")
-    seat, rank, addresses = _begun(Full(), hub, followed=followed, intruder=1)
-    lines = [hub.connect(addresses[peer]) for peer in (SEAT, 0)]
+    sequencer, rank, addresses = _begun(Full(), hub, followed=followed, intruder=1)
+    lines = [hub.connect(addresses[peer]) for peer in (SEQUENCER, 0)]
     for line in lines:
         line.send({"k": "hello", "peer": 1})
     lines[1].send({"k": "piece", "n": 0, "v": 0, "t": "first"})
@@ -62,8 +62,8 @@ def test_rounds_wait_no_more_for_a_rank_that_one_other_has_cut_off(followed: boo
     while not any(isinstance(item, Closed) and line is lines[1] for line, item in hub.poll(0.1)):
         assert time.monotonic() < deadline, "rank 0 listens on to nonsense"
     _trains(rank)
-    assert not seat.present(1)
-    for rounds in (rank, seat):
+    assert not sequencer.present(1)
+    for rounds in (rank, sequencer):
         rounds.close()
     hub.close()
 
@@ -71,17 +71,17 @@ def test_rounds_wait_no_more_for_a_rank_that_one_other_has_cut_off(followed: boo
 def _begun(
     rule: RoundRule, hub: SocketHub, *, followed: bool, intruder: int | None = None
 ) -> tuple[MultiHostRounds, MultiHostRounds, dict[int, Address]]:
-    """A seat and rank 0 of two, and where each listens."""
-    seat = MultiHostRounds(rule, 2, 10, rank=None, seat=SEAT, hub=SocketHub("secret", host="seat"), followed=followed)
-    rank = MultiHostRounds(rule, 2, 10, rank=0, seat=SEAT, hub=SocketHub("secret", host="other"))
-    addresses = {SEAT: seat.listen(), 0: rank.listen()}
+    """A sequencer and rank 0 of two, and where each listens."""
+    sequencer = MultiHostRounds(rule, 2, 10, rank=None, sequencer_peer=SEQUENCER, hub=SocketHub("secret", host="seat"), followed=followed)
+    rank = MultiHostRounds(rule, 2, 10, rank=0, sequencer_peer=SEQUENCER, hub=SocketHub("secret", host="other"))
+    addresses = {SEQUENCER: sequencer.listen(), 0: rank.listen()}
     if intruder is not None:
         addresses[intruder] = hub.listen("127.0.0.1", 0)
-    starting = threading.Thread(target=seat.connect, args=(addresses,))
+    starting = threading.Thread(target=sequencer.connect, args=(addresses,))
     starting.start()
     rank.connect(addresses)
     starting.join(DEADLINE_S)
-    return seat, rank, addresses
+    return sequencer, rank, addresses
 
 
 def _trains(rank: MultiHostRounds) -> None:

@@ -15,7 +15,7 @@ from tests.runtime.allreduce.multi_host.network import Network
 from tests.tiers import examples
 
 from offbeat.errors import ProtocolError
-from offbeat.runtime.allreduce.multi_host.connections import SEAT
+from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.messages import kinds_from
 from offbeat.runtime.allreduce.multi_host.node import Node
 
@@ -37,10 +37,10 @@ def test_each_process_takes_only_what_is_for_it() -> None:
     network = Network("solo", HOSTS["each alone"], 100, 4)
     for kind in malformed.BETWEEN_RANKS.keys() | malformed.FROM_SEAT.keys():
         with pytest.raises(ProtocolError, match=f"unknown kind '{kind}'"):
-            network.nodes[SEAT].heard(INTRUDER, {"k": kind, **EVERY[kind]}, NOTHING)
+            network.nodes[SEQUENCER].on_message(INTRUDER, {"k": kind, **EVERY[kind]}, NOTHING)
     for kind in malformed.TO_SEAT.keys() | malformed.FROM_SEAT.keys():
         with pytest.raises(ProtocolError, match=f"unknown kind '{kind}'"):
-            network.nodes[0].heard(INTRUDER, {"k": kind, **EVERY[kind]}, NOTHING)
+            network.nodes[0].on_message(INTRUDER, {"k": kind, **EVERY[kind]}, NOTHING)
 
 
 def test_what_fits_and_cannot_be_now_is_refused() -> None:
@@ -50,16 +50,16 @@ def test_what_fits_and_cannot_be_now_is_refused() -> None:
 
     def refused(at: int, kind: str, match: str, content: torch.Tensor = NOTHING, **fields: Any) -> None:
         with pytest.raises(ProtocolError, match=match):
-            network.nodes[at].heard(INTRUDER, {"k": kind, **EVERY[kind], **fields}, content)
+            network.nodes[at].on_message(INTRUDER, {"k": kind, **EVERY[kind], **fields}, content)
 
     for kind, field in (("read", "n"), ("has", "n"), ("let", "version"), ("report", "upto")):
-        refused(SEAT, kind, f"{field} = 1000 .expected at most 0", **dict[str, Any]({field: 1000}))
+        refused(SEQUENCER, kind, f"{field} = 1000 .expected at most 0", **dict[str, Any]({field: 1000}))
     for kind in ("pause", "resume", "leave", "part", "catch"):
-        refused(SEAT, kind, "for rank 0 .expected for itself", rank=0)
-    refused(SEAT, "enter", "takes part")
+        refused(SEQUENCER, kind, "for rank 0 .expected for itself", rank=0)
+    refused(SEQUENCER, "enter", "takes part")
     for kind in ("done", "what", "memory"):
         refused(0, kind, "shares no memory with rank 0")
-    refused(0, "piece", "none from 4 on can be closed", n=4)
+    refused(0, "piece", "expected one below 4", n=4)
     refused(0, "handed", "a result of 8 bytes was handed over for round 0 .expected 400", torch.zeros(2))
     for go in (
         [0, 0, [], 3, 0, [0, 0, 2], 0],
@@ -68,13 +68,13 @@ def test_what_fits_and_cannot_be_now_is_refused() -> None:
         [0, 0, [], 3, 1, [0, 2], 0],
         [0, 0, [], 3, 0, [0, 2], 5],
     ):
-        refused(0, "on", "with the leaders", go=go)
-    refused(0, "on", "none from 4 on can be closed", go=[4, *malformed.GO[1:]])
+        refused(0, "on", "with leaders = ", go=go)
+    refused(0, "on", "expected one below 4", go=[4, *malformed.GO[1:]])
     network.push(0)
     network.push(INTRUDER)
-    network.deliver((INTRUDER, SEAT))
-    refused(SEAT, "arrive", "and it waits for round 0")
-    refused(SEAT, "catch", "and it waits for round 0")
+    network.deliver((INTRUDER, SEQUENCER))
+    refused(SEQUENCER, "arrive", "but it waits for round 0")
+    refused(SEQUENCER, "catch", "but it waits for round 0")
     network.deliver_all()
     network.finish()
     network.check()
@@ -94,7 +94,7 @@ def test_what_is_refused_has_changed_nothing(hosts: str, spelled: str, seed: int
             network.deliver(draw.choice(network.waiting()))
         else:
             header, content = _drawn(draw)
-            node = network.nodes[draw.choice([SEAT, 0, 1])]
+            node = network.nodes[draw.choice([SEQUENCER, 0, 1])]
             refused += _is_refused(node, header, content)
     assert refused > 5
     network.deliver_all()
@@ -110,7 +110,7 @@ def test_whatever_a_rank_says_the_others_go_on_without_it(hosts: str, spelled: s
     cut = False
     while not cut:
         what, rank = draw.random(), network.ranks[draw.randrange(3)]
-        sender, at = INTRUDER, draw.choice([SEAT, 0, 1])
+        sender, at = INTRUDER, draw.choice([SEQUENCER, 0, 1])
         try:
             if what < 0.3 and rank.free and network.made < 60:
                 network.push(rank.number)
@@ -120,22 +120,22 @@ def test_whatever_a_rank_says_the_others_go_on_without_it(hosts: str, spelled: s
             else:
                 header, content = _drawn(draw)
                 if header.get("k") not in ("cut", "on", "piece", "handed", "done"):  # well-formed lies about another rank, or about a sum
-                    network.nodes[at].heard(INTRUDER, header, content)
+                    network.nodes[at].on_message(INTRUDER, header, content)
         except ProtocolError as error:
             # Also what the rank itself sends, once it does not fit what has been said in its name.
             assert sender == INTRUDER, f"{at} refuses what rank {sender} has sent"
             cut = True
-            network.nodes[at].cut(INTRUDER, str(error))
+            network.nodes[at].on_cut(INTRUDER, str(error))
     network.die(INTRUDER, 0)
     network.deliver_all()
-    assert set(network.decider.present) <= {0, 1}
-    before = network.decider.number
+    assert set(network.sequencer.present) <= {0, 1}
+    before = network.sequencer.number
     for _ in range(3):
-        for number in network.decider.present:
+        for number in network.sequencer.present:
             if network.ranks[number].free:
                 network.push(number)
         network.deliver_all()
-    assert network.decider.number > before
+    assert network.sequencer.number > before
 
 
 def _drawn(draw: random.Random) -> tuple[dict[str, Any], torch.Tensor]:
@@ -151,7 +151,7 @@ def _is_refused(node: Node, header: dict[str, Any], content: torch.Tensor) -> bo
         node._check_now(INTRUDER, kind, header)
     except ProtocolError:
         with pytest.raises(ProtocolError):
-            node.heard(INTRUDER, header, content)
+            node.on_message(INTRUDER, header, content)
         return True
     return False
 

@@ -23,7 +23,7 @@ from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.rank_log import EntryKind, Fenced
 from offbeat.errors import JobError
 from offbeat.policies import rule
-from offbeat.runtime.allreduce.multi_host.connections import SEAT
+from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.memory import HostMemory
 from offbeat.runtime.allreduce.multi_host.node import Node
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
@@ -65,7 +65,7 @@ def _run(network: Network, ranks: int, deaths: bool, partings: bool, draws: rand
         what = draws.random()
         number = draws.randrange(ranks)
         rank = network.ranks.get(number)
-        if deaths and what < 0.01 and rank is not None and any(other != number for other in network.decider.present):
+        if deaths and what < 0.01 and rank is not None and any(other != number for other in network.sequencer.present):
             network.die(number, draws.randrange(4))
         elif rank is not None and network.may_leave(number):
             network.leave(number)
@@ -76,7 +76,7 @@ def _run(network: Network, ranks: int, deaths: bool, partings: bool, draws: rand
             if donors:
                 network.enter(number, draws.choice(donors), draws.random() < 0.5)
         elif what < 0.11 and rank is not None and rank.free and rank.node.fenced is None and not rank.parting:
-            rank.node.tell({"k": "resume" if rank.idle else "pause"})
+            rank.node.notify({"k": "resume" if rank.idle else "pause"})
             rank.asked = rank.idle
             rank.idle = not rank.idle
         elif number in network.outside():
@@ -103,16 +103,16 @@ def test_what_a_dead_rank_has_written_over_is_not_in_its_round() -> None:
     """It had the result and was about to give its next gradient; the other of its host has heard of neither, and sums the round anew."""
     network = Network("solo", ["here", "here"], 100, 3)
     network.push(0)
-    network.deliver((0, SEAT))
-    network.deliver((SEAT, 0))  # go: it sums alone
-    network.deliver((SEAT, 0))  # its answer
+    network.deliver((0, SEQUENCER))
+    network.deliver((SEQUENCER, 0))  # go: it sums alone
+    network.deliver((SEQUENCER, 0))  # its answer
     assert network.ranks[0].results.keys() == {0}
     network.push(0)
     network.die(0, 0)
     network.finish()
     network.check()
     assert not network.ranks[1].results[0].any()
-    lost = [(entry.rank, entry.version) for entry in network.decider.follow(0) if entry.kind is EntryKind.LOST]
+    lost = [(entry.rank, entry.version) for entry in network.sequencer.follow(0) if entry.kind is EntryKind.LOST]
     assert lost == [(0, 0)]
 
 
@@ -120,11 +120,11 @@ def test_what_arrives_after_its_host_has_reported_is_in_its_round() -> None:
     """A new view begins: the rank's report says how often its buffers had been written before it gave this gradient."""
     network = Network("solo", ["a", "b", "c"], 100, 3)
     network.die(2, 0)
-    network.deliver((SEAT, 0))
-    network.deliver((0, SEAT))
+    network.deliver((SEQUENCER, 0))
+    network.deliver((0, SEQUENCER))
     network.push(0)
-    network.deliver((0, SEAT))  # the round is closed, and waits for the other's report
-    assert network.decider.number == 1
+    network.deliver((0, SEQUENCER))  # the round is closed, and waits for the other's report
+    assert network.sequencer.number == 1
     network.finish()
     network.check()
     assert network.ranks[1].results[0].any()
@@ -154,14 +154,14 @@ def test_a_newcomer_is_not_handed_what_it_has_come_with() -> None:
 def test_who_leaves_in_peace_waits_until_the_others_have_what_it_has() -> None:
     network = Network("solo", ["here", "there"], 100, 3)
     network.push(0)
-    for pair in [(0, SEAT), (SEAT, 0), (SEAT, 0), (0, 1), (1, 0)]:
+    for pair in [(0, SEQUENCER), (SEQUENCER, 0), (SEQUENCER, 0), (0, 1), (1, 0)]:
         network.deliver(pair)  # arrival; go and answer; on; the other's half, and with it the result
     assert network.ranks[0].results.keys() == {0}
     network.part(0)
-    for pair in [(0, SEAT), (SEAT, 1)]:
+    for pair in [(0, SEQUENCER), (SEQUENCER, 1)]:
         network.deliver(pair)
     assert not network.may_leave(0) and not network.ranks[1].node.executor.has(0)
-    for pair in [(0, 1), (1, SEAT), (SEAT, 0)]:
+    for pair in [(0, 1), (1, SEQUENCER), (SEQUENCER, 0)]:
         network.deliver(pair)
     assert network.may_leave(0)
     network.leave(0)
@@ -174,7 +174,7 @@ def test_who_leaves_in_peace_waits_for_the_round_that_its_gradient_is_for() -> N
     network = Network("quorum(q=2)", ["a", "b", "c"], 100, 3)
     for number in (0, 1):
         network.push(number)
-        network.deliver((number, SEAT))
+        network.deliver((number, SEQUENCER))
     network.push(2)
     network.deliver_all()
     network.part(2)
@@ -222,7 +222,7 @@ def test_who_has_let_somebody_in_leaves_once_that_one_has_what_it_has() -> None:
     network.part(1)
     network.deliver_all()
     assert network.may_leave(0) and network.may_leave(1) and network.ranks[0].version == 0
-    network.enter(2, 0, let_in=True)
+    network.enter(2, 0, admit=True)
     network.leave(1)
     assert not network.may_leave(0)
     network.deliver_all()
@@ -271,7 +271,7 @@ class Replica(threading.Thread):
                 deadline, may_leave = time.monotonic() + DEADLINE_S, False
                 while not may_leave:
                     assert time.monotonic() < deadline, f"rank {self.rank} cannot leave"
-                    may_leave = self.rounds.part(1.0)
+                    may_leave = self.rounds.drain(1.0)
                     self.apply(self.rounds.results())
                 self.rounds.close()
             else:
@@ -297,32 +297,36 @@ class Replica(threading.Thread):
 
 
 def started(
-    spelled: str, hosts: list[str], numel: int, steps: int, seat: int = 0
+    spelled: str, hosts: list[str], numel: int, steps: int, sequencer_peer: int = 0
 ) -> tuple[list[MultiHostRounds], list[Replica], list[MultiHostRounds]]:
     found = rule(spelled)
     assert isinstance(found, RoundRule)
     job = [
-        MultiHostRounds(found, len(hosts), numel, rank=rank, seat=seat, hub=SocketHub("secret", host=host))
+        MultiHostRounds(found, len(hosts), numel, rank=rank, sequencer_peer=sequencer_peer, hub=SocketHub("secret", host=host))
         for rank, host in enumerate(hosts)
     ]
     addresses = {rank: rounds.listen() for rank, rounds in enumerate(job)}
-    seats = []
-    if seat == SEAT:
-        seats = [MultiHostRounds(found, len(hosts), numel, rank=None, seat=SEAT, hub=SocketHub("secret", host="the coordinator's"))]
-        addresses[SEAT] = seats[0].listen()
+    sequencers = []
+    if sequencer_peer == SEQUENCER:
+        sequencers = [
+            MultiHostRounds(
+                found, len(hosts), numel, rank=None, sequencer_peer=SEQUENCER, hub=SocketHub("secret", host="the coordinator's")
+            )
+        ]
+        addresses[SEQUENCER] = sequencers[0].listen()
     replicas = [Replica(rank, job, addresses, steps) for rank in range(len(hosts))]
-    return job, replicas, seats
+    return job, replicas, sequencers
 
 
-def last_version(seat: MultiHostRounds, ranks: Collection[int]) -> int:
-    """How many rounds there are once the seat has heard that all of these have paused, so that what was pending is folded."""
+def last_version(sequencer: MultiHostRounds, ranks: Collection[int]) -> int:
+    """How many rounds there are once the sequencer has heard that all of these have paused, so that what was pending is folded."""
 
     def paused() -> set[int]:
-        return {entry.rank for entry in seat._at_the_seat().follow(0) if entry.kind is EntryKind.PAUSE}
+        return {entry.rank for entry in sequencer._local_sequencer().follow(0) if entry.kind is EntryKind.PAUSE}
 
-    with seat._lock:
-        assert seat._wait_for(lambda: set(ranks) <= paused(), DEADLINE_S), "not everybody has paused"
-    return seat.number
+    with sequencer._lock:
+        assert sequencer._wait_for(lambda: set(ranks) <= paused(), DEADLINE_S), "not everybody has paused"
+    return sequencer.number
 
 
 def joined(replicas: list[Replica]) -> None:
@@ -334,26 +338,26 @@ def joined(replicas: list[Replica]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "spelled", "numel", "seat"),
+    ("hosts", "spelled", "numel", "sequencer_peer"),
     [
         ("abc", "full", 5, 0),
-        ("abcde", "majority", 3000, SEAT),
+        ("abcde", "majority", 3000, SEQUENCER),
         ("abcdef", "solo", 70_000, 0),
         ("abcdefg", "majority", 40_000, 0),
-        ("aabbbc", "solo", 1000, SEAT),
+        ("aabbbc", "solo", 1000, SEQUENCER),
         ("aaaa", "full", 50_000, 0),
         ("a", "solo", 3, 0),
     ],
 )
-def test_replicas_are_equal_and_no_gradient_is_lost(hosts: str, spelled: str, numel: int, seat: int) -> None:
+def test_replicas_are_equal_and_no_gradient_is_lost(hosts: str, spelled: str, numel: int, sequencer_peer: int) -> None:
     """Sums of whole numbers; both ways to sum; one and several ranks on a host."""
-    job, replicas, seats = started(spelled, list(hosts), numel, 12, seat)
+    job, replicas, sequencers = started(spelled, list(hosts), numel, 12, sequencer_peer)
     try:
-        waiting = [threading.Thread(target=rounds.connect, args=(replicas[0].addresses, DEADLINE_S)) for rounds in seats]
+        waiting = [threading.Thread(target=rounds.connect, args=(replicas[0].addresses, DEADLINE_S)) for rounds in sequencers]
         for thread in [*waiting, *replicas]:
             thread.start()
         joined(replicas)
-        last = last_version((seats or job)[0], range(len(hosts)))
+        last = last_version((sequencers or job)[0], range(len(hosts)))
         for replica in replicas:
             replica.finish(last)
         for replica in replicas:
@@ -361,29 +365,29 @@ def test_replicas_are_equal_and_no_gradient_is_lost(hosts: str, spelled: str, nu
         total = torch.stack([replica.pushed for replica in replicas]).sum(0)
         assert torch.allclose(replicas[0].model * len(hosts), total, rtol=1e-5)
     finally:
-        for rounds in [*job, *seats]:
+        for rounds in [*job, *sequencers]:
             rounds.close()
 
 
 def test_ranks_leave_one_after_the_other_and_nothing_goes_with_them() -> None:
-    job, replicas, seats = started("majority", list("aabcd"), 2000, 4, SEAT)
+    job, replicas, sequencers = started("majority", list("aabcd"), 2000, 4, SEQUENCER)
     try:
         for replica in replicas:
             replica.steps, replica.parts = 4 + 3 * replica.rank, True
-        threading.Thread(target=seats[0].connect, args=(replicas[0].addresses, DEADLINE_S)).start()
+        threading.Thread(target=sequencers[0].connect, args=(replicas[0].addresses, DEADLINE_S)).start()
         for replica in replicas:
             replica.start()
         joined(replicas)
-        with seats[0]._lock:
-            assert seats[0]._wait_for(lambda: not seats[0]._at_the_seat().present, DEADLINE_S), "not everybody has left"
+        with sequencers[0]._lock:
+            assert sequencers[0]._wait_for(lambda: not sequencers[0]._local_sequencer().present, DEADLINE_S), "not everybody has left"
         models: dict[int, torch.Tensor] = {}
         for replica in replicas:
             for version, model in replica.models.items():
                 assert torch.equal(models.setdefault(version, model), model), f"rank {replica.rank} differs in version {version}"
-        kinds = [entry.kind for entry in seats[0].follow(0)]
+        kinds = [entry.kind for entry in sequencers[0].follow(0)]
         assert kinds.count(EntryKind.ARRIVE) == sum(replica.steps for replica in replicas) and EntryKind.LOST not in kinds
     finally:
-        for rounds in [*job, *seats]:
+        for rounds in [*job, *sequencers]:
             rounds.close()
 
 
@@ -392,11 +396,11 @@ def test_a_mate_may_tell_of_a_result_before_it_has_handed_over_where_that_is() -
     shared = private.shared()
     assert shared.block is not None
     node = Node(1, 0, private, lambda *_: None, lambda _: None)
-    node.mates = {0}
+    node.local_peers = {0}
     node.has_memory = False
-    node.heard(0, {"k": "done", "n": 0, "f": 0}, torch.empty(0))
+    node.on_message(0, {"k": "done", "n": 0, "f": 0}, torch.empty(0))
     shared.result(0).fill_(7.0)
-    node.heard(0, {"k": "memory"}, torch.empty(0), (shared.block.duplicate(),))
+    node.on_message(0, {"k": "memory"}, torch.empty(0), (shared.block.duplicate(),))
     assert node.executor.results[0].tolist() == [7.0] * 4
     node.executor.results.clear()
     node.memory.close()
@@ -405,10 +409,10 @@ def test_a_mate_may_tell_of_a_result_before_it_has_handed_over_where_that_is() -
 
 def test_a_rank_that_dies_and_one_that_takes_its_place() -> None:
     # One of the two that are drawn is always there: under majority the second process could wait for rank 0, which does not go on.
-    job, replicas, seats = started("first_of(m=2)", list("abcd"), 20_000, 16, SEAT)
+    job, replicas, sequencers = started("first_of(m=2)", list("abcd"), 20_000, 16, SEQUENCER)
     newcomers: list[MultiHostRounds] = []
     try:
-        threading.Thread(target=seats[0].connect, args=(replicas[0].addresses, DEADLINE_S)).start()
+        threading.Thread(target=sequencers[0].connect, args=(replicas[0].addresses, DEADLINE_S)).start()
         replicas[2].go_on.clear()
         replicas[0].go_on.clear()
         for replica in replicas:
@@ -417,7 +421,7 @@ def test_a_rank_that_dies_and_one_that_takes_its_place() -> None:
         replicas[2].rounds.close()
         # The others go on without it, and with another one that has what rank 0 has.
         assert replicas[0].at_step.wait(DEADLINE_S)
-        newcomer = MultiHostRounds(job[0].rule, 4, 20_000, rank=2, seat=SEAT, hub=SocketHub("secret", host="another"))
+        newcomer = MultiHostRounds(job[0].rule, 4, 20_000, rank=2, sequencer_peer=SEQUENCER, hub=SocketHub("secret", host="another"))
         newcomers.append(newcomer)
         addresses = {**replicas[0].addresses, 2: newcomer.listen()}
         second = Replica(2, [job[0], job[1], newcomer, job[3]], addresses, 8)
@@ -427,118 +431,117 @@ def test_a_rank_that_dies_and_one_that_takes_its_place() -> None:
         replicas[0].go_on.set()
         living = [replicas[0], replicas[1], replicas[3], second]
         joined(living)
-        last = last_version(seats[0], range(4))
+        last = last_version(sequencers[0], range(4))
         for replica in living:
             replica.finish(last)
             assert torch.equal(replica.model, living[0].model)
-        kinds = [(entry.kind, entry.rank) for entry in seats[0].follow(0)]
+        kinds = [(entry.kind, entry.rank) for entry in sequencers[0].follow(0)]
         assert kinds.index((EntryKind.LEAVE, 2)) < len(kinds) - 1 - kinds[::-1].index((EntryKind.ENTER, 2))
         replicas[2].go_on.set()
         replicas[2].join(DEADLINE_S)
         assert isinstance(replicas[2].failure, JobError | Fenced)
     finally:
-        for rounds in [*job, *seats, *newcomers]:
+        for rounds in [*job, *sequencers, *newcomers]:
             rounds.close()
 
 
 @pytest.mark.parametrize("gone", [(0,), (0, 1)])
 def test_who_has_the_memory_of_a_host_dies_before_it_has_handed_it_over(gone: tuple[int, ...]) -> None:
     """The ranks of its host wait for it; once it is declared dead another one makes the memory."""
-    job, replicas, seats = started("full", list("aaaab"), 5000, 6, SEAT)
+    job, replicas, sequencers = started("full", list("aaaab"), 5000, 6, SEQUENCER)
     try:
-        seats[0].connect(replicas[0].addresses, DEADLINE_S)
+        sequencers[0].connect(replicas[0].addresses, DEADLINE_S)
         living = [replica for replica in replicas if replica.rank not in gone]
         for replica in living:
             replica.start()
         for rank in gone:
-            seats[0].leave(rank)
+            sequencers[0].leave(rank)
         joined(living)
-        last = last_version(seats[0], [replica.rank for replica in living])
+        last = last_version(sequencers[0], [replica.rank for replica in living])
         for replica in living:
             replica.finish(last)
             assert torch.equal(replica.model, living[0].model)
         total = torch.stack([replica.pushed for replica in living]).sum(0)
         assert torch.allclose(living[0].model * len(living), total, rtol=1e-5)
     finally:
-        for rounds in [*job, *seats]:
+        for rounds in [*job, *sequencers]:
             rounds.close()
 
 
 def test_who_is_gone_is_not_let_in() -> None:
     """Its ticket is taken back, as it is when another process has come in its place."""
-    job, replicas, seats = started("solo", list("ab"), 3, 1, SEAT)
+    job, replicas, sequencers = started("solo", list("ab"), 3, 1, SEQUENCER)
     try:
         addresses = {peer: at for peer, at in replicas[0].addresses.items() if peer != 1}
-        seats[0].connect(addresses, DEADLINE_S)
+        sequencers[0].connect(addresses, DEADLINE_S)
         job[0].connect(addresses, DEADLINE_S)
-        seats[0].expect(1, replicas[0].addresses[1])
-        first = seats[0].ticket(1)
-        seats[0].forget(1)
-        job[0].let_in(1, 0, first)
-        second = seats[0].ticket(1)
-        job[0].let_in(1, 0, first)
-        job[0].allreduce(torch.ones(3), DEADLINE_S)  # the seat has heard of these before it
-        assert not seats[0].present(1)
+        sequencers[0].expect(1, replicas[0].addresses[1])
+        first = sequencers[0].ticket(1)
+        sequencers[0].forget(1)
+        job[0].admit(1, 0, first)
+        second = sequencers[0].ticket(1)
+        job[0].admit(1, 0, first)
+        job[0].allreduce(torch.ones(3), DEADLINE_S)  # the sequencer has heard of these before it
+        assert not sequencers[0].present(1)
         job[1].connect(replicas[0].addresses, DEADLINE_S, later=True)
         job[0].read()
-        job[0].let_in(1, 1, second)
-        assert job[1].entered() == 1 and seats[0].present(1) and job[1].present(1)
+        job[0].admit(1, 1, second)
+        assert job[1].entered() == 1 and sequencers[0].present(1) and job[1].present(1)
     finally:
-        for rounds in [*job, *seats]:
+        for rounds in [*job, *sequencers]:
             rounds.close()
 
 
-def test_the_seat_knows_of_a_resumption_before_the_rank_goes_on() -> None:
-    """The seat may let it pause again at once, as the coordinator does where others have taken an epoch's last samples meanwhile. If the
-    rank's word came after that, rounds would wait for it for ever."""
-    job, replicas, seats = started("full", list("ab"), 3, 1, SEAT)
+def test_the_sequencer_knows_of_a_resumption_before_the_rank_goes_on() -> None:
+    """If the sequencer handled the resumption after a later pause, rounds would wait for the rank for ever."""
+    job, replicas, sequencers = started("full", list("ab"), 3, 1, SEQUENCER)
     try:
-        seats[0].connect(replicas[0].addresses, DEADLINE_S)
+        sequencers[0].connect(replicas[0].addresses, DEADLINE_S)
         for rounds in job:
             rounds.connect(replicas[0].addresses, DEADLINE_S)
         for _ in range(50):
-            seats[0].pause(1)
+            sequencers[0].pause(1)
             job[1].resume(1)
-        kinds = [entry.kind for entry in seats[0].follow(0) if entry.rank == 1]
+        kinds = [entry.kind for entry in sequencers[0].follow(0) if entry.rank == 1]
         assert [kind for kind in kinds if kind is not EntryKind.READ] == [EntryKind.ENTER, *[EntryKind.PAUSE, EntryKind.RESUME] * 50]
-        seats[0].pause(1)
+        sequencers[0].pause(1)
         assert job[0].allreduce(torch.ones(3), DEADLINE_S).included
-        seats[0].leave(1)
+        sequencers[0].leave(1)
         with pytest.raises(Fenced):
             job[1].resume(1)
     finally:
-        for rounds in [*job, *seats]:
+        for rounds in [*job, *sequencers]:
             rounds.close()
 
 
 def test_a_rank_that_is_declared_dead_is_told() -> None:
-    job, replicas, seats = started("full", list("abc"), 10, 2, SEAT)
+    job, replicas, sequencers = started("full", list("abc"), 10, 2, SEQUENCER)
     try:
-        thread = threading.Thread(target=seats[0].connect, args=(replicas[0].addresses, DEADLINE_S))
+        thread = threading.Thread(target=sequencers[0].connect, args=(replicas[0].addresses, DEADLINE_S))
         thread.start()
         replicas[1].go_on.clear()
         for replica in replicas:
             replica.start()
         assert replicas[1].at_step.wait(DEADLINE_S)
         thread.join(DEADLINE_S)
-        seats[0].leave(1)
+        sequencers[0].leave(1)
         joined([replicas[0], replicas[2]])
         replicas[1].go_on.set()
         replicas[1].join(DEADLINE_S)
         assert isinstance(replicas[1].failure, Fenced)
     finally:
-        for rounds in [*job, *seats]:
+        for rounds in [*job, *sequencers]:
             rounds.close()
 
 
 CHILD = """
 import json, sys, torch
-from offbeat.runtime.allreduce.multi_host.rounds import SEAT, MultiHostRounds
+from offbeat.runtime.allreduce.multi_host.rounds import SEQUENCER, MultiHostRounds
 from offbeat.policies import rule
 from offbeat.transport.base import Address
 from offbeat.transport.hub import SocketHub
 rank, ranks, steps = map(int, sys.argv[1:4])
-rounds = MultiHostRounds(rule("solo"), ranks, 5000, rank=rank, seat=SEAT, hub=SocketHub("secret", host=f"host {rank}"))
+rounds = MultiHostRounds(rule("solo"), ranks, 5000, rank=rank, sequencer_peer=SEQUENCER, hub=SocketHub("secret", host=f"host {rank}"))
 print(json.dumps(rounds.listen()), flush=True)
 addresses = {int(peer): Address(host, tuple(tcp), local) for peer, (host, tcp, local) in json.loads(sys.stdin.readline()).items()}
 rounds.connect(addresses)
@@ -566,10 +569,10 @@ def test_a_process_is_killed_and_the_others_go_on() -> None:
     ranks = 4
     found = rule("solo")
     assert isinstance(found, RoundRule)
-    seat = MultiHostRounds(found, ranks, 5000, rank=None, seat=SEAT, hub=SocketHub("secret", host="the coordinator's"))
+    sequencer = MultiHostRounds(found, ranks, 5000, rank=None, sequencer_peer=SEQUENCER, hub=SocketHub("secret", host="the coordinator's"))
     children = []
     try:
-        addresses: dict[int, object] = {SEAT: seat.listen()}
+        addresses: dict[int, object] = {SEQUENCER: sequencer.listen()}
         for rank in range(ranks):
             # The one that is killed would go on for a long time.
             command = [sys.executable, "-c", CHILD, str(rank), str(ranks), "100000" if rank == 1 else "60"]
@@ -582,7 +585,7 @@ def test_a_process_is_killed_and_the_others_go_on() -> None:
             assert child.stdin is not None
             child.stdin.write(json.dumps(addresses) + "\n")
             child.stdin.flush()
-        seat.connect({peer: address for peer, address in addresses.items() if isinstance(address, Address)}, DEADLINE_S)
+        sequencer.connect({peer: address for peer, address in addresses.items() if isinstance(address, Address)}, DEADLINE_S)
         victim = children[1]
         assert victim.stdout is not None
         while victim.stdout.readline().strip() != "5":
@@ -594,10 +597,12 @@ def test_a_process_is_killed_and_the_others_go_on() -> None:
             assert child.stdout is not None
             while child.stdout.readline().strip() != "59":
                 assert child.poll() is None, "a survivor has ended before its time"
-        with seat._lock:
-            assert seat._wait_for(lambda: 1 not in seat._at_the_seat().present, DEADLINE_S), "the seat has not heard of the death"
-        assert any(entry.kind is EntryKind.LEAVE and entry.rank == 1 for entry in seat.follow(0))
-        last = last_version(seat, [0, 2, 3])
+        with sequencer._lock:
+            assert sequencer._wait_for(lambda: 1 not in sequencer._local_sequencer().present, DEADLINE_S), (
+                "the sequencer has not heard of the death"
+            )
+        assert any(entry.kind is EntryKind.LEAVE and entry.rank == 1 for entry in sequencer.follow(0))
+        last = last_version(sequencer, [0, 2, 3])
         for child in survivors:
             assert child.stdin is not None and child.stdout is not None
             child.stdin.write(f"{last}\n")
@@ -605,7 +610,7 @@ def test_a_process_is_killed_and_the_others_go_on() -> None:
         ends = [child.stdout.readline() for child in survivors if child.stdout is not None]
         assert len(set(ends)) == 1, f"replicas differ: {ends}"
     finally:
-        seat.close()
+        sequencer.close()
         for child in children:
             child.kill()
             child.communicate()

@@ -41,5 +41,5 @@ def test_a_rank_that_goes_ends_it_with_a_sentence() -> None:
         if rank == 0:
             group.mean(torch.zeros(3))
 
-    with MeetingPoint() as point, pytest.raises(JobError, match="sync=full does the same"):
+    with MeetingPoint() as point, pytest.raises(JobError, match="sync=full computes the same"):
         together(2, work)

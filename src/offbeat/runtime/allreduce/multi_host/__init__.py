@@ -13,14 +13,14 @@ Who calls whom::
       does with a message  messages.py: every kind of message with its fields; what does not fit is refused
           |           |
           v           v
-    executor.py     `core.allreduce.sequencer.Sequencer` (in one process only, the *seat*)
+    executor.py     `core.allreduce.sequencer.Sequencer` (in one process only)
       a leader runs the schedule of a round (`core.allreduce.schedule`) on the vectors in
     memory.py         send buffers and results, shared by the ranks of a host
 
-An example: ``majority``, ranks 0 and 1 on host a, 2 and 3 on host b; leaders are 0 and 2; the seat is in server 0.
+An example: ``majority``, ranks 0 and 1 on host a, 2 and 3 on host b; leaders are 0 and 2; the sequencer is in server 0.
 
-1. Each rank writes its gradient into its buffer and sends ``arrive`` to the seat. With the arrival of the drawn initiator, say rank 3, the
-   sequencer closes the round and sends ``go`` to ranks 0 and 2, with the gradients that are in it.
+1. Each rank writes its gradient into its buffer and sends ``arrive`` to the sequencer. With the arrival of the drawn initiator, say rank 3,
+   the sequencer closes the round and sends ``go`` to ranks 0 and 2, with the gradients that are in it.
 2. Rank 2 leads the initiator's host, so it starts the activation (``on``). Each leader adds up its host's gradients, and the leaders
    exchange ``piece`` by ``piece`` as the schedule says, until both have the sum.
 3. The sum is divided by the number of living ranks; each leader has the result in its host's memory and sends ``done`` to the ranks there.

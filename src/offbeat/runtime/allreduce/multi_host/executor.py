@@ -1,7 +1,7 @@
-"""One leader's part in the rounds across hosts: runs the schedule of each, with what the others send, and keeps the results.
+"""Execute a leader's part in rounds across hosts: run the schedule of each round with the other leaders' messages, and keep the results.
 
-No thread, no socket: it is told what comes, and sends through a function. A round is known by its number and the view that it is summed in
-(see ``core/allreduce/sequencer.py``); what comes of an older view is forgotten, what comes before its round has begun is kept.
+No thread and no socket: messages are passed in, and sent with a function. A round is identified by its number and the view in which it is
+summed (see ``core/allreduce/sequencer.py``). Messages of older views are dropped; messages of a round that has not begun here are kept.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from offbeat.tensors.threads import single_threaded
 from offbeat.types import Version, WorkerId
 
 EARLY_MAX = 1 << 14
-"""Pieces that are kept for rounds of which this rank has not heard. Each round has a few, and only as many rounds are closed as results
-are kept."""
+"""Most pieces kept for rounds that this rank does not know yet. A round has few pieces, and at most ``slots`` rounds are under way."""
 Send: TypeAlias = Callable[[WorkerId, dict[str, Any], torch.Tensor | None], None]
-"""To a rank: a header, and elements that may be changed as soon as it returns."""
+"""Send a rank a header, and elements that may be overwritten as soon as this returns."""
 
 
 class _Execution:
@@ -38,14 +37,15 @@ class _Execution:
 
 
 class Executor:
-    """All rounds of one leader.
+    """Execute all rounds of one leader.
 
     Args:
         rank: the leader.
-        send: to another leader.
-        out: where the result of a round goes.
-        parts: the gradients of this host that are in a round.
-        finished: a result that was summed or handed over here is there, and those before which round are of no more use.
+        send: sends to another leader.
+        out: returns the vector for the result of a round.
+        parts: returns the gradients of this host that are in a round.
+        finished: called with a round whose result was summed or received here, and with the round before which results are not needed any
+            more.
     """
 
     def __init__(
@@ -62,16 +62,16 @@ class Executor:
         self._done: set[Version] = set()
         self._upto = self._floor = 0
         self.results: dict[Version, torch.Tensor] = {}
-        """What is held: everything that somebody may still need."""
+        """By round: all results that a rank may still need."""
         self.view = 0
 
     @property
     def upto(self) -> Version:
-        """All rounds before this one are done here, or are none of ours."""
+        """Return the round before which all results are here or are not needed here."""
         return self._upto
 
     def go(self, go: Start, sender: WorkerId | None = None, tag: int = 0) -> None:
-        """A round is on: the decider says so (``sender`` None), or another leader."""
+        """Begin a round, on the word of the sequencer (``sender`` None) or of another leader."""
         if go.view != self.view or self.has(go.number):
             return
         execution = self._running.get(go.number)
@@ -85,10 +85,10 @@ class Executor:
             execution.passage.trigger()
         else:
             execution.passage.received(go.leaders.index(sender), tag)
-        self._turn(execution)
+        self._run(execution)
 
-    def piece(self, sender: WorkerId, header: Mapping[str, Any], content: Memory) -> None:
-        """Another leader has sent a piece of a vector."""
+    def on_piece(self, sender: WorkerId, header: Mapping[str, Any], content: Memory) -> None:
+        """Handle a piece of a vector from another leader. Raises `ProtocolError` if too many pieces are early."""
         number, view, tag = header["n"], header["v"], header["t"]
         if view < self.view or self.has(number):
             return
@@ -96,21 +96,21 @@ class Executor:
         if execution is None:
             if sum(map(len, self._early.values())) >= EARLY_MAX:
                 raise ProtocolError(
-                    f"rank {sender} sent a piece of round {number}, and {EARLY_MAX} pieces wait for rounds that have not begun"
+                    f"rank {sender} sent a piece of round {number} while {EARLY_MAX} pieces of rounds not begun are kept (expected fewer)"
                 )
             self._early.setdefault((view, number), []).append((sender, tag, content))
             return
         self._feed(execution, sender, tag, content)
-        self._turn(execution)
+        self._run(execution)
 
     def halt(self, view: int) -> None:
-        """A new view: what is under way is forgotten. What is done is kept."""
+        """Begin a new view: drop rounds under way, and keep results."""
         self.view = view
         self._running.clear()
         self._early = {key: kept for key, kept in self._early.items() if key[0] >= view}
 
-    def handed(self, number: Version, view: int, content: Memory) -> None:
-        """Another leader has handed over a result."""
+    def on_result(self, number: Version, view: int, content: Memory) -> None:
+        """Take a result that another leader sends. Raises `ProtocolError` if its size is wrong."""
         if view != self.view or self.has(number):
             return
         out = self._out(number)
@@ -118,28 +118,28 @@ class Executor:
         if nbytes != out.numel() * out.itemsize:
             raise ProtocolError(f"a result of {nbytes} bytes was handed over for round {number} (expected {out.numel() * out.itemsize})")
         out.copy_(content if isinstance(content, torch.Tensor) else torch.frombuffer(content, dtype=out.dtype))
-        self.have(number, out)
+        self.add_result(number, out)
         self._finished(number, self._floor)
 
-    def have(self, number: Version, out: torch.Tensor) -> None:
-        """The result of a round is there, whoever has summed it."""
+    def add_result(self, number: Version, out: torch.Tensor) -> None:
+        """Note that the result of a round is available in ``out``."""
         if not self.has(number):
             self._running.pop(number, None)
             self.results[number] = out
             self._done.add(number)
             self._advance()
 
-    def moved(self) -> None:
-        """Results are in other memory from now on: a mate may have said that one is there before it has handed over where."""
+    def remap(self) -> None:
+        """Look results up again after the memory was replaced: a local peer may announce a result before it sends the memory."""
         self.results = {number: self._out(number) for number in self.results}
 
     def begin(self, start: Version) -> None:
-        """This rank has come with the results of all rounds before this one."""
+        """Set that this rank has entered with the results of all rounds before ``start``."""
         self._upto = max(self._upto, start)
         self._advance()
 
     def forget(self, floor: Version) -> None:
-        """Results before this one are of no more use to anybody."""
+        """Forget results before ``floor``, which no rank needs any more."""
         if floor > self._floor:
             self._floor = floor
             for number in [number for number in self.results if number < floor]:
@@ -148,15 +148,15 @@ class Executor:
             self._advance()
 
     def has(self, number: Version) -> bool:
-        """Whether the result of a round has come here."""
+        """Return True if the result of a round is or was available here."""
         return number < self._upto or number in self._done
 
     def _feed(self, execution: _Execution, sender: WorkerId, tag: int, content: Memory) -> None:
         index = execution.passage.received(execution.go.leaders.index(sender), tag)
         execution.total.incoming(index, content)
 
-    def _turn(self, execution: _Execution) -> None:
-        """Do what can be done now."""
+    def _run(self, execution: _Execution) -> None:
+        """Execute all operations of a round that are ready."""
         go, passage, total = execution.go, execution.passage, execution.total
         while (index := passage.take()) is not None:
             operation = passage.program.operations[index]
@@ -173,7 +173,7 @@ class Executor:
         if passage.done:
             del self._running[go.number]
             _void_unless_finite(total.out)
-            self.have(go.number, total.out)
+            self.add_result(go.number, total.out)
             self._finished(go.number, self._floor)
 
     def _advance(self) -> None:
@@ -183,8 +183,8 @@ class Executor:
 
 
 def _void_unless_finite(result: torch.Tensor) -> None:
-    """Let a result with an element that is not finite begin with NaN: no rank makes a step with it, and each knows by one element."""
+    """Mark a result as void if an element is not finite: its first element becomes NaN, and no rank applies it."""
     with single_threaded():
-        # Infinity and NaN survive a sum; a sum that overflows is looked at once more.
+        # Infinity and NaN survive a sum. The sum may also overflow, so the elements decide.
         if result.numel() and not bool(torch.isfinite(result.sum())) and not bool(torch.isfinite(result).all()):
             result[0] = torch.nan

@@ -1,9 +1,9 @@
-"""Where the ranks of a host have their send buffers and results, when rounds go across hosts: their own memory, or one that they share.
+"""Hold the send buffers and results of one host's ranks when rounds go across hosts, in private memory or in a shared block.
 
-Shared memory is one sparse block: room for the buffers of every rank of the job, of which only those that live here are ever touched, a
-ring of results, and how often each buffer has been written. The result of round n is in slot ``n % slots``; a round does not close before
-nobody needs what is there. A rank writes its next gradient once it has the result, and may die then, the only one to have had it: when the
-round is summed anew the count tells that what it gave for it is no more there.
+The shared block is sparse: it has room for the buffers of every rank of the job, of which only those of this host are ever touched, for a
+ring of results, and for the write count of each buffer. The result of round n is in slot ``n % slots``; a round is closed only when the
+previous result in its slot is not needed any more. A rank writes its next gradient as soon as it has a result, and may die then as the only
+rank that had the result. The write count tells, when that round is summed again, that the rank's old gradient has been overwritten.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ PAGE_NBYTES = 4096
 
 
 class HostMemory:
-    """The vectors of one host.
+    """Hold the vectors of one host.
 
     Args:
-        ranks: of the job.
+        ranks: the number of ranks of the job.
         numel: elements of a vector.
-        dtype: of them.
-        slots: how many results.
-        block: memory that the ranks of this host share; None: this one's own.
+        dtype: of the elements.
+        slots: the number of results.
+        block: memory shared by the ranks of this host; None: private memory.
     """
 
     def __init__(self, ranks: int, numel: int, dtype: torch.dtype, slots: int, block: SharedMemory | None = None) -> None:
@@ -38,45 +38,43 @@ class HostMemory:
         self._writes = self._counts()
 
     def shared(self) -> HostMemory:
-        """The same, in a new block, to be handed to the other ranks of this host.
+        """Return a copy of this object with a new shared block, to be sent to the other ranks of this host.
 
         Raises:
-            ConfigurationError: there is not so much memory.
+            ConfigurationError: there is not enough memory.
         """
         block = MemoryBlock.allocate(self._nbytes, "across", sparse=True)
         return HostMemory(self.ranks, self._numel, self._dtype, self.slots, block)
 
     def within(self, block: SharedMemory) -> HostMemory:
-        """The same, in a block that another rank of this host has made.
+        """Return a copy of this object in a block that another rank of this host has made.
 
         Raises:
-            ProtocolError: it is not of the size that this job needs.
+            ProtocolError: the block does not have the size that this job needs.
         """
         if block.nbytes != self._nbytes:
-            raise ProtocolError(
-                f"a block of {block.nbytes} bytes is handed over, and this job's has {self._nbytes}: the ranks differ in their model"
-            )
+            raise ProtocolError(f"a block of {block.nbytes} bytes was sent (expected {self._nbytes}): use the same model in every rank")
         return HostMemory(self.ranks, self._numel, self._dtype, self.slots, block)
 
     def buffer(self, rank: WorkerId, index: int) -> torch.Tensor:
-        """One of a rank's send buffers."""
+        """Return one of a rank's send buffers."""
         return self._vector(rank * BUFFERS + index)
 
     def begin(self, rank: WorkerId, index: int) -> None:
-        """From now on this buffer is written anew, by its rank's process."""
+        """Count that the rank's process starts to overwrite this buffer."""
         self._writes[rank * BUFFERS + index] += 1
 
     @property
     def writes(self) -> list[int]:
-        """How often each buffer has been written: ``BUFFERS`` numbers for each rank."""
+        """Return how often each buffer has been written: ``BUFFERS`` numbers for each rank."""
         return self._writes.tolist()
 
     def result(self, number: Version) -> torch.Tensor:
-        """Where the result of a round goes."""
+        """Return the vector for the result of a round."""
         return self._vector(self.ranks * BUFFERS + number % self.slots)
 
     def close(self) -> None:
-        """This process has done with it."""
+        """Release the memory."""
         self._vectors.clear()
         self._writes.release()
         if self.block is not None:
@@ -109,7 +107,7 @@ class HostMemory:
 
 
 def _vector_nbytes(numel: int, dtype: torch.dtype) -> int:
-    """Whole pages, so that vectors of different processes share none."""
+    """Return the size of a vector in whole pages, so that vectors of different processes share no page."""
     return _in_pages(max(1, numel * dtype.itemsize))
 
 

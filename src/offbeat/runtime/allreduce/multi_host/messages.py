@@ -1,7 +1,7 @@
-"""Every kind of message that the processes of rounds across hosts send each other, with its fields, for a job of a given size.
+"""Describe every kind of message between the processes of rounds on several hosts, with its fields, for a job of a given size.
 
-The description of a kind says what its fields may be at all. What a message may say at this moment is checked in ``node.py``, with what
-the process knows. A message that does not fit costs its sender the connection.
+The description of a kind says which values its fields can ever have; ``node.py`` checks what is allowed at the moment. A message that
+breaks a rule costs its sender the connection.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from offbeat.core.allreduce.rounds import BUFFERS
 from offbeat.transport.schema import Kinds, MessageSchema, fields, flag, many, maybe, number, row, text, whole
 
 KEY = "k"
-"""The field that names the kind: short, for a message may be a few bytes."""
+"""The field that names the kind; short, because some messages are only a few bytes long."""
 ORDERS = frozenset(("answer", "go", "halt", "hand", "hold", "say", "fence"))
-"""What the seat alone sends."""
+"""Kinds that only the sequencer sends."""
 WITHIN_A_HOST = frozenset(("done", "what", "memory"))
-"""What ranks send that share memory."""
+"""Kinds between ranks that share memory."""
 TAGS_MAX = 1 << 10
 HELD_MAX = 1 << 16
-"""Results that a rank has. It forgets those of no more use when it hears so, and may have more of them than are kept until then."""
+"""Most results that a rank may report. It may hold more than ``slots`` until it is told to forget some."""
 
 
 def kinds_from(ranks: int, *, orders: bool, leaders: bool, decides: bool) -> Kinds:
-    """The kinds that a process takes from a peer.
+    """Return the kinds of messages that a process accepts from a peer.
 
     Args:
-        ranks: how many there may be.
-        orders: the peer is the seat.
-        leaders: this process is a rank, to which other ranks pass on what is summed.
-        decides: this process is the seat.
+        ranks: the greatest number of ranks.
+        orders: True if the peer is the sequencer.
+        leaders: True if this process is a rank, to which other ranks send parts of sums.
+        decides: True if this process is the sequencer.
     """
     rank, buffer = whole(0, ranks - 1), whole(0, BUFFERS - 1)
     factor = number(0.0, 1.0)

@@ -1,12 +1,12 @@
-"""One process of a job across hosts: what it does with what it hears. No thread and no socket: it is told, and sends through a function.
+"""Handle the messages of one process of a job on several hosts. No thread and no socket: messages are passed in, and sent with a function.
 
-A node is a rank, the seat (where the `Sequencer` is), or both. A rank that leads its host runs the schedules (`Executor`); the other ranks
-of the host find gradients and results in memory that they share with it, and are told when a result is there.
+A node is a rank, the sequencer's process, or both. A rank that leads its host runs the schedules (`Executor`); the other ranks of the host
+find gradients and results in shared memory, and get a message when a result is there.
 
-Messages, by ``k``; their fields are in ``messages.py``. To the seat: ``arrive``, ``catch``, ``read``, ``pause``, ``resume``, ``enter``,
-``let``, ``part``, ``leave``, ``report``, ``has`` and ``cut``. From it: ``answer``, ``go``, ``halt``, ``hand``, ``hold``, ``say`` and
-``fence``. Between leaders: ``on`` (activation), ``piece``, ``handed``. Within a host: ``done``, and ``what`` to which one answers with
-``memory`` and what is done.
+Messages, by ``k``; their fields are in ``messages.py``. To the sequencer: ``arrive``, ``catch``, ``read``, ``pause``, ``resume``,
+``enter``, ``let``, ``part``, ``leave``, ``report``, ``has`` and ``cut``. From the sequencer: ``answer``, ``go``, ``halt``, ``hand``,
+``hold``, ``say`` and ``fence``. Between leaders: ``on`` (activation), ``piece``, ``handed``. Within a host: ``done``, and ``what``, whose
+answer is ``memory`` and a ``done`` for each result.
 """
 
 from __future__ import annotations
@@ -29,63 +29,65 @@ from offbeat.transport.base import SharedMemory
 from offbeat.types import Version, WorkerId
 
 Send: TypeAlias = Callable[[WorkerId, Mapping[str, Any], torch.Tensor | None, tuple[SharedMemory, ...]], None]
-"""To a peer: a header, elements that may be changed as soon as it returns, and memory; nothing happens if the peer is gone."""
+"""Send a peer a header, elements that may be overwritten as soon as this returns, and memory; nothing happens if the peer is gone."""
 UNKNOWN = -1
 WHY_MAX = 500
 
 
 class Node:
-    """One process.
+    """Hold the state of one process.
 
     Args:
-        me: its number: the rank, or that of a seat that is no rank.
-        seat: who decides.
-        memory: of this host.
-        send: to a peer.
-        drop: ends the connection with a peer.
-        decider: at the seat.
-        expect: what is sent to these ranks, and to no others, waits for them if they are not connected yet.
+        me: this process's number: a rank, or `SEQUENCER`.
+        sequencer_peer: the number of the sequencer's process.
+        memory: this host's vectors.
+        send: sends to a peer.
+        drop: ends the connection to a peer.
+        sequencer: the sequencer, in its process; None elsewhere.
+        expect: called with the ranks whose messages are to be queued until they connect.
     """
 
     def __init__(
         self,
         me: WorkerId,
-        seat: WorkerId,
+        sequencer_peer: WorkerId,
         memory: HostMemory,
         send: Send,
         drop: Callable[[WorkerId], None],
-        decider: Sequencer | None = None,
+        sequencer: Sequencer | None = None,
         *,
         expect: Callable[[Collection[WorkerId]], None] = lambda ranks: None,
     ) -> None:
-        self.me, self.seat, self.decider, self.memory = me, seat, decider, memory
+        self.me, self.sequencer_peer, self.sequencer, self.memory = me, sequencer_peer, sequencer, memory
         self._send, self._drop, self._expect = send, drop, expect
         self.executor = Executor(me, lambda peer, header, content: send(peer, header, content, ()), self._out, self._parts, self._finished)
         self.present: frozenset[WorkerId] = frozenset()
-        """Who takes part, as far as it is known here."""
+        """Ranks that take part, as far as this process knows."""
         self.hosts: dict[WorkerId, str] = {}
-        """At the seat: where the process of a rank is that somebody else may let in."""
+        """At the sequencer: the host of each rank that another rank may admit."""
         self.tickets: dict[WorkerId, int] = {}
-        """At the seat: by which he knows that it is this process."""
-        self.mates: set[WorkerId] = set()
+        """At the sequencer: the ticket that authorises admitting the rank's current process."""
+        self.local_peers: set[WorkerId] = set()
         """The other ranks of this host."""
         self.has_memory = True
-        """Whether ``memory`` is what the host shares."""
-        self._asked: set[WorkerId] = set()
-        """Mates that want to have it."""
-        self._to_say: list[Version] = []
-        """The seat wants to know when the results of all rounds before these are here."""
+        """True if ``memory`` is the block that the host's ranks share."""
+        self._askers: set[WorkerId] = set()
+        """Local peers that wait for the memory."""
+        self._progress_wanted: list[Version] = []
+        """The sequencer wants a message when the results of all rounds before these are here."""
         self.answers: list[Answer] = []
         self.fenced: str | None = None
-        self._kinds = {orders: kinds_from(memory.ranks, orders=orders, leaders=me >= 0, decides=me == seat) for orders in (False, True)}
-        """What may come: from others, and from the seat."""
+        self._kinds = {
+            orders: kinds_from(memory.ranks, orders=orders, leaders=me >= 0, decides=me == sequencer_peer) for orders in (False, True)
+        }
+        """The kinds of messages that are accepted: from other peers (False) and from the sequencer (True)."""
         self._busy: list[Version | None] = [None] * BUFFERS
-        """Of each buffer: which round it is in, `UNKNOWN` until the answer says so; None: in none."""
+        """By buffer: the round that its gradient is in, `UNKNOWN` until the answer names it; None: free."""
 
-    # What this rank does.
+    # Requests of this rank.
 
     def buffer(self) -> int | None:
-        """A send buffer that is written from now on; None: there is none until a round is done."""
+        """Return a free send buffer, whose write count is increased; None if all are in use until a round is done."""
         has = self.executor.has
         free = next((index for index, busy in enumerate(self._busy) if busy is None or (busy != UNKNOWN and has(busy))), None)
         if free is not None:
@@ -93,59 +95,59 @@ class Node:
         return free
 
     def arrive(self, buffer: int | None, factor: float) -> None:
-        """Hand in what is in this buffer; an answer comes."""
+        """Hand in the gradient in a buffer. The sequencer sends an answer."""
         writes = 0
         if buffer is not None:
             self._busy[buffer] = UNKNOWN
             writes = self.memory.writes[self.me * BUFFERS + buffer]
-        self.tell({"k": "arrive", "b": buffer, "f": factor, "w": writes})
+        self.notify({"k": "arrive", "b": buffer, "f": factor, "w": writes})
 
     def enter(self, version: Version, host: str) -> None:
-        """Take part from this version on, at the host of this name; an answer comes."""
+        """Take part from this version on, on the host of this name. The sequencer sends an answer."""
         self._busy = [None] * BUFFERS
-        self.ask(*self.mates)
-        self.tell({"k": "enter", "version": version, "host": host})
+        self.ask_state(*self.local_peers)
+        self.notify({"k": "enter", "version": version, "host": host})
 
-    def ask(self, *mates: WorkerId) -> None:
-        """Ask these ranks of this host what they have."""
-        for mate in mates:
-            self._send(mate, {"k": "what"}, None, ())
+    def ask_state(self, *local_peers: WorkerId) -> None:
+        """Ask ranks of this host for its memory and for the results they hold."""
+        for local_peer in local_peers:
+            self._send(local_peer, {"k": "what"}, None, ())
 
-    def tell(self, header: dict[str, Any]) -> None:
-        """Say something to the seat."""
-        self._to(self.seat, header)
+    def notify(self, header: dict[str, Any]) -> None:
+        """Send a message to the sequencer."""
+        self._to(self.sequencer_peer, header)
 
-    def decide(self, rank: WorkerId, header: Mapping[str, Any]) -> None:
-        """At the seat: something has happened at a rank, or this one tells of another (``rank`` in the header)."""
-        decider, kind, rank = self.decider, header["k"], header.get("rank", rank)
-        assert decider is not None, f"{self.seat} is the seat, and {self.me} was told to decide about rank {rank}"
+    def on_request(self, rank: WorkerId, header: Mapping[str, Any]) -> None:
+        """At the sequencer: process a rank's message; ``rank`` in the header names another rank that it is about."""
+        sequencer, kind, rank = self.sequencer, header["k"], header.get("rank", rank)
+        assert sequencer is not None, f"peer {self.me} was asked about rank {rank} (expected: {self.sequencer_peer}, the sequencer)"
         orders: list[Order]
         try:
             if kind == "arrive":
-                orders = decider.arrive(rank, header["b"], header["f"], header["w"])
+                orders = sequencer.arrive(rank, header["b"], header["f"], header["w"])
             elif kind == "report":
-                orders = decider.report(rank, header["v"], header["upto"], header["held"], header["writes"])
+                orders = sequencer.report(rank, header["v"], header["upto"], header["held"], header["writes"])
             elif kind == "enter":
-                orders = decider.enter(rank, header["version"], header["host"])
+                orders = sequencer.enter(rank, header["version"], header["host"])
             elif kind == "let":
-                orders = self._let_in(decider, rank, header)
+                orders = self._admit(sequencer, rank, header)
             elif kind == "resume":
-                orders = decider.resume(rank, asks="rank" not in header)
+                orders = sequencer.resume(rank, asks="rank" not in header)
             elif kind == "has":
-                orders = decider.has(rank, header["n"])
+                orders = sequencer.has(rank, header["n"])
             elif kind == "read":
-                orders = decider.read(rank, header["n"])
+                orders = sequencer.read(rank, header["n"])
             elif kind == "cut":
-                orders = decider.leave(rank, f"another rank has ended its connection: {header['why']}")
+                orders = sequencer.leave(rank, f"another rank has ended its connection: {header['why']}")
             else:
-                does = {"pause": decider.pause, "catch": decider.catch_up, "part": decider.part}
-                orders = decider.leave(rank) if kind == "leave" else does[kind](rank)
+                does = {"pause": sequencer.pause, "catch": sequencer.catch_up, "part": sequencer.part}
+                orders = sequencer.leave(rank) if kind == "leave" else does[kind](rank)
         except (Fenced, TooOld) as error:
             orders = [Exclude(rank, str(error))]
-        self.do(orders)
+        self.dispatch(orders)
 
-    def do(self, orders: Sequence[Order]) -> None:
-        """At the seat: have these carried out."""
+    def dispatch(self, orders: Sequence[Order]) -> None:
+        """At the sequencer: send orders to the ranks that carry them out."""
         for order in orders:
             if isinstance(order, Start):
                 self._to(order.initiator, {"k": "go", "go": list(order)})
@@ -165,51 +167,53 @@ class Node:
                 self._to(order.rank, {"k": "fence", "why": order.why})
                 self._drop(order.rank)
 
-    def _let_in(self, decider: Sequencer, rank: WorkerId, header: Mapping[str, Any]) -> list[Order]:
-        """Another says that a rank takes part: if that process is gone by now, it does not."""
-        if self.tickets.get(rank) != header["ticket"] or rank in decider.present:
+    def _admit(self, sequencer: Sequencer, rank: WorkerId, header: Mapping[str, Any]) -> list[Order]:
+        """Enter a rank that another rank admits, unless the ticket is for an earlier process of the rank."""
+        if self.tickets.get(rank) != header["ticket"] or rank in sequencer.present:
             return []
         del self.tickets[rank]
-        orders = decider.enter(rank, header["version"], self.hosts[rank])
-        return orders + decider.pause(rank) if header["pause"] else orders
+        orders = sequencer.enter(rank, header["version"], self.hosts[rank])
+        return orders + sequencer.pause(rank) if header["pause"] else orders
 
-    # What is heard.
+    # Messages and closed connections.
 
-    def gone(self, peer: WorkerId) -> None:
-        """The connection with a peer has ended."""
-        if self.decider is not None and peer >= 0:
-            self.do(self.decider.leave(peer))
+    def on_closed(self, peer: WorkerId) -> None:
+        """Handle the end of the connection to a peer."""
+        if self.sequencer is not None and peer >= 0:
+            self.dispatch(self.sequencer.leave(peer))
 
-    def cut(self, peer: WorkerId, why: str) -> None:
-        """This process has ended the connection of a peer that broke the protocol. Rounds would wait for ever for what the two send each
-        other: the seat has the others go on without that rank."""
+    def on_cut(self, peer: WorkerId, why: str) -> None:
+        """Report to the sequencer that this process has closed the connection of a peer that broke the protocol.
+
+        Rounds would wait for ever for messages between the two, so the sequencer excludes that rank.
+        """
         if peer >= 0 and self.fenced is None:
-            self.tell({"k": "cut", "rank": peer, "why": why[:WHY_MAX]})
+            self.notify({"k": "cut", "rank": peer, "why": why[:WHY_MAX]})
 
-    def heard(self, peer: WorkerId, header: Mapping[str, Any], content: Memory, memory: Sequence[SharedMemory] = ()) -> None:
-        """A peer has sent this.
+    def on_message(self, peer: WorkerId, header: Mapping[str, Any], content: Memory, memory: Sequence[SharedMemory] = ()) -> None:
+        """Handle a message of a peer.
 
         Raises:
-            ProtocolError: it is no message of this protocol, or cannot be now.
+            ProtocolError: the message is of no known kind, or is not allowed now.
         """
         try:
             nbytes = content.numel() * content.itemsize if isinstance(content, torch.Tensor) else len(content)
-            kind = self._kinds[peer == self.seat].check(header, f"peer {peer}", nbytes, len(memory))
+            kind = self._kinds[peer == self.sequencer_peer].check(header, f"peer {peer}", nbytes, len(memory))
             self._check_now(peer, kind, header)
-            self._heard(peer, kind, header, content, memory)
-            self._say()
+            self._handle(peer, kind, header, content, memory)
+            self._report_progress()
         except (ProtocolError, KeyError, ValueError) as error:
             for block in memory:
                 block.close()
             if isinstance(error, ProtocolError):
                 raise
-            raise ProtocolError(f"peer {peer} sent {header['k']!r} that is of no round here: {error!r}") from error
+            raise ProtocolError(f"peer {peer} sent {header['k']!r} for a round that is not known here: {error!r}") from error
 
     def _check_now(self, peer: WorkerId, kind: str, header: Mapping[str, Any]) -> None:
-        """Whether the peer can say this now, by what is known here. Nothing has been done yet."""
+        """Check that the peer may send this message now, as far as this process knows. Changes nothing."""
         if kind in WITHIN_A_HOST:
-            if peer not in self.mates:
-                raise ProtocolError(f"rank {peer} sent {kind!r}, and shares no memory with rank {self.me}")
+            if peer not in self.local_peers:
+                raise ProtocolError(f"rank {peer} sent {kind!r} but shares no memory with rank {self.me}")
             if kind == "done":
                 self._check_number(peer, kind, header["n"])
         elif kind in ("piece", "handed") and header["v"] == self.executor.view:
@@ -218,69 +222,70 @@ class Node:
             number, _, _, _, initiator, leaders, floor = header["go"]
             if len(set(leaders)) != len(leaders) or not {peer, self.me, initiator} <= set(leaders) or floor > number:
                 raise ProtocolError(
-                    f"rank {peer} sent 'on' of round {number} to rank {self.me} with the leaders {leaders} and floor {floor}"
+                    f"rank {peer} sent 'on' of round {number} to rank {self.me} with leaders = {leaders} and floor = {floor} "
+                    f"(expected different leaders, among them {peer}, {self.me} and {initiator}, and floor <= {number})"
                 )
             self._check_number(peer, kind, number)
-        elif self.decider is not None and kind not in ORDERS:
-            self._check_decidable(self.decider, peer, kind, header)
+        elif self.sequencer is not None and kind not in ORDERS:
+            self._check_decidable(self.sequencer, peer, kind, header)
 
     def _check_number(self, peer: WorkerId, kind: str, number: Version) -> None:
-        """No more rounds are closed than results are kept; before this rank has begun it does not know which."""
+        """Refuse a round that cannot be closed yet: at most ``slots`` results are kept. A rank that has not begun cannot tell."""
         bound = self.executor.upto + self.memory.slots
         if number >= bound and self.me in self.present:
-            raise ProtocolError(f"rank {peer} sent {kind!r} of round {number}, and none from {bound} on can be closed")
+            raise ProtocolError(f"rank {peer} sent {kind!r} of round {number} (expected one below {bound}: later rounds cannot be closed)")
 
-    def _check_decidable(self, decider: Sequencer, rank: WorkerId, kind: str, header: Mapping[str, Any]) -> None:
-        about, newest = header.get("rank", rank), decider.number
+    def _check_decidable(self, sequencer: Sequencer, rank: WorkerId, kind: str, header: Mapping[str, Any]) -> None:
+        about, newest = header.get("rank", rank), sequencer.number
         if about != rank and kind not in ("let", "cut"):
             raise ProtocolError(f"rank {rank} sent {kind!r} for rank {about} (expected for itself)")
         for name in ("n", "version", "upto"):
             if header.get(name, 0) > newest:
                 raise ProtocolError(f"rank {rank} sent {kind!r} with {name} = {header[name]} (expected at most {newest})")
-        present = rank in decider.present
+        present = rank in sequencer.present
         if kind == "enter" and present:
-            raise ProtocolError(f"rank {rank} sent 'enter', and takes part")
-        refusal = decider.refuses(rank, header.get("b")) if present and kind in ("arrive", "catch") else None
+            raise ProtocolError(f"rank {rank} sent 'enter' while it takes part (expected once)")
+        refusal = sequencer.refuses(rank, header.get("b")) if present and kind in ("arrive", "catch") else None
         if refusal is not None:
-            raise ProtocolError(f"rank {rank} sent {kind!r}, and {refusal}")
+            raise ProtocolError(f"rank {rank} sent {kind!r}, but {refusal}")
 
-    def _heard(self, peer: WorkerId, kind: str, header: Mapping[str, Any], content: Memory, memory: Sequence[SharedMemory]) -> None:
+    def _handle(self, peer: WorkerId, kind: str, header: Mapping[str, Any], content: Memory, memory: Sequence[SharedMemory]) -> None:
         if kind == "piece":
-            self.executor.piece(peer, header, content)
+            self.executor.on_piece(peer, header, content)
         elif kind == "on":
-            self._go(header["go"], peer, header["t"])
+            self._start(header["go"], peer, header["t"])
         elif kind == "handed":
-            self.executor.handed(header["n"], header["v"], content)
+            self.executor.on_result(header["n"], header["v"], content)
         elif kind == "done":
             self._forget(header["f"])
-            self.executor.have(header["n"], self._out(header["n"]))
+            self.executor.add_result(header["n"], self._out(header["n"]))
         elif kind == "what":
-            self._tell_mate(peer)
+            self._send_state(peer)
         elif kind == "memory":
-            self._share(memory, peer)
+            self._on_memory(memory, peer)
         elif kind in ORDERS:
-            self._ordered(header)
+            self._on_order(header)
         else:
-            self.decide(peer, header)
+            self.on_request(peer, header)
 
     def _to(self, peer: WorkerId, header: dict[str, Any]) -> None:
         if peer != self.me:
             self._send(peer, header, None, ())
         elif header["k"] in ORDERS:
-            self._ordered(header)
-            self._say()
+            self._on_order(header)
+            self._report_progress()
         else:
-            self.decide(peer, header)
+            self.on_request(peer, header)
 
-    def _ordered(self, header: Mapping[str, Any]) -> None:
-        """The seat has said so."""
+    def _on_order(self, header: Mapping[str, Any]) -> None:
+        """Carry out an order of the sequencer."""
         kind = header["k"]
         if kind == "answer":
             answer = Answer(*header["answer"])
             self._busy = [answer.number if busy == UNKNOWN else busy for busy in self._busy]
             self.answers.append(answer)
         elif kind == "go":
-            self._go(header["go"], None, 0)
+            self._start(header["go"], None, 0)
         elif kind == "halt":
             self.present = frozenset(header["ranks"])
             self._expect(self.present)
@@ -288,31 +293,31 @@ class Node:
             self.executor.forget(header["f"])
             self.executor.begin(header["s"])
             held, writes = sorted(self.executor.results), self.memory.writes if self.has_memory else None
-            self.tell({"k": "report", "v": header["v"], "upto": self.executor.upto, "held": held, "writes": writes})
+            self.notify({"k": "report", "v": header["v"], "upto": self.executor.upto, "held": held, "writes": writes})
         elif kind == "hold":
-            self.hold()
+            self.allocate()
         elif kind == "say":
-            self._to_say.append(header["n"])
+            self._progress_wanted.append(header["n"])
         elif kind == "hand":
             result = self.executor.results.get(header["n"])
             for other in header["to"] if result is not None else ():
-                if other in self.mates:
+                if other in self.local_peers:
                     self._send(other, {"k": "done", "n": header["n"], "f": 0}, None, ())
                 else:
                     self._send(other, {"k": "handed", "n": header["n"], "v": header["v"]}, result, ())
         else:
             self.fenced = header["why"]
 
-    def _say(self) -> None:
-        """Tell the seat what it wants to know, if it is so by now."""
-        ready = [through for through in self._to_say if self.executor.upto >= through]
+    def _report_progress(self) -> None:
+        """Tell the sequencer of awaited results that are here by now."""
+        ready = [through for through in self._progress_wanted if self.executor.upto >= through]
         if ready:
-            self._to_say = [through for through in self._to_say if through not in ready]
-            self.tell({"k": "has", "n": max(ready)})
+            self._progress_wanted = [through for through in self._progress_wanted if through not in ready]
+            self.notify({"k": "has", "n": max(ready)})
 
     # Rounds.
 
-    def _go(self, fields: Sequence[Any], sender: WorkerId | None, tag: int) -> None:
+    def _start(self, fields: Sequence[Any], sender: WorkerId | None, tag: int) -> None:
         number, view, parts, divisor, initiator, leaders, floor = fields
         go = Start(
             number,
@@ -330,7 +335,7 @@ class Node:
         self.executor.go(go, sender, tag)
 
     def _forget(self, floor: Version) -> None:
-        """Another rank says that results before this one are of no more use. Those that have not come here yet are left to the seat."""
+        """Forget results before ``floor`` on another rank's word; results that are still missing here are left to the sequencer."""
         if floor <= self.executor.upto:
             self.executor.forget(floor)
 
@@ -342,35 +347,35 @@ class Node:
         return [part if factor == 1.0 else part * factor for part, factor in here]
 
     def _finished(self, number: Version, floor: Version) -> None:
-        """A result is there that was summed, or handed over, here."""
-        for mate in self.mates:
-            self._send(mate, {"k": "done", "n": number, "f": floor}, None, ())
+        """Tell the ranks of this host of a result that was summed or received here."""
+        for local_peer in self.local_peers:
+            self._send(local_peer, {"k": "done", "n": number, "f": floor}, None, ())
 
     # Ranks of one host.
 
-    def _tell_mate(self, mate: WorkerId) -> None:
+    def _send_state(self, local_peer: WorkerId) -> None:
         if not self.has_memory:
-            self._asked.add(mate)
+            self._askers.add(local_peer)
         elif self.memory.block is not None:
-            self._send(mate, {"k": "memory"}, None, (self.memory.block,))
+            self._send(local_peer, {"k": "memory"}, None, (self.memory.block,))
         for number in sorted(self.executor.results):
-            self._send(mate, {"k": "done", "n": number, "f": 0}, None, ())
+            self._send(local_peer, {"k": "done", "n": number, "f": 0}, None, ())
 
-    def hold(self) -> None:
-        """Make the memory of this host, and let those have it who have asked."""
+    def allocate(self) -> None:
+        """Allocate the memory of this host, and send it to the ranks that have asked for it."""
         if not self.has_memory:
-            self._use(self.memory.shared())
+            self._adopt(self.memory.shared())
 
-    def _share(self, memory: Sequence[SharedMemory], peer: WorkerId) -> None:
+    def _on_memory(self, memory: Sequence[SharedMemory], peer: WorkerId) -> None:
         if not self.has_memory and memory and (not self.present or peer in self.present):
-            self._use(self.memory.within(memory[0]))
+            self._adopt(self.memory.within(memory[0]))
         else:
             for block in memory:
                 block.close()
 
-    def _use(self, memory: HostMemory) -> None:
+    def _adopt(self, memory: HostMemory) -> None:
         self.memory, self.has_memory = memory, True
-        self.executor.moved()
-        asked, self._asked = self._asked, set()
-        for mate in asked:
-            self._tell_mate(mate)
+        self.executor.remap()
+        askers, self._askers = self._askers, set()
+        for local_peer in askers:
+            self._send_state(local_peer)

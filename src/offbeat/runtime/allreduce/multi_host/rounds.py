@@ -1,11 +1,11 @@
-"""Partial allreduce among ranks of different hosts: what each rank's process calls, as `OneHostRounds` on one host.
+"""Take part in a partial allreduce among ranks of several hosts: the calls of a rank's process, the same as `OneHostRounds` on one host.
 
-A rank's process hands in gradients and takes results; a thread of its own sums them with the other hosts' (``executor.py``). One process
-decides (``core/allreduce/sequencer.py``): the *seat*, which is one of the ranks or, better, a process that outlives them, such as the
-coordinator's.
+The rank's process hands in gradients and takes results; a second thread sums them with those of other hosts (``executor.py``). One process
+of the job, the *sequencer* (``core/allreduce/sequencer.py``), closes rounds: one of the ranks or, better, a process that outlives them,
+such as the coordinator's.
 
-All that the two threads share is under one lock. Whoever has it does what there is to do, so that an arrival at the seat is decided and
-on its way before the call returns.
+One lock protects all state that the two threads share. The holder of the lock does all work that is ready: an arrival at the sequencer is
+processed, and the orders are sent, before the call returns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from offbeat.core.allreduce.rounds import Arrival
 from offbeat.core.allreduce.sequencer import Sequencer
 from offbeat.core.rank_log import Entry, Fenced
 from offbeat.errors import ConfigurationError, JobError
-from offbeat.runtime.allreduce.multi_host.connections import SEAT, PeerConnections
+from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER, PeerConnections
 from offbeat.runtime.allreduce.multi_host.memory import HostMemory
 from offbeat.runtime.allreduce.multi_host.node import Node
 from offbeat.runtime.allreduce.one_host.clipping import clip_factor
@@ -36,37 +36,37 @@ _UNBOUNDED_SLOTS, _SPARE_SLOTS = 256, 4
 
 
 def _slots(rule: RoundRule, nbytes: int) -> int:
-    """What the rule's staleness asks for, within a quarter of this machine's memory."""
+    """Return how many results to keep: as many as the rule's staleness needs, in at most a quarter of this machine's memory."""
     wanted = _UNBOUNDED_SLOTS if rule.staleness is None else rule.staleness + _SPARE_SLOTS
     return min(wanted, max(2, (available_nbytes() or 1 << 30) // 4 // max(1, nbytes)))
 
 
-class SeatLost(Fenced, JobError):
-    """A rank has lost its connection to the one who decides: either of them is gone, or is thought to be."""
+class SequencerLost(Fenced, JobError):
+    """The connection between a rank and the sequencer has ended: one of the two is dead or is taken for dead."""
 
 
 class MultiHostRounds:
-    """One process's hold on the rounds of a job whose ranks are on different hosts.
+    """Take part in the rounds of a job whose ranks are on several hosts.
 
-    After `listen` and `connect` a rank's step is as on one host: ``send()``, the gradient written there, ``arrive()``, ``wait()``, each of
-    ``results()`` applied, ``read()``; or `allreduce` for all but the last two. Before it leaves it says `part`.
+    After `listen` and `connect` a rank's step is as on one host: ``send()``, write the gradient there, ``arrive()``, ``wait()``, apply each
+    of ``results()``, ``read()``. `allreduce` does all but the last two. A rank calls `drain` before it leaves.
 
     Args:
-        rule: when a round closes.
-        ranks: how many there may be.
+        rule: decides when a round closes.
+        ranks: the greatest number of ranks.
         numel: elements of a gradient.
-        rank: which one this process is; None: none, it is the seat and nothing else.
-        seat: the rank that decides; `SEAT`: a process that is no rank.
-        hub: for the connections with the other processes, and nothing else; closed with this.
+        rank: this process's rank; None: it is the sequencer only.
+        sequencer_peer: the rank that is the sequencer; `SEQUENCER`: a process that is no rank.
+        hub: for the connections to the other processes only; closed with this object.
         dtype: float32 or float64.
-        seed: of what the rule draws.
-        slots: how many results are kept for ranks that are behind, at every host; all processes must say the same. None: what the
-            rule's staleness asks for, within a quarter of the memory that this machine has.
-        followed: at the seat, whether somebody calls `follow` and `leave`: nothing is forgotten before he has had it, and a rank takes
-            part until he says otherwise. False: until its connection with the seat ends.
+        seed: seed of the rule's draws.
+        slots: how many results each host keeps for ranks that are behind; the same in all processes. None: as many as the rule's staleness
+            needs, in at most a quarter of this machine's memory.
+        followed: at the sequencer: True if `follow` and `leave` will be called. Log entries are then kept until `follow` has returned them,
+            and a rank takes part until `leave`. False: until its connection to the sequencer ends.
 
     Raises:
-        ConfigurationError: no such dtype.
+        ConfigurationError: ``dtype`` is not supported.
     """
 
     def __init__(
@@ -77,165 +77,167 @@ class MultiHostRounds:
         *,
         rank: WorkerId | None,
         hub: Hub,
-        seat: WorkerId = 0,
+        sequencer_peer: WorkerId = 0,
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         slots: int | None = None,
         followed: bool = False,
     ) -> None:
-        assert rank is not None or seat == SEAT, f"this process is no rank, and rank {seat} decides: it has nothing to do"
+        assert rank is not None or sequencer_peer == SEQUENCER, (
+            f"rank is None and rank {sequencer_peer} is the sequencer: this process has nothing to do"
+        )
         self.rule, self.ranks, self.numel, self.dtype, self.rank = rule, ranks, numel, dtype, rank
         if dtype not in VECTOR_DTYPES:
             known = ", ".join(map(str, VECTOR_DTYPES))
-            raise ConfigurationError(f"gradients of {dtype}: what is summed across hosts must be one of {known}")
+            raise ConfigurationError(f"gradients of {dtype} cannot be summed across hosts; use one of {known}")
         self.slots = slots if slots is not None else _slots(rule, numel * dtype.itemsize)
-        self._seat = seat
-        self._me = SEAT if rank is None else rank
+        self._sequencer_peer = sequencer_peer
+        self._me = SEQUENCER if rank is None else rank
         self._seed, self._followed = seed, followed
         self._lock = threading.Condition()
-        self._mesh = PeerConnections(self._me, hub, self._lock, self._heard, self._met, self._cut)
+        self._connections = PeerConnections(self._me, hub, self._lock, self._on_message, self._on_connected, self._on_cut)
         memory = HostMemory(ranks, numel, dtype, self.slots)
-        self._node = Node(self._me, seat, memory, self._mesh.send, self._mesh.drop, expect=self._mesh.expect)
-        self._filling: int | None = None
+        self._node = Node(self._me, sequencer_peer, memory, self._connections.send, self._connections.drop, expect=self._connections.expect)
+        self._writing: int | None = None
         self._awaited: Version | None = None
-        """All rounds before this one are waited for."""
-        self._given = range(0)
+        """This rank waits for the results of all rounds before this one; None: it does not wait."""
+        self._delivered = range(0)
         self._version: Version = 0
-        self._parting = False
-        self._leaves_with: Version | None = None
-        """While it waits to leave: the version that the others have, by the seat's word."""
-        self._tickets = 0
+        self._draining = False
+        self._drain_version: Version | None = None
+        """While the rank drains: the version up to which it must take results before it may leave."""
+        self._ticket_count = 0
 
     def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
-        """Let the others connect; give them the address."""
-        return self._mesh.listen(host, port)
+        """Accept connections of the other processes. Returns the address for them."""
+        return self._connections.listen(host, port)
 
     def connect(self, addresses: Mapping[WorkerId, Address], timeout_s: float | None = 30.0, *, later: bool = False) -> None:
-        """Connect with the other processes of the job, and, if nobody has begun (``later`` False), begin: these ranks are there.
+        """Connect to the other processes of the job. Unless ``later``, the job begins, with the ranks in ``addresses``.
 
-        Nobody waits until all are connected: a rank waits for the first of its host alone, which has the memory that they share.
+        Nothing waits until all processes are connected; a rank only waits for the first rank of its host, which owns the shared memory.
 
         Args:
-            addresses: by rank, and `SEAT`, what `listen` gave there; of those who come later none.
-            timeout_s: how long to wait for the memory; None: until this rank does not take part any more.
-            later: the job is under way. `enter`, or `entered` if another rank has seen to that, is when this one takes part.
+            addresses: by rank, and `SEQUENCER`, what `listen` returned there; without ranks that come later.
+            timeout_s: how long to wait for the memory; None: until this rank is excluded.
+            later: True if the job is running. This rank then takes part after `enter`, or `entered` if another rank admits it.
 
         Raises:
-            JobError: the seat is not there, or no memory within this time.
+            JobError: the sequencer cannot be reached, or the memory did not come in time.
             Fenced: this rank does not take part any more.
-            ConfigurationError: there is not so much memory.
+            ConfigurationError: there is not enough memory.
         """
-        here, node, mesh = self._mesh.hub.host, self._node, self._mesh
-        ranks = sorted(peer for peer in addresses if peer != SEAT)
-        if self._me == self._seat:
+        here, node, connections = self._connections.hub.host, self._node, self._connections
+        ranks = sorted(peer for peer in addresses if peer != SEQUENCER)
+        if self._me == self._sequencer_peer:
             hosts = [addresses[rank].host if rank in addresses else f"rank {rank}" for rank in range(self.ranks)]
-            node.decider = Sequencer(
+            node.sequencer = Sequencer(
                 self.rule, hosts, clock_ns=time.monotonic_ns, seed=self._seed, slots=self.slots, followed=self._followed
             )
-            node.decider.begin(ranks)
+            node.sequencer.begin(ranks)
         with self._lock:
             if not later:
                 node.present = frozenset(ranks)
             if self.rank is not None:
                 node.has_memory = False
                 if not later and not any(addresses[rank].host == here for rank in ranks if rank < self.rank):
-                    node.hold()
-            mesh.connect(addresses, self._seat, later=later)
-            node.mates = mesh.mates() - {SEAT}
+                    node.allocate()
+            connections.connect(addresses, self._sequencer_peer, later=later)
+            node.local_peers = connections.local_peers() - {SEQUENCER}
             if not node.has_memory:
-                before = set(node.mates)
-                node.ask(*before)
-                # Of those who begin together somebody always gets it, and the seat sees to it.
-                if not self._wait_for(lambda: node.has_memory or (later and not before & node.mates), timeout_s):
-                    raise JobError(f"rank {self.rank}: no other rank of {here} has handed over its memory within {timeout_s} s")
-                node.hold()
+                before = set(node.local_peers)
+                node.ask_state(*before)
+                # When the job begins, the sequencer makes sure that one rank of each host allocates the memory.
+                if not self._wait_for(lambda: node.has_memory or (later and not before & node.local_peers), timeout_s):
+                    raise JobError(f"rank {self.rank}: no other rank of host {here} has shared its memory within {timeout_s} s")
+                node.allocate()
 
     def expect(self, rank: WorkerId, address: Address) -> None:
-        """At the seat: a process that is this rank is about to connect, from there; any before it is not heard any more."""
+        """At the sequencer: let a new process of this rank connect from this address, and drop the connection of an earlier one."""
         with self._lock:
-            self._at_the_seat()
-            self._mesh.drop(rank)
-            self._mesh.expect([*self._mesh.expected, rank])
+            self._local_sequencer()
+            self._connections.drop(rank)
+            self._connections.expect([*self._connections.expected, rank])
             self._node.hosts[rank] = address.host
 
     def ticket(self, rank: WorkerId) -> int:
-        """At the seat: what another rank needs to let in the process that is this one now."""
+        """At the sequencer: return a number that authorises another rank to admit `rank`'s current process."""
         with self._lock:
-            self._tickets += 1
-            self._node.tickets[rank] = self._tickets
-            return self._tickets
+            self._ticket_count += 1
+            self._node.tickets[rank] = self._ticket_count
+            return self._ticket_count
 
     def forget(self, rank: WorkerId) -> None:
-        """At the seat: the process of a rank is gone, and nobody lets it in any more."""
+        """At the sequencer: the rank's process is gone; withdraw its ticket."""
         with self._lock:
             self._node.tickets.pop(rank, None)
 
     @property
     def number(self) -> Version:
-        """Of the open round, as far as it is known here."""
+        """Return the number of the open round, as far as this process knows."""
         with self._lock:
-            return self._node.executor.upto if self._node.decider is None else self._node.decider.number
+            return self._node.executor.upto if self._node.sequencer is None else self._node.sequencer.number
 
     @property
     def done(self) -> Version:
-        """How many rounds are done at this host."""
+        """Return how many rounds are done at this host."""
         with self._lock:
             return self._node.executor.upto
 
     def version(self, rank: WorkerId) -> Version:
-        """How many results this rank has taken."""
-        assert rank == self.rank, f"this is rank {self.rank}, and was asked about {rank}"
+        """Return how many results this rank has taken. ``rank`` must be this process's."""
+        assert rank == self.rank, f"version of rank {rank} was asked of rank {self.rank} (expected its own)"
         return self._version
 
-    # What a rank does.
+    # A rank's step.
 
     def send(self) -> torch.Tensor:
-        """Where this rank's next gradient goes, shape (numel,): the same until `arrive`.
+        """Return the buffer for this rank's next gradient, shape (numel,); the same one until `arrive`. Waits until one is free.
 
         Raises:
             Fenced: this rank does not take part any more.
-            SeatLost: the seat is gone.
+            SequencerLost: the connection to the sequencer has ended.
         """
         with self._lock:
             self._check()
-            if self._filling is None:
+            if self._writing is None:
                 self._wait_for(self._buffer_taken, None)
-            assert self._filling is not None
-            return self._node.memory.buffer(self._me, self._filling)
+            assert self._writing is not None
+            return self._node.memory.buffer(self._me, self._writing)
 
     def arrive(self, gradient: bool = True, clip: float | None = None) -> Arrival:
-        """Hand in what is in ``send()``.
+        """Hand in the gradient in ``send()``.
 
         Args:
-            gradient: False: there is none; the rank waits, or gets its results, as it would with one.
-            clip: scale the gradient down to this norm, if it is longer and late.
+            gradient: False: there is none; the rank waits for results as if it had one.
+            clip: largest norm of a late gradient; a longer one is scaled down to this norm.
 
         Raises:
             Fenced: this rank does not take part any more.
-            SeatLost: the seat is gone.
+            SequencerLost: the connection to the sequencer has ended.
         """
-        assert self._awaited is None, f"rank {self.rank} arrived while it waits for round {self._awaited}; call wait() until it is True"
+        assert self._awaited is None, f"rank {self.rank} arrived while it waits for round {self._awaited}; wait() must be True first"
         with self._lock:
             buffer, factor = None, 1.0
             if gradient:
                 mine = self.send()
-                buffer, self._filling = self._filling, None
+                buffer, self._writing = self._writing, None
                 if clip is not None:
                     factor = clip_factor(mine, clip)
-            answer = self._answered(lambda: self._node.arrive(buffer, factor))
-            self._given = range(self._version, self._version)
+            answer = self._request(lambda: self._node.arrive(buffer, factor))
+            self._delivered = range(self._version, self._version)
             self._awaited = answer.through
             return Arrival(answer.number, answer.late, answer.closed, answer.through)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until what this rank is to have is here: its round, or if it was late those before; at most so many seconds.
+        """Wait until the results for this rank are here: that of its round or, if it was late, those of the rounds before.
 
         Returns:
-            Whether it is; True also if there is nothing to wait for.
+            True once they are here, or if nothing is awaited; False if ``timeout_s`` seconds have passed.
 
         Raises:
             Fenced: this rank does not take part any more.
-            SeatLost: the seat is gone.
+            SequencerLost: the connection to the sequencer has ended.
         """
         with self._lock:
             through = self._awaited
@@ -243,42 +245,42 @@ class MultiHostRounds:
                 return True
             if not self._wait_for(lambda: self._node.executor.upto >= through, timeout_s):
                 return False
-            self._given = range(self._given.start if self._given else self._version, through)
+            self._delivered = range(self._delivered.start if self._delivered else self._version, through)
             self._version, self._awaited = through, None
             return True
 
     def results(self) -> list[tuple[Version, torch.Tensor]]:
-        """The results that this rank has been given and has not read: each with its round, in order; views, to be left as they are.
+        """Return the results that this rank has received and not read yet: pairs of round and vector, in order; do not write to them.
 
-        A round whose mean is beyond the range of the numbers is void: its result begins with NaN, and no rank may use it.
+        A round whose mean is not finite is void: its result begins with NaN, and no rank may apply it.
         """
         with self._lock:
-            return [(number, self._node.executor.results[number]) for number in self._given]
+            return [(number, self._node.executor.results[number]) for number in self._delivered]
 
     def read(self) -> None:
-        """This rank has done with its results. After a single one it is enough that its next arrival says so."""
+        """Declare that the results are not needed any more. After a single result, the next arrival says so, and nothing is sent."""
         with self._lock:
-            tells = len(self._given) > 1 or self.slots <= 8 or self._parting
-            self._given = range(self._version, self._version)
+            tells = len(self._delivered) > 1 or self.slots <= 8 or self._draining
+            self._delivered = range(self._version, self._version)
             if tells:
-                self._node.tell({"k": "read", "n": self._version})
+                self._node.notify({"k": "read", "n": self._version})
 
     def catch_up(self, timeout_s: float = 0.0, *, newest: bool = False) -> list[tuple[Version, torch.Tensor]]:
-        """The results that there are, for a rank that is not computing a gradient: one that is idle, or has just entered.
+        """Return the results that are available, for a rank that computes no gradient: one that is idle, or has just entered.
 
         Args:
-            timeout_s: how long to wait for one, if there is none here.
-            newest: ask the seat, and wait for all that are closed by now, wherever they are.
+            timeout_s: how long to wait for a result if none is here.
+            newest: ask the sequencer, and wait for all rounds that are closed by now, on whatever host they are summed.
         """
-        assert self._awaited is None, f"rank {self.rank} waits for round {self._awaited}"
+        assert self._awaited is None, f"rank {self.rank} waits for round {self._awaited}; call wait() until it returns True"
         with self._lock:
             if newest or self._wait_for(lambda: self._node.executor.upto > self._version, timeout_s):
-                self._awaited = self._answered(lambda: self._node.tell({"k": "catch"})).through
+                self._awaited = self._request(lambda: self._node.notify({"k": "catch"})).through
                 self.wait()
             return self.results()
 
     def allreduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> RoundOutcome:
-        """Hand in a gradient, wait if it is on time, and take what there is. Nothing is copied if ``tensor`` is what ``send()`` gave.
+        """Hand in a gradient, wait if it is on time, and return the results. Nothing is copied if ``tensor`` is what ``send()`` returned.
 
         Raises:
             JobError: the round was not done in time.
@@ -295,154 +297,156 @@ class MultiHostRounds:
         included = bool(results) and results[-1][0] >= arrival.number
         return RoundOutcome(included, arrival.number, arrival.number - version, results)
 
-    # What may be said for a rank: by itself, by another that has what it needs, or at the seat.
+    # Called for a rank by itself, by the rank that admits it, or at the sequencer.
 
     def enter(self, rank: WorkerId, version: Version) -> None:
-        """A rank takes part, with the parameters of this version; it gets the results from there on.
+        """Let a rank take part with the parameters of ``version``; it gets the results from there on.
 
-        Only the rank itself, or the seat for it, which knows from `expect` where it is.
+        Called by the rank itself, or at the sequencer for another rank, whose host is known from `expect`.
 
         Raises:
-            Fenced: this rank itself, and results that it would need are gone.
-            TooOld: the same, at the seat for another.
+            Fenced: this rank itself needs results that are gone.
+            TooOld: at the sequencer: the other rank needs results that are gone.
         """
         with self._lock:
             if rank == self.rank:
-                self._begin_with(version)
-                self._answered(lambda: self._node.enter(version, self._mesh.hub.host))
+                self._start_at(version)
+                self._request(lambda: self._node.enter(version, self._connections.hub.host))
             else:
-                self._node.do(self._at_the_seat().enter(rank, version, self._node.hosts.get(rank)))
+                self._node.dispatch(self._local_sequencer().enter(rank, version, self._node.hosts.get(rank)))
 
-    def let_in(self, rank: WorkerId, version: Version, ticket: int, *, pause: bool = True) -> None:
-        """Another rank takes part, with the parameters of this version, which this one has itself: it goes on only after this.
+    def admit(self, rank: WorkerId, version: Version, ticket: int, *, pause: bool = True) -> None:
+        """Let another rank take part with the parameters of ``version``, which this rank has. Returns at once.
 
-        If results are gone that the other would need, it is `Fenced`.
+        If the other rank needs results that are gone, it gets `Fenced`.
 
         Args:
-            ticket: what the seat gave for it. If its process is gone by then nothing happens.
-            pause: nobody waits for it before it says `resume`.
+            ticket: what `ticket` returned at the sequencer. Nothing happens if the rank's process is not the one of the ticket any more.
+            pause: no round waits for the rank before it calls `resume`.
         """
         with self._lock:
-            self._node.tell({"k": "let", "rank": rank, "version": version, "ticket": ticket, "pause": pause})
+            self._node.notify({"k": "let", "rank": rank, "version": version, "ticket": ticket, "pause": pause})
 
     def entered(self) -> Version:
-        """Another has said that this rank takes part: wait until that is so. Returns the version from which on it does.
+        """Wait until another rank has admitted this one. Returns the version of this rank's parameters.
 
         Raises:
-            Fenced: it does not.
+            Fenced: this rank was not admitted.
         """
         with self._lock:
-            version = self._answered(lambda: None).through
-            self._begin_with(version)
+            version = self._request(lambda: None).through
+            self._start_at(version)
             return version
 
-    def part(self, timeout_s: float | None = None) -> bool:
-        """This rank is about to leave: wait until the others can do without it; at most so many seconds.
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Wait, for at most ``timeout_s`` seconds, until this rank may leave gracefully.
 
-        They can when they have all results that this rank has been given, and when what it has handed in, and its host alone has, is in
-        one of them. If it left before, they could have to sum a round without it of which it has had the result. If it lets somebody in
-        after that, it parts again: the newcomer may lack what it has.
+        It may leave when the other ranks have all results that it has received, and a result includes every gradient that only its host
+        holds. If it left before, the others might sum a round without it although it has had the result. After it has admitted another
+        rank, it must drain again, since that rank may lack some of its results.
 
         Returns:
-            Whether it may leave. If not, the time is up, or there are `results`: others may wait for their room, so it is to read them
-            and to call this again. Also if it may, there may be `results`.
+            True if the rank may leave; `results` may still return some. False if the time is up, or new `results` are there: read them,
+                since rounds may wait for their slots, and call this again.
 
         Raises:
             Fenced: this rank does not take part any more.
-            SeatLost: the seat is gone.
+            SequencerLost: the connection to the sequencer has ended.
         """
         with self._lock:
             self._check()
-            if not self._parting:
-                self._parting = True
-                self._node.tell({"k": "part"})
+            if not self._draining:
+                self._draining = True
+                self._node.notify({"k": "part"})
             node = self._node
             self._wait_for(lambda: bool(node.answers) or node.executor.upto > self._version, timeout_s)
             if node.answers:
-                self._leaves_with = node.answers.pop(0).through
-            self._given = range(self._given.start if self._given else self._version, node.executor.upto)
+                self._drain_version = node.answers.pop(0).through
+            self._delivered = range(self._delivered.start if self._delivered else self._version, node.executor.upto)
             self._version = node.executor.upto
-            if self._leaves_with is None or self._version < self._leaves_with:
+            if self._drain_version is None or self._version < self._drain_version:
                 return False
-            self._parting, self._leaves_with = False, None
+            self._draining, self._drain_version = False, None
             return True
 
     def leave(self, rank: WorkerId) -> None:
-        """A rank is gone. Rounds that waited for it go on."""
-        self._say(rank, "leave")
+        """Remove a rank. Rounds that waited for it go on."""
+        self._notify(rank, "leave")
 
     def pause(self, rank: WorkerId) -> None:
-        """A rank has nothing to compute until the epoch ends. If that is so for all, what is pending is folded."""
-        self._say(rank, "pause")
+        """Let rounds not wait for a rank that has nothing to compute until the epoch ends. If all pause, pending gradients are folded."""
+        self._notify(rank, "pause")
 
     def resume(self, rank: WorkerId) -> None:
-        """A rank computes again. If it is this one, the seat knows it when this returns: else it could hear of it after what this rank has
-        then gone on to say on other ways, such as to the coordinator, who may have let it pause again by then.
+        """Let rounds wait for a rank again. For this process's rank, return once the sequencer has confirmed it.
+
+        Without the confirmation the sequencer could get this after something that the rank sends later on another connection: the
+        coordinator, for example, may already have paused the rank again.
 
         Raises:
             Fenced: this rank does not take part any more.
-            SeatLost: the seat is gone.
+            SequencerLost: the connection to the sequencer has ended.
         """
         if rank != self.rank:
-            self._say(rank, "resume")
+            self._notify(rank, "resume")
             return
         with self._lock:
-            self._answered(lambda: self._node.tell({"k": "resume"}))
+            self._request(lambda: self._node.notify({"k": "resume"}))
 
     def follow(self, start: int) -> list[Entry]:
-        """At the seat: what has happened, the log from this entry on."""
+        """At the sequencer: return the log from entry ``start`` on."""
         with self._lock:
             self._check()
-            return self._at_the_seat().follow(start)
+            return self._local_sequencer().follow(start)
 
     def present(self, rank: WorkerId) -> bool:
-        """Whether a rank takes part, as far as it is known here; at the seat everything is."""
+        """Return True if a rank takes part, as far as this process knows; the sequencer always knows."""
         with self._lock:
-            return rank in (self._node.present if self._node.decider is None else self._node.decider.present)
+            return rank in (self._node.present if self._node.sequencer is None else self._node.sequencer.present)
 
     def close(self) -> None:
-        """This process goes: to the others it is gone."""
-        self._mesh.close()
+        """Close all connections: to the other processes this one is gone."""
+        self._connections.close()
         with self._lock:
             self._lock.notify_all()
         self._node.memory.close()
 
-    # How it is done.
+    # Implementation.
 
-    def _at_the_seat(self) -> Sequencer:
-        assert self._node.decider is not None, (
-            f"only the seat, {self._seat}, knows this and may do this for other ranks; this is {self._me}"
+    def _local_sequencer(self) -> Sequencer:
+        assert self._node.sequencer is not None, (
+            f"only the sequencer, peer {self._sequencer_peer}, may do this for other ranks; this is peer {self._me}"
         )
-        return self._node.decider
+        return self._node.sequencer
 
-    def _say(self, rank: WorkerId, kind: str) -> None:
+    def _notify(self, rank: WorkerId, kind: str) -> None:
         with self._lock:
             self._check()
-            self._node.tell({"k": kind, "rank": rank})
+            self._node.notify({"k": kind, "rank": rank})
 
-    def _begin_with(self, version: Version) -> None:
-        self._version, self._given = version, range(version, version)
-        self._awaited = self._filling = None
+    def _start_at(self, version: Version) -> None:
+        self._version, self._delivered = version, range(version, version)
+        self._awaited = self._writing = None
 
-    def _answered(self, ask: Callable[[], None]) -> Answer:
+    def _request(self, ask: Callable[[], None]) -> Answer:
         self._check()
         ask()
         self._wait_for(lambda: bool(self._node.answers), None)
         return self._node.answers.pop(0)
 
     def _buffer_taken(self) -> bool:
-        self._filling = self._node.buffer()
-        return self._filling is not None
+        self._writing = self._node.buffer()
+        return self._writing is not None
 
     def _check(self) -> None:
-        if self._mesh.failure is not None:
-            raise JobError(f"the thread of rank {self._me} that talks with other hosts has failed") from self._mesh.failure
-        if self._mesh.ended:
-            raise JobError(f"rank {self._me} has closed its connections: it takes part no more")
+        if self._connections.failure is not None:
+            raise JobError(f"the communication thread of rank {self._me} has failed") from self._connections.failure
+        if self._connections.ended:
+            raise JobError(f"rank {self._me} has closed its connections and does not take part any more")
         if self._node.fenced is not None:
             raise Fenced(self._node.fenced)
-        if self._node.decider is None and not self._mesh.knows(self._seat):
-            raise SeatLost(f"rank {self._me} has lost its connection to {self._seat}, which decides when rounds close")
+        if self._node.sequencer is None and not self._connections.is_connected(self._sequencer_peer):
+            raise SequencerLost(f"rank {self._me} has lost its connection to the sequencer, peer {self._sequencer_peer}")
 
     def _wait_for(self, what: Callable[[], bool], timeout_s: float | None) -> bool:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -454,23 +458,23 @@ class MultiHostRounds:
             self._lock.wait(left_s)
         return True
 
-    def _heard(self, peer: WorkerId, message: Message | None) -> None:
-        """In the thread, with the lock."""
-        self._node.mates = self._mesh.mates() - {SEAT}
+    def _on_message(self, peer: WorkerId, message: Message | None) -> None:
+        """Called in the thread, under the lock."""
+        self._node.local_peers = self._connections.local_peers() - {SEQUENCER}
         if message is not None:
-            self._node.heard(peer, message.header, message.payload, message.memory)
+            self._node.on_message(peer, message.header, message.payload, message.memory)
         elif not self._followed:
-            self._node.gone(peer)
+            self._node.on_closed(peer)
         self._lock.notify_all()
 
-    def _cut(self, peer: WorkerId, reason: str) -> None:
-        """In the thread, with the lock."""
-        self._node.cut(peer, reason)
+    def _on_cut(self, peer: WorkerId, reason: str) -> None:
+        """Called in the thread, under the lock."""
+        self._node.on_cut(peer, reason)
         self._lock.notify_all()
 
-    def _met(self, peer: WorkerId) -> None:
-        """In the thread, with the lock."""
-        self._node.mates = self._mesh.mates() - {SEAT}
-        if peer in self._node.mates and not self._node.has_memory:
-            self._node.ask(peer)
+    def _on_connected(self, peer: WorkerId) -> None:
+        """Called in the thread, under the lock."""
+        self._node.local_peers = self._connections.local_peers() - {SEQUENCER}
+        if peer in self._node.local_peers and not self._node.has_memory:
+            self._node.ask_state(peer)
         self._lock.notify_all()

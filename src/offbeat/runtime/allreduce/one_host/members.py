@@ -60,14 +60,14 @@ class OneHostMembers:
         """Void the ticket of a rank that does not take part: its process is gone."""
         self._memory.change(State.forget, rank)
 
-    def let_in(self, rank: WorkerId, version: Version, ticket: int, *, pause: bool = True) -> None:
+    def admit(self, rank: WorkerId, version: Version, ticket: int, *, pause: bool = True) -> None:
         """Let another rank take part, with the parameters of this version. The caller has these itself, and goes on only after this call.
 
         Args:
             ticket: see `ticket`. If it is void, or the rank takes part already, nothing happens.
             pause: let nobody wait for the rank before it calls `resume`.
         """
-        self._unless_summed(_let_in, rank, version, ticket, pause)
+        self._unless_summed(_admit, rank, version, ticket, pause)
 
     def leave(self, rank: WorkerId) -> None:
         """Take a rank out. Its gradient stays in its round; rounds that waited for the rank go on."""
@@ -114,7 +114,7 @@ def _enter(state: State, rank: WorkerId, version: Version) -> tuple[RoundPart, .
     return state.enter(rank, version)
 
 
-def _let_in(state: State, rank: WorkerId, version: Version, ticket: int, pause: bool) -> tuple[RoundPart, ...] | None:
+def _admit(state: State, rank: WorkerId, version: Version, ticket: int, pause: bool) -> tuple[RoundPart, ...] | None:
     """Do as `_enter` does, for the process with this ticket."""
     if ticket == 0 or state.tokens[rank] != ticket or state.rounds.state(rank) != ABSENT:
         return ()

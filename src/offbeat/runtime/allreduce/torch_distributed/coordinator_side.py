@@ -1,7 +1,7 @@
-"""The coordinator's side of a plain allreduce: `torch.distributed` sums, and who takes part in which round follows from what ranks say.
+"""Run the coordinator's side of the rule ``allreduce``: `torch.distributed` sums, and ranks announce when they take part in a round.
 
-A round closes when every rank that computes has said that it is about to arrive. A rank that has nothing to compute until the epoch ends
-takes part with nothing, since an allreduce needs all: it is told so for each such round. A rank's death is the end of the job.
+A round closes when every rank that computes has announced its arrival. `torch.distributed` needs all ranks in each call, so a rank that has
+nothing to compute until the epoch ends is told to take part with zeros. The death of a rank ends the job.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
 
 class TorchGroup:
-    """Who is there, who computes, and who has arrived in the open round.
+    """Keep which ranks take part, which compute, and which have arrived in the open round.
 
     Args:
-        interface: where the ranks meet.
-        absent: called with the ranks that are there and take part in a round with nothing, when it closes.
+        interface: network interface on which the ranks meet.
+        absent: called, when a round closes, with the ranks that must take part in it with zeros.
     """
 
     memory: tuple[SharedMemory, ...] = ()
@@ -40,23 +40,23 @@ class TorchGroup:
         self._active: set[WorkerId] = set()
         self._arrived: set[WorkerId] = set()
         self._early: list[WorkerId] = []
-        """Whose word of the next round has come before that of others of this one."""
+        """Ranks that have announced the next round before others have announced this one."""
 
     def follow(self, start: int) -> list[Entry]:
-        """What has happened, from this entry on; what was before is forgotten."""
+        """Return the log from entry ``start`` on, and forget earlier entries."""
         self._log = [entry for entry in self._log if entry.seq >= start]
         return list(self._log)
 
     def present(self, rank: WorkerId) -> bool:
-        """Whether a rank takes part."""
+        """Return True if a rank takes part."""
         return rank in self._present
 
     def waits(self, rank: WorkerId) -> bool:
-        """Whether a rank has arrived in the open round."""
+        """Return True if a rank has arrived in the open round."""
         return rank in self._arrived
 
     def arrive(self, rank: WorkerId) -> None:
-        """A rank is about to take part in the next round that it knows nothing of."""
+        """Note that a rank is about to call allreduce for the next round that it has not taken part in."""
         if rank in self._arrived:
             self._early.append(rank)
             return
@@ -64,42 +64,42 @@ class TorchGroup:
         self._note(EntryKind.ARRIVE, rank)
 
     def begin(self, ranks: Sequence[WorkerId]) -> None:
-        """These ranks take part from the beginning."""
+        """Enter the ranks that the job begins with."""
         for rank in ranks:
             self.enter(rank, 0)
 
     def enter(self, rank: WorkerId, version: Version) -> None:
-        """A rank takes part from now on."""
+        """Let a rank take part from now on."""
         self._present.add(rank)
         self._active.add(rank)
         self._note(EntryKind.ENTER, rank)
 
     def ticket(self, rank: WorkerId) -> list[int]:
-        """What a rank needs to let in the process that is this one now: it cannot be let in."""
+        """Return no ticket: no rank can be admitted to a running job."""
         return []
 
     def forget(self, rank: WorkerId) -> None:
-        """The process of a rank that does not take part is gone."""
+        """Do nothing: there are no tickets to withdraw."""
 
     def leave(self, rank: WorkerId, incarnation: Incarnation) -> tuple[Effect, ...]:
-        """A rank has come to its end."""
+        """Remove a rank that has finished."""
         self._present.discard(rank)
         self._active.discard(rank)
         self._note(EntryKind.LEAVE, rank)
         return ()
 
     def pause(self, rank: WorkerId) -> None:
-        """A rank has nothing to compute."""
+        """Let no round wait for a rank, which has nothing to compute."""
         self._active.discard(rank)
         self._note(EntryKind.PAUSE, rank)
 
     def resume(self, rank: WorkerId) -> None:
-        """A rank computes again."""
+        """Let rounds wait for a rank again."""
         self._active.add(rank)
         self._note(EntryKind.RESUME, rank)
 
     def close(self) -> None:
-        """The job is over."""
+        """Close the meeting point at the end of the job."""
         self.meeting.close()
 
     def _note(self, kind: EntryKind, rank: WorkerId) -> None:
@@ -116,55 +116,58 @@ class TorchGroup:
 
 
 class TorchCoordinatorSide(RankCoordinatorSide):
-    """Follows a job of the rule ``allreduce``."""
+    """Follow a job of the rule ``allreduce``."""
 
     backend = "torch"
-    _table: TorchGroup
+    _group: TorchGroup
 
     def __init__(self, interface: str, *parts: Any) -> None:
         super().__init__(TorchGroup(interface, self._sit_out), *parts)
 
     @property
     def welcome(self) -> dict[str, Any]:
-        """Where the ranks meet."""
-        return {"meeting": list(self._table.meeting.address)}
+        """Return where the ranks meet."""
+        return {"meeting": list(self._group.meeting.address)}
 
     def check(self, worker: WorkerId, connection: Connection) -> None:
-        """Whether this process can come to the job.
+        """Check that a worker's process can join.
 
         Raises:
-            ConfigurationError: the others have met already.
+            ConfigurationError: the job has begun.
         """
         if self._coordinator.start.begun:
-            raise ConfigurationError("a plain allreduce is under way, which nobody can come to; under sync=full a worker could")
+            raise ConfigurationError(
+                "a job with sync=allreduce is running, which no worker can join; use sync=full, where workers can join"
+            )
 
     def push(self, worker: WorkerId, message: Message, now: Seconds) -> None:
-        """A rank is about to arrive."""
+        """Note that a rank is about to arrive, with this gradient."""
         super().push(worker, message, now)
-        if self._table.present(worker):
-            self._table.arrive(worker)
+        if self._group.present(worker):
+            self._group.arrive(worker)
 
-    def lacks(self, worker: WorkerId) -> bool:
-        """Whether something that happened before a message of this worker is not known yet.
+    def has_backlog_for(self, worker: WorkerId) -> bool:
+        """True if an event before a message of this worker is not known yet.
 
-        A rank that has arrived says nothing before its allreduce has come back: the round is closed, and the others' word of it on its way.
+        A rank that has arrived sends nothing before its allreduce has returned. So the round is closed, and the other ranks' announcements
+        are on their way.
         """
-        return super().lacks(worker) or self._table.waits(worker)
+        return super().has_backlog_for(worker) or self._group.waits(worker)
 
     def gone(self, event: Lost | Left, now: Seconds) -> None:
-        """A rank's process has ended, which the others cannot do without."""
-        if isinstance(event, Lost) and self._table.present(event.worker) and not self._is_over(event):
+        """Remove a rank that has finished. Raises `JobError` if it was lost, since the others need it."""
+        if isinstance(event, Lost) and self._group.present(event.worker) and not self._is_over(event):
             raise JobError(
-                f"worker {event.worker} is gone ({event.reason}), and a plain allreduce needs every rank; "
-                "sync=full does the same and goes on with those that are left"
+                f"worker {event.worker} is gone ({event.reason}), and sync=allreduce needs every rank; "
+                "use sync=full, which computes the same and goes on with the ranks that are left"
             )
         super().gone(event, now)
 
     def _is_over(self, event: Lost) -> bool:
-        """Whether this is old news, of a process that has been replaced or has left."""
+        """Return True if the event is about an earlier process, which has been replaced or has left."""
         member = self._coordinator.membership[event.worker]
         return event.incarnation not in (None, member.incarnation)
 
     def _sit_out(self, ranks: Collection[WorkerId]) -> None:
         for rank in ranks:
-            self._roster[rank].connection.send({"kind": "absent"})
+            self._peers[rank].connection.send({"kind": "absent"})

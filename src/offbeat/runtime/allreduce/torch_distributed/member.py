@@ -1,4 +1,4 @@
-"""A rank's place in a plain allreduce: it calls `torch.distributed`, and its optimizer makes the step of each mean."""
+"""Take part in the rule ``allreduce`` as one rank: call `torch.distributed`, and apply each mean with the rank's optimizer."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from offbeat.types import Version, WorkerId
 
 
 class TorchMember(RankMember):
-    """One rank's part.
+    """Take part as one rank.
 
     Args:
-        rank: this one.
-        replica: what means are applied to.
+        rank: this rank.
+        replica: means are applied to it.
         meeting: where the ranks meet.
-        interface: of this rank's own connections with the others.
+        interface: network interface of this rank's connections to the others.
     """
 
     def __init__(self, rank: WorkerId, replica: Replica, meeting: Meeting, interface: str) -> None:
         self._meeting, self._interface = meeting, interface
         self._group: TorchAllreduce | None = None
         self._members: Sequence[WorkerId] = ()
-        # Behind each gradient is a 1, so that the mean tells how many there are.
+        # Behind each gradient is a 1, so that the mean tells how many ranks had a gradient.
         self._gradient, self._nothing = (torch.zeros(replica.numel + 1, dtype=replica.dtype) for _ in range(2))
         super().__init__(rank, replica)
 
     def attach(self) -> None:
-        """There is nothing to attach to before the ranks have met."""
+        """Do nothing: there is no shared state before the ranks have met."""
 
     def meet(self, header: Mapping[str, Any]) -> None:
-        """The ``members``, in this order, are all that ever take part."""
+        """Keep the job's ranks, ``members`` of the header. Their order is that of `torch.distributed`."""
         self._members = header["members"]
 
     def _enter(self) -> None:
@@ -44,10 +44,10 @@ class TorchMember(RankMember):
         self._group = TorchAllreduce(self._members.index(self._rank), len(self._members), self._meeting, host=self._interface)
 
     def resume(self) -> None:
-        """Whether this rank computes is the coordinator's to say."""
+        """Do nothing: only the coordinator keeps which ranks compute."""
 
     def contribute(self, usable: bool) -> None:
-        """Take part in a round with the gradient, or without it."""
+        """Take part in a round with the gradient, or with zeros."""
         if usable:
             self._gradient[-1] = 1.0
         else:
@@ -55,24 +55,24 @@ class TorchMember(RankMember):
         self._round(self._gradient)
 
     def sit_out(self) -> None:
-        """Take part in a round of the others with nothing: a gradient that is being accumulated stays where it is."""
+        """Take part in a round of the others with zeros. A gradient that is being accumulated is not touched."""
         self._round(self._nothing.zero_())
 
     def _round(self, vector: torch.Tensor) -> None:
-        assert self._group is not None, "the ranks have not met"
+        assert self._group is not None, "a round before begin(): the ranks have not met"
         self._group.mean(vector)
         self.version += 1
         if (share := float(vector[-1])) > 0.0:
-            # Of those with a gradient; the mean is over all ranks.
+            # The mean is over all ranks; the step needs that over the ranks with a gradient.
             self._replica.step(vector[:-1] if round(share * len(self._members)) == len(self._members) else vector[:-1].div_(share))
 
     def catch_up(self, goal: Version = 0) -> None:
-        """Nothing comes but in rounds in which this rank takes part."""
+        """Do nothing: results only come from rounds in which this rank takes part."""
 
-    def _let_in(self, rank: WorkerId, ticket: Sequence[int]) -> None:
-        raise JobError(f"worker {rank} cannot come to a plain allreduce that is under way")
+    def _admit(self, rank: WorkerId, ticket: Sequence[int]) -> None:
+        raise JobError(f"worker {rank} cannot join a running job with sync=allreduce; use sync=full, where workers can join")
 
     def close(self) -> None:
-        """This rank calls no more; to be called once, and last."""
+        """Close the process group. Called once, and last."""
         if self._group is not None:
             self._group.close()

@@ -1,8 +1,8 @@
-"""The plain synchronous allreduce of ``torch.distributed``: what the rule ``allreduce`` is live, to compare with what people use.
+"""Run the synchronous allreduce of ``torch.distributed``, which the rule ``allreduce`` uses as a baseline to compare with.
 
-A process group of its own, beside whatever group the script may have made for itself. Its members find each other through a
-`torch.distributed.TCPStore`, which one process serves. Neither that store nor gloo and NCCL know of a token: whoever reaches the port
-can take part. So the store and gloo's connections stay on the loopback interface unless an address says otherwise.
+It uses its own process group, beside any group that the script makes. The members find each other through a `torch.distributed.TCPStore`,
+which one process serves. Neither the store nor gloo and NCCL check a token: any process that reaches the port can take part. So the store
+and gloo's connections stay on the loopback interface unless an address says otherwise.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from offbeat.errors import ConfigurationError, JobError
 from offbeat.types import Seconds, WorkerId
 
 dist: Any = torch.distributed
-"""It does not say which of its names are public, and stores and groups are among those that it leaves out."""
+"""`torch.distributed`; it does not declare all names public that are used here."""
 
 Meeting: TypeAlias = tuple[str, int]
-"""Network name or number, and port."""
+"""Host name or address, and port."""
 
 TIMEOUT_S = 300.0
-"""How long a rank waits for the others: a slow one may be that late."""
+"""Seconds that a rank waits for the others; a slow rank may be this late."""
 
 
 class MeetingPoint:
-    """Serves the store at which the ranks of one job meet; to be kept until all of them have met.
+    """Serve the store at which the ranks of one job meet. Keep it until all of them have met.
 
     >>> with MeetingPoint() as point:
     ...     point.address[0]
@@ -37,13 +37,13 @@ class MeetingPoint:
     """
 
     def __init__(self, host: str = "127.0.0.1") -> None:
-        # A listening socket of ours, since the store by itself would listen on every interface.
+        # The store itself would listen on every interface, so it gets a socket that is already bound.
         self._socket = socket.create_server((host, 0))
         self.address: Meeting = (host, self._socket.getsockname()[1])
         self._store: Any = dist.TCPStore(*self.address, is_master=True, wait_for_workers=False, master_listen_fd=self._socket.detach())
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop serving the store."""
         self._store = None
 
     def __enter__(self) -> MeetingPoint:
@@ -54,20 +54,20 @@ class MeetingPoint:
 
 
 class TorchAllreduce:
-    """One rank's part.
+    """Take part in the process group as one rank.
 
     Args:
         rank: its number, from 0.
-        ranks: how many there are; all must come.
+        ranks: the number of ranks; all must come.
         meeting: where they meet.
-        round_: of the meeting; ranks that meet anew need another number than before.
+        round_: number of the meeting; ranks that meet again need a new number.
         device: of the gradients; NCCL on GPUs, gloo elsewhere.
         host: the interface that gloo's connections use.
         timeout_s: how long to wait for the others, at the start and in each call.
 
     Raises:
-        JobError: some of them have not come in time.
-        ConfigurationError: this torch cannot do that.
+        JobError: a rank has not come in time.
+        ConfigurationError: this torch was built without gloo or NCCL.
     """
 
     def __init__(
@@ -93,23 +93,23 @@ class TorchAllreduce:
             raise JobError(f"rank {rank} did not meet the {ranks - 1} others at {meeting} within {timeout_s:g} s: {error}") from error
 
     def mean(self, gradient: torch.Tensor) -> None:
-        """Replace a gradient, any shape, by the mean over all ranks; returns when that is done.
+        """Replace a gradient of any shape by the mean over all ranks. Returns when that is done.
 
-        It is divided before it is summed, as in DistributedDataParallel: a sum overflows where its mean does not.
+        It is divided before it is summed, as in DistributedDataParallel: the sum could overflow where the mean does not.
 
         Raises:
-            JobError: another rank is gone, or has not come in time.
+            JobError: another rank is gone, or has not called in time.
         """
         try:
             self._group.allreduce([gradient.div_(self.ranks)]).wait()
         except RuntimeError as error:
             raise JobError(
-                f"the plain allreduce of rank {self.rank} with {self.ranks - 1} others failed within {self._timeout_s:g} s: {error}. "
-                "It does not outlive the end of a rank; sync=full does the same and goes on with those that are left"
+                f"the allreduce of rank {self.rank} with {self.ranks - 1} others failed within {self._timeout_s:g} s: {error}. "
+                "It needs every rank; sync=full computes the same and goes on with the ranks that are left"
             ) from error
 
     def close(self) -> None:
-        """This rank calls no more."""
+        """Close the process group."""
         del self._group
 
 
