@@ -36,6 +36,11 @@ OWN = {
     "toygossip": {"tests/core/gossip/test_ledger.py": "random schedules", "tests/sim/test_same_script_gossip.py": "live and simulated"},
 }
 """By the rule: tests of its family."""
+LIVE = {
+    "toyserver": "tests/live/test_rules.py",
+    "toyrounds": "tests/live/test_ranks.py",
+    "toygossip": "tests/live/test_ranks_gossip.py",
+}
 ITS_TEST = '''"""A toy's test."""
 
 from __future__ import annotations
@@ -83,9 +88,9 @@ def section(word: str, kind: type[Policy]) -> str:
     return f"\n## {word}\n\n| setting | default | |\n|---|---|---|\n{rows}\n*Choose it* never.\n\n*Paper:* none.\n"
 
 
-def run(copy: Path, *arguments: str) -> str:
+def run(copy: Path, *arguments: str, **more: str) -> str:
     """Run python in the copy; return what it prints."""
-    environment = {**os.environ, "PYTHONPATH": f"{copy / 'src'}{os.pathsep}{copy}"}
+    environment = {**os.environ, **more, "PYTHONPATH": f"{copy / 'src'}{os.pathsep}{copy}"}
     done = subprocess.run([sys.executable, *arguments], cwd=copy, env=environment, capture_output=True, text=True, check=False, timeout=250)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
     return done.stdout
@@ -110,9 +115,21 @@ def test_it_is_listed_and_simulated_by_the_command_line(house: Path) -> None:
 @pytest.mark.slow
 def test_the_tests_of_all_rules_find_it_and_pass(house: Path) -> None:
     files = {file for own in OWN.values() for file in own} | ALL.keys() | {f"tests/policies/test_{word}.py" for word in TOYS}
-    said = run(house, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-k", "toy or made_from", *sorted(files))
-    passed = Counter((file, word) for file, word in re.findall(r"^(\S+?)::\S*?\[?.*?(toy[a-z]+).* PASSED", said, re.MULTILINE))
+    passed, said = outcomes(house, *sorted(files), OFFBEAT_ALL_TESTS="")
     for word in TOYS:
         for file, what in (ALL | OWN[word]).items():
             assert passed[file, word], f"{file} ({what}) has no test of {word}:\n{said}"
         assert passed[f"tests/policies/test_{word}.py", word]
+
+
+@pytest.mark.slow
+def test_live_jobs_run_under_it(house: Path) -> None:
+    passed, said = outcomes(house, *LIVE.values(), OFFBEAT_ALL_TESTS="1")
+    for word, file in LIVE.items():
+        assert passed[file, word], f"{file} has no test of {word}:\n{said}"
+
+
+def outcomes(copy: Path, *files: str, **environment: str) -> tuple[Counter[tuple[str, str]], str]:
+    """Run these tests of the copy, as far as they are of the toys; return how many passed, by file and toy, and what pytest says."""
+    said = run(copy, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-k", "toy or made_from", *files, **environment)
+    return Counter((file, word) for file, word in re.findall(r"^(\S+?)::\S*?\[?.*?(toy[a-z]+).* PASSED", said, re.MULTILINE)), said

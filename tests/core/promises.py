@@ -27,6 +27,11 @@ class Promises:
     drops = False
     """Whether it drops gradients of living workers."""
 
+    @staticmethod
+    def most_stale(rule: Any, workers: int) -> int | None:
+        """Return the greatest staleness that a gradient can have in a fold, with so many workers and no faults; None: any."""
+        return None
+
     def __init__(self, audit: Auditor) -> None:
         self.audit = audit
         self.ledger = audit.ledger
@@ -78,6 +83,10 @@ class FreshOnly(Promises):
     """Nobody waits while all have pushed and the shards have said what they have measured."""
 
     drops = True
+
+    @staticmethod
+    def most_stale(rule: Any, workers: int) -> int:
+        return 0
 
     def fold(self, effect: Fold, pushes: Sequence[Pushed]) -> None:
         fresh(effect)

@@ -22,6 +22,8 @@ from pathlib import Path
 import psutil
 from tests.faults.job import FAULTY, GONE, Job, signalled
 
+from offbeat import policies
+from offbeat.core.policy import ServerRule
 from offbeat.journal.records import Record
 
 TIMEOUT_S, PROGRESS_S = 2.0, 8.0
@@ -29,10 +31,8 @@ BOUND_S = 150.0
 """For the end of a job, and for the return of a worker, on a machine that is busy with other things."""
 WORKERS = 3
 PER_JOB = 5
-RULES = (
-    *("bsp", "ssp(staleness=2)", "asp", "backup(b=1)", "dbw", "psp(c=2)", "elastic", "ensemble"),
-    *("majority", "solo", "full", "dpsgd", "sgp", "adpsgd"),
-)
+RULES = tuple(kind.about.examples[0] for kind in policies.RULES.values() if kind is not policies.AllReduce)
+"""A job under allreduce does not outlive the death of a rank."""
 ORDERS = ("gil", "loop", "block", "raise", "exit", "end", "crash", "memory", "sockets")
 """What a worker does to itself (``scripts/faulty.py``)."""
 KINDS = (
@@ -95,7 +95,8 @@ class Trial:
         self._present = set(range(WORKERS))
         self._all_killed = False
         """At once: where there are no servers the parameters are gone."""
-        servers = "2" if rule.startswith("psp") else "1"
+        chosen = policies.rule(rule)
+        servers = "2" if isinstance(chosen, ServerRule) and chosen.scope == "shard" else "1"
         options = ("--workers", str(WORKERS), "--servers", servers, "--sync", rule, "--max-restarts", "99", "--slow", "any=0.02")
         limits = ("--timeout", f"{TIMEOUT_S:g}", "--progress-timeout", f"{PROGRESS_S:g}", "--preload", "torch._dynamo")
         own = ("--until", str(folder / "enough"), "--orders", str(folder))

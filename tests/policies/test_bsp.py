@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tests.core.hand import Hand, names, only
 from tests.core.promises import Promises, by_samples, fresh
@@ -16,6 +17,10 @@ from offbeat.policies import BSP
 
 class Barrier(Promises):
     """Fold when everybody who computes has pushed."""
+
+    @staticmethod
+    def most_stale(rule: Any, workers: int) -> int:
+        return 0
 
     def fold(self, effect: Fold, pushes: Sequence[Pushed]) -> None:
         fresh(effect)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from tests.core.hand import Hand, names, only
@@ -19,6 +20,10 @@ class Batched(Promises):
     """Fresh gradients, as many as the rule says unless nobody computes, and nobody waits."""
 
     drops = True
+
+    @staticmethod
+    def most_stale(rule: Any, workers: int) -> int:
+        return 0
 
     def fold(self, effect: Fold, pushes: Sequence[Pushed]) -> None:
         fresh(effect)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from tests.core.hand import Hand, names, only
@@ -19,6 +20,11 @@ class Capped(Asynchronous):
     """The same, and nothing that is folded is as stale as the threshold."""
 
     drops = True
+
+    @staticmethod
+    def most_stale(rule: Any, workers: int) -> int:
+        threshold: int = rule.threshold
+        return threshold - 1
 
     def fold(self, effect: Fold, pushes: Sequence[Pushed]) -> None:
         super().fold(effect, pushes)

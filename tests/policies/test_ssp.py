@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -36,10 +37,17 @@ class Bounded(Asynchronous):
             assert self.lead(worker) > lower, f"worker {worker} waits inside the bound"
 
     def _bounds(self) -> tuple[int, int]:
-        if isinstance(self.rule, SSP):
-            return self.rule.staleness, self.rule.staleness
-        assert isinstance(self.rule, DSSP)
-        return self.rule.lower, self.rule.upper
+        return bounds(self.rule)
+
+    @staticmethod
+    def most_stale(rule: Any, workers: int) -> int:
+        # While one computes, each of the others can get from as far behind it as the bound says to one more before it.
+        return (2 * bounds(rule)[1] + 1) * (workers - 1)
+
+
+def bounds(rule: Any) -> tuple[int, int]:
+    """Return the lower and the upper bound."""
+    return (rule.staleness, rule.staleness) if isinstance(rule, SSP) else (rule.lower, rule.upper)
 
 
 PROMISES = {SSP: Bounded, DSSP: Bounded}

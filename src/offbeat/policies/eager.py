@@ -152,7 +152,7 @@ class AllOf(DrawnInitiators):
     """
 
     about = About(
-        examples=("all_of(m=2, carry_clip=1.5)",),
+        examples=("all_of(m=2)", "all_of(m=2, carry_clip=1.5)"),
         draws=lambda workers: [_DRAWN | {"m": range(1, workers + 1)}],
     )
 
