@@ -42,7 +42,7 @@ class AdaComm(AveragedRounds):
             "`adacomm(steps=20)`",
             "the mean of all workers' parameters",
             "everybody, after the fold",
-            "the same, with fewer steps between exchanges as the loss falls: fast first, accurate later",
+            "as `ensemble`, with fewer steps between exchanges as the loss falls: fast first, accurate later",
         ),
     )
 

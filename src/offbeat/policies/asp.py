@@ -52,7 +52,9 @@ class ASP(OneByOne):
     about = About(
         examples=("asp", "asp(discount=inverse)"),
         draws=lambda workers: [{"discount": get_args(Discount)}],
-        row=Row("`asp`", "each push as it arrives", "everybody, at once", "permanent speed differences, and models that stand staleness"),
+        row=Row(
+            "`asp`", "each push as it arrives", "everybody, at once", "permanent speed differences, and models that tolerate staleness"
+        ),
     )
 
     discount: Discount = "none"

@@ -38,7 +38,7 @@ class Backup(FirstFresh):
             "`backup(b=1)`",
             "the first n - b fresh gradients; later ones are dropped",
             "everybody, after the fold",
-            "one or two stragglers, whoever they are; costs the stragglers' samples",
+            "one or two stragglers, the same or changing; loses the stragglers' samples",
         ),
     )
 

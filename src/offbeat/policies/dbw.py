@@ -46,7 +46,7 @@ class BDBW(FirstFresh):
             "`b_dbw`",
             "the first k fresh gradients, k chosen by gradients per second",
             "everybody, after the fold",
-            "as `dbw`, blind to what gradients are worth",
+            "as `dbw`, without an estimate of each gradient's value",
         ),
     )
 
@@ -129,7 +129,7 @@ class DBW(BDBW):
             "`dbw`",
             "the first k fresh gradients, k chosen for each version by what it gains per second",
             "everybody, after the fold",
-            "stragglers, when the best number of spare workers is not known or changes",
+            "stragglers, when the best number of backup workers is unknown or changes",
         ),
     )
 

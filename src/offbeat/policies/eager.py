@@ -97,10 +97,10 @@ class Majority(Partial):
         draws=lambda workers: [_DRAWN | {"delivery": ("replay", "latest")}],
         row=Row(
             "`majority`; `solo`, `quorum(q=6)`, `full`, ...",
-            "without servers: all gradients that are there when one rank arrives that is drawn anew each time; "
+            "without servers: all gradients present when a rank, drawn at random for each round, arrives; "
             "late ones are carried into the next round",
-            "who waited; the late at once, with all results that they have missed",
-            "slowness that wanders, without losing a gradient",
+            "ranks that waited, after the fold; late ranks at once, with all results that they have missed",
+            "slowness that moves from rank to rank; loses no gradient",
         ),
     )
 

@@ -66,7 +66,7 @@ class EnsembleSync(AveragedRounds):
             "`ensemble(steps=10)`",
             "the mean of all workers' parameters",
             "everybody, after the fold",
-            "dear communication: one exchange in T steps; DiLoCo is one of its settings",
+            "expensive communication: one exchange in T steps; DiLoCo is one of its settings",
         ),
     )
 

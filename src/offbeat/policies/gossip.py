@@ -44,10 +44,10 @@ class DPSGD(GossipRule):
         examples=("dpsgd",),
         row=Row(
             "`dpsgd`, `sgp`, `adpsgd`; `allreduce`",
-            "baselines without servers: each rank's own gradient, and then parameters are mixed with a few "
+            "baselines without servers: each rank applies its own gradient, and mixes its parameters with a few "
             "neighbours'; `allreduce` is torch.distributed's own",
-            "who has what its neighbours have sent; under `adpsgd` at once",
-            "comparisons, one word apart",
+            "ranks that have their neighbours' parameters; under `adpsgd` at once",
+            "comparisons with the other rules",
         ),
     )
 

@@ -36,9 +36,9 @@ class Rennala(ServerRule):
         draws=lambda workers: [{"batch": range(1, 2 * workers + 1)}],
         row=Row(
             "`rennala(batch=8)`",
-            "the first 8 gradients of one version, several of one worker or not",
+            "the first 8 gradients of one version, one worker may give several",
             "everybody, at once",
-            "the same, without any staleness",
+            "as `ringmaster`, without any staleness",
         ),
     )
 

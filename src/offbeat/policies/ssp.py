@@ -35,8 +35,8 @@ class SSP(OneByOne):
         row=Row(
             "`ssp(staleness=3)`",
             "each push as it arrives",
-            "who is at most 3 iterations ahead of the slowest",
-            "slowness that wanders from worker to worker",
+            "workers at most 3 iterations ahead of the slowest",
+            "slowness that moves from worker to worker",
         ),
     )
 
@@ -80,7 +80,7 @@ class DSSP(OneByOne):
             "`dssp(lower=3, upper=15)`",
             "each push as it arrives",
             "as SSP, with a bound chosen from predicted arrivals",
-            "the same, when you cannot guess the bound",
+            "as `ssp`, when you cannot guess the bound",
         ),
     )
 
