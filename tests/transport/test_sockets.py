@@ -202,8 +202,8 @@ def test_silent_peers_hold_up_nobody_and_are_dropped(server: SocketHub, kind: st
     assert [message.header for _, message in arrived if isinstance(message, Message)] == [{"n": 1}]
     worker.connect(address).send({"n": 2})
     pump([server, worker], lambda arrived: bool(arrived[0]))
-    monkeypatch.setattr(hub_module, "STRANGER_TIMEOUT_S", 0.0)
-    pump([server, worker], lambda _: not any(server._strangers.values()))
+    monkeypatch.setattr(hub_module, "HANDSHAKE_TIMEOUT_S", 0.0)
+    pump([server, worker], lambda _: not any(server._unverified.values()))
     for raw in silent:
         while raw.sock.recv(1000):
             pass  # The nonce, then the end: a server that kept it would run into the deadline.
@@ -216,8 +216,8 @@ def test_silent_peers_hold_up_nobody_and_are_dropped(server: SocketHub, kind: st
 def test_a_storm_is_let_in_slowly_and_bounded_and_a_worker_gets_in(
     server: SocketHub, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(hub_module, "STRANGERS_MAX", 8)
-    monkeypatch.setattr(hub_module, "CALL_PAUSE_S", 0.001)
+    monkeypatch.setattr(hub_module, "HANDSHAKES_MAX", 8)
+    monkeypatch.setattr(hub_module, "RETRY_PAUSE_S", 0.001)
     address = server.listen()
     worker = SocketHub("secret", local=kind == "shm")
     connection = worker.connect(address)
@@ -229,7 +229,7 @@ def test_a_storm_is_let_in_slowly_and_bounded_and_a_worker_gets_in(
     for raw in storm[:20]:
         with contextlib.suppress(OSError):  # some have been put off by now
             raw.sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    while server._resting or len(server._strangers[kind == "shm"]) < 8:
+    while server._paused or len(server._unverified[kind == "shm"]) < 8:
         assert time.monotonic() < deadline
         server.poll(0.001)
     [arrived, _] = pump([server, worker], lambda arrived: bool(arrived[0]))
@@ -241,7 +241,7 @@ def test_a_storm_is_let_in_slowly_and_bounded_and_a_worker_gets_in(
 
 
 def test_strangers_are_dropped_in_time_though_nobody_else_comes(server: SocketHub, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "STRANGER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(hub_module, "HANDSHAKE_TIMEOUT_S", 0.05)
     address = server.listen()
     silent = Raw(address, kind)
     silent.hear(server)

@@ -1,25 +1,25 @@
-"""Thin shells with a real clock around the pure core: servers, workers, the journal.
+"""Run the pure core with a real clock: servers, workers, the journal.
 
-A job's processes talk in these messages (``kind`` of the header; *carry* names the memory region whose bytes travel with it):
+The processes of a job exchange these messages (``kind`` of the header; *carry* names the memory region whose bytes travel with it):
 
 | from | to | kind | |
 |---|---|---|---|
 | server | supervisor | listening, alive, loading, failed, failing, status, summary, kill, journal_failed | addresses first |
-| server 0 | supervisor | standing | how a worker's process stands (``runtime/coordination/standings.py``) |
-| supervisor | server | job, process, lost, ended, noted, finish | settings first, then what becomes of the processes |
-| server s | server 0 | shard | here I am |
+| server 0 | supervisor | standing | the state of a worker's process (``runtime/coordination/standings.py``) |
+| supervisor | server | job, process, lost, ended, noted, finish | settings first, then starts and ends of processes |
+| server s | server 0 | shard | the first message |
 | server 0 | server s | setup, orders | the layout and the rule's kind, then folds and releases in order |
-| server s | server 0 | arrived, initialised, measured | a push, or the initial parameters, are complete here; the norms of a fold |
+| server s | server 0 | arrived, initialised, measured | a push, or the initial parameters, have arrived at server s; the norms of a fold |
 | worker | server 0 | hello, ready, push (carry), initial (carry), buffers, metrics, heard, pull, samples, epoch, abandoned, state | |
 | worker | server 0 | left, abort, failing | how it ends |
-| worker | server 0 | stands, place, part, parts | it waits; of a checkpoint: the place in the job, and what each worker has |
+| worker | server 0 | stands, place, part, parts | it waits; for a checkpoint: the samplers' places, and each worker's part |
 | worker | server s | attach, push (carry), initial (carry), state | |
 | server 0 | worker | welcome, refused, joined, provide, parameters (carry), buffers, fence, interrupt, state, noted | |
 | server 0 | worker | grant, no_more, epoch_ended | about samples |
-| server 0 | worker | chief, place, parts | who is chief now; answers about a checkpoint |
+| server 0 | worker | chief, place, parts | the chief has changed; answers for a checkpoint |
 | server s | worker | attached, parameters (carry), state | |
 
-One admitted worker gets one ``parameters`` message from every shard, all with the same serial number; it goes on when it has them all.
+A released worker gets one ``parameters`` message from every shard, all with the same serial number, and goes on when it has all of them.
 
 Where there are no servers (the allreduce and gossip families) server 0 is still the coordinator, and ranks decide among themselves, in
 memory that comes with the welcome, or by `torch.distributed`; ranks of different hosts by messages of their own, among each other and

@@ -1,4 +1,4 @@
-"""Which part a process takes in its job: that of a worker among servers, or that of a rank without."""
+"""Choose the session of a process by the job's rule: that of a worker of servers, or that of a rank."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def session_of(
     siblings: list[JobSession] | None = None,
     hub: Hub | None = None,
 ) -> JobSession:
-    """A session that has not joined yet, by the rule: the launcher's, or else the script's (``policy``).
+    """Return a session that has not joined yet, for the launcher's rule, or else the script's (``policy``).
 
     Raises:
         JobError: a server cannot be reached.

@@ -1,4 +1,4 @@
-"""One server process: ``python -m offbeat.runtime.server``, started by a launcher. A loop around a hub, and nothing else.
+"""Run one server process: ``python -m offbeat.runtime.server``, started by a launcher. It is a loop around a hub.
 
 It listens and reports its address before it imports torch, so that workers can start at the same time.
 """
@@ -32,20 +32,20 @@ log = logging.getLogger(__name__)
 
 STATUS_PERIOD_S = 0.2
 PASSED_ON: Sequence[str] = ("worker", "number", "steps", "push", "hyper")
-"""Of what a worker says of its push to another server, what server 0 is told."""
+"""Fields of a worker's push to another server that are passed on to server 0."""
 EARLY_MAX = 16
-"""How many messages of one peer are kept until this server can begin."""
+"""Most messages of one peer that are kept until this server can begin."""
 
 
 class Finished(Exception):
-    """The supervisor wants this server to end."""
+    """The supervisor has told this server to end."""
 
 
 class Server:
-    """The state of one server process.
+    """Hold the state of one server process.
 
     Args:
-        number: 0 hosts the coordinator.
+        number: server 0 hosts the coordinator.
         hub: listening already.
         supervisor: the connection to the launcher.
         clock: seconds, monotonic, from any origin.
@@ -62,64 +62,64 @@ class Server:
         self._shards: dict[int, Connection] = {}
         self._coordinator: LiveCoordinators | None = None
         self._to_coordinator: Connection | None = None
-        self._hosts: dict[int, LiveShard] = {}
-        """This server's shard of each optimizer's parameters, by the optimizer's number; not on server 0."""
+        self._live_shards: dict[int, LiveShard] = {}
+        """By number of the optimizer: this server's shard of its parameters; empty on server 0."""
         self._at: dict[Connection, int] = {}
-        """Which optimizer the worker at the other end of a connection speaks of."""
+        """By worker's connection: the number of the optimizer that it belongs to."""
         self._refused: WeakSet[Connection] = WeakSet()
-        """Closed by this server, while messages that had come with the one it refused may be still to handle."""
+        """Connections that this server has closed; messages that came with the refused one may still be queued."""
         self._early: list[tuple[Connection, Message]] = []
         self._early_orders: list[Message] = []
-        """Of the supervisor, before every other server has called."""
+        """Messages of the supervisor that came before every other server had called."""
         self._status_at: Seconds = 0.0
-        """When the supervisor was last told how it goes, or that this server is there."""
+        """When the last status, or sign of life, was sent to the supervisor."""
 
     def now(self) -> Seconds:
-        """Seconds since this server began."""
+        """Return the seconds since this server began."""
         return self._clock() - self._began
 
     def run(self) -> None:
-        """Serve until the supervisor says that the job is over."""
+        """Serve until the supervisor ends the job. Raises `JobError` if the job cannot go on."""
         try:
             while True:
                 self.turn(self._patience())
         except OffbeatError as error:
             if self._coordinator is not None:
                 with contextlib.suppress(OffbeatError):
-                    self._close(self._coordinator, False, str(error))
+                    self._close_journal(self._coordinator, False, str(error))
             raise
         finally:
             if self._coordinator is not None:
                 self._coordinator.release_memory()
 
     def turn(self, timeout_s: Seconds) -> None:
-        """Handle what has come, or comes within this time, and what is due.
+        """Handle the messages that come within ``timeout_s``, and what is due.
 
         Raises:
-            Finished: the supervisor says that the job is over.
+            Finished: the supervisor has ended the job.
             JobError: the job cannot go on.
         """
         self.hear(timeout_s)
         self.tick()
 
     def hear(self, timeout_s: Seconds) -> None:
-        """Handle what has come, or comes within this time. Raises what `turn` raises."""
+        """Handle the messages that come within ``timeout_s``. Raises what `turn` raises."""
         for connection, item in self._hub.poll(timeout_s):
             self._handle(connection, item)
 
     def tick(self) -> None:
-        """Do what is due."""
+        """Do what is due by now."""
         if self._coordinator is not None:
             self._coordinator.tick(self.now())
-        for host in self._hosts.values():
-            host.tick(self.now())
+        for shard in self._live_shards.values():
+            shard.tick(self.now())
         self._report()
 
     def wake_at(self) -> Seconds | None:
-        """When to call `tick` at the latest, by `now`; None: only messages matter, and how often the supervisor is told the status."""
+        """Return when to call `tick` at the latest, by `now`; None: only for messages and for the regular status."""
         if self._coordinator is not None:
             return self._coordinator.wake_at()
-        return min((at for host in self._hosts.values() if (at := host.wake_at()) is not None), default=None)
+        return min((at for shard in self._live_shards.values() if (at := shard.wake_at()) is not None), default=None)
 
     def _patience(self) -> Seconds:
         due = self.wake_at()
@@ -138,8 +138,8 @@ class Server:
             except (JobError, Finished):
                 raise
             except Exception as error:
-                # A peer's message must not end the job, whatever is wrong with it. The checks of its fields say so in words; what they
-                # let pass and should not have is a mistake of ours, which is shown.
+                # No message of a peer may end the job. The checks of its fields raise ProtocolError; any other error is a mistake of
+                # ours, so it is logged with its traceback.
                 if not isinstance(error, OffbeatError):
                     log.exception("server %d could not handle a message of %s, and closes its connection", self._number, connection.peer)
                 self._refused.add(connection)
@@ -162,7 +162,7 @@ class Server:
                 coordinator.on_ended(header["worker"], self.now())
 
     def _begin(self, settings: JobSettings, servers: str) -> None:
-        """Every server listens: server 0 waits for the others, the others call it."""
+        """Begin after every server listens: server 0 waits for the calls of the others."""
         self._settings = settings
         if self._number > 0:
             self._to_coordinator = self._hub.connect(read_addresses(servers)[0])
@@ -171,9 +171,9 @@ class Server:
             self._open()
 
     def _open(self) -> None:
-        """Server 0, once every other server has called: workers may come."""
+        """Let workers come: at server 0, once every other server has called."""
         self._supervisor.send({"kind": "loading"})
-        from offbeat.runtime.coordinators import LiveCoordinators  # torch loads while workers start
+        from offbeat.runtime.coordinators import LiveCoordinators  # imports torch, while workers start
         from offbeat.transport.shm import MemoryBlock
 
         assert self._settings is not None
@@ -190,14 +190,14 @@ class Server:
     def _on_message(self, connection: Connection, message: Message) -> None:
         kind = message.header.get("kind")
         if self._number > 0 and connection is self._to_coordinator:
-            self._obey(connection, message)
+            self._on_server_0(connection, message)
         elif self._number == 0 and kind == "shard" and self._settings is not None:
-            self._take_call(self._settings, connection, message)
+            self._on_call(self._settings, connection, message)
         elif self._number == 0 and kind == "failing":
-            self._take_last_words(connection, message)
+            self._on_failing(connection, message)
         elif self._number == 0 and self._coordinator is not None:
             self._coordinator.on_message(connection, message, self.now())
-        elif self._number > 0 and (number := self._about(connection, message)) in self._hosts:
+        elif self._number > 0 and (number := self._about(connection, message)) in self._live_shards:
             self._serve(number, connection, message)
         elif sum(waiting is connection for waiting, _ in self._early) < EARLY_MAX:
             self._early.append((connection, message))
@@ -205,19 +205,19 @@ class Server:
             raise ProtocolError(f"{connection.peer} sent {EARLY_MAX} messages before server {self._number} began (expected it to wait)")
 
     def _about(self, connection: Connection, message: Message) -> int:
-        """The number of the optimizer that this message of a worker is about; which that is, it says when it attaches."""
+        """Return the number of the optimizer that a worker's message is about; the worker states it in ``attach``."""
         if message.header.get("kind") != "attach":
             return self._at.get(connection, 0)
         number = message.header.get("number_of_optimizer", 0)
         return number if isinstance(number, int) else 0
 
-    def _take_call(self, settings: JobSettings, connection: Connection, message: Message) -> None:
-        """Another server calls server 0."""
+    def _on_call(self, settings: JobSettings, connection: Connection, message: Message) -> None:
+        """Handle the first message of another server, at server 0."""
         messages.CALL.check(message.header, connection.peer, len(message.payload), len(message.memory))
         number = message.header["number"]
         if not 0 < number < settings.servers or number in self._shards or connection in self._shards.values():
             raise ProtocolError(
-                f"{connection.peer} sent 'shard' with number = {number} (expected that of a server that has not called yet)"
+                f"{connection.peer} sent 'shard' with number = {number} (expected the number of a server that has not called yet)"
             )
         self._shards[number] = connection
         if len(self._shards) == settings.servers - 1:
@@ -226,20 +226,20 @@ class Server:
             except ConfigurationError as error:  # the user's mistake, not this peer's
                 raise JobError(str(error)) from error
 
-    def _obey(self, connection: Connection, message: Message) -> None:
-        """Server 0 has sent this to another server."""
+    def _on_server_0(self, connection: Connection, message: Message) -> None:
+        """Handle a message of server 0, at another server."""
         kind = messages.FROM_SERVER_0.check(message.header, "server 0", len(message.payload), len(message.memory))
         if kind == "setup":
             self._set_up(message)
             return
         number = message.header.get("number_of_optimizer", 0)
-        if number not in self._hosts:
-            raise ProtocolError("server 0 sent 'orders' before 'setup'")
-        for version, norms in self._hosts[number].apply(message.header["orders"]):
+        if number not in self._live_shards:
+            raise ProtocolError("server 0 sent 'orders' before 'setup' (expected 'setup' first)")
+        for version, norms in self._live_shards[number].apply(message.header["orders"]):
             self._tell_coordinator(number, {"kind": "measured", "version": version, "norms": norms})
 
-    def _take_last_words(self, connection: Connection, message: Message) -> None:
-        """The supervisor hears of them before the worker's process can end: it shall not have to ask why."""
+    def _on_failing(self, connection: Connection, message: Message) -> None:
+        """Pass a worker's failure report on to the supervisor, before the worker's process can end."""
         messages.FAILING.check(message.header, connection.peer, len(message.payload), len(message.memory))
         fields = {name: message.header[name] for name in ("worker", "reason", "pushed")}
         if self._coordinator is not None:
@@ -259,16 +259,16 @@ class Server:
         layout, spec = Layout.from_wire(header["layout"]), OptimizerSpec.from_wire(header["optimizer"])
         memory = message.memory[0] if message.memory else None
         assert self._settings is not None
-        host = shard_of(self._number, layout, spec, rule_of(ServerRule, header["sync"]), self._settings, self.now, memory)
-        self._hosts[header.get("number_of_optimizer", 0)] = host
+        shard = shard_of(self._number, layout, spec, rule_of(ServerRule, header["sync"]), self._settings, self.now, memory)
+        self._live_shards[header.get("number_of_optimizer", 0)] = shard
         early, self._early = self._early, []
         for connection, waiting in early:
             self._handle(connection, waiting)
 
     def _serve(self, number: int, connection: Connection, message: Message) -> None:
-        """A worker, at a server other than 0: everything it does is ordered by the coordinator, or copying."""
-        host = self._hosts[number]
-        header, worker = message.header, host.worker_at(connection)
+        """Handle a worker's message at a server other than 0: only copying, and what the coordinator orders."""
+        shard = self._live_shards[number]
+        header, worker = message.header, shard.worker_at(connection)
         name = connection.peer if worker is None else f"worker {worker}"
         kind = messages.TO_SHARD.check(header, name, len(message.payload), len(message.memory))
         assert self._settings is not None
@@ -282,20 +282,20 @@ class Server:
         match kind:
             case "attach":
                 self._at[connection] = number
-                host.attach(header["worker"], connection, message, in_place=header["in_place"])
+                shard.attach(header["worker"], connection, message, in_place=header["in_place"])
                 connection.send({"kind": "attached"})
             case "push":
-                host.take(header["worker"], header["number"], message.payload)
-                said = {field: header[field] for field in PASSED_ON if field in header}
-                self._tell_coordinator(number, {**said, "kind": "arrived"})
+                shard.take(header["worker"], header["number"], message.payload)
+                fields = {field: header[field] for field in PASSED_ON if field in header}
+                self._tell_coordinator(number, {**fields, "kind": "arrived"})
             case "got":
-                host.got(connection)
+                shard.got(connection)
             case "initial":
                 if not header["provided"]:
-                    host.initialise(header["worker"])
+                    shard.initialise(header["worker"])
                 self._tell_coordinator(number, {"kind": "initialised", "worker": header["worker"], "number": header["number"]})
             case "state":
-                host.answer_state(connection, message)
+                shard.answer_state(connection, message)
 
     def _tell_coordinator(self, number: int, header: dict[str, Any]) -> None:
         assert self._to_coordinator is not None
@@ -306,8 +306,8 @@ class Server:
         if connection is self._to_coordinator:
             raise JobError(f"server 0 is gone ({reason}), and its part of the parameters with it")
         self._early = [(c, m) for c, m in self._early if c is not connection]
-        if (host := self._hosts.get(self._at.pop(connection, 0))) is not None:
-            host.closed(connection)
+        if (shard := self._live_shards.get(self._at.pop(connection, 0))) is not None:
+            shard.closed(connection)
         if self._coordinator is not None:
             self._coordinator.on_closed(connection, reason, self.now())
 
@@ -321,11 +321,11 @@ class Server:
 
     def _finish(self, ok: bool, reason: str) -> None:
         if self._coordinator is not None:
-            self._close(self._coordinator, ok, reason)
+            self._close_journal(self._coordinator, ok, reason)
         raise Finished
 
-    def _close(self, coordinator: LiveCoordinators, ok: bool, reason: str) -> None:
-        """Close the books, whatever else fails, and tell the supervisor what stands in them."""
+    def _close_journal(self, coordinator: LiveCoordinators, ok: bool, reason: str) -> None:
+        """Close the journal, and send the supervisor the summary even if that fails."""
         try:
             coordinator.close(ok, reason, self.now())
         finally:
@@ -333,15 +333,15 @@ class Server:
 
 
 def main() -> int:
-    """Be server OFFBEAT_SERVER of the job whose supervisor listens at OFFBEAT_SUPERVISOR."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor tells servers when to end, after the workers
+    """Run server OFFBEAT_SERVER of the job whose supervisor listens at OFFBEAT_SUPERVISOR."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor ends servers, after the workers
     number = int(os.environ["OFFBEAT_SERVER"])
     port = int(os.environ.get("OFFBEAT_PORT", "0")) if number == 0 else 0
     return serve(number, SocketHub(take_token()), read_addresses(os.environ["OFFBEAT_SUPERVISOR"])[0], port)
 
 
 def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0) -> int:
-    """Be server ``number``, listening at ``port`` (0: the system chooses), until the supervisor says so or the job fails.
+    """Run server ``number``, listening at ``port`` (0: the system chooses), until the supervisor ends it or the job fails.
 
     Returns:
         The exit status. The hub is closed then.

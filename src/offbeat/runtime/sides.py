@@ -1,5 +1,4 @@
-"""Which coordinator's side goes with a rule without servers. It names the backend, and a rank takes the member that goes with that name
-(``runtime/members.py``)."""
+"""Choose the coordinator's side for a rule without servers. Its ``backend`` names the member that ranks take (``runtime/members.py``)."""
 
 from __future__ import annotations
 
@@ -25,20 +24,20 @@ from offbeat.transport.base import Hub
 
 
 class Ranks(NamedTuple):
-    """The ranks of one job, as far as the choice depends on them."""
+    """What the choice needs to know of a job's ranks."""
 
     workers: int
-    """How many there may be."""
+    """The greatest number of ranks."""
     numel: int
-    """Elements of a gradient with what goes with it."""
+    """Elements of a gradient, its hyperparameters included."""
     size: int
-    """Parameters."""
+    """The number of parameters."""
     dtype: torch.dtype
-    """In which gradients are summed and parameters mixed."""
+    """dtype in which gradients are summed and parameters mixed."""
     seed: int
-    """Of what the rule draws."""
+    """Seed of the rule's draws."""
     together: bool
-    """Whether all ranks are on the host of server 0."""
+    """True if all ranks are on the host of server 0."""
 
 
 @singledispatch
@@ -48,12 +47,12 @@ def side_of(policy: Policy, ranks: Ranks, hub: Hub, parts: tuple[Any, ...]) -> R
     Args:
         policy: the rule.
         ranks: of the job.
-        hub: where this process listens.
+        hub: the listening hub of this process.
         parts: the arguments of `RankCoordinatorSide` after the first.
 
     Raises:
         ConfigurationError: there is not enough memory, or the rule needs all ranks on one host.
-        TypeError: the rule is none without servers.
+        TypeError: the rule is not one without servers.
     """
     raise TypeError(f"{type(policy).__name__} must extend RoundRule or GossipRule")
 
@@ -82,10 +81,10 @@ def _of_gossip_rule(policy: GossipRule, ranks: Ranks, hub: Hub, parts: tuple[Any
 
 
 def checked_vector(header: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a rank says of its gradients in its hello.
+    """Return how a worker's hello describes its gradients.
 
     Raises:
-        ConfigurationError: it comes from a worker that takes this job for one with servers.
+        ConfigurationError: the worker expects a job with servers.
     """
     vector: Mapping[str, Any] | None = header.get("vector")
     if vector is None or DTYPES.get(vector["dtype"]) not in VECTOR_DTYPES:
@@ -97,5 +96,5 @@ def checked_vector(header: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def ranks_of(vector: Mapping[str, Any], workers: int, seed: int, *, together: bool) -> Ranks:
-    """Return the ranks of a job whose first rank has said this of its gradients (`checked_vector`)."""
+    """Return the ranks of a job whose first rank has sent this description of its gradients (`checked_vector`)."""
     return Ranks(workers, vector["numel"], vector["size"], DTYPES[vector["dtype"]], seed, together)

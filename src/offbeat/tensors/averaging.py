@@ -1,7 +1,7 @@
-"""A server's share of the model where parameters are exchanged: workers step by themselves, and the shard combines what they have come to.
+"""Hold a server's share of the model in rules that exchange parameters: workers step by themselves, and the shard combines the results.
 
-It stands where `shard.Shard` stands in the rules that exchange gradients, and is folded in the same way: contributions of one span and
-their weights become a new version in place.
+It takes the place of `shard.Shard`, and is folded in the same way: contributions of one span and their weights become a new version in
+place.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from offbeat.tensors.blocks import owned
 from offbeat.tensors.layout import DTYPES, Layout, Memory, Span, elements
 
 CHUNK_NUMEL = 1 << 18
-"""Elements combined at a time, so that what is stacked for a median stays small."""
+"""Elements combined at a time, so that the stacked copy for a median stays small."""
 
 
 def combine(parts: Sequence[torch.Tensor], weights: Sequence[float], averaging: Averaging, out: torch.Tensor) -> None:
-    """Write what these parameters come to, coordinate by coordinate, into ``out``, in the precision of float32 at least.
+    """Write the combination of these parameters, coordinate by coordinate, into ``out``, computed in float32 at least.
 
     ``mean``: ``sum(weight * part)``, weights adding up to 1. ``median``: of an even number the mean of the middle two. ``trimmed_mean``:
     the mean without the ``floor(trim * n)`` greatest and as many least.
@@ -45,9 +45,9 @@ def combine(parts: Sequence[torch.Tensor], weights: Sequence[float], averaging: 
 
 
 class AveragingShard:
-    """The parameters of one span, and the outer optimizer's momentum.
+    """Hold the parameters of one span, and the outer optimizer's momentum.
 
-    Update rule: see `Averaging`. With an outer learning rate of 1 and no momentum the combined parameters are taken over as they are.
+    Update rule: see `Averaging`. With an outer learning rate of 1 and no momentum, the combined parameters are the new version.
 
     Args:
         layout: the job's layout.
@@ -65,12 +65,12 @@ class AveragingShard:
         self._velocities: dict[int, torch.Tensor] = {}
 
     def fold(self, parameters: Sequence[tuple[Memory, float]], *_: Any, **__: Any) -> None:
-        """Make a new version of what workers have come to, each with its weight. Learning rates are the workers' own business.
+        """Combine the workers' parameters, each with its weight, into a new version. Learning rates are used in the workers only.
 
         Raises:
             ProtocolError: parameters of another size. Nothing has changed then.
         """
-        assert parameters, "a fold of nothing"
+        assert parameters, "fold() without contributions"
         for memory, _weight in parameters:
             if memory.nbytes != self.span.nbytes:
                 raise ProtocolError(f"parameters of {memory.nbytes} bytes for a span of {self.span.nbytes} bytes")

@@ -1,7 +1,8 @@
-"""How a span is cut into the blocks that are stepped one after another, and how optimizer state is dealt out to them.
+"""Cut a span into the blocks that are stepped one after another, and distribute optimizer state to them.
 
-An elementwise optimizer does not care where tensors begin: neighbours of equal dtype, group and state form a run, padding included (nobody
-reads it), and runs are cut into blocks that fit the cache. The other optimizers get each tensor as a block of its true shape.
+An elementwise optimizer does not depend on where tensors begin: neighbours of equal dtype, group and state form a run, including the
+padding (which is never read), and runs are cut into blocks that fit the cache. Other optimizers get each tensor as a block of its true
+shape.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from offbeat.tensors.layout import DTYPES, Layout, Memory, Span, TensorSpec, ele
 from offbeat.tensors.pieces import StatePiece
 
 BLOCK_NUMEL = 1 << 19
-"""Elements of one block. Its parameters, sum and optimizer state stay in the cache, and Python's part of a step, some 30 microseconds,
-stays small against the rest. 2**17 measured 30 % slower, 2**18 8 %."""
+"""Elements of one block: its parameters, sum and optimizer state stay in the cache, and the 30 microseconds of Python for a step are small
+against the rest. 2**17 measured 30 % slower, 2**18 8 %.
+"""
 
 
 class Owned(NamedTuple):
@@ -31,7 +33,7 @@ class Owned(NamedTuple):
     """Elements ``start`` to ``stop``, in the order of memory."""
     stop: int
     at: int
-    """Where the part begins, in bytes from the beginning of the span."""
+    """Where the part begins, in bytes from the start of the span."""
     end: int
     """The byte after it, padding included."""
 
@@ -46,24 +48,24 @@ class BlockPart(NamedTuple):
 
 
 class Block(NamedTuple):
-    """What one step of the optimizer works on."""
+    """The elements of one step of the optimizer."""
 
     parameter: torch.Tensor
     first: int
-    """Its place: in elements of its dtype, from the beginning of the span."""
+    """Its place, in elements of its dtype from the start of the span."""
     numel: int
     group: int
     whole: bool
-    """Whether the parameter is one tensor in its true shape; otherwise it is flat."""
+    """True if the parameter is one tensor in its true shape; otherwise it is flat."""
     parts: tuple[BlockPart, ...]
 
 
 OwnState: TypeAlias = dict[int, dict[str, torch.Tensor]]
-"""Tensor index -> state key -> the elements that are owned, flat; or the whole value, where that is not of the parameter's shape."""
+"""Tensor index -> state key -> the owned elements, flat; or the whole value if it does not have the parameter's shape."""
 
 
 def owned(layout: Layout, span: Span) -> list[Owned]:
-    """The parts of tensors in a span, by ascending place."""
+    """Return the parts of tensors in a span, by ascending place."""
     parts = []
     for index in layout.in_memory_order:
         spec = layout.tensors[index]
@@ -75,7 +77,7 @@ def owned(layout: Layout, span: Span) -> list[Owned]:
 
 
 def blocks_of(parts: list[Owned], memory: Memory, state: OwnState, *, whole: bool) -> list[Block]:
-    """Cut the parts of a span, whose parameters are in ``memory``, into blocks."""
+    """Return the blocks of the parts of a span whose parameters are in ``memory``."""
     if whole:
         return [_whole_block(own, memory) for own in parts]
     blocks = []
@@ -115,15 +117,15 @@ def _cut(run: list[Owned], memory: Memory) -> list[Block]:
 
 
 def _signature(state: dict[str, torch.Tensor]) -> tuple[Any, ...]:
-    """Tensors may be stepped together if they have state of the same kinds and the same numbers in it."""
+    """Return a key that is equal for tensors that may be stepped together: state of the same kinds, with the same numbers."""
     return tuple((key, value.dtype, value.item() if value.dim() == 0 else None) for key, value in state.items())
 
 
 def owned_state(parts: list[Owned], pieces: Iterable[StatePiece], *, elementwise: bool) -> OwnState:
-    """Gather what ``pieces`` say of the tensors owned.
+    """Return the state of the owned tensors that ``pieces`` contain.
 
     Raises:
-        ProtocolError: a state tensor is only partly there, or of a shape that cannot be.
+        ProtocolError: a state tensor is only partly there, or has an impossible shape.
     """
     own = {part.tensor: part for part in parts}
     state: OwnState = {}
@@ -134,7 +136,9 @@ def owned_state(parts: list[Owned], pieces: Iterable[StatePiece], *, elementwise
         part, entry = own[piece.tensor], state.setdefault(piece.tensor, {})
         if piece.shape is not None:
             if elementwise and piece.shape:
-                raise ProtocolError(f"{piece.key} of {part.spec.name} has shape {piece.shape}; it must be a number or like the parameter")
+                raise ProtocolError(
+                    f"{piece.key} of {part.spec.name} has shape {piece.shape}; it must be a number or have the parameter's shape"
+                )
             entry[piece.key] = piece.values().reshape(piece.shape)
             continue
         start, stop = max(piece.start, part.start), min(piece.stop, part.stop)
@@ -145,12 +149,12 @@ def owned_state(parts: list[Owned], pieces: Iterable[StatePiece], *, elementwise
             seen[piece.tensor, piece.key] = seen.get((piece.tensor, piece.key), 0) + stop - start
     for (index, key), count in seen.items():
         if count != (wanted := own[index].stop - own[index].start):
-            raise ProtocolError(f"of {wanted} elements of {key} of {own[index].spec.name} here, {count} have come")
+            raise ProtocolError(f"optimizer state has {count} elements of {key} of {own[index].spec.name} (expected {wanted})")
     return state
 
 
 def spread(block: Block, state: OwnState) -> dict[str, torch.Tensor]:
-    """A block's state, in the optimizer's form. All parts of a block have the same keys and numbers: see `_signature`."""
+    """Return a block's state in the optimizer's form. All parts of a block have the same keys and numbers: see `_signature`."""
     first = block.parts[0].own
     values: dict[str, torch.Tensor] = {}
     for key, value in state.get(first.tensor, {}).items():

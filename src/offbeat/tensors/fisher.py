@@ -1,7 +1,7 @@
 """One factor of an online natural gradient: a low-rank-plus-identity estimate of the second moment of the rows of a stream of matrices.
 
 This file owns the estimate ``F = R' diag(d) R + rho I``, how it follows the data, how it preconditions, and its place in an optimizer's
-state. Which tensors and axes have one, and when it is updated, is natural_gradient.py's business. After Povey, Zhang and Khudanpur,
+state. natural_gradient.py decides which tensors and axes have one, and when it is updated. After Povey, Zhang and Khudanpur,
 "Parallel training of DNNs with natural gradient and parameter averaging" (2014, arXiv 1410.7455), in the form that Kaldi's
 ``nnet3/natural-gradient-online`` gives it.
 
@@ -28,15 +28,15 @@ from offbeat.errors import ConfigurationError
 __all__ = ["Fisher", "along_axes", "check_sizes", "first", "gains", "orthonormal", "precondition", "read", "start", "update", "write"]
 
 EPSILON = 1e-10
-"""The first ``F``, in units of the mean square of the first data: small against all that comes, and not zero."""
+"""The first ``F``, in units of the mean square of the first data: small against later data, and not zero."""
 DELTA = 5e-4
-"""No eigenvalue of ``F`` is under this share of the largest, so that one minibatch without some direction does not close it for ever."""
+"""Smallest eigenvalue of ``F`` as a share of the largest, so that one minibatch without some direction does not remove it for ever."""
 TINY = 1e-100
-"""Stands in where ``F`` would vanish; its square is still a float64."""
+"""Replaces values that would become 0; its square is still a float64."""
 CONDITION = 1e6
-"""Squared singular values further apart than this leave too few digits to trust ``R`` to be orthonormal unseen."""
+"""With a larger ratio of squared singular values, ``R`` must be checked for being orthonormal."""
 UNORTHOGONAL = 1e-3
-"""The entries of ``R R' - I`` that are let pass."""
+"""Largest entry of ``R R' - I`` that is accepted."""
 BLOWN_UP = 100.0
 """An entry of ``C^-1`` this large multiplies rounding errors rather than directions."""
 FIRST_ITERATIONS = 3
@@ -58,10 +58,10 @@ class Fisher(NamedTuple):
 
 
 def first(columns: int, rank: int, scale: float, device: torch.device | None = None) -> Fisher:
-    """The factor that knows nothing: ``d = rho = scale``, and every column in exactly one row of ``R``.
+    """Return the initial factor: ``d = rho = scale``, and every column in exactly one row of ``R``.
 
     Row i has entries in columns i, i + r, i + 2r ...: orthonormal by construction. The first of them is a tenth larger than the others:
-    with equal entries a row can be blind to data whose entries sum to zero, as the gradients behind a softmax do.
+    with equal entries a row would not respond to data whose entries sum to zero, such as the gradients behind a softmax.
 
     >>> first(4, 2, 1.0).R.count_nonzero(dim=1)
     tensor([2, 2])
@@ -148,10 +148,10 @@ def update(X: Tensor, fisher: Fisher, eta: float) -> Fisher:
 
 
 def _eigen(Z: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues of a symmetric matrix, the largest first, and eigenvectors as columns.
+    """Return eigenvalues of a symmetric matrix, the largest first, and eigenvectors as columns.
 
-    On the CPU, where a matrix of some tens of rows is faster than on an accelerator; scaled to a trace of one, since ``Z`` goes with the
-    fourth power of the data.
+    Computed on the CPU, where a matrix of some tens of rows is faster than on an accelerator; scaled to a trace of one, since ``Z`` grows
+    with the fourth power of the data.
     """
     scale = Z.diagonal().sum().clamp(min=TINY**2)
     c, U = torch.linalg.eigh((Z / scale).cpu())
@@ -159,10 +159,10 @@ def _eigen(Z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def orthonormal(R: Tensor) -> Tensor:
-    """``R`` if its rows are orthonormal within 1e-3, otherwise an orthonormal basis near it that spans at least the same.
+    """Return ``R`` if its rows are orthonormal within 1e-3, otherwise an orthonormal basis near it that spans at least the same.
 
-    By Cholesky (``R R' = C C'``, ``R <- C^-1 R``), and where rows have nearly or wholly vanished by Householder's QR, which puts something
-    orthogonal in their place.
+    By Cholesky (``R R' = C C'``, ``R <- C^-1 R``), or by Householder's QR if rows have nearly or wholly vanished, which replaces them by
+    orthogonal ones.
     """
     products = R @ R.T
     identity = torch.eye(len(R), dtype=R.dtype, device=R.device)
@@ -178,17 +178,17 @@ def orthonormal(R: Tensor) -> Tensor:
 
 
 def along_axes(X: Tensor, state: MutableMapping[str, Tensor], *, alpha: float, rank: int, eta: float, updating: bool) -> Tensor:
-    """A tensor, preconditioned along each axis of size over 1, from the last to the first: a contiguous tensor of its shape.
+    """Return a tensor preconditioned along each axis of size over 1, from the last to the first: contiguous, of the same shape.
 
-    The factors are those in ``state``, or started from ``X``, and they are in ``state`` afterwards.
+    The factors are taken from ``state``, or started from ``X``; afterwards they are in ``state``.
 
     Args:
         X: not all zero.
         state: of the parameter; see `read`.
         alpha: see `gains`.
-        rank: of each factor at most; no more than half of the axis, rounded up, is used.
+        rank: greatest rank of each factor; at most half of the axis, rounded up, is used.
         eta: see `update`.
-        updating: whether the factors are updated with ``X`` after they were used.
+        updating: update the factors with ``X`` after they were used.
     """
     for axis in reversed(range(X.ndim)):
         if X.shape[axis] > 1:
@@ -202,20 +202,21 @@ def along_axes(X: Tensor, state: MutableMapping[str, Tensor], *, alpha: float, r
 
 
 def read(state: Mapping[str, Tensor], axis: int) -> Fisher | None:
-    """The factor of an axis of a parameter; it is in the parameter's state as three tensors, ``R0``, ``d0`` and ``rho0`` for axis 0."""
+    """Return the factor of an axis, which a parameter's state has as three tensors: ``R0``, ``d0`` and ``rho0`` for axis 0; None if it has
+    none."""
     return Fisher(*(state[f"{key}{axis}"] for key in Fisher._fields)) if f"R{axis}" in state else None
 
 
 def write(state: MutableMapping[str, Tensor], axis: int, factor: Fisher) -> None:
-    """The reverse of `read`."""
+    """Write a factor to the state, for `read`."""
     state.update((f"{key}{axis}", value) for key, value in factor._asdict().items())
 
 
 def check_sizes(state: Mapping[str, Tensor], shape: torch.Size) -> None:
-    """Whether the factors in a parameter's state are those of a tensor of this shape.
+    """Check that the factors in a parameter's state fit a tensor of this shape.
 
     Raises:
-        ConfigurationError: they are not; the message names the axis.
+        ConfigurationError: a factor does not fit; the message names the axis.
     """
     for axis, size in enumerate(shape):
         factor = read(state, axis)

@@ -1,8 +1,8 @@
-"""A worker's model in flat memory: parameters read from the pull memory, gradients written into the push memory.
+"""Keep a worker's model in flat memory: parameters are read from the pull memory, gradients are written into the push memory.
 
-On the CPU ``p.data`` and ``p.grad`` *are* views of these memories, so pushing and pulling copies nothing that is not already in place; the
-``Parameter`` objects stay the same, so optimizers, schedulers and the model's own code do not notice. Parameters on another device keep
-their own memory there, and `FlatModel.collect` and `FlatModel.pulled` copy.
+On the CPU ``p.data`` and ``p.grad`` *are* views of these memories, so that pushing and pulling copies nothing; the ``Parameter`` objects
+stay the same, so optimizers, schedulers and the model's code are not affected. Parameters on another device stay there, and
+`FlatModel.collect` and `FlatModel.pulled` copy.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from offbeat.tensors.layout import Layout, Memory, elements, view
 from offbeat.tensors.threads import single_threaded
 
 DIGEST_NBYTES = 1 << 18
-"""How much of a gradient is read for its checksum."""
+"""Bytes of a gradient that are read for its checksum."""
 PIECE_NBYTES = 1 << 12
 
 
 @dataclass(slots=True)
 class _Push:
-    """One memory for gradients, and what is known of what lies in it."""
+    """A memory for gradients, and what is known of its contents."""
 
     grads: list[torch.Tensor]
     flat: torch.Tensor
-    """All of it, as bytes."""
+    """The whole memory, as bytes."""
     zeroed: set[int] = field(default_factory=set)
     finite: dict[int, int] = field(default_factory=dict)
-    """Tensors whose gradient was found finite, and its version counter then: a change in place since shows in the counter."""
+    """Tensors whose gradient was found finite, with the version counter then, which changes with each write in place."""
 
 
 class FlatModel:
-    """Ties a model to its two flat memories.
+    """Connect a model to its two flat memories.
 
     Args:
         layout: of this model, see `Layout.of`.
         model: its trainable parameters are moved by `attach`.
         push: ``layout.nbytes`` writable bytes for gradients.
-        pull: as many for parameters.
+        pull: as many bytes for parameters.
 
     Raises:
         ConfigurationError: a memory has another size.
@@ -55,7 +55,7 @@ class FlatModel:
         parameters = dict(model.named_parameters())
         self._parameters = [parameters[spec.name] for spec in layout.tensors]
         self._pushes: dict[int, _Push] = {}
-        """The memories that gradients have gone to, by address."""
+        """By address: all memories for gradients used so far."""
         self._to = self._place(push)
         self._datas = self._views(pull)
         self._hooks: list[RemovableHandle] = []
@@ -64,11 +64,11 @@ class FlatModel:
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """The model's trainable parameters, in the layout's order."""
+        """Return the model's trainable parameters, in the layout's order."""
         return self._parameters
 
     def writes(self) -> int:
-        """Another number than before if somebody has written into the parameters since, other than by pulling."""
+        """Return a number that changes when a parameter is written to, other than by pulling."""
         return sum(parameter._version for parameter in self._parameters)
 
     @property
@@ -76,8 +76,8 @@ class FlatModel:
         return self._to.grads
 
     def attach(self) -> None:
-        """Copy the present parameters into the pull memory and let each ``p.data`` be a view of it; gradients go to the push memory."""
-        assert not self._hooks, "attached twice"
+        """Copy the parameters into the pull memory and make each ``p.data`` a view of it; gradients go to the push memory."""
+        assert not self._hooks, "attach() was called twice"
         with torch.no_grad():
             for i, (parameter, data) in enumerate(zip(self._parameters, self._datas, strict=True)):
                 data.copy_(parameter)
@@ -86,7 +86,7 @@ class FlatModel:
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(partial(self._accumulated, i)))
 
     def collect(self) -> str | None:
-        """See to it that the push memory holds the gradients, whatever has been done to ``p.grad``: clipped in place, replaced, deleted.
+        """Bring the gradients into the push memory, whatever was done to ``p.grad``: clipped in place, replaced, deleted.
 
         A tensor without a gradient pushes zeros, with a warning the first time.
 
@@ -110,9 +110,9 @@ class FlatModel:
         return self._nonfinite()
 
     def digest(self) -> int | None:
-        """A checksum of the gradient that `collect` has just put together; None for one of zeros, which says nothing.
+        """Return a checksum of the gradient that `collect` has brought together; None if it is all zeros, which is no evidence.
 
-        Of a large gradient it reads `DIGEST_NBYTES` in pieces that are spread over all of it.
+        Of a large gradient it reads `DIGEST_NBYTES`, in pieces spread over all of it.
         """
         flat = self._to.flat.numpy()
         pieces = DIGEST_NBYTES // PIECE_NBYTES
@@ -129,12 +129,12 @@ class FlatModel:
         return digest
 
     def made(self) -> int:
-        """How many backward passes there were since this was last asked: those of the tensor that took part most often."""
+        """Return how many backward passes there were since the last call: those of the tensor that took part most often."""
         made, self._counts = max(self._counts), [0] * len(self._parameters)
         return made
 
     def pulled(self) -> None:
-        """Take over the parameters that are now in the pull memory. On the CPU they are in place, unless ``p.data`` was replaced."""
+        """Use the parameters that are now in the pull memory. On the CPU they are in place, unless ``p.data`` was replaced."""
         with torch.no_grad():
             for parameter, data in zip(self._parameters, self._datas, strict=True):
                 if parameter.device.type != "cpu":
@@ -144,18 +144,18 @@ class FlatModel:
 
     @property
     def accumulating(self) -> bool:
-        """Whether there was a backward pass since `made` was last asked."""
+        """Return True if there was a backward pass since the last call of `made`."""
         return any(self._counts)
 
     def store(self) -> None:
-        """See to it that the pull memory holds the parameters, where they are elsewhere or ``p.data`` was replaced."""
+        """Copy the parameters into the pull memory if they are elsewhere, or ``p.data`` was replaced."""
         with torch.no_grad():
             for parameter, data in zip(self._parameters, self._datas, strict=True):
                 if parameter.data_ptr() != data.data_ptr():
                     data.copy_(parameter)
 
     def offer(self) -> None:
-        """Write the parameters into the push memory, as the initial ones of the job. Gradients that were there get memory of their own."""
+        """Write the parameters into the push memory, as the job's initial ones. Gradients that were there get memory of their own."""
         with torch.no_grad():
             for parameter, grad in zip(self._parameters, self._grads, strict=True):
                 if parameter.grad is not None and parameter.grad.data_ptr() == grad.data_ptr():
@@ -164,7 +164,7 @@ class FlatModel:
         self._to.zeroed.clear()
 
     def redirect(self, push: Memory) -> None:
-        """From now on gradients go to another push memory; those that were in the one before are no longer anybody's ``grad``."""
+        """Write gradients to another push memory from now on. A ``grad`` in the old memory becomes None."""
         with torch.no_grad():
             for parameter, grad in zip(self._parameters, self._grads, strict=True):
                 if parameter.grad is not None and parameter.grad.data_ptr() == grad.data_ptr():
@@ -173,12 +173,12 @@ class FlatModel:
         self._to = self._pushes.get(address) or self._place(push)
 
     def repoint(self, pull: Memory) -> None:
-        """From now on parameters are those in another pull memory, which holds them already; it may be shared by several workers."""
+        """Use the parameters in another pull memory from now on; several workers may share it."""
         self._datas = self._views(pull)
         self.pulled()
 
     def detach(self) -> None:
-        """Give parameters and gradients memory of their own again and forget the flat ones."""
+        """Give parameters and gradients memory of their own again, and forget the flat memories."""
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
@@ -192,7 +192,7 @@ class FlatModel:
         self._pushes.clear()
 
     def _place(self, push: Memory) -> _Push:
-        """Gradients of zero in this memory."""
+        """Return the views of a push memory, filled with zeros."""
         grads, flat = self._views(push), elements(push, 0, self._layout.nbytes, torch.uint8)
         place = _Push(grads, flat, set(range(len(self._parameters))))
         flat.zero_()
@@ -207,7 +207,7 @@ class FlatModel:
         return [view(memory, spec) for spec in self._layout.tensors]
 
     def _accumulated(self, i: int, parameter: torch.Tensor) -> None:
-        """A backward pass has added to this gradient. A fresh one moves into the push memory; later passes then add to it there."""
+        """Called after a backward pass has added to this gradient: move a new one into the push memory, where later passes add to it."""
         self._counts[i] += 1
         grad = parameter.grad
         # With create_graph the gradient is part of a graph that the user still needs; `collect` copies it.
@@ -237,7 +237,7 @@ class FlatModel:
             names = ", ".join(self._layout.tensors[i].name for i in fresh[:3]) + (f" and {len(fresh) - 3} more" if len(fresh) > 3 else "")
             warnings.warn(
                 f"no gradient for {names}: zeros are pushed instead, and the optimizer still applies momentum and weight decay; "
-                "leave parameters that are not used out of the optimizer, or freeze them before it is wrapped",
+                "leave unused parameters out of the optimizer, or freeze them before wrapping it",
                 stacklevel=4,
             )
 
@@ -247,8 +247,11 @@ class FlatModel:
             return next((self._layout.tensors[i].name for i in unchecked if not self._check(i)), None)
 
     def _check(self, i: int) -> bool:
-        """Whether a gradient is finite. Infinity and NaN both survive a sum, and the sum is cheap while the tensor is still in the cache:
-        that is why the hook asks, right after the backward pass has written it, and `collect` only about what was changed since."""
+        """Return True if a gradient is finite. Infinity and NaN both survive a sum.
+
+        The sum is cheap while the tensor is in the cache: so the hook checks right after the backward pass, and `collect` checks only what
+        has changed since.
+        """
         grad = self._grads[i]
         with single_threaded():
             wide = torch.float32 if grad.itemsize < 4 else grad.dtype

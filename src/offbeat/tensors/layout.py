@@ -1,7 +1,7 @@
-"""How a model's trainable parameters lie in one flat memory: the map that every process of a job shares.
+"""Lay a model's trainable parameters out in one flat memory; every process of a job uses the same layout.
 
-Gradients ("push" memory) and parameters ("pull" memory) use the same map, so a server's share of the job is one contiguous range of bytes.
-This file owns offsets, sizes and the tensors seen through them; it never holds memory itself.
+Gradients ("push" memory) and parameters ("pull" memory) have the same layout, so a server's share of the job is one contiguous range of
+bytes. This file computes offsets, sizes and views; it never holds memory itself.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TensorSpec(NamedTuple):
     name: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    """In elements. Dense: the elements fill ``numel`` places, in whatever order (channels_last)."""
+    """In elements. Dense: the elements fill ``numel`` places, in any order (channels_last)."""
     dtype: str
     group: int
     """The optimizer's parameter group."""
@@ -72,7 +72,7 @@ class TensorSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The trainable parameters of a model, in model order, and the bytes that they take together.
+    """The trainable parameters of a model, in model order, and their size in bytes.
 
     In memory, tensors are sorted by dtype, then by parameter group, then by model order, so that long runs can be treated alike.
 
@@ -87,11 +87,11 @@ class Layout:
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer) -> Layout:
-        """Lay out the parameters that ``optimizer`` trains. Frozen ones, and ones it was not given, are left out.
+        """Return the layout of the parameters that ``optimizer`` trains, without frozen parameters.
 
         Raises:
-            ConfigurationError: no parameter is left, the optimizer holds one that is not the model's or holds one twice, or one is of a
-                kind that cannot be laid out (sparse, complex, not initialised, on the meta device).
+            ConfigurationError: no parameter is left; the optimizer holds one that is not the model's, or one twice; or one cannot be laid
+                out (sparse, complex, not initialised, on the meta device).
         """
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         places = _places(optimizer, names)
@@ -110,35 +110,35 @@ class Layout:
 
     @cached_property
     def in_memory_order(self) -> tuple[int, ...]:
-        """The indices of `tensors`, by ascending offset."""
+        """Return the indices of `tensors`, by ascending offset."""
         return tuple(sorted(range(len(self.tensors)), key=lambda i: (self.tensors[i].offset, self.tensors[i].stop, i)))
 
     def to_wire(self) -> dict[str, Any]:
-        """The layout as plain data that msgpack can carry."""
+        """Return the layout as plain data that msgpack can carry."""
         return {"nbytes": self.nbytes, "tensors": [[list(x) if isinstance(x, tuple) else x for x in tensor] for tensor in self.tensors]}
 
     @classmethod
     def from_wire(cls, data: Any) -> Layout:
-        """The reverse of `to_wire`, for data that a peer sent.
+        """Return the layout that `to_wire` has written, from data that a peer sent.
 
         Raises:
-            ProtocolError: it is not what `to_wire` writes, down to each offset.
+            ProtocolError: the data are not what `to_wire` writes, down to each offset.
         """
         if not isinstance(data, Mapping) or not isinstance(data.get("tensors"), Sequence) or isinstance(data["tensors"], str | bytes):
             raise ProtocolError(f"a layout must be a map with 'tensors' and 'nbytes', not {type(data).__name__}")
         specs = [_read_spec(i, row) for i, row in enumerate(data["tensors"])]
         if not specs or len({spec.name for spec in specs}) < len(specs) or len({spec.slot for spec in specs}) < len(specs):
-            raise ProtocolError(f"a layout of {len(specs)} tensors: it must have some, each with its own name and slot")
+            raise ProtocolError(f"a layout has {len(specs)} tensors (expected at least one, each with its own name and slot)")
         placed, nbytes = _placed(specs)
         for spec, expected in zip(specs, placed, strict=True):
             if spec.offset != expected.offset:
-                raise ProtocolError(f"{spec.name!r} is at byte {spec.offset} of the layout; by the rules it belongs at {expected.offset}")
+                raise ProtocolError(f"{spec.name!r} is at byte {spec.offset} of the layout (expected {expected.offset})")
         if data.get("nbytes") != nbytes or nbytes > _NBYTES_MAX:
-            raise ProtocolError(f"a layout of {data.get('nbytes')!r} bytes whose tensors take {nbytes} (at most {_NBYTES_MAX})")
+            raise ProtocolError(f"a layout has nbytes = {data.get('nbytes')!r} (expected {nbytes}, at most {_NBYTES_MAX})")
         return cls(placed, nbytes)
 
     def difference(self, other: Layout) -> str | None:
-        """A sentence about the first tensor, in this model's order, that is not the same in ``other``; None if there is none."""
+        """Return a sentence about the first tensor, in this model's order, that differs in ``other``; None if none does."""
         theirs = {tensor.name: tensor for tensor in other.tensors}
         for mine in self.tensors:
             if mine.name not in theirs:
@@ -153,10 +153,10 @@ class Layout:
         return None
 
     def spans(self, count: int, splittable: bool) -> tuple[Span, ...]:
-        """Cut the layout into ``count`` contiguous spans of about equal size; some may be empty.
+        """Return ``count`` contiguous spans of about equal size; some may be empty.
 
         A cut is at a tensor's edge if there is one within 5 % of a share from the balanced place, or if tensors must stay whole
-        (``splittable=False``, then the nearest edge); otherwise at the balanced place, inside a tensor, at a multiple of `ALIGNMENT`.
+        (``splittable=False``, then at the nearest edge); otherwise at the balanced place, inside a tensor, at a multiple of `ALIGNMENT`.
         """
         assert count >= 1, count
         edges = [0, *(self.tensors[i].stop for i in self.in_memory_order)]
@@ -175,14 +175,14 @@ class Layout:
 def view(memory: Memory, spec: TensorSpec) -> torch.Tensor:
     """Return the tensor of ``spec`` in a memory that holds the whole layout. Nothing is copied.
 
-    Out of a memoryview each tensor gets a storage of exactly its own bytes, so that saving one does not save its neighbours.
+    From a memoryview each tensor gets a storage of exactly its own bytes, so that saving one does not save its neighbours.
     """
     flat = elements(memory, spec.offset, spec.numel, DTYPES[spec.dtype])
     return torch.as_strided(flat, spec.shape, spec.stride)
 
 
 def elements(memory: Memory, start: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-    """The ``numel`` elements from byte ``start`` of a memory, as a flat tensor. Nothing is copied."""
+    """Return the ``numel`` elements from byte ``start`` of a memory, as a flat tensor. Nothing is copied."""
     nbytes = numel * dtype.itemsize
     assert start >= 0 and start + nbytes <= memory.nbytes, (start, nbytes, memory.nbytes)
     if numel == 0:
@@ -205,7 +205,7 @@ def _placed(specs: Iterable[TensorSpec]) -> tuple[tuple[TensorSpec, ...], int]:
 
 
 def _places(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[int, tuple[int, int]]:
-    """Parameter id -> (group, slot), after checking that each is the model's and held once."""
+    """Return parameter id -> (group, slot). Raises `ConfigurationError` unless each is the model's and held once."""
     places: dict[int, tuple[int, int]] = {}
     for group, entry in enumerate(optimizer.param_groups):
         for position, parameter in enumerate(entry["params"]):
@@ -240,7 +240,7 @@ def _dense_stride(parameter: torch.Tensor) -> tuple[int, ...]:
 
 
 def _is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether the elements fill exactly prod(shape) places. Strides of axes with one element are never used, but must not be negative."""
+    """Return True if the elements fill exactly prod(shape) places. Strides of axes with one element are unused, but not negative."""
     if prod(shape) == 0:
         return all(s >= 0 for s in stride)
     expected = 1
@@ -262,9 +262,9 @@ def _read_spec(index: int, row: Any) -> TensorSpec:
         raise ProtocolError(f"tensor {index} of a layout must be a list of {', '.join(TensorSpec._fields)}")
     name, shape, stride, dtype, group, slot, offset, numel = row
     if not isinstance(name, str) or not name or not wholes(shape) or not wholes(stride) or len(shape) != len(stride):
-        raise ProtocolError(f"tensor {index} of a layout: {name!r} with shape {shape!r} and stride {stride!r} is no tensor")
+        raise ProtocolError(f"tensor {index} of a layout: {name!r} with shape {shape!r} and stride {stride!r} is not valid")
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ProtocolError(f"{name!r} of a layout has dtype {dtype!r}; known are {', '.join(DTYPES)}")
+        raise ProtocolError(f"{name!r} of a layout has dtype {dtype!r} (expected one of {', '.join(DTYPES)})")
     if not all(map(whole, (group, slot, offset, numel))) or prod(shape) != numel or not _is_dense(shape, stride):
         raise ProtocolError(f"{name!r} of a layout: shape {shape!r}, stride {stride!r}, {numel!r} elements, at {offset!r} do not fit")
     return TensorSpec(name, tuple(shape), tuple(stride), dtype, group, slot, offset, numel)

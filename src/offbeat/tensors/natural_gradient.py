@@ -1,7 +1,7 @@
 """`NaturalGradient`: an optimizer for workers that train apart for a while and then average their parameters (EnsembleSync, section 3.4).
 
-This file owns which tensors are preconditioned along which axes and when, momentum and weight decay, and the bounds on a step. The estimate
-behind one axis is fisher.py's. It is a plain ``torch.optim.Optimizer``: it knows of no other worker and needs no session.
+This file decides which tensors are preconditioned along which axes and when, and applies momentum, weight decay and the bounds on a step.
+fisher.py has the estimate of one axis. It is a plain ``torch.optim.Optimizer``, which uses no other worker and no session.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from offbeat.tensors import fisher
 __all__ = ["NaturalGradient"]
 
 FIRST_UPDATES = 10
-"""The calls after which the factors are no longer updated each time."""
+"""After this many calls the factors are no longer updated at each step."""
 MOST_NEW = 0.9
-"""The largest share that one minibatch has in a factor."""
+"""Largest share of one minibatch in a factor."""
 SQUARES = (1e-12, 1e18)
-"""Where squares and their sums lose nothing in float32; gradients of a norm outside are worked on in float64."""
+"""Norms for which squares and their sums lose nothing in float32; other gradients are computed in float64."""
 LARGEST = 1e70
-"""The norm of a gradient whose fourth power, of which factors are made, is no float64 any more. No float32 comes near."""
+"""Largest norm of a gradient whose fourth power, which factors need, fits a float64. No float32 comes near."""
 
 
 def _whole(x: Any) -> bool:
@@ -134,7 +134,7 @@ class NaturalGradient(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch.
+        """Add a group, as in torch.
 
         Raises:
             ConfigurationError: as for the constructor.
@@ -156,7 +156,7 @@ class NaturalGradient(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step; the closure, if there is one, computes the loss and the gradients anew, and its loss is returned."""
+        """Make one step. A closure computes loss and gradients again; its loss is returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -170,7 +170,7 @@ class NaturalGradient(torch.optim.Optimizer):
         return loss
 
     def _velocity(self, item: _Item) -> Tensor:
-        """``v`` of this step. The last one stays in the state for now: the step may yet be skipped."""
+        """Return ``v`` of this step. The last one stays in the state, since the step may still be skipped."""
         direction = self._precondition(item)
         before = self.state[item.param].get("momentum_buffer")
         if not item.group["momentum"] or before is None:
@@ -178,7 +178,7 @@ class NaturalGradient(torch.optim.Optimizer):
         return direction.add(before, alpha=item.group["momentum"])
 
     def _precondition(self, item: _Item) -> Tensor:
-        """The gradient, preconditioned along each axis with the factors in the state; these are brought up to date."""
+        """Return the gradient, preconditioned along each axis with the factors in the state, and update these."""
         group, X = item.group, item.gradient
         if item.norm == 0 or X.ndim < (2 if group["skip_1d"] else 1):
             return X
@@ -200,7 +200,7 @@ class NaturalGradient(torch.optim.Optimizer):
         shrink = min(1.0, self.param_groups[0]["max_total_change"] / max(total, 1e-300))
         for item, velocity, scale in zip(items, velocities, scales, strict=True):
             if item.group["momentum"]:
-                # A gradient that nothing was done to may be the parameter's ``grad`` itself, which the next backward pass overwrites.
+                # An unchanged gradient may be the parameter's ``grad`` itself, which the next backward pass overwrites.
                 self.state[item.param]["momentum_buffer"] = velocity.clone() if velocity is item.gradient else velocity
             item.param.add_(velocity, alpha=-float(item.group["lr"]) * scale * shrink)
 
@@ -214,10 +214,10 @@ class NaturalGradient(torch.optim.Optimizer):
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch, but each tensor of the state keeps its dtype: torch makes it the parameter's, which factors do not survive.
+        """Load as torch does, but keep the dtype of each state tensor: torch would convert factors to the parameter's dtype.
 
         Raises:
-            ConfigurationError: a factor of the state is of another size than the parameter's axis.
+            ConfigurationError: a factor of the state has another size than the parameter's axis.
         """
         super().load_state_dict(state_dict)
         for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):

@@ -1,7 +1,7 @@
-"""Which optimizers a server can run, and how one travels: a name from a fixed list, and plain numbers.
+"""Describe optimizers that a server can run: a name from a fixed list, and plain numbers.
 
-The server builds the user's optimizer by that name out of its own ``torch.optim``, so nothing that arrives can run code. That is also
-why subclasses and foreign classes are refused: the server would run something else than the user wrote.
+The server builds the user's optimizer by its name from its own ``torch.optim``, so nothing that arrives can run code. For this reason
+subclasses and other classes are refused: the server would run something else than the user wrote.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ __all__ = ["Hyperparameters", "OptimizerSpec", "hyperparameters", "spec_of", "su
 Hyperparameters: TypeAlias = dict[str, Any]
 
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "ASGD", "Rprop")
-"""Each element's step depends on that element alone (and on scalars that are equal for all), so that tensors may be cut anywhere."""
+"""Each element's step depends only on that element (and on scalars that are equal for all), so tensors may be cut anywhere."""
 _WHOLE = ("Adafactor", "Muon")
-"""The step needs the whole tensor in its true shape: row and column means, or its singular vectors."""
+"""The step needs the whole tensor in its true shape: row and column means, or singular vectors."""
 _REFUSED = {
     "LBFGS": "it evaluates the loss several times within a step, which a server cannot do",
     "SparseAdam": "it needs sparse gradients, and gradients are exchanged dense; use Adam",
 }
 _FUSED = ("Adam", "AdamW", "Adagrad")
-"""Where the fused CPU kernel is faster: it makes one pass, and no temporaries, of what takes eight."""
+"""Optimizers whose fused CPU kernel is faster: one pass and no temporaries instead of eight passes."""
 _IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
-"""Settings of how a step is computed, not of what it computes: the server chooses them."""
+"""Settings of how a step is computed; they do not change its result, and the server chooses them."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class OptimizerSpec:
     name: str
     """Its class in ``torch.optim``."""
     groups: tuple[Hyperparameters, ...]
-    """Each parameter group's settings, parameters left out; see `hyperparameters`."""
+    """Settings of each parameter group, without the parameters; see `hyperparameters`."""
 
     @property
     def elementwise(self) -> bool:
-        """Whether a tensor may be cut and the parts stepped by different servers."""
+        """True if a tensor may be cut and its parts stepped by different servers."""
         return self.name in _ELEMENTWISE
 
     def to_wire(self) -> dict[str, Any]:
@@ -55,31 +55,31 @@ class OptimizerSpec:
 
     @classmethod
     def from_wire(cls, data: Any) -> OptimizerSpec:
-        """The reverse of `to_wire`, for data that a peer sent.
+        """Return the optimizer that `to_wire` has written, from data that a peer sent.
 
         Raises:
-            ProtocolError: an optimizer that is not on the list, or settings that it does not have or refuses.
+            ProtocolError: the optimizer is not on the list, or does not have or accept the settings.
         """
         name = data.get("name") if isinstance(data, Mapping) else None
         if not isinstance(name, str) or name not in supported():
-            raise ProtocolError(f"no optimizer {name!r} can be run here; the known ones are {', '.join(supported())}")
+            raise ProtocolError(f"no optimizer {name!r} can be run here (expected one of {', '.join(supported())})")
         return cls(name, tuple(checked(name, data.get("groups"))))
 
 
 @cache
 def supported() -> tuple[str, ...]:
-    """The names of the optimizers that this version of torch has and a server can run."""
+    """Return the names of the optimizers that this version of torch has and a server can run."""
     return tuple(name for name in _ELEMENTWISE + _WHOLE if hasattr(torch.optim, name))
 
 
 def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
-    """Describe an optimizer, for servers to build the same.
+    """Return the description from which servers build the same optimizer.
 
     >>> spec_of(torch.optim.SGD([torch.zeros(2)], lr=0.1, momentum=0.9)).name
     'SGD'
 
     Raises:
-        ConfigurationError: it cannot be run on a server; the sentence says why and what to use.
+        ConfigurationError: a server cannot run it; the message says why and what to use.
     """
     kind = type(optimizer)
     if kind is not getattr(torch.optim, kind.__name__, None):
@@ -88,15 +88,15 @@ def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
             f"use one of {', '.join(supported())}, itself and not a subclass"
         )
     if kind.__name__ not in supported():
-        reason = _REFUSED.get(kind.__name__, "nobody has checked yet how its state can be divided")
+        reason = _REFUSED.get(kind.__name__, "it is not known how its state can be divided")
         raise ConfigurationError(f"{kind.__name__} cannot be run by a server: {reason}; the known ones are {', '.join(supported())}")
     return OptimizerSpec(kind.__name__, tuple(hyperparameters(optimizer)))
 
 
 def hyperparameters(optimizer: torch.optim.Optimizer) -> list[Hyperparameters]:
-    """The present settings of each parameter group (learning rate, betas ...) as numbers, words and lists that msgpack can carry.
+    """Return the settings of each parameter group (learning rate, betas ...) as numbers, texts and lists that msgpack can carry.
 
-    Left out are the parameters, how a step is computed (``foreach``, ``fused``), and what schedulers leave behind (``initial_lr``).
+    Left out are the parameters, how a step is computed (``foreach``, ``fused``), and what schedulers add (``initial_lr``).
 
     >>> hyperparameters(torch.optim.RMSprop([torch.zeros(2)], lr=torch.tensor(0.5)))[0]["lr"]
     0.5
@@ -121,10 +121,10 @@ def hyperparameters(optimizer: torch.optim.Optimizer) -> list[Hyperparameters]:
 
 
 def checked(name: str, groups: Any) -> list[Hyperparameters]:
-    """Settings that a peer sent for optimizer ``name``, after torch has accepted them.
+    """Return settings that a peer sent for optimizer ``name``, after torch has accepted them.
 
     Raises:
-        ProtocolError: they are not a list of maps from its settings to numbers, words, None, or lists of numbers; or torch refuses them.
+        ProtocolError: they are not a list of maps from its settings to numbers, texts, None, or lists of numbers; or torch refuses them.
     """
     if not isinstance(groups, list | tuple) or not groups:
         raise ProtocolError(f"the settings of {name} must be a list of at least one group, not {type(groups).__name__}")
@@ -145,10 +145,10 @@ def checked(name: str, groups: Any) -> list[Hyperparameters]:
 
 
 def check_changed(spec: OptimizerSpec, groups: Any) -> None:
-    """Check settings that a peer has changed since it sent ``spec``: those that a scheduler writes, so mostly another learning rate.
+    """Check settings that a peer has changed since it sent ``spec``: those that a scheduler writes, mostly the learning rate.
 
     Raises:
-        ProtocolError: other groups or settings than those of ``spec``, a value of another type that torch refuses, or no finite number.
+        ProtocolError: groups or settings differ from those of ``spec``, a value has another type that torch refuses, or is not finite.
     """
     if not isinstance(groups, list | tuple) or len(groups) != len(spec.groups):
         raise ProtocolError(f"settings of parameter groups must be a list of {len(spec.groups)} maps, one for each group of the optimizer")
@@ -159,13 +159,13 @@ def check_changed(spec: OptimizerSpec, groups: Any) -> None:
         for key, value in group.items():
             alike = alike and _is_like(value, first[key])
             if not _is_finite(value):
-                raise ProtocolError(f"{key} of parameter group {index} must be made of finite numbers")
+                raise ProtocolError(f"{key} of parameter group {index} must be finite")
     if not alike:
         checked(spec.name, groups)
 
 
 def build(name: str, settings: Mapping[str, Any], params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-    """Make optimizer ``name`` of the list over ``params``, to step them on the CPU. The caller has checked ``settings``."""
+    """Return optimizer ``name`` over ``params``, to step them on the CPU. The caller has checked ``settings``."""
     assert name in supported(), name
     extra = {"fused": True} if name in _FUSED else {}
     optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(params, **as_arguments(settings), **extra)
@@ -173,7 +173,7 @@ def build(name: str, settings: Mapping[str, Any], params: Iterable[torch.Tensor]
 
 
 def as_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as torch keeps them in a parameter group: what msgpack made a list is a tuple again."""
+    """Return settings as torch keeps them in a parameter group: lists, which msgpack makes of tuples, become tuples again."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
 
 
@@ -205,7 +205,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_like(value: Any, first: Any) -> bool:
-    """Whether a setting is of the same type as before; integers and floats are alike."""
+    """Return True if a setting has the same type as before; integers and floats are alike."""
     if type(value) is float or type(value) is int:
         return type(first) is float or type(first) is int
     if isinstance(value, list | tuple):

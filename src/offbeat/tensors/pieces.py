@@ -1,7 +1,7 @@
-"""Optimizer state on the wire: pieces of state tensors, raw bytes under plain headers.
+"""Send optimizer state: pieces of state tensors as raw bytes, with plain headers.
 
-A shard knows its state per block of memory, a checkpoint per parameter. A piece is what both understand: some elements, or a whole value,
-of one state tensor of one parameter. A message carries a list of headers and the pieces' bytes, one after the other.
+A shard has its state by block of memory, a checkpoint by parameter. A piece fits both: some elements, or the whole value, of one state
+tensor of one parameter. A message has a list of headers and the pieces' bytes, one after the other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from offbeat.tensors.layout import DTYPES, Layout
 STATE_DTYPES = {**DTYPES, "int64": torch.int64}
 _NAMES = {dtype: name for name, dtype in STATE_DTYPES.items()}
 SCALARS = frozenset({"step", "eta", "mu", "mu_product"})
-"""State of elementwise optimizers that is one number per parameter; all other has the parameter's shape."""
+"""State of elementwise optimizers that is one number for each parameter; other state has the parameter's shape."""
 
 Headers = list[list[Any]]
 """See `StatePiece.header`."""
@@ -30,21 +30,21 @@ class StatePiece(NamedTuple):
     tensor: int
     """The parameter, as an index of `Layout.tensors`."""
     key: str
-    """The optimizer's name for it, for instance ``exp_avg``."""
+    """The optimizer's name for the state tensor, such as ``exp_avg``."""
     start: int
-    """Elements ``start`` to ``stop`` of it, in the order of memory."""
+    """The piece has elements ``start`` to ``stop``, in the order of memory."""
     stop: int
     shape: tuple[int, ...] | None
-    """None: it has the parameter's shape and strides. Otherwise its own shape, and the piece is all of it, in row-major order."""
+    """None: the state has the parameter's shape and strides. Otherwise its own shape; the piece is then all of it, in row-major order."""
     dtype: str
     data: bytes | memoryview
 
     def header(self) -> list[Any]:
-        """All but the data, for msgpack."""
+        """Return everything but the data, for msgpack."""
         return [self.tensor, self.key, self.start, self.stop, None if self.shape is None else list(self.shape), self.dtype]
 
     def values(self) -> torch.Tensor:
-        """The elements, flat, in memory of their own."""
+        """Return the elements, flat, in new memory."""
         flat = torch.empty(self.stop - self.start, dtype=STATE_DTYPES[self.dtype])
         if len(self.data):
             flat.view(torch.uint8).copy_(torch.frombuffer(bytearray(self.data), dtype=torch.uint8))
@@ -52,19 +52,19 @@ class StatePiece(NamedTuple):
 
 
 def piece_of(tensor: int, key: str, start: int, values: torch.Tensor, shape: tuple[int, ...] | None) -> StatePiece:
-    """Wrap flat ``values`` as a piece; the bytes are copied."""
+    """Return flat ``values`` as a piece; the bytes are copied."""
     data = values.contiguous().view(torch.uint8).numpy().tobytes() if values.numel() else b""
     return StatePiece(tensor, key, start, start + values.numel(), shape, _NAMES[values.dtype], data)
 
 
 def pack(pieces: Iterable[StatePiece]) -> tuple[Headers, list[bytes | memoryview]]:
-    """Headers for msgpack, and the bytes that belong to them in the same order."""
+    """Return headers for msgpack, and the bytes that belong to them, in the same order."""
     listed = list(pieces)
     return [piece.header() for piece in listed], [piece.data for piece in listed]
 
 
 def unpack(layout: Layout, headers: Any, payload: bytes | memoryview) -> list[StatePiece]:
-    """The reverse of `pack`, for what a peer sent: ``payload`` is all bytes joined.
+    """Return the pieces that `pack` was given, from what a peer sent: ``payload`` is all bytes joined.
 
     Raises:
         ProtocolError: headers and bytes do not fit each other or the layout.
@@ -78,17 +78,19 @@ def unpack(layout: Layout, headers: Any, payload: bytes | memoryview) -> list[St
         pieces.append(piece._replace(data=view[at:stop]))
         at = stop
     if at != len(view):
-        raise ProtocolError(f"optimizer state of {len(view)} bytes came with headers for {at}")
+        raise ProtocolError(f"optimizer state has {len(view)} bytes (expected {at} by its headers)")
     return pieces
 
 
 def _read(layout: Layout, header: Any) -> StatePiece:
     if not isinstance(header, list | tuple) or len(header) != 6:
-        raise ProtocolError(f"a piece of optimizer state has a header that is no list of 6 ({type(header).__name__})")
+        raise ProtocolError(f"a piece of optimizer state has a header of type {type(header).__name__} (expected a list of 6 items)")
     tensor, key, start, stop, shape, dtype = header
     known = isinstance(key, str) and isinstance(dtype, str) and dtype in STATE_DTYPES
     if not known or not _whole(tensor) or tensor >= len(layout.tensors):
-        raise ProtocolError(f"a piece of optimizer state {key!r} ({dtype!r}) for tensor {tensor!r} of {len(layout.tensors)}")
+        raise ProtocolError(
+            f"a piece of optimizer state has key {key!r}, dtype {dtype!r}, tensor {tensor!r} (expected tensor < {len(layout.tensors)})"
+        )
     own = isinstance(shape, list | tuple) and len(shape) <= 64 and all(map(_whole, shape))
     numel = prod(shape) if own else layout.tensors[tensor].numel
     fits = _whole(start) and _whole(stop) and start <= stop <= numel

@@ -1,7 +1,7 @@
-"""One rank's vector while a schedule sums it: what its operations send, add, copy and scale. No network, no schedule of its own.
+"""Hold one rank's vector while a schedule sums it: send, add, copy and scale its parts. No network, and no schedule of its own.
 
-A vector to which nothing has been added yet is *null*: it is sent as a message of no bytes and added without a sum, so that a rank which
-has no gradient for a round costs no bandwidth.
+A vector to which nothing has been added yet is *null*: it is sent as a message of no bytes and needs no addition, so that a rank without a
+gradient in a round costs no bandwidth.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from offbeat.tensors.layout import Memory
 
 
 class RunningSum:
-    """Does the operations of a program on a vector.
+    """Execute the operations of a program on a vector.
 
     Args:
-        out: what becomes the result: one dimension, written in place.
-        parts: this rank's contributions, added up in this order; read now and never again.
-        divisor: what the sum is divided by.
-        terms: how many contributions all ranks have together. Each is scaled by the power of two below 1 / terms, so that no sum of them
+        out: becomes the result: one dimension, written in place.
+        parts: this rank's contributions, added in this order; read only now.
+        divisor: the sum is divided by it.
+        terms: the number of contributions of all ranks. Each is scaled by the power of two below 1 / terms, so that no partial sum
             overflows; the division makes up for it, and the result is the same bit for bit, subnormal numbers aside.
         program: whose operations these are.
-        rank: whose it is, for the order of operands.
+        rank: this rank, for the order of operands.
 
     >>> from offbeat.core.allreduce.algorithms import doubling
     >>> total = RunningSum(torch.empty(2), [torch.ones(2), torch.ones(2)], 4, 2, doubling(1, 2)[0], 0)
@@ -48,26 +48,26 @@ class RunningSum:
             out.add_(part, alpha=scale)
 
     def outgoing(self, index: int) -> torch.Tensor | None:
-        """What this send sends; None: no bytes."""
+        """Return what a send operation sends; None: no bytes."""
         span = self._program.operations[index].span
         return None if span is None or self._null or not span.numel else self.out[span.start : span.stop]
 
     def incoming(self, index: int, content: Memory) -> None:
-        """What this receive has brought; it must stay unchanged until the computation that uses it.
+        """Keep what a receive operation has received; it must not change until the computation that uses it.
 
         Raises:
-            ProtocolError: it is not of the size that the schedule says.
+            ProtocolError: it does not have the size that the schedule says.
         """
         span = self._program.operations[index].span
         nbytes = content.numel() * content.itemsize if isinstance(content, torch.Tensor) else len(content)
         wanted = 0 if span is None else span.numel * self.out.itemsize
         if nbytes not in (0, wanted):
-            raise ProtocolError(f"a piece of {nbytes} bytes came for {wanted} of a vector: the ranks follow different schedules")
+            raise ProtocolError(f"a piece of a vector has {nbytes} bytes (expected {wanted} or 0): the ranks follow different schedules")
         if nbytes:
             self._received[index] = content
 
     def do(self, index: int) -> None:
-        """Do this computation."""
+        """Execute a computation."""
         operation = self._program.operations[index]
         assert operation.kind is OperationKind.COMPUTE and operation.span is not None, operation
         span = self.out[operation.span.start : operation.span.stop]

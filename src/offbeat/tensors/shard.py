@@ -1,8 +1,8 @@
-"""A server's share of the model: parameters of one span, the optimizer's state for them, and the fold that makes a new version.
+"""Hold a server's share of the model: the parameters of one span, the optimizer's state for them, and the fold that makes a new version.
 
-A fold is bound by memory, so it goes through the span in blocks that stay in the cache: sum a block of every gradient into one scratch
-block, step the optimizer on that block of the parameters, go on. Nothing large is allocated once the optimizer's state exists. How a span
-is cut into blocks is `blocks.py`'s part; this file sums, steps, and hands the state out and in.
+A fold is bound by memory bandwidth, so it goes through the span in blocks that stay in the cache: sum a block of every gradient into one
+scratch block, and step the optimizer on that block of the parameters. Nothing large is allocated once the optimizer's state exists.
+`blocks.py` cuts the span into blocks; this file sums, steps, and exports and imports the state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SquaredNorms(NamedTuple):
     total: float
     """Of their weighted sum g."""
     difference: float | None = None
-    """Of g minus the g of the fold before; None where this was not asked for, or there is none before."""
+    """Of g minus the g of the previous fold; None if this was not asked for, or there is no previous fold."""
 
 
 class Shard:
@@ -42,8 +42,8 @@ class Shard:
         spec: the optimizer; it is built here, from torch's own classes.
         memory: the ``span.nbytes`` bytes of parameters, writable: a memoryview (format ``B``) or a flat uint8 tensor. They are stepped
             in place.
-        threads: how many blocks are worked on at a time. torch's own threads are not used: where cores are oversubscribed, as on a host
-            full of workers, waiting for them at the end of each of many small operations costs more than a hundred times the work.
+        threads: how many blocks are worked on at a time. torch's own threads are not used: on a host full of workers, waiting
+            for them at the end of each of many small operations costs more than a hundred times the work.
 
     Raises:
         ConfigurationError: the span cuts a tensor although the optimizer needs whole ones, or the memory has another size.
@@ -65,7 +65,7 @@ class Shard:
         if memory.nbytes != span.nbytes:
             raise ConfigurationError(f"a span of {span.nbytes} bytes was given {memory.nbytes} bytes of memory; they must be equal")
         if max(tensor.group for tensor in layout.tensors) >= len(spec.groups):
-            raise ConfigurationError(f"the layout speaks of more parameter groups than the {len(spec.groups)} of the optimizer")
+            raise ConfigurationError(f"the layout has more parameter groups than the optimizer, which has {len(spec.groups)}")
         self.layout, self.span, self.spec = layout, span, spec
         self._memory = memory
         self._own = owned(layout, span)
@@ -75,7 +75,7 @@ class Shard:
         self._scale = 1.0
         self._state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
         self._before: torch.Tensor | None = None
-        """The bytes of the last g, where somebody asks how far the next is from it."""
+        """The bytes of the last g, if differences are measured."""
         self._blocks = self._cut({})
         self._lanes = [_Lane(spec.name, self._groups, self._blocks, self._state) for _ in range(max(1, threads))]
         self._pool = ThreadPoolExecutor(threads - 1, "offbeat-fold") if threads > 1 else None
@@ -103,7 +103,7 @@ class Shard:
         Raises:
             ProtocolError: a gradient of another size, or settings that this optimizer refuses. Nothing has changed then.
         """
-        assert gradients, "a fold of nothing"
+        assert gradients, "fold() without contributions"
         for memory, _ in gradients:
             if memory.nbytes != self.span.nbytes:
                 raise ProtocolError(f"a gradient of {memory.nbytes} bytes for a span of {self.span.nbytes} bytes")
@@ -132,7 +132,7 @@ class Shard:
             place.add_(self._typed(gradient, dtype)[block.first : block.first + numel], alpha=weight)
 
     def state(self) -> tuple[Headers, list[bytes | memoryview]]:
-        """The optimizer's state of this span, copied: headers, and their bytes. See `state.assemble_state_dict`."""
+        """Return a copy of the optimizer's state of this span: headers, and their bytes. See `state.assemble_state_dict`."""
         pieces = []
         for block in self._blocks:
             for part in block.parts:
@@ -147,19 +147,19 @@ class Shard:
         return pack(pieces)
 
     def read_state(self, headers: Any, payload: bytes | memoryview) -> OwnState:
-        """Return what these pieces say of this span, for `load_state`.
+        """Return the state of this span that these pieces contain, for `load_state`.
 
         Args:
-            headers: as `state` or `state.split_state_dict` gave them; pieces of other spans are passed over.
+            headers: from `state` or `state.split_state_dict`; pieces of other spans are ignored.
             payload: their bytes, joined.
 
         Raises:
-            ProtocolError: it does not fit the layout, or a state tensor is only partly there.
+            ProtocolError: the pieces do not fit the layout, or a state tensor is only partly there.
         """
         return owned_state(self._own, unpack(self.layout, headers, payload), elementwise=self.spec.elementwise)
 
     def load_state(self, state: OwnState) -> None:
-        """Replace the optimizer's state by what `read_state` has returned; what is not mentioned there starts afresh."""
+        """Replace the optimizer's state by what `read_state` has returned; state that is missing there starts from the beginning."""
         self._blocks = self._cut(state)
         self._state.clear()
         for block in self._blocks:
@@ -190,7 +190,7 @@ class Shard:
 
 
 class _Work(NamedTuple):
-    """One fold. The lanes take blocks from the same iterator until there are no more."""
+    """One fold. The lanes take blocks from the same iterator until none is left."""
 
     blocks: Iterator[Block]
     gradients: dict[torch.dtype, list[torch.Tensor]]
@@ -198,11 +198,11 @@ class _Work(NamedTuple):
     weights: list[float]
     norms: bool
     before: dict[torch.dtype, torch.Tensor] | None
-    """The sum of the fold before, to be compared and replaced; None: not asked for."""
+    """The sum of the previous fold, to be compared and replaced; None: differences are not measured."""
 
 
 class _Lane:
-    """What one thread needs: scratch memory, and an optimizer per parameter group that is pointed at one block after another.
+    """Hold what one thread needs: scratch memory, and an optimizer for each parameter group that is given one block after another.
 
     The lanes share the state, which torch keeps by parameter; a block belongs to one lane at a time.
     """
@@ -224,7 +224,7 @@ class _Lane:
             optimizer.param_groups[0].update(as_arguments(groups[group]))
 
     def run(self, work: _Work) -> list[float]:
-        """Sum and step blocks until none is left. Returns the squared norms: one per gradient, that of g, and that of its change."""
+        """Sum and step blocks until none is left. Returns the squared norms: one for each gradient, that of g, and that of its change."""
         norms = [0.0] * (len(work.weights) + 2)
         for block in work.blocks:
             total = self._scratch[block.parameter.dtype][: block.numel]

@@ -1,6 +1,7 @@
-"""Optimizer state as checkpoints have it: to torch's own ``state_dict`` format out of the shards' pieces, and back.
+"""Convert optimizer state between the shards' pieces and torch's own ``state_dict`` format, which checkpoints use.
 
-What is assembled here loads into the plain optimizer, and what the plain optimizer saved can be dealt out to any number of shards.
+What is assembled here can be loaded into the plain optimizer, and what the plain optimizer has saved can be distributed to any number of
+shards.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ if TYPE_CHECKING:
 def assemble_state_dict(
     layout: Layout, spec: OptimizerSpec, parts: Iterable[tuple[Any, bytes | memoryview]], optimizer: torch.optim.Optimizer
 ) -> dict[str, Any]:
-    """A ``state_dict`` of the plain optimizer, out of the state of all shards.
+    """Return a ``state_dict`` of the plain optimizer, from the state of all shards.
 
     Args:
-        layout: what the pieces' indices mean.
+        layout: the pieces' indices refer to it.
         spec: the job's optimizer.
         parts: what each shard's `Shard.state` returned, its bytes joined.
         optimizer: the worker's optimizer, for the ``param_groups`` with its present settings.
 
     Raises:
-        ProtocolError: the parts do not fit the layout, or elements are missing, as when a shard is.
+        ProtocolError: the parts do not fit the layout, or elements are missing, for example those of a shard.
     """
     state: dict[int, dict[str, torch.Tensor]] = {}
     seen: dict[tuple[int, str], int] = {}
@@ -61,7 +62,7 @@ def _place(tensor: TensorSpec, piece: StatePiece, state: dict[int, dict[str, tor
 def split_state_dict(
     layout: Layout, spec: OptimizerSpec, state_dict: Mapping[str, Any], optimizer: torch.optim.Optimizer, spans: Sequence[Span]
 ) -> list[tuple[Headers, list[bytes | memoryview]]]:
-    """What `Shard.load_state` of each span takes, out of a plain optimizer's ``state_dict``. The settings in it are the worker's to load.
+    """Return what `Shard.read_state` of each span takes, from a plain optimizer's ``state_dict``. Its settings are for the worker to load.
 
     State of parameters that are not in the layout is left out.
 
@@ -87,7 +88,7 @@ def split_state_dict(
 
 
 def _saved(spec: OptimizerSpec, tensor: TensorSpec, entry: Mapping[str, Any]) -> dict[str, tuple[torch.Tensor, tuple[int, ...] | None]]:
-    """One parameter's saved state: flat values in memory order, and their shape if that is not the parameter's."""
+    """Return one parameter's saved state: flat values in memory order, and their shape if it is not the parameter's."""
     values: dict[str, tuple[torch.Tensor, tuple[int, ...] | None]] = {}
     for key, value in entry.items():
         if value is None:

@@ -1,4 +1,4 @@
-"""How much of torch's own parallelism the work on flat memory uses: none.
+"""Keep torch from using several threads for work on flat memory.
 
 On a host that is full of workers the cores are oversubscribed, and the barrier at the end of each of torch's parallel operations then waits
 for whole time slices: folds measured over a hundred times slower with two threads than with one.
@@ -14,7 +14,7 @@ import torch
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """Keep torch from sharing out the operations inside. The setting is the calling thread's; changing it costs under a microsecond."""
+    """Make torch use one thread inside the ``with`` block. The setting is the calling thread's; changing it costs under a microsecond."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

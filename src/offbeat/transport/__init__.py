@@ -5,7 +5,7 @@
         │ Connection.send, Connection.bind       ▲ Hub.poll
         ▼                                        │
     base.Hub, base.Connection
-        ├── hub.SocketHub ── stream ── wire (frames), outbox (what waits), handshake (the job's token)
+        ├── hub.SocketHub ── stream ── wire (frames), outbox (unsent bytes), handshake (the job's token)
         │       ├── tcp      other hosts: the bytes of a region follow the header
         │       └── shm      the same host: a local socket for headers, shared memory for regions
         └── memory.MemoryHub   within one process, for tests

@@ -1,14 +1,14 @@
-"""The one interface of all transports: ordered messages, and named regions of memory that travel with them.
+"""Define the interface of all transports: ordered messages, and named regions of memory that travel with them.
 
 A **message** is a small header (a dict that msgpack can carry) and, rarely, payload bytes. Gradients and parameters do not travel as
-payload: both ends *bind* a region of memory under the same name, and ``send(header, carry=name)`` promises that the peer's region holds
-the bytes of ours by the time it is handed the header. Where both ends share the memory (one host) nothing is sent; over TCP the bytes
-follow the header and are received straight into the peer's region. Nothing is ever unpickled.
+payload: both ends *bind* a region of memory under the same name, and ``send(header, carry=name)`` promises that the peer's region has the
+bytes of ours when the peer receives the header. If both ends share the memory (one host), no bytes are sent; over TCP the bytes follow the
+header and are received directly into the peer's region. Nothing is ever unpickled.
 
-A region that is being carried must stay unchanged until the peer's next message, and the peer must expect it: both follow from the
-protocol of push and pull, in which the owner of a region waits for the other end.
+A region that is being carried must not change until the peer's next message, and the peer must expect it. Both follow from the protocol of
+push and pull, in which the owner of a region waits for the other end.
 
-Nothing here blocks but `Hub.poll`. Sending queues what the operating system does not take at once.
+Only `Hub.poll` blocks. Bytes that the operating system does not take at once are queued.
 """
 
 from __future__ import annotations
@@ -21,111 +21,111 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class SharedMemory(ABC):
-    """A block of memory that several processes of one host can map. The kernel frees it when the last of them is gone."""
+    """A block of memory that several processes of one host can map. The kernel frees it when the last of them has ended."""
 
     nbytes: int
 
     @property
     @abstractmethod
     def view(self) -> memoryview:
-        """The bytes, writable, format ``B``. Valid until `close`."""
+        """Return the bytes, writable, format ``B``. Valid until `close`."""
 
     @abstractmethod
     def duplicate(self) -> SharedMemory:
-        """Another handle on the same memory, closed on its own."""
+        """Return another handle on the same memory, which is closed separately."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of this process's mapping, as far as nobody uses a view of it any more."""
+        """Unmap the memory from this process, unless a view of it is still in use."""
 
 
 class Address(NamedTuple):
-    """Where a hub listens. Plain data, so that it can be written into an environment variable or a header."""
+    """Where a hub listens, as plain data for an environment variable or a header."""
 
     host: str
-    """The identity of the machine (see `shm.host_identity`), not a name to resolve: peers on equal hosts share memory."""
+    """The identity of the machine (see `shm.host_identity`), not a name to resolve: peers with equal hosts share memory."""
     tcp: tuple[str, int]
-    """Network name or number, and port."""
+    """Host name or IP address, and port."""
     local: str
-    """The name of the local (Unix, abstract) socket; empty where there is none."""
+    """The name of the local (Unix, abstract) socket; "" if there is none."""
 
 
 class Message(NamedTuple):
-    """One message as it arrives."""
+    """A message that has arrived."""
 
     header: dict[str, Any]
     payload: memoryview
-    """Bytes that came with it; empty for most. What was carried into a region is not here."""
+    """Bytes that came with it; empty for most messages. Bytes carried into a region are not here."""
     memory: tuple[SharedMemory, ...]
-    """Blocks of memory handed over with it (only between ends that share memory)."""
+    """Blocks of memory that came with it (only between ends that share memory)."""
 
 
 class Closed(NamedTuple):
-    """The connection is over; nothing more will come of it."""
+    """Marks the end of a connection; no message follows."""
 
     reason: str
-    """In words: end of stream, reset, refused for a wrong token, or what rule of the wire the peer broke."""
+    """In words: end of stream, reset, refused for a wrong token, or the rule of the wire that the peer broke."""
 
 
 class Connection(ABC):
     """One end of an ordered, reliable stream of messages between two processes."""
 
     peer: str
-    """Who is at the other end, in words, for error messages."""
+    """The other end, in words, for error messages."""
     shares_memory: bool
-    """Whether both ends can map the same memory, so that carrying a region costs nothing."""
+    """True if both ends can map the same memory, so that carrying a region copies nothing."""
     interface: str
-    """The number of this end in the network between them; empty where the ends share memory."""
+    """The IP address of this end; "" if the ends share memory."""
     bytes_received: int
-    """Counts every byte as it comes in, also of unfinished messages: a sign of life."""
+    """Counts every byte that comes in, even of unfinished messages: a sign of life."""
 
     @abstractmethod
     def bind(self, name: str, region: memoryview) -> None:
-        """Name the memory that ``carry=name`` refers to at this end, in both directions. Binding again replaces it.
+        """Set the memory that ``carry=name`` refers to at this end, in both directions. Binding again replaces it.
 
-        Bind before the peer can carry: a message that carries a region which is not bound here, in exactly this size, when its header is
-        read ends the connection. So a peer that must be told of a region first has to wait for the answer before it sends one.
-        Where the ends share memory, the caller has seen to it that both bind the same bytes.
+        Bind before the peer can carry: if the region of an incoming message is not bound here, with exactly this size, the connection ends.
+        So a peer that must first be told of a region waits for the answer before it carries one. If the ends share memory, the caller
+        ensures that both bind the same bytes.
         """
 
     @abstractmethod
     def send(
         self, header: Mapping[str, Any], *, carry: str | None = None, payload: Sequence[Buffer] = (), memory: Sequence[SharedMemory] = ()
     ) -> None:
-        """Send a message. May be called from any thread, never blocks; on a closed connection it does nothing, `Hub.poll` tells.
+        """Send a message. Any thread may call it. Never blocks; on a closed connection it does nothing, and `Hub.poll` reports the end.
 
         Args:
-            header: what msgpack can carry; keys starting with ``_`` are the transport's own.
-            carry: the name of a bound region whose bytes the peer shall have.
-            payload: other bytes, received into fresh memory and handed over as `Message.payload`. Not together with ``carry``.
-                May be changed as soon as this returns: what the operating system does not take at once is copied.
-            memory: blocks to hand over; only where `shares_memory`.
+            header: what msgpack can carry; keys that start with ``_`` are reserved for the transport.
+            carry: name of a bound region whose bytes the peer gets.
+            payload: other bytes, received into new memory as `Message.payload`. Not together with ``carry``. May be changed as soon as this
+                returns: what the operating system does not take at once is copied.
+            memory: blocks to hand over; only if `shares_memory`.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """End the connection after what is already queued has been offered to the operating system once. `Hub.poll` does not report it."""
+        """Close the connection after one attempt to send what is queued. `Hub.poll` does not report this end."""
 
 
 Arrivals: TypeAlias = list[tuple[Connection, Message | Closed]]
-"""What `Hub.poll` returns: what came over which connection, in order of arrival."""
+"""What `Hub.poll` returns: messages and ends with their connections, in order of arrival."""
 
 
 class Hub(ABC):
-    """All connections of one process: it listens, connects, and waits for what comes."""
+    """Hold all connections of one process: listen, connect, and wait for messages."""
 
     host: str
     """The identity of this machine."""
     address: Address | None = None
-    """What `listen` gave."""
+    """What `listen` has returned; None before."""
 
     @abstractmethod
     def another(self) -> Hub:
-        """A hub for another thread of this process, which knows the same token and listens nowhere yet."""
+        """Return a hub for another thread of this process, with the same token, that does not listen yet."""
 
     @abstractmethod
     def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
-        """Accept peers from now on; port 0 is chosen by the system.
+        """Accept peers from now on; port 0: the system chooses.
 
         Raises:
             ConfigurationError: the port is taken, or the address is not of this machine.
@@ -133,18 +133,19 @@ class Hub(ABC):
 
     @abstractmethod
     def connect(self, address: Address) -> Connection:
-        """Open a connection to a listening hub: shared memory if both are on one host, TCP otherwise.
+        """Open a connection to a listening hub: with shared memory if both are on one host, over TCP otherwise.
 
         Raises:
-            JobError: nobody listens there.
+            JobError: no process listens there.
         """
 
     @abstractmethod
     def poll(self, timeout_s: float | None) -> Arrivals:
-        """Wait until something has come, at most ``timeout_s`` seconds (None: for ever), and return all of it in order of arrival.
+        """Wait for messages, at most ``timeout_s`` seconds (None: for ever), and return all that have come, in order of arrival.
 
-        A peer is heard only after it has proved that it knows the job's token. Accepted connections show by their first message. Each
-        connection yields at most one `Closed`, as its last; messages that came before the end of stream are delivered before it.
+        Messages of a peer are delivered only after it has proved that it knows the job's token. An accepted connection first appears with
+        its first message. Each connection yields at most one `Closed`, as its last item, after all messages that came before the end of the
+        stream.
         """
 
     @abstractmethod

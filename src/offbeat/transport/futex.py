@@ -1,10 +1,9 @@
-"""Waiting and locking across processes, in words of shared memory that the kernel looks after.
+"""Wait and lock across processes, with words of shared memory that the kernel knows.
 
-A `Futex` is a word that processes sleep on until somebody says that it has changed. A `RobustLock` is a lock that the kernel releases when
-its holder dies, however it dies. Both are the C library's, called without a trip through the kernel where nobody has to wait; measured
-here, lock and unlock take 0.2 µs, against 0.8 with ``flock`` and 1.3 with locks of open file descriptions, which also cannot be waited
-for with a limit. What is in the memory that a lock protects is for others to keep whole: see
-``runtime/shared_memory/state.py``.
+A `Futex` is a word on which processes sleep until another process reports a change. A `RobustLock` is a lock that the kernel releases when
+its holder dies, however it dies. Both call the C library, which enters the kernel only if a process has to wait. Measured here, lock and
+unlock take 0.2 µs; ``flock`` takes 0.8 µs, and locks of open file descriptions take 1.3 µs and have no timeout. A lock does not protect its
+data from a holder that dies half-way: see ``runtime/shared_memory/state.py``.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from pathlib import Path
 from offbeat.errors import ConfigurationError
 
 WORD_NBYTES = 64
-"""What a futex or a lock takes: a cache line of its own."""
+"""Size of a futex or a lock: a cache line of its own."""
 PATIENCE_S = 1.0
-"""How long a process may be stopped (SIGSTOP) with a lock in its hands before it is killed, so that others can go on."""
+"""Seconds that a process may be stopped (SIGSTOP) while it holds a lock before it is killed, so that others can go on."""
 LOOK_S = 0.1
-"""How often somebody who waits for a lock looks at its holder."""
+"""How often a process that waits for a lock checks its holder, in seconds."""
 
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
 _FUTEX = _FUTEX_NUMBERS.get(platform.machine())
@@ -36,7 +35,7 @@ EVERYBODY = 2**31 - 1
 _TID_MASK = 0x3FFFFFFF
 
 if sys.platform == "linux":
-    # Quick calls keep the interpreter's lock: to give it up and get it back can cost a thread's time slice, with the mutex in hand.
+    # Quick calls keep Python's interpreter lock: releasing and retaking it can cost a time slice while the mutex is held.
     _quick = ctypes.PyDLL(None)
     _slow = ctypes.CDLL(None)
 
@@ -51,24 +50,24 @@ def _timespec(seconds: float) -> _Timespec:
 
 
 def address_of(memory: memoryview) -> int:
-    """Where a writable piece of memory begins. The memory must outlive every use of the address."""
+    """Return the address of a writable piece of memory. The memory must outlive every use of the address."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 class Futex:
-    """A 32-bit word that processes sleep on.
+    """A 32-bit word on which processes sleep.
 
     Args:
         memory: `WORD_NBYTES` of shared memory, zeros at first.
 
     Raises:
-        ConfigurationError: this system has no futexes that this module knows.
+        ConfigurationError: this module does not know how to call futexes on this system.
     """
 
     def __init__(self, memory: memoryview) -> None:
         if sys.platform != "linux" or _FUTEX is None:
             raise ConfigurationError(
-                f"no shared rounds on {sys.platform} {platform.machine()}: futexes are known for Linux on {', '.join(_FUTEX_NUMBERS)}. "
+                f"no rounds in shared memory on {sys.platform} {platform.machine()}: futexes need Linux on {', '.join(_FUTEX_NUMBERS)}. "
                 "Use a rule with servers, such as bsp"
             )
         self._memory = memory
@@ -81,15 +80,15 @@ class Futex:
         return self._word[0]
 
     def change(self) -> None:
-        """Let the word differ from what it was; under the lock that whoever changes it has agreed on. `wake` tells the sleepers."""
+        """Change the word. The caller holds the lock that protects it. `wake` wakes the sleepers."""
         self._word[0] = (self._word[0] + 1) & 0xFFFFFFFF
 
     def wake(self, count: int = EVERYBODY) -> None:
-        """Wake so many of the sleepers."""
+        """Wake at most ``count`` sleepers."""
         _quick.syscall(self._number, self._address, ctypes.c_int(_WAKE), ctypes.c_int(count), None, None, ctypes.c_int(0))
 
     def sleep(self, value: int, timeout_s: float) -> None:
-        """Sleep while the word has this value: until `wake`, a signal, or for so many seconds. Looks for nothing: the caller does."""
+        """Sleep while the word has this value: until `wake`, a signal, or the timeout. The caller must check the reason."""
         timeout = ctypes.byref(_timespec(timeout_s))
         _slow.syscall(self._number, self._address, ctypes.c_int(_WAIT), ctypes.c_uint32(value), timeout, None, ctypes.c_int(0))
 
@@ -99,7 +98,7 @@ class RobustLock:
 
     Args:
         memory: `WORD_NBYTES` of shared memory.
-        fresh: whether to make it, which must be done once, before anybody else uses the memory.
+        fresh: initialise the lock; done once, before any other process uses the memory.
     """
 
     def __init__(self, memory: memoryview, *, fresh: bool) -> None:
@@ -108,7 +107,7 @@ class RobustLock:
         self._address = ctypes.c_void_p(address_of(memory))
         self._try = _quick.pthread_mutex_trylock
         self.release = partial(_quick.pthread_mutex_unlock, self._address)
-        """Give it back. Not a method: that would be one more call while others wait."""
+        """Release the lock. Not a method, which would take one more call while others wait."""
         self._stopped: tuple[int, float, float] | None = None
         if fresh:
             attributes = ctypes.create_string_buffer(64)
@@ -120,20 +119,20 @@ class RobustLock:
 
     @property
     def holder(self) -> int | None:
-        """The thread that holds it, by the number that the kernel knows it by; None: nobody does.
+        """Return the kernel's number of the thread that holds the lock; None if it is free.
 
-        A robust lock's first word is the kernel's business, so it has the same meaning everywhere.
+        The kernel defines the first word of a robust lock, so that it has the same meaning everywhere.
         """
         return self._word[0] & _TID_MASK or None
 
     def attempt(self) -> bool:
-        """Take it, if that can be done at once. Returns whether it has been."""
+        """Take the lock if it is free. Returns True if it was taken."""
         return self._got(self._try(self._address))
 
     def acquire(self, timeout_s: float | None = None) -> bool:
-        """Take it; wait for it at most so many seconds (None: for ever). Returns whether it has been taken.
+        """Take the lock, waiting at most ``timeout_s`` seconds (None: for ever). Returns True if it was taken.
 
-        A holder that has been stopped for `PATIENCE_S` is killed: nobody can go on without what it holds.
+        A holder that has been stopped for `PATIENCE_S` is killed: no other process can go on without the lock.
         """
         error = self._try(self._address)
         if error == 0 or self._got(error):
@@ -143,15 +142,15 @@ class RobustLock:
             remaining = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
             if remaining <= 0.0:
                 return False
-            limit = ctypes.byref(_timespec(time.time() + remaining))  # this call knows no clock but the one on the wall
+            limit = ctypes.byref(_timespec(time.time() + remaining))  # this call takes a wall-clock time
             if self._got(_slow.pthread_mutex_timedlock(self._address, limit)):
                 return True
             self.look_at_holder()
 
     def look_at_holder(self) -> None:
-        """Kill the holder, if it was stopped whenever it was looked at for `PATIENCE_S`; to be called at least every `LOOK_S`.
+        """Kill the holder if it was stopped at every check for `PATIENCE_S`. Call it at least every `LOOK_S`.
 
-        Where everybody is stopped together, as by Ctrl-Z, nobody looks, and the count begins anew.
+        If all processes are stopped together, as by Ctrl-Z, none checks, and the time starts again.
         """
         holder, now = self.holder, time.monotonic()
         if holder is None or process_state(holder) != "T":
@@ -177,7 +176,7 @@ class RobustLock:
 
 
 def process_state(pid: int) -> str | None:
-    """The letter that /proc has for a process or thread: T stopped, Z a zombie, ... None: there is no such process.
+    """Return the state letter of a process or thread in /proc: T stopped, Z zombie, ...; None if it does not exist.
 
     >>> process_state(os.getpid())
     'R'
@@ -187,13 +186,13 @@ def process_state(pid: int) -> str | None:
 
 
 def started_at(pid: int) -> int:
-    """When a process began, in the kernel's ticks: numbers are used again, both together are not. 0: it is dead."""
+    """Return when a process began, in the kernel's ticks; 0 if it is dead. Number and start together identify a process."""
     fields = _stat(pid)
     return 0 if not fields or fields[0] in "ZX" else int(fields[19])
 
 
 def _stat(pid: int) -> list[str]:
-    """From the third field on, the first that cannot hold a blank."""
+    """Return the fields of /proc/PID/stat from the third on; the second may contain blanks."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,8 +1,8 @@
-"""Who is heard: both ends prove that they know the job's token before anything else is said, without sending the token.
+"""Authenticate both ends of a connection: each proves that it knows the job's token, without sending the token.
 
 The server (the end that accepted) opens with a nonce. The client answers with its own nonce and HMAC-SHA256(token, "client" + both nonces);
-the server replies with HMAC-SHA256(token, "server" + both nonces). The two words keep an answer from being played back to its author.
-The server proves itself as well because a client is about to send it gradients and to map memory that it hands over.
+the server replies with HMAC-SHA256(token, "server" + both nonces). The two words prevent an answer from being sent back to its author. The
+server proves itself, too, because a client will send it gradients and map memory that it hands over.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ WRONG_TOKEN = "the token shown is not this job's; give every process of a job th
 
 
 def proof(token: str, side: str, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    """What only somebody who knows the token can say about these nonces."""
+    """Return the HMAC of both nonces, which only an end that knows the token can compute."""
     return hmac.digest(token.encode(), side.encode() + server_nonce + client_nonce, "sha256")
 
 
 class Gate(ABC):
-    """One end's side of the exchange. It is over when `open` is true."""
+    """Run one end's side of the handshake. It has succeeded when `open` is True."""
 
     def __init__(self, token: str) -> None:
         self.open = False
@@ -33,15 +33,15 @@ class Gate(ABC):
 
     @abstractmethod
     def opening(self) -> Header | None:
-        """What this end says first, unasked."""
+        """Return the first message of this end; None if the other end sends first."""
 
     @abstractmethod
     def answer(self, header: Header) -> Header | None:
-        """Take what the other end said and give the answer.
+        """Take a message of the other end, and return the answer; None: nothing is left to send.
 
         Raises:
-            ProtocolError: the other end says something else.
-            RefusedError: it does not know the token.
+            ProtocolError: it is not the expected message.
+            RefusedError: the other end does not know the token.
         """
 
 
@@ -84,5 +84,5 @@ class ClientGate(Gate):
 def _bytes(header: Header, key: str, nbytes: int) -> bytes:
     value = header.get(key)
     if not isinstance(value, bytes) or len(value) != nbytes:
-        raise ProtocolError(f"the peer must show {key} ({nbytes} bytes) before anything else")
+        raise ProtocolError(f"the peer sent something before the handshake (expected {key}, {nbytes} bytes)")
     return value

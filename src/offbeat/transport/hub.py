@@ -1,7 +1,7 @@
-"""All sockets of one process: listens on TCP and on a local socket at once, connects to either, and waits in one place.
+"""Run all sockets of one process: listen on TCP and on a local socket, connect to either, and wait for all in one place.
 
-Which kind a pair of processes uses follows from their host identities (`shm.host_identity`): a local socket and shared memory within a
-host, TCP otherwise. One thread polls, closes and connects; any thread may send and wake.
+Host identities (`shm.host_identity`) decide what a pair of processes uses: a local socket and shared memory within a host, TCP otherwise.
+One thread polls, closes and connects; any thread may send and wake.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from offbeat.transport.stream import BUSY, StreamConnection
 
 log = logging.getLogger(__name__)
 
-STRANGER_TIMEOUT_S = 30.0
-"""How long a peer may take to show the token before its socket is given to somebody else."""
-STRANGERS_MAX = 512
-"""Of each kind of socket, how many peers may be about to show the token; who has taken longest makes room for the next."""
+HANDSHAKE_TIMEOUT_S = 30.0
+"""Seconds that a peer has to prove that it knows the token before its connection is closed."""
+HANDSHAKES_MAX = 512
+"""Most handshakes at a time, for each kind of socket; the oldest makes room for the next."""
 ACCEPTS_PER_TURN = 16
 ACCEPT_PAUSE_S = 0.016
-"""Between two turns of accepting, so that 1,000 connections a second are accepted at most, which takes a tenth of a core."""
-CALLS_MAX = 100
-CALL_PAUSE_S = 0.1
-"""How often a peer that has been put off calls again, and what it waits in between."""
+"""Seconds between two turns of accepting: at most 1,000 connections a second, which take a tenth of a core."""
+ATTEMPTS_MAX = 100
+RETRY_PAUSE_S = 0.1
+"""Seconds before a peer that was asked to retry connects again, at most `ATTEMPTS_MAX` times."""
 _WARNED_MAX = 256
 _READ: Final = selectors.EVENT_READ
 _WRITE: Final = selectors.EVENT_WRITE
@@ -44,9 +44,9 @@ class SocketHub(Hub):
     """The hub of a real process.
 
     Args:
-        token: the job's secret; whoever does not know it is not heard.
+        token: the job's secret; messages of peers that do not know it are not delivered.
         host: the identity of this machine; None: `shm.host_identity`.
-        local: whether peers on this host may be reached through shared memory. False: everything goes over TCP.
+        local: False: use TCP also for peers on this host, instead of shared memory.
 
     Raises:
         ConfigurationError: the token is empty.
@@ -62,27 +62,27 @@ class SocketHub(Hub):
         self._listeners: list[socket.socket] = []
         self._accepting = False
         self._connections: set[StreamConnection] = set()
-        self._strangers: dict[bool, dict[StreamConnection, float]] = {False: {}, True: {}}
-        """Accepted, but the token has not been shown yet; and since when, the oldest first. Of local sockets, and of others."""
-        self._resting: dict[socket.socket, float] = {}
-        """Listeners that have accepted many, and when they go on."""
-        self._called: dict[StreamConnection, tuple[Address, int, float]] = {}
-        """Of connections that we have made and that are not open yet: where to, how often, and when to call again."""
+        self._unverified: dict[bool, dict[StreamConnection, float]] = {False: {}, True: {}}
+        """Accepted connections that have not proved the token, with the time of accepting, oldest first. By: is it a local socket."""
+        self._paused: dict[socket.socket, float] = {}
+        """Listeners that have accepted many connections, and when they go on."""
+        self._connecting: dict[StreamConnection, tuple[Address, int, float]] = {}
+        """Connections made here whose handshake is not done: address, attempts so far, and when to try again."""
         self._writing: set[StreamConnection] = set()
         self._to_attend: deque[StreamConnection] = deque()
         self._waiting = False
         self._woken = False
         self._lost: Arrivals = []
-        """Connections that could not be made again."""
+        """Connections that could not be made again, or whose socket was closed."""
         self._warned: set[str] = set()
         self._watched: set[int] = set()
         self._closed = False
-        self._bell, self._button = socket.socketpair()
-        for end in (self._bell, self._button):
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        for end in (self._wake_receiver, self._wake_sender):
             end.setblocking(False)
-        self._selector.register(self._bell, _READ, None)
+        self._selector.register(self._wake_receiver, _READ, None)
 
-    # Opening.
+    # Listening and connecting.
 
     def another(self) -> SocketHub:
         return SocketHub(self._token, host=self.host, local=self._local)
@@ -105,12 +105,12 @@ class SocketHub(Hub):
     def connect(self, address: Address) -> Connection:
         sock = None
         if self._local and address.local and address.host == self.host:
-            # None after all where two machines were given one name by hand.
+            # None if two machines were given the same name by hand.
             sock = tcp.connect_local(address.local)
         if sock is None:
             sock = tcp.connect_tcp(*address.tcp)
         connection = self._add(sock, tcp.describe_peer(sock), ClientGate(self._token))
-        self._called[connection] = address, 1, math.inf
+        self._connecting[connection] = address, 1, math.inf
         return connection
 
     def _add(self, sock: socket.socket, peer: str, gate: Gate) -> StreamConnection:
@@ -126,7 +126,7 @@ class SocketHub(Hub):
                 self._selector.register(listener, _READ, listener)
 
     def _accept(self, listener: socket.socket) -> None:
-        strangers = self._strangers[listener.family == tcp.LOCAL_FAMILY]
+        unverified = self._unverified[listener.family == tcp.LOCAL_FAMILY]
         for _ in range(ACCEPTS_PER_TURN):
             try:
                 sock, _ = listener.accept()
@@ -136,7 +136,7 @@ class SocketHub(Hub):
                 if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}:
                     self._stop_accepting(error)
                     return
-                continue  # This one peer went away again.
+                continue  # this peer is gone again
             peer = tcp.describe_peer(sock)
             if sock.family != tcp.LOCAL_FAMILY:
                 tcp.tune_tcp(sock)
@@ -146,66 +146,66 @@ class SocketHub(Hub):
                 self._warn("local", f"refused {peer}: it belongs to another user")
                 sock.close()
                 continue
-            if len(strangers) >= STRANGERS_MAX:
-                oldest = next(iter(strangers))
-                oldest.put_out()
+            if len(unverified) >= HANDSHAKES_MAX:
+                oldest = next(iter(unverified))
+                oldest.ask_to_retry()
                 self._forget(oldest)
-            strangers[self._add(sock, peer, ServerGate(self._token))] = time.monotonic()
+            unverified[self._add(sock, peer, ServerGate(self._token))] = time.monotonic()
         self._selector.unregister(listener)
-        self._resting[listener] = time.monotonic() + ACCEPT_PAUSE_S
+        self._paused[listener] = time.monotonic() + ACCEPT_PAUSE_S
 
     def _stop_accepting(self, error: OSError) -> None:
-        """Out of descriptors: the others go on; listening begins again when a connection ends."""
+        """Stop listening when file descriptors run out. Listening begins again when a connection ends."""
         self._warn("", f"cannot accept another peer ({error.strerror}): raise the limit of open files (ulimit -n)")
         self._accepting = False
         for listener in self._listeners:
-            if self._resting.pop(listener, None) is None:
+            if self._paused.pop(listener, None) is None:
                 self._selector.unregister(listener)
 
     def _do_what_is_due(self) -> float:
-        """Drop strangers that are late, let listeners go on, call again. Returns when this is to be called again, monotonic."""
+        """Close late handshakes, resume listeners, retry connections. Returns when to call this again, monotonic."""
         now, due = time.monotonic(), math.inf
-        for strangers in self._strangers.values():
-            while strangers and (late_at := next(iter(strangers.values())) + STRANGER_TIMEOUT_S) <= now:
-                oldest = next(iter(strangers))
+        for unverified in self._unverified.values():
+            while unverified and (late_at := next(iter(unverified.values())) + HANDSHAKE_TIMEOUT_S) <= now:
+                oldest = next(iter(unverified))
                 self._refused(oldest, "it did not show the token in time")
                 self._forget(oldest)
-            if strangers:
+            if unverified:
                 due = min(due, late_at)
-        for listener, until in list(self._resting.items()):
+        for listener, until in list(self._paused.items()):
             if until <= now:
-                del self._resting[listener]
+                del self._paused[listener]
                 self._selector.register(listener, _READ, listener)
             else:
                 due = min(due, until)
-        for connection, (address, calls, at) in list(self._called.items()):
+        for connection, (address, attempts, at) in list(self._connecting.items()):
             if at <= now:
-                self._call_again(connection, address, calls)
+                self._reconnect(connection, address, attempts)
             elif at < math.inf:
                 due = min(due, at)
         return due
 
-    def _call_again(self, connection: StreamConnection, address: Address, calls: int) -> None:
-        """Connect anew in place of a connection that has been put off; if that fails its end is heard of like any other."""
+    def _reconnect(self, connection: StreamConnection, address: Address, attempts: int) -> None:
+        """Replace a connection that was asked to retry by a new one; if this fails, `poll` reports its end."""
         local = connection.shares_memory
         try:
             sock = tcp.connect_local(address.local) if local else tcp.connect_tcp(*address.tcp)
         except JobError:
             sock = None
         if sock is None:
-            self._called.pop(connection)
+            self._connecting.pop(connection)
             self._connections.discard(connection)
             connection.release()
-            self._lost.append((connection, Closed(f"nobody listens there any more: {BUSY}")))
+            self._lost.append((connection, Closed(f"nobody listens there any more, after: {BUSY}")))
             return
-        self._called[connection] = address, calls + 1, math.inf
-        connection.begin_again(sock, ClientGate(self._token))
+        self._connecting[connection] = address, attempts + 1, math.inf
+        connection.reconnect(sock, ClientGate(self._token))
         self._selector.register(sock, _READ, connection)
 
     # Waiting.
 
     def poll(self, timeout_s: float | None, also: Sequence[int] = ()) -> Arrivals:
-        """As `Hub.poll`; returns, with whatever has arrived, also when one of these descriptors of the caller's can be read."""
+        """Do as `Hub.poll`; also return when one of the descriptors ``also`` can be read."""
         self._watch(also)
         assert not self._closed, "this hub is closed"
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -219,7 +219,7 @@ class SocketHub(Hub):
             patience = left if due == math.inf else max(0.0, due - now) if left is None else min(left, max(0.0, due - now))
             if arrived:
                 patience = 0.0
-            # Told before the list is looked at: a thread that adds to it afterwards sees that it must ring the bell.
+            # Set before the list is read: a thread that adds to the list afterwards sees that it must wake this one.
             self._waiting = True
             self._attend_all()
             if self._lost:
@@ -234,7 +234,7 @@ class SocketHub(Hub):
 
     def _watch(self, descriptors: Sequence[int]) -> None:
         for gone in self._watched.difference(descriptors):
-            with contextlib.suppress(KeyError, OSError):  # a closed descriptor has left the selector's kernel side by itself
+            with contextlib.suppress(KeyError, OSError):  # the kernel has removed a closed descriptor from the selector already
                 self._selector.unregister(gone)
         for new in set(descriptors).difference(self._watched):
             self._selector.register(new, _READ, new)
@@ -251,37 +251,37 @@ class SocketHub(Hub):
             self._woken = True
         elif what is None:
             with contextlib.suppress(BlockingIOError):
-                self._bell.recv(4096)
+                self._wake_receiver.recv(4096)
         else:
             self._accept(what)
 
     def _receive(self, connection: StreamConnection, arrived: Arrivals) -> None:
         messages, closed = connection.receive()
-        strangers = self._strangers[connection.shares_memory]
-        stranger = connection in strangers
-        if stranger and connection.gate.open:
-            del strangers[connection]
-            stranger = False
-        called = self._called.pop(connection, None) if connection.gate.open or closed is not None else None
-        if closed is not None and called is not None and connection.put_off and called[1] < CALLS_MAX:
+        unverified = self._unverified[connection.shares_memory]
+        is_unverified = connection in unverified
+        if is_unverified and connection.gate.open:
+            del unverified[connection]
+            is_unverified = False
+        attempt = self._connecting.pop(connection, None) if connection.gate.open or closed is not None else None
+        if closed is not None and attempt is not None and connection.must_retry and attempt[1] < ATTEMPTS_MAX:
             self._selector.unregister(connection.sock)
             self._writing.discard(connection)
-            self._called[connection] = called[0], called[1], time.monotonic() + CALL_PAUSE_S
+            self._connecting[connection] = attempt[0], attempt[1], time.monotonic() + RETRY_PAUSE_S
             return
         arrived.extend((connection, message) for message in messages)
         if closed is None:
             return
-        if stranger:
+        if is_unverified:
             self._refused(connection, closed.reason)
         else:
             arrived.append((connection, closed))
         self._forget(connection)
 
     def _attend(self, connection: StreamConnection) -> None:
-        """Any thread: this connection has something to send, or was closed."""
+        """Note, from any thread, that a connection has something to send or was closed."""
         self._to_attend.append(connection)
         if self._waiting:
-            self._ring()
+            self._send_wake()
 
     def _attend_all(self) -> None:
         while self._to_attend:
@@ -290,9 +290,9 @@ class SocketHub(Hub):
                 continue
             if connection.closed:
                 self._forget(connection)
-            elif connection.stolen is not None:
-                self._lost.append((connection, Closed(connection.stolen)))
-                connection.sock.detach()  # its number may be another file's by now
+            elif connection.closed_by_others is not None:
+                self._lost.append((connection, Closed(connection.closed_by_others)))
+                connection.sock.detach()  # its number may belong to another file by now
                 self._forget(connection)
             elif connection not in self._writing:
                 self._selector.modify(connection.sock, _READ | _WRITE, connection)
@@ -300,21 +300,21 @@ class SocketHub(Hub):
 
     def wake(self) -> None:
         self._woken = True
-        self._ring()
+        self._send_wake()
 
-    def _ring(self) -> None:
-        # Full means that it rings already; closed, that nobody waits any more.
+    def _send_wake(self) -> None:
+        # A full socket will wake the poll anyway; a closed one means that no thread polls any more.
         with contextlib.suppress(OSError):
-            self._button.send(b"\0")
+            self._wake_sender.send(b"\0")
 
     # Closing.
 
     def _forget(self, connection: StreamConnection) -> None:
-        with contextlib.suppress(KeyError, ValueError):  # one that has been put off is not waited for
+        with contextlib.suppress(KeyError, ValueError):  # a connection that is to retry is not registered
             self._selector.unregister(connection.sock)
         self._connections.discard(connection)
-        self._strangers[connection.shares_memory].pop(connection, None)
-        self._called.pop(connection, None)
+        self._unverified[connection.shares_memory].pop(connection, None)
+        self._connecting.pop(connection, None)
         self._writing.discard(connection)
         connection.release()
         self._accept_again()
@@ -324,7 +324,7 @@ class SocketHub(Hub):
         self._warn(who, f"did not hear {connection.peer}: {reason}")
 
     def _warn(self, who: str, what: str) -> None:
-        """Once for each peer address, so that a port scan does not fill the log."""
+        """Log a warning once for each peer address, so that a port scan does not fill the log."""
         if who not in self._warned and len(self._warned) < _WARNED_MAX:
             self._warned.add(who)
             log.warning("%s", what)
@@ -338,5 +338,5 @@ class SocketHub(Hub):
         for listener in self._listeners:
             listener.close()
         self._selector.close()
-        self._bell.close()
-        self._button.close()
+        self._wake_receiver.close()
+        self._wake_sender.close()

@@ -1,8 +1,8 @@
-"""A transport within one process, for tests and for driving the live runtime step by step. No socket, no thread, no clock.
+"""Provide a transport within one process, for tests and to drive the live runtime step by step. No socket, no thread, no clock.
 
-Hubs on one `MemoryNetwork` talk to each other. Everything is delivered by `poll` of the receiver, in the order of sending, so a single
-thread that polls the hubs in turn gets the same run every time. Headers go through msgpack and regions are checked as on a wire, lest a
-program that works here fail there.
+Hubs on one `MemoryNetwork` can connect to each other. The receiver's `poll` delivers everything, in the order of sending, so a single
+thread that polls the hubs in turn gets the same run every time. Headers go through msgpack, and regions are checked as on a wire, so that a
+program that works here also works there.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from offbeat.transport.handshake import WRONG_TOKEN
 
 
 class MemoryNetwork:
-    """What the hubs of one test have in common.
+    """Connect the hubs of one test.
 
     Args:
-        shares_memory: whether carrying a region costs nothing, as on one host, or copies, as over TCP.
-        blocking: whether `Hub.poll` waits for other threads; otherwise it returns at once when nothing is there.
+        shares_memory: True: carrying a region copies nothing, as on one host; False: it copies, as over TCP.
+        blocking: True: `Hub.poll` waits for other threads; False: it returns at once.
     """
 
     def __init__(self, *, shares_memory: bool = True, blocking: bool = False) -> None:
@@ -40,13 +40,13 @@ class MemoryNetwork:
 
 
 class _Sent(NamedTuple):
-    """A message on its way."""
+    """A message that was sent and not received yet."""
 
     packed: bytes
     carry: str | None
     carry_nbytes: int
     data: bytes
-    """The bytes of the region where memory is not shared, or the payload."""
+    """The bytes of the region if memory is not shared, or the payload."""
     memory: tuple[SharedMemory, ...]
 
 
@@ -85,15 +85,15 @@ class MemoryConnection(Connection):
                 self.other.deliver(_Sent(msgpack.packb(header), carry, len(region), data, blocks))
 
     def deliver(self, item: _Sent | Closed) -> None:
-        """Put this where the hub of this end polls. Called with the network's lock held."""
+        """Put an item into the inbox of this end's hub. Called with the network's lock held."""
         self.hub.inbox.append((self, item))
         self.hub.network.changed.notify_all()
 
     def receive(self, sent: _Sent) -> Message:
-        """Make a message of what came.
+        """Return the message that was sent.
 
         Raises:
-            ProtocolError: it carries a region that is not bound here, or not in this size.
+            ProtocolError: its region is not bound here, or has another size.
         """
         self.bytes_received += len(sent.packed) + len(sent.data)
         header = wire.decode_header(sent.packed)
@@ -116,7 +116,7 @@ class MemoryConnection(Connection):
         self.end("end of stream")
 
     def end(self, reason: str) -> None:
-        """Close this end and let the other hear why."""
+        """Close this end, and report the reason to the other."""
         with self.hub.network.changed:
             self.closed = True
             other, self.other = self.other, None
@@ -130,10 +130,10 @@ _Inbox: TypeAlias = deque[tuple[MemoryConnection, _Sent | Closed]]
 
 
 class MemoryHub(Hub):
-    """The hub of one pretended process.
+    """The hub of one simulated process.
 
     Args:
-        network: whom it can reach.
+        network: the hubs that it can reach.
         token: the job's secret, compared when a connection is made.
 
     >>> network = MemoryNetwork()
@@ -152,7 +152,7 @@ class MemoryHub(Hub):
         self.name = f"memory-{next(network.names)}"
         self.inbox: _Inbox = deque()
         self.connections: dict[MemoryConnection, None] = {}
-        """In the order of making, so that closing them is deterministic."""
+        """Connections in the order of making, so that closing them is deterministic."""
         self._port: int | None = None
         self._woken = False
 

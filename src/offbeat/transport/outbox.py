@@ -1,6 +1,6 @@
-"""What a connection still has to send: views in order, and the file descriptors that go with some of them. Takes no lock, knows no frame.
+"""Queue the bytes that a connection still has to send, and the file descriptors that go with some of them. No lock, no frames.
 
-A view of a region is kept, not copied: its owner has promised to leave it alone. Descriptors are duplicates that belong to the outbox.
+Views of a region are kept, not copied: the owner has promised not to change it. Descriptors are duplicates that belong to the outbox.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _VIEWS_PER_CALL = 64
 
 
 class Piece:
-    """Bytes that wait to be sent, and the descriptors that go with the first of them."""
+    """Bytes to send, and the descriptors that go with the first of them."""
 
     __slots__ = ("descriptors", "view")
 
@@ -27,33 +27,33 @@ class Piece:
         self.descriptors = list(descriptors)
 
     def own(self) -> None:
-        """Copy what is left, so that the sender may change its buffer."""
+        """Copy the unsent bytes, so that the sender may change its buffer."""
         if len(self.view) and not isinstance(self.view.obj, bytes):
             self.view = memoryview(bytes(self.view))
 
     def drop(self) -> None:
-        """Let go of what is left."""
+        """Discard the unsent bytes, and close the descriptors."""
         self.view = EMPTY
         while self.descriptors:
             os.close(self.descriptors.pop())
 
 
 class Outbox:
-    """A queue of pieces in front of a non-blocking stream socket."""
+    """A queue of pieces for a non-blocking stream socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._queue: deque[Piece] = deque()
 
     def extend(self, pieces: Sequence[Piece]) -> None:
-        """Queue these after the others."""
+        """Append these pieces."""
         self._queue.extend(pieces)
 
     def flush(self) -> bool:
-        """Offer everything to the kernel; whether it took everything.
+        """Offer everything to the kernel. Returns True if it took everything.
 
         Raises:
-            OSError: the socket does not send any more.
+            OSError: the socket cannot send any more.
         """
         try:
             while self._queue:
@@ -63,7 +63,7 @@ class Outbox:
         return True
 
     def drop(self) -> None:
-        """Forget what is queued."""
+        """Discard what is queued."""
         for piece in self._queue:
             piece.drop()
         self._queue.clear()

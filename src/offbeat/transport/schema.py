@@ -1,8 +1,8 @@
-"""Checks of what a peer sends: each kind of message has one description of its fields, and a message that does not fit ends its connection.
+"""Check messages of peers: each kind of message has one description of its fields, and a message that does not fit ends its connection.
 
-A table of small checks of our own, and no library: what matters here is finite numbers, sizes, and an error that names the peer and the
-field without repeating the peer's bytes; a push takes 4 to 5 µs. Fields that a description does not name are ignored: a newer peer may
-send more. Everything is checked before anything is done, so a message that is refused has changed nothing.
+The checks are a table of small functions, without a library: they must refuse infinite numbers and wrong sizes, and name the peer and the
+field without repeating the peer's bytes; checking a push takes 4 to 5 µs. Fields that a description does not name are ignored, since a
+newer peer may send more. Everything is checked before anything is done, so a refused message changes nothing.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from typing import Any, Final, TypeAlias
 from offbeat.errors import ProtocolError
 
 Check: TypeAlias = Callable[[Any], None]
-"""Returns if a value fits, and raises `Unfit` if it does not."""
+"""Returns if a value fits; raises `Unfit` if it does not."""
 
 LARGEST: Final = 1 << 62
-"""Of whole numbers: versions, counters, sizes in bytes."""
+"""Greatest whole number: for versions, counters, sizes in bytes."""
 _SHOWN: Final = 40
 
 
 class Unfit(Exception):
-    """A value is not what its description asks for."""
+    """A value does not fit its description."""
 
     def __init__(self, expected: str, seen: str) -> None:
         super().__init__(expected, seen)
         self.expected, self.seen = expected, seen
         self.path: list[str] = []
-        """Names of fields and indices, the outermost first."""
+        """Names of fields and indices, outermost first."""
 
 
 def shown(value: Any) -> str:
-    """What a value is, for an error message: numbers and None themselves, everything else by type and size.
+    """Return a description of a value for an error message: numbers and None themselves, other values by type and size.
 
     >>> shown(-3), shown("secret"), shown({"a": 1})
     ('-3', 'a str of length 6', 'a dict of length 1')
@@ -48,7 +48,7 @@ def shown(value: Any) -> str:
 
 
 def whole(low: int = 0, high: int = LARGEST) -> Check:
-    """An integer from ``low`` to ``high``, both included; a bool is none."""
+    """Accept an integer from ``low`` to ``high``, both included; no bool."""
     expected = f"an integer from {low} to {high if high < LARGEST else '2**62'}"
 
     def check(value: Any) -> None:
@@ -59,7 +59,7 @@ def whole(low: int = 0, high: int = LARGEST) -> Check:
 
 
 def number(low: float = -math.inf, high: float = math.inf) -> Check:
-    """A finite number from ``low`` to ``high``, both included; a bool is none."""
+    """Accept a finite number from ``low`` to ``high``, both included; no bool."""
     expected = "a finite number" if low == -math.inf else f"a finite number from {low:g} to {high:g}"
 
     def check(value: Any) -> None:
@@ -70,23 +70,23 @@ def number(low: float = -math.inf, high: float = math.inf) -> Check:
 
 
 def any_number(value: Any) -> None:
-    """Any number, NaN and infinity included; a bool is none."""
+    """Accept any number, NaN and infinity included; no bool."""
     if type(value) not in (float, int):
         raise Unfit("a number", shown(value))
 
 
 def flag(value: Any) -> None:
-    """True or False."""
+    """Accept True or False."""
     if type(value) is not bool:
         raise Unfit("true or false", shown(value))
 
 
 def anything(value: Any) -> None:
-    """Whatever it is: somebody else checks it, who says more about it."""
+    """Accept any value: the receiver checks it further."""
 
 
 def text(most: int = 1000) -> Check:
-    """A text of at most so many characters."""
+    """Accept a text of at most ``most`` characters."""
     expected = f"a text of at most {most} characters"
 
     def check(value: Any) -> None:
@@ -97,7 +97,7 @@ def text(most: int = 1000) -> Check:
 
 
 def one_of(*words: str) -> Check:
-    """One of these texts."""
+    """Accept one of these texts."""
     expected = f"one of {', '.join(words)}"
 
     def check(value: Any) -> None:
@@ -108,7 +108,7 @@ def one_of(*words: str) -> Check:
 
 
 def maybe(check_value: Check) -> Check:
-    """None, or what another check lets pass."""
+    """Accept None, or what another check accepts."""
 
     def check(value: Any) -> None:
         if value is not None:
@@ -118,7 +118,7 @@ def maybe(check_value: Check) -> Check:
 
 
 def many(check_item: Check, most: int = 1 << 20, *, least: int = 0) -> Check:
-    """A list of ``least`` to ``most`` items that each pass a check."""
+    """Accept a list of ``least`` to ``most`` items that each pass a check."""
     expected = f"a list of {least} to {most} items"
 
     def check(value: Any) -> None:
@@ -130,7 +130,7 @@ def many(check_item: Check, most: int = 1 << 20, *, least: int = 0) -> Check:
 
 
 def row(*checks: Check) -> Check:
-    """A list with one item for each of these checks."""
+    """Accept a list with one item for each of these checks."""
     expected = f"a list of {len(checks)} items"
 
     def check(value: Any) -> None:
@@ -142,7 +142,7 @@ def row(*checks: Check) -> Check:
 
 
 def _each(checks: Iterable[Check], items: Sequence[Any]) -> None:
-    """Check each item with its check; what does not fit is named by its position."""
+    """Check each item with its check; name an unfit one by its position."""
     for index, (check_item, item) in enumerate(zip(checks, items, strict=False)):
         try:
             check_item(item)
@@ -152,7 +152,7 @@ def _each(checks: Iterable[Check], items: Sequence[Any]) -> None:
 
 
 def mapping(check_value: Check, most: int = 1000) -> Check:
-    """A map from texts of at most 200 characters to values that each pass a check; at most so many."""
+    """Accept a map of at most ``most`` fields, from texts of at most 200 characters to values that each pass a check."""
     check_name = text(200)
 
     def check(value: Any) -> None:
@@ -170,7 +170,7 @@ def mapping(check_value: Check, most: int = 1000) -> Check:
 
 
 def plain(depth: int = 12) -> Check:
-    """Nested lists and maps of numbers, texts and None, not deeper than this: data that somebody else takes apart."""
+    """Accept lists and maps of numbers, texts and None, nested at most ``depth`` deep: data that the receiver checks further."""
 
     def check(value: Any, left: int = depth) -> None:
         if isinstance(value, list | tuple | dict):
@@ -187,7 +187,7 @@ def plain(depth: int = 12) -> Check:
 
 
 def fields(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
-    """A map that has all of the first fields, may have the second, and others, which are ignored."""
+    """Accept a map that has all ``required`` fields, may have the ``optional`` ones, and any others, which are ignored."""
     needed, others = tuple(required.items()), tuple((optional or {}).items())
 
     def check(value: Any) -> None:
@@ -218,17 +218,17 @@ NO_FIELDS: Final = fields({})
 
 @dataclass(frozen=True)
 class MessageSchema:
-    """What a message of one kind has beside its kind."""
+    """Describe one kind of message: its fields beside the kind, payload and memory."""
 
     check: Check = NO_FIELDS
     payload: bool = False
-    """Whether bytes may come with it."""
+    """True if bytes may come with it."""
     memory: int = 0
-    """How many blocks of memory may come with it."""
+    """Most blocks of memory that may come with it."""
 
 
 class Kinds:
-    """All kinds of messages that one process takes from another.
+    """Describe all kinds of messages that one process accepts from another.
 
     Args:
         kinds: by name.
@@ -250,16 +250,16 @@ class Kinds:
         return isinstance(kind, str) and kind in self.kinds
 
     def check(self, header: Mapping[str, Any], peer: str, payload_nbytes: int = 0, blocks: int = 0) -> str:
-        """The kind of a message, once all of it fits.
+        """Check a message, and return its kind.
 
         Args:
             header: of the message.
             peer: the sender, in words.
-            payload_nbytes: how many bytes came with it.
-            blocks: how many blocks of memory came with it.
+            payload_nbytes: bytes that came with it.
+            blocks: number of blocks of memory that came with it.
 
         Raises:
-            ProtocolError: there is no such kind, or it has other fields.
+            ProtocolError: there is no such kind, or a field, the payload or the memory does not fit.
         """
         name = header.get(self._key)
         kind = self.kinds.get(name) if type(name) is str else None
@@ -278,10 +278,10 @@ class Kinds:
 
 
 def named(kind: Any) -> str:
-    """The kind that a peer has given its message, if it is a short word, for an error message."""
+    """Return, for an error message, the kind that a peer has named, if it is a short word; else its type and size."""
     return repr(kind) if isinstance(kind, str) and len(kind) <= _SHOWN and kind.isidentifier() else shown(kind)
 
 
 def among(kinds: Collection[str]) -> str:
-    """The kinds that there are, in words."""
+    """Return the known kinds, in words."""
     return "one of " + ", ".join(sorted(kinds))

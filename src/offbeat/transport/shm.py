@@ -1,9 +1,9 @@
-"""Memory shared by the processes of one host, and the host's identity.
+"""Share memory among the processes of one host, and tell hosts apart.
 
-Blocks come from ``memfd_create``, never from /dev/shm: they have no name in any file system, travel as file descriptors over a Unix
-socket (``SCM_RIGHTS``), and the kernel frees them with the last process that holds them. So nothing is left behind by SIGKILL. Pages are
-set aside when a block is made, because a page that cannot be had later is a SIGBUS, not an exception; for the same reason a block is
-sealed against shrinking, and one that comes from a peer without that seal is not mapped.
+Blocks come from ``memfd_create``, never from /dev/shm: they have no name in a file system, travel as file descriptors over a Unix socket
+(``SCM_RIGHTS``), and the kernel frees them with the last process that holds them, so that SIGKILL leaves nothing behind. Pages are
+allocated when a block is made, because a page that is missing later causes SIGBUS, not an exception. For the same reason a block is sealed
+against shrinking, and a block from a peer without this seal is not mapped.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if sys.platform == "linux":
 
 HOST_VARIABLE = "OFFBEAT_HOST"
 AVAILABLE = sys.platform == "linux"
-"""Whether this system can share memory the way this module does; elsewhere everything goes over TCP."""
+"""True if this system can share memory in this way; elsewhere all messages go over TCP."""
 _MADV_POPULATE_READ = 22
 _OUT_OF_MEMORY = {errno.ENOSPC, errno.ENOMEM, errno.EFBIG}
 
 
 def host_identity() -> str:
-    """Equal in two processes exactly if they can share memory: boot id, network namespace and user of this process.
+    """Return a text that is equal in two processes exactly if they can share memory: boot id, network namespace and user.
 
-    The environment variable ``OFFBEAT_HOST`` overrides it: processes of one machine with different values talk over TCP. With the value
-    ``apart`` each process is a host of its own.
+    The environment variable ``OFFBEAT_HOST`` replaces it: processes of one machine with different values use TCP. With the value ``apart``
+    each process is a host of its own.
     """
     named = os.environ.get(HOST_VARIABLE)
     if named:
@@ -48,7 +48,7 @@ def host_identity() -> str:
 
 
 def available_nbytes() -> int | None:
-    """How much memory can still be had without swapping (``MemAvailable``); None where the system does not tell."""
+    """Return how much memory is available without swapping (``MemAvailable``); None if the system does not report it."""
     with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
@@ -76,27 +76,27 @@ class MemoryBlock(SharedMemory):
 
     @classmethod
     def allocate(cls, nbytes: int, name: str, *, sparse: bool = False) -> MemoryBlock:
-        """A new block, filled with zeros, its pages set aside.
+        """Return a new block, filled with zeros, with its pages allocated.
 
         Args:
             nbytes: its size; 0 is allowed.
-            name: for people: it shows in ``/proc/<pid>/maps`` and in error messages.
-            sparse: do not set pages aside, nor ask whether there are as many: for a block of which only a part will be touched, how
-                large a part its maker must know.
+            name: shown in ``/proc/<pid>/maps`` and in error messages.
+            sparse: do not allocate pages, and do not check that there is enough memory: for a block of which only a part will be used. The
+                caller must know that this part is available.
 
         Raises:
-            ConfigurationError: there is not so much memory.
+            ConfigurationError: there is not enough memory.
         """
         available = available_nbytes()
         if available is not None and nbytes > available and not sparse:
-            # Asked before, since the kernel would rather end some process than refuse.
+            # Checked here, since the kernel would kill a process later rather than refuse now.
             raise _too_large(nbytes, name, available, "more than there is")
         try:
             descriptor = os.memfd_create(f"offbeat-{name}"[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
             raise ConfigurationError(
                 f"cannot make a block of shared memory for {name!r}: {error.strerror}. Set {HOST_VARIABLE} to a different "
-                "value in each process to do without shared memory, over TCP"
+                "value in each process to use TCP instead of shared memory"
             ) from error
         try:
             if sparse:
@@ -114,10 +114,10 @@ class MemoryBlock(SharedMemory):
 
     @classmethod
     def receive(cls, descriptor: int) -> MemoryBlock:
-        """Map a block that a peer handed over; the descriptor belongs to the block from now on.
+        """Map a block from a peer; the descriptor belongs to the block from now on.
 
         Raises:
-            ProtocolError: it is not a sealed memfd, so that reading it could end this process; or it cannot be mapped.
+            ProtocolError: it is not a sealed memfd, so that reading it could kill this process; or it cannot be mapped.
         """
         try:
             seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
@@ -134,8 +134,8 @@ class MemoryBlock(SharedMemory):
         return self._view
 
     def populate(self, start: int, nbytes: int) -> None:
-        """Set aside the pages of a part of a sparse block that begins at a page, and map them in this process: else the first use does so,
-        page by page."""
+        """Allocate and map the pages of a part of a sparse block, which begins at a page. Otherwise the first use does this, page by
+        page."""
         if self._map is not None and nbytes:
             with contextlib.suppress(OSError):  # kernels before 5.14
                 self._map.madvise(_MADV_POPULATE_READ, start, nbytes)
@@ -145,7 +145,7 @@ class MemoryBlock(SharedMemory):
 
     def close(self) -> None:
         self._release()
-        # Somebody may still use a view, for instance a tensor made of it: then the mapping ends with the last of these.
+        # While a view is in use, by a tensor for example, the mapping stays until the last one is gone.
         with contextlib.suppress(BufferError):
             self._view.release()
             if self._map is not None:
@@ -153,7 +153,7 @@ class MemoryBlock(SharedMemory):
 
 
 class PrivateBlock(SharedMemory):
-    """Memory of this process only, with the interface of a shared block: for ends that talk over TCP."""
+    """Memory of this process only, with the interface of a shared block: for ends that use TCP."""
 
     def __init__(self, memory: memoryview, name: str) -> None:
         self.nbytes = len(memory)
@@ -163,7 +163,7 @@ class PrivateBlock(SharedMemory):
 
     @classmethod
     def allocate(cls, nbytes: int, name: str) -> PrivateBlock:
-        """A new block, filled with zeros. Arguments and what is raised as for `MemoryBlock.allocate`."""
+        """Return a new block, filled with zeros. Arguments and errors are those of `MemoryBlock.allocate`."""
         available = available_nbytes()
         if available is not None and nbytes > available:
             raise _too_large(nbytes, name, available, "more than there is")

@@ -1,9 +1,9 @@
-"""One connection over a stream socket, local or TCP: frames in, frames out, regions received in place. `hub` drives it.
+"""Send and receive messages over one stream socket, local or TCP: frames in, frames out, regions received in place. `hub` drives it.
 
-Two threads may meet here: the one that polls reads, and any thread sends. What is sent is offered to the kernel at once; what the kernel
-does not take waits in an outbox that the polling thread flushes. Reading takes no lock.
+Two threads may use a connection: the polling thread reads, and any thread sends. What is sent is offered to the kernel at once; the rest
+waits in an outbox that the polling thread flushes. Reading takes no lock.
 
-File descriptors travel beside the bytes of the frame that announces them, so they are never later than it.
+File descriptors travel beside the bytes of the frame that announces them, so they never come later than the frame.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from offbeat.transport.shm import MemoryBlock
 from offbeat.transport.wire import Frame, FrameReader, Header
 
 READS_PER_TURN = 16
-"""After so many full reads the other connections get their turn."""
+"""After this many full reads the other connections get their turn."""
 DRAIN_NBYTES = 16 << 20
-BUSY = "too many peers want to be heard at the same time: call again"
-_ANCILLARY_NBYTES = socket.CMSG_SPACE(4 * wire.MEMBER.descriptors) if hasattr(socket, "CMSG_SPACE") else 0
+BUSY = "too many handshakes at the same time: connect again"
+_ANCILLARY_NBYTES = socket.CMSG_SPACE(4 * wire.VERIFIED.descriptors) if hasattr(socket, "CMSG_SPACE") else 0
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 class Busy(Exception):
-    """The peer has too many to listen to before the token is shown, and wants to be called again."""
+    """The peer has too many handshakes under way, and asks this process to connect again."""
 
 
 class StreamConnection(Connection):
@@ -45,9 +45,9 @@ class StreamConnection(Connection):
 
         Args:
             sock: belongs to the connection from now on. On a local socket memory is shared.
-            peer: who is at the other end, in words.
-            gate: the exchange of proofs; nothing else is heard or said before it is over.
-            attend: called, from any thread, when the kernel did not take all there was to send, and when the connection was closed.
+            peer: the other end, in words.
+            gate: the handshake; nothing else is delivered or sent before it is done.
+            attend: called, from any thread, when the kernel did not take all bytes, and when the connection was closed.
         """
         self.sock = sock
         self.peer = peer
@@ -62,18 +62,18 @@ class StreamConnection(Connection):
         self._lock = threading.Lock()
         self._outbox = Outbox(sock)
         self._held: list[Piece] = []
-        """What was sent before the gate was open."""
+        """Messages sent before the handshake was done."""
         self._open = False
-        """The gate is open and nothing is held. Not the gate's own word, lest another thread overtake what is held."""
+        """True once the handshake is done and nothing is held. Not ``gate.open``, so that no thread overtakes what is held."""
         self._broken: str | None = None
-        self.stolen: str | None = None
-        """Why nothing can come any more, though the system will not say so."""
-        self.put_off = False
-        """The peer has too many to listen to, and wants to be called again."""
+        self.closed_by_others: str | None = None
+        """Why no event will come any more: other code of this process has closed the descriptor."""
+        self.must_retry = False
+        """True if the peer has too many handshakes under way, and asks this process to connect again."""
         self.closed = False
         opening = gate.opening()
         if opening is not None:
-            self._say(opening)
+            self._send_internal(opening)
 
     def __repr__(self) -> str:
         return f"<connection to {self.peer}>"
@@ -92,7 +92,7 @@ class StreamConnection(Connection):
         assert carry is None or carry in self._regions, f"region {carry!r} is not bound; bound are {sorted(self._regions)}"
         views = [view for view in (memoryview(part).cast("B") for part in payload) if len(view)]
         nbytes = sum(map(len, views))
-        assert nbytes <= wire.MEMBER.payload_nbytes, f"a payload of {nbytes} bytes is over the limit: bind a region for so much"
+        assert nbytes <= wire.VERIFIED.payload_nbytes, f"a payload of {nbytes} bytes is over the limit: bind a region for so much"
         if carry is not None:
             region = self._regions[carry]
             header = {**header, "_region": [carry, len(region)]}
@@ -110,12 +110,12 @@ class StreamConnection(Connection):
                 piece.own()
 
     def flush(self) -> bool:
-        """Offer what is queued to the kernel; whether nothing is left to send."""
+        """Offer what is queued to the kernel. Returns True if nothing is left to send."""
         with self._lock:
             return self.closed or self._flush()
 
-    def _say(self, header: Header) -> None:
-        """Send something of the transport's own, past what is held."""
+    def _send_internal(self, header: Header) -> None:
+        """Send a message of the transport itself, before what is held."""
         with self._lock:
             self._outbox.extend([Piece(memoryview(wire.encode(header)))])
             self._flush()
@@ -126,17 +126,17 @@ class StreamConnection(Connection):
                 self._attend(self)
                 return False
         except OSError as error:
-            # Most likely the peer is gone: reading says so, after what it sent before. Anything else is made to end the reading.
+            # Most likely the peer is gone: reading reports it, after the peer's last messages. Any other error must end the reading.
             self._outbox.drop()
-            if self._open:  # else it may have put us off, and what is held is sent when it is called again
+            if self._open:  # otherwise the peer may ask to retry, and held messages are sent on the new socket
                 self._forget_unsent()
             if not isinstance(error, ConnectionError):
                 self._broken = f"sending failed: {error.strerror}"
                 try:
                     self.sock.shutdown(socket.SHUT_RDWR)
                 except OSError:
-                    # Somebody in this process has closed the descriptor (os.close): no event of it will ever come.
-                    self.stolen = f"the descriptor of its socket was closed by this process, not by offbeat ({error.strerror})"
+                    # Other code of this process has closed the descriptor (os.close): no event will ever come from it.
+                    self.closed_by_others = f"the descriptor of its socket was closed by this process, not by offbeat ({error.strerror})"
                     self._attend(self)
         return True
 
@@ -149,7 +149,7 @@ class StreamConnection(Connection):
     # Receiving: the polling thread.
 
     def receive(self) -> tuple[list[Message], Closed | None]:
-        """Read what has come, as far as it is this connection's turn."""
+        """Read what has come, at most `READS_PER_TURN` times. Returns messages, and the end of the connection if it has come."""
         messages: list[Message] = []
         try:
             for _ in range(READS_PER_TURN):
@@ -166,7 +166,7 @@ class StreamConnection(Connection):
         except (BlockingIOError, InterruptedError):
             pass
         except Busy:
-            self.put_off = True
+            self.must_retry = True
             return messages, Closed(f"refused: {BUSY}")
         except ProtocolError as error:
             self._refuse(str(error))
@@ -174,7 +174,7 @@ class StreamConnection(Connection):
         except RefusedError as error:
             return messages, Closed(str(error))
         except OSError as error:
-            self.put_off = not self.gate.open  # the end of a socket may overtake the word that it is put off
+            self.must_retry = not self.gate.open  # the socket's end may overtake the request to retry
             return messages, Closed(f"connection lost: {error.strerror}")
         return messages, None
 
@@ -214,7 +214,7 @@ class StreamConnection(Connection):
             self._refuse(str(error))
             raise
         if answer is not None:
-            self._say(answer)
+            self._send_internal(answer)
         if self.gate.open:
             self._reader.admit()
             with self._lock:
@@ -224,14 +224,14 @@ class StreamConnection(Connection):
                 self._flush()
 
     def _place(self, header: Header, nbytes: int) -> memoryview:
-        """Where a payload goes. Everything about it is checked here, before a byte of it is written."""
+        """Return the memory for a payload. Everything about the payload is checked before a byte of it is written."""
         region = header.get("_region")
         if region is None:
             if nbytes > self._reader.limits.payload_nbytes:
                 raise ProtocolError(f"a payload of {nbytes} bytes is over the limit of {self._reader.limits.payload_nbytes}")
             return wire.fresh(nbytes)
         if not self.gate.open or not (isinstance(region, list) and len(region) == 2 and isinstance(region[0], str)):
-            raise ProtocolError("a region was sent before the token, or without its name and size")
+            raise ProtocolError("a region was sent before the handshake, or without its name and size")
         name, sent_nbytes = region
         bound = self._regions.get(name)
         if bound is None:
@@ -249,23 +249,23 @@ class StreamConnection(Connection):
             return "end of stream before the token was checked"
         return "end of stream in the middle of a message" if self._reader.unfinished else "end of stream"
 
-    def put_out(self) -> None:
-        """Tell a peer that has not shown the token yet to come again: others are waiting to show theirs."""
+    def ask_to_retry(self) -> None:
+        """Refuse a peer whose handshake is not done, and ask it to connect again."""
         self._refuse(BUSY)
 
-    def begin_again(self, sock: socket.socket, gate: Gate) -> None:
-        """Go on over another socket, after the peer has put this one off; what was to be sent is sent there."""
+    def reconnect(self, sock: socket.socket, gate: Gate) -> None:
+        """Continue over another socket after the peer has asked for it. Unsent messages are sent there."""
         with self._lock:
             self.sock.close()
-            self.sock, self.gate, self.put_off = sock, gate, False
+            self.sock, self.gate, self.must_retry = sock, gate, False
             self._reader, self._outbox = FrameReader(self._place), Outbox(sock)
 
     def _refuse(self, reason: str) -> None:
-        """Tell the peer why nothing more will come, if it can be told at once."""
+        """Tell the peer why the connection ends, if it can be told at once."""
         with contextlib.suppress(OSError):
-            self._say({"_refused": reason[:1024]})
+            self._send_internal({"_refused": reason[:1024]})
 
-    # The end.
+    # Closing.
 
     def close(self) -> None:
         with self._lock:
@@ -279,11 +279,11 @@ class StreamConnection(Connection):
         self._attend(self)
 
     def release(self) -> None:
-        """Let go of the socket: the hub does, once it no longer waits for it."""
+        """Close the socket. Called by the hub once it does not wait for the socket any more."""
         self.close()
         while self._received_descriptors:
             os.close(self._received_descriptors.pop())
-        # The kernel answers unread bytes with a reset, which would overtake what was sent last, such as a refusal.
+        # The kernel answers unread bytes with a reset, which would overtake the last message, such as a refusal.
         drained, most = 0, DRAIN_NBYTES if self.gate.open else wire.STAGE_NBYTES
         with contextlib.suppress(OSError):
             while drained < most and (nbytes := len(self.sock.recv(wire.STAGE_NBYTES))):

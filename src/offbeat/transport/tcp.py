@@ -1,4 +1,4 @@
-"""Listening, connecting and accepting: TCP sockets and local (Unix, abstract) ones, set up the way streams of tensors want them."""
+"""Listen, connect and accept with TCP sockets and local (Unix, abstract) ones, with settings that suit streams of tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WILDCARDS = {"", "0.0.0.0", "::"}
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:
-    """A listening socket.
+    """Return a listening socket.
 
     Raises:
         ConfigurationError: the port is taken or forbidden, or the host is not an address of this machine.
@@ -53,7 +53,7 @@ def _why_not_listening(host: str, port: int, error: Exception) -> str:
 
 
 def reachable_name(host: str) -> str:
-    """What others may call this host: itself, or for a wildcard the address this machine would send from."""
+    """Return the name by which others reach this host: itself, or for a wildcard the address from which this machine would send."""
     if host not in _WILDCARDS:
         return host
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -64,10 +64,10 @@ def reachable_name(host: str) -> str:
 
 
 def connect_tcp(host: str, port: int) -> socket.socket:
-    """A connected socket.
+    """Return a connected socket.
 
     Raises:
-        JobError: nobody listens there, or no answer within `CONNECT_TIMEOUT_S`.
+        JobError: no process listens there, or there is no answer within `CONNECT_TIMEOUT_S`.
     """
     try:
         sock = socket.create_connection((host, port), CONNECT_TIMEOUT_S)
@@ -75,7 +75,7 @@ def connect_tcp(host: str, port: int) -> socket.socket:
         why = getattr(error, "strerror", None) or str(error)
         raise JobError(f"nobody listens at {host}, port {port} ({why}): is the server running, and the address right?") from error
     if sock.getsockname() == sock.getpeername():
-        # A port from the range of the system's own choosing may be connected to itself when nobody listens.
+        # If no process listens, a port of the ephemeral range may get connected to itself.
         sock.close()
         raise JobError(f"nobody listens at {host}, port {port}: is the server running, and the address right?")
     tune_tcp(sock)
@@ -83,9 +83,9 @@ def connect_tcp(host: str, port: int) -> socket.socket:
 
 
 def tune_tcp(sock: socket.socket) -> None:
-    """Ready for use: small messages leave at once, and reading never blocks."""
+    """Set a socket up: small messages leave at once, and reading never blocks."""
     sock.setblocking(False)
-    # A peer that has reset the connection already has no name, and needs no tuning: reading tells.
+    # A peer that has reset the connection has no name, and needs no tuning: reading reports the reset.
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if sock.getpeername()[0] == sock.getsockname()[0]:
@@ -95,7 +95,7 @@ def tune_tcp(sock: socket.socket) -> None:
 
 
 def listen_local() -> tuple[socket.socket, str]:
-    """A listening local socket and its name, which is new. Abstract names have no file, so none is left behind."""
+    """Return a listening local socket and its new name. Abstract names have no file, so none is left behind."""
     name = f"offbeat-{secrets.token_hex(8)}"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -109,7 +109,7 @@ def listen_local() -> tuple[socket.socket, str]:
 
 
 def connect_local(name: str) -> socket.socket | None:
-    """A connected local socket; None if nobody listens under this name, or not within `CONNECT_TIMEOUT_S`."""
+    """Return a connected local socket; None if no process listens under this name, or not within `CONNECT_TIMEOUT_S`."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(CONNECT_TIMEOUT_S)
@@ -122,13 +122,13 @@ def connect_local(name: str) -> socket.socket | None:
 
 
 def tune_local(sock: socket.socket) -> None:
-    """Ready for use: room for a burst of messages, and reading never blocks."""
+    """Set a socket up: room for a burst of messages, and reading never blocks."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_BUFFER_NBYTES)
     sock.setblocking(False)
 
 
 def describe_peer(sock: socket.socket) -> str:
-    """Who is at the other end, in words."""
+    """Return the other end, in words."""
     with contextlib.suppress(OSError):
         if sock.family == socket.AF_UNIX:
             return f"process {_credentials(sock)[0]} of this host"
@@ -138,12 +138,12 @@ def describe_peer(sock: socket.socket) -> str:
 
 
 def same_user(sock: socket.socket) -> bool:
-    """Whether the process at the other end of a local socket runs as our user (or as root). Abstract names have no permissions."""
+    """Return True if the other end of a local socket runs as this user, or root. Abstract names have no permissions."""
     return _credentials(sock)[1] in {os.getuid(), 0}
 
 
 def _credentials(sock: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end of a local socket."""
+    """Return the process and the user at the other end of a local socket."""
     packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     process, user, _ = struct.unpack("3i", packed)
     return process, user

@@ -1,10 +1,10 @@
-"""Frames: how a message lies on a stream of bytes, and the reading of it. No socket is known here.
+"""Encode and decode frames: a message as bytes of a stream. No socket is used here.
 
-A frame is a fixed prefix (magic, wire version, number of descriptors, length of the header, length of the payload), a msgpack header
-and raw payload bytes. The reader hands out the memory that the next bytes belong to, so that a large payload is received straight into
-the place its owner chose after seeing the header; only small things pass through the reader's stage.
+A frame is a fixed prefix (magic, wire version, number of descriptors, length of the header, length of the payload), a msgpack header and
+raw payload bytes. The reader returns the memory for the next bytes, so that a large payload is received directly into memory that its owner
+chose after reading the header; only small parts pass through the reader's stage.
 
-Every length is checked against a limit before memory is set aside for it, and the limits are small until the peer has shown the token.
+Every length is checked against a limit before memory is allocated for it, and the limits are small until the peer has proved the token.
 """
 
 from __future__ import annotations
@@ -20,49 +20,51 @@ from offbeat.errors import ProtocolError
 
 Header: TypeAlias = dict[str, Any]
 Placing: TypeAlias = Callable[[Header, int], memoryview]
-"""Chooses the memory for a payload of so many bytes, or raises `ProtocolError`."""
+"""Returns the memory for a payload of so many bytes, or raises `ProtocolError`."""
 
 MAGIC = b"ofbt"
 WIRE_VERSION = 1
 STAGE_NBYTES = 1 << 16
 _PREFIX = struct.Struct("!4sBBHIQ")
-_STRANGER_STAGE_NBYTES = (1 << 10) + _PREFIX.size
+_UNVERIFIED_STAGE_NBYTES = (1 << 10) + _PREFIX.size
 EMPTY = memoryview(b"")
 
 
 class Limits(NamedTuple):
-    """How much a peer may ask us to hold."""
+    """How much memory a peer may make this process allocate."""
 
     header_nbytes: int
     payload_nbytes: int
-    """Of payloads that go to fresh memory. A region's size is fixed by its owner."""
+    """For payloads in new memory. A region's size is fixed by its owner."""
     descriptors: int
 
 
-STRANGER = Limits(header_nbytes=1 << 10, payload_nbytes=0, descriptors=0)
-"""Of a peer that has not shown the token: there may be many of them, so each has little memory here."""
-MEMBER = Limits(header_nbytes=64 << 20, payload_nbytes=1 << 30, descriptors=64)
+UNVERIFIED = Limits(header_nbytes=1 << 10, payload_nbytes=0, descriptors=0)
+"""For a peer that has not proved the token: there may be many, so each gets little memory."""
+VERIFIED = Limits(header_nbytes=64 << 20, payload_nbytes=1 << 30, descriptors=64)
 
 
 class Frame(NamedTuple):
-    """One message as it lies on the wire."""
+    """One message as it is on the wire."""
 
     header: Header
     payload: memoryview
     descriptors: int
-    """How many file descriptors came with it."""
+    """Number of file descriptors that came with it."""
 
 
 def encode(header: Mapping[str, Any], payload_nbytes: int = 0, descriptors: int = 0) -> bytes:
-    """The bytes that go before a payload."""
+    """Return the bytes that precede a payload."""
     packed: bytes = msgpack.packb(header)
-    assert len(packed) <= MEMBER.header_nbytes, f"a header of {len(packed)} bytes is over the limit of {MEMBER.header_nbytes}"
-    assert descriptors <= MEMBER.descriptors, f"{descriptors} blocks of memory in one message are over the limit of {MEMBER.descriptors}"
+    assert len(packed) <= VERIFIED.header_nbytes, f"a header of {len(packed)} bytes is over the limit of {VERIFIED.header_nbytes}"
+    assert descriptors <= VERIFIED.descriptors, (
+        f"{descriptors} blocks of memory in one message are over the limit of {VERIFIED.descriptors}"
+    )
     return _PREFIX.pack(MAGIC, WIRE_VERSION, descriptors, 0, len(packed), payload_nbytes) + packed
 
 
 def decode_header(packed: bytes | memoryview) -> Header:
-    """Read a header.
+    """Return the header.
 
     >>> decode_header(msgpack.packb({"kind": "pushed", "slot": 3}))
     {'kind': 'pushed', 'slot': 3}
@@ -80,34 +82,34 @@ def decode_header(packed: bytes | memoryview) -> Header:
 
 
 def fresh(nbytes: int) -> memoryview:
-    """New memory of this size. NumPy's, because a bytearray would be written with zeros first."""
+    """Return new memory of this size, from NumPy, because a bytearray would first be filled with zeros."""
     return np.empty(nbytes, dtype=np.uint8).data if nbytes else EMPTY
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames: receive into `space`, tell `received`, then take frames until there is None."""
+    """Cut a stream of bytes into frames: receive into `space`, call `received`, then `next_frame` until it returns None."""
 
     def __init__(self, place: Placing) -> None:
-        self._limits = STRANGER
+        self._limits = UNVERIFIED
         self._place = place
-        self._stage = memoryview(bytearray(_STRANGER_STAGE_NBYTES))
+        self._stage = memoryview(bytearray(_UNVERIFIED_STAGE_NBYTES))
         self._start = 0
         self._end = 0
         self._prefix: tuple[int, int, int] | None = None
-        """Descriptors, header length, payload length of the frame being read."""
+        """Of the frame being read: number of descriptors, header length, payload length."""
         self._header: Header | None = None
         self._target: memoryview | None = None
-        """Where the part being read goes, if not to the stage: a payload, or a header larger than the stage."""
+        """Memory for the part being read if it is not the stage: a payload, or a header larger than the stage."""
         self._filled = 0
 
     @property
     def limits(self) -> Limits:
-        """How much the peer may ask us to hold."""
+        """Return how much the peer may make this process allocate."""
         return self._limits
 
     def admit(self) -> None:
-        """The peer has shown the token: it may send what members send, and has room for it."""
-        self._limits = MEMBER
+        """Raise the limits: the peer has proved the token."""
+        self._limits = VERIFIED
         stage = memoryview(bytearray(STAGE_NBYTES))
         left = self._end - self._start
         stage[:left] = self._stage[self._start : self._end]
@@ -115,11 +117,11 @@ class FrameReader:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a frame has begun and not ended."""
+        """Return True if a frame has begun and not ended."""
         return self._prefix is not None or self._start != self._end
 
     def space(self) -> memoryview:
-        """Where the next bytes shall be received; never empty."""
+        """Return the memory for the next bytes; never empty."""
         if self._target is not None:
             return self._target[self._filled :]
         if self._start == self._end:
@@ -129,14 +131,14 @@ class FrameReader:
         return self._stage[self._end :]
 
     def received(self, nbytes: int) -> None:
-        """So many bytes have been written to `space`."""
+        """Note that ``nbytes`` bytes have been written to `space`."""
         if self._target is not None:
             self._filled += nbytes
         else:
             self._end += nbytes
 
     def next_frame(self) -> Frame | None:
-        """The next whole frame, or None: more bytes are needed.
+        """Return the next whole frame; None if more bytes are needed.
 
         Raises:
             ProtocolError: the peer broke a rule of the wire; nothing more can be read.
@@ -152,7 +154,7 @@ class FrameReader:
                 return None
             self._header = decode_header(packed)
             self._target = self._place(self._header, payload_nbytes)
-            assert len(self._target) == payload_nbytes, "a payload was given memory of another size"
+            assert len(self._target) == payload_nbytes, "the memory for a payload has another size"
             self._filled = 0
         payload = self._fill_target()
         if payload is None:
@@ -181,7 +183,7 @@ class FrameReader:
         return descriptors, header_nbytes, payload_nbytes
 
     def _read_part(self, nbytes: int) -> memoryview | None:
-        """The next ``nbytes`` bytes; the view is good until the next call."""
+        """Return the next ``nbytes`` bytes, a view that is valid until the next call; None if they have not all come."""
         if self._target is None and nbytes <= len(self._stage):
             if self._end - self._start < nbytes:
                 if self._start + nbytes > len(self._stage):
@@ -195,7 +197,7 @@ class FrameReader:
         return self._fill_target()
 
     def _fill_target(self) -> memoryview | None:
-        """Move what the stage has to the target; the target if that completes it."""
+        """Move bytes from the stage to the target. Returns the target once it is complete."""
         target = self._target
         assert target is not None
         missing = len(target) - self._filled

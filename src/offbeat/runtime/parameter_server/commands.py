@@ -1,4 +1,4 @@
-"""Effects that the shards carry out, as orders: plain maps that every server gets, in the same order."""
+"""Turn effects into orders for the shards: plain maps that every server gets, in the same order."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Order: TypeAlias = dict[str, Any]
 
 
 def fold_order(effect: Fold, hyper: Any) -> Order:
-    """``hyper``: each parameter group's settings from now on; None: as before.
+    """Return the order of a fold. ``hyper``: the settings of each parameter group from now on; None: as before.
 
-    What was gathered is in one sum for each worker, with the factors of its gathering: one factor brings all of it to its weight.
+    A worker's gathered contributions are one sum, whose parts already have the factors of their gathering; one more factor gives them their
+    weight.
     """
     parts = [(part.worker, part.weight) for part in effect.parts if not part.gathered]
     sums = {part.worker: part.weight / part.gathered for part in effect.parts if part.gathered}
@@ -24,13 +25,18 @@ def fold_order(effect: Fold, hyper: Any) -> Order:
 
 
 def gather_order(effect: Gather) -> Order:
-    """The gradient in a worker's memory goes into its sum."""
+    """Return the order to add the gradient in a worker's memory to its sum."""
     return {"do": "gather", "worker": effect.worker, "weight": effect.weight}
 
 
 def release_order(effect: Release, serial: int, chief: WorkerId | None, *, begins: bool) -> Order:
-    """``serial`` counts this worker's releases, ``chief`` is the worker that evaluates and saves. ``begins``: the job began with this
-    worker's process, which did not come to it later."""
+    """Return the order of a release.
+
+    Args:
+        serial: counts this worker's releases.
+        chief: the worker that evaluates and saves.
+        begins: True if the job began with this worker's process; False if the process came later.
+    """
     return {
         "do": "release",
         "worker": effect.worker,
@@ -44,10 +50,10 @@ def release_order(effect: Release, serial: int, chief: WorkerId | None, *, begin
 
 
 class Measurements:
-    """What the shards have measured at a fold; complete when every shard has.
+    """Collect what the shards have measured at folds, until every shard has reported.
 
     Args:
-        shards: how many there are.
+        shards: the number of shards.
     """
 
     def __init__(self, shards: int) -> None:
@@ -56,15 +62,15 @@ class Measurements:
         self._seen: dict[Version, list[SquaredNorms]] = {}
 
     def ordered(self, version: Version, lr: float) -> None:
-        """A fold has been ordered; ``lr`` is the learning rate of its step."""
+        """Note that a fold has been ordered; ``lr`` is the learning rate of its step."""
         self._lr[version] = lr
 
     def note(self, version: Version, norms: SquaredNorms) -> None:
-        """One shard has measured it."""
+        """Add one shard's measurement of a fold."""
         self._seen.setdefault(version, []).append(norms)
 
     def complete(self) -> list[Folded]:
-        """Those that have become complete, by version; each is returned once."""
+        """Return the measurements that have become complete, by version, each once."""
         done = sorted(version for version, seen in self._seen.items() if len(seen) == self._shards)
         return [_summed(version, self._seen.pop(version), self._lr.pop(version)) for version in done]
 

@@ -1,7 +1,7 @@
-"""The coordinator's side of a job with servers: what has arrived at every shard, and who has the parameters.
+"""Run the coordinator's side of a job with servers: which pushes have arrived at every shard, and which workers have the parameters.
 
-Each worker says of its push to server 0 what it is; the other servers say that they have it too. Under rules whose shards fold one by one
-each arrival is an event of its own.
+Each worker describes its push to server 0; the other servers report that they have it too. Under rules of shard scope each arrival at a
+shard is an event of its own.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from offbeat.types import Seconds, WorkerId
 
 
 class ServerCoordinatorSide:
-    """The shards of one job, and what goes to them and comes from them. Server 0's own begins with this, and the others are set up.
+    """Hold server 0's shard, and exchange orders and reports with the other shards, which are set up here.
 
     Args:
         policy: the job's rule.
-        terms: the job's layout and optimizer.
+        job_spec: the job's layout and optimizer.
         settings: the job as the launcher knows it.
-        coordinator: asked who is alive, and told what has arrived.
+        coordinator: knows which workers are alive, and is told of arrivals.
         shards: connections to the other servers, by number.
-        roster, announcer: as in `Dispatcher`.
+        peers, notifier: as in `Dispatcher`.
         allocate: makes a block that every process of this host can map.
-        feed: journals an event, hands it to the coordinator, and has the effects performed.
-        perform: journals effects and has them performed.
+        feed: journals an event, passes it to the coordinator, and performs the effects.
+        perform: journals and performs effects.
         now: the job's clock.
-        in_place: workers may read the parameters where they are folded, under rules that fold nothing while a worker computes. Not where
-            somebody may wait with another optimizer in the middle of a computation.
+        in_place: under rules that fold nothing while a worker computes, workers may read the parameters where they are folded. False if a
+            worker may wait with another optimizer in the middle of a computation.
 
     Raises:
         ConfigurationError: there is not enough memory.
@@ -72,7 +72,7 @@ class ServerCoordinatorSide:
         self._shards = shards
         self._feed, self._perform = feed, perform
         self._common: SharedMemory | None = None
-        """Where everybody on this host reads the parameters in place."""
+        """Block in which all workers of this host read the parameters in place; None: each has a copy."""
         if in_place and policy.lockstep and all(shard.shares_memory for shard in shards.values()):
             self._common = allocate(layout.nbytes, "parameters")
         self.shard = shard_of(0, layout, job_spec.spec, policy, settings, now, self._common)
@@ -81,23 +81,24 @@ class ServerCoordinatorSide:
             shard.send({"kind": "setup", **header}, memory=(self._common,) if self._common is not None else ())
         self._arrivals = ShardArrivals(1 + len(shards))
         self._postponed: dict[WorkerId, PullWanted] = {}
-        """Workers that want the newest parameters, and have loaded others that some shard does not have yet."""
+        """Pulls of workers whose loaded parameters have not arrived at every shard yet."""
         self._schedules = Schedules()
-        performer = Dispatcher if policy.scope == "job" else PerShardDispatcher
-        self._performer = performer(policy, coordinator, self.shard, shards, peers, notifier, self._schedules)
+        dispatcher = Dispatcher if policy.scope == "job" else PerShardDispatcher
+        self._dispatcher = dispatcher(policy, coordinator, self.shard, shards, peers, notifier, self._schedules)
 
     @property
     def notified_late(self) -> bool:
-        """Under rules of shard scope workers go on by themselves."""
+        """True under rules of shard scope, where workers go on without the coordinator."""
         return self._policy.scope == "shard"
 
     def has_backlog_for(self, worker: WorkerId) -> bool:
-        """Everything is known: all that happens passes here."""
+        """Return False: every event passes through this process."""
         return False
 
     def welcome(self, worker: WorkerId, connection: Connection, message: Message) -> None:
-        """A worker's process has said hello, and brings its memory."""
-        # Who comes to a running job reads a copy: its script may go on to load an old checkpoint into its model, and so into everybody's.
+        """Attach the memory that a worker's process brings with its hello, and send the welcome."""
+        # A worker that joins a running job gets a copy: its script may load an old checkpoint into its model, which would overwrite
+        # the shared parameters.
         common = self._common if connection.shares_memory and not self._coordinator.start.begun else None
         in_place = common is not None
         self.shard.attach(worker, connection, message, in_place=in_place)
@@ -105,35 +106,35 @@ class ServerCoordinatorSide:
         connection.send({"kind": "welcome", "in_place": in_place, "sync": self._policy.spelling}, memory=memory)
 
     def follow(self, now: Seconds) -> None:
-        """Send what has been late for long enough. All else is said to this server."""
+        """Send blocks whose injected delay is over."""
         self.shard.tick(now)
 
     def wake_at(self) -> Seconds | None:
-        """When to `follow` at the latest."""
+        """Return when to call `follow` next at the latest; None: never."""
         return self.shard.wake_at()
 
     def wake(self, now: Seconds) -> None:
-        """It is the time at which the coordinator wanted to look around."""
+        """Handle the coordinator's timer."""
         self._perform(self._coordinator.wake(now), now)
 
-    # What comes in.
+    # Messages and events.
 
     def ready(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> None:
-        """A worker's process asks to be counted."""
-        self._performer.enter(worker)
+        """Count a worker's process in."""
+        self._dispatcher.enter(worker)
         self._feed(Joined(worker), now)
 
     def initial(self, worker: WorkerId, message: Message, now: Seconds) -> None:
-        """A worker has pushed the initial parameters, or says that it has them from elsewhere."""
+        """Handle a worker's push of the initial parameters, or its message that it has them from elsewhere."""
         if not message.header["provided"] and self._coordinator.version == 0:
             self.shard.initialise(worker)
         self._complete(worker, message.header["number"], 0, now, Initialised(worker))
 
     def pull(self, event: PullWanted, now: Seconds) -> None:
-        """Let a worker have the newest parameters: after every shard has those that it has loaded.
+        """Give a worker the newest parameters, once every shard has the parameters that it has loaded.
 
-        Else a shard that is late would answer with the parameters from before, and take the worker's next gradient, which comes into the
-        same memory, for what it has loaded.
+        Otherwise a slow shard would answer with older parameters, and would take the worker's next gradient, which uses the same memory,
+        for the loaded ones.
         """
         if self._arrivals.open(event.worker):
             self._postponed[event.worker] = event
@@ -141,7 +142,7 @@ class ServerCoordinatorSide:
             self._feed(event, now)
 
     def check_push(self, worker: WorkerId, header: Mapping[str, Any]) -> None:
-        """Whether this can be said of a push now.
+        """Check that a push fits the present state.
 
         Raises:
             ProtocolError: it names a version that does not exist, or settings that the optimizer does not have.
@@ -156,20 +157,20 @@ class ServerCoordinatorSide:
         elif push["version"] > self._coordinator.version:
             newest = self._coordinator.version
             raise ProtocolError(f"worker {worker} sent 'push' with push.version = {push['version']} (expected at most {newest})")
-        if "hyper" in header and self._policy.averaging is None:  # else an optimizer of any class steps in the worker
+        if "hyper" in header and self._policy.averaging is None:  # with averaging, an optimizer of any class steps in the worker
             try:
                 check_changed(self._spec, header["hyper"])
             except ProtocolError as error:
                 raise ProtocolError(f"worker {worker} sent 'push' with settings that do not fit: {error}") from None
 
     def discard(self, shard: int, header: Mapping[str, Any]) -> None:
-        """A gradient that another server has kept is not used: what its worker says of it breaks the protocol."""
+        """Have another server drop a gradient whose description breaks the protocol."""
         if "push" in header:
             discarded = {"do": "discard", "worker": header["worker"], "number": header["number"]}
             self._shards[shard].send({"kind": "orders", "orders": [discarded]})
 
     def push(self, worker: WorkerId, message: Message, now: Seconds) -> None:
-        """A worker has pushed a gradient, and says what it is of."""
+        """Handle a worker's push and its description."""
         header = message.header
         if self._policy.scope == "shard":
             self.shard.take(worker, header["number"], message.payload)
@@ -179,14 +180,14 @@ class ServerCoordinatorSide:
         self._complete(worker, header["number"], 0, now, pushed(worker, header["push"]))
 
     def state(self, worker: WorkerId) -> None:
-        """Let every shard send this worker its optimizer state, as of the orders before."""
-        self._performer.order([{"do": "state", "worker": worker}])
+        """Let every shard send this worker its optimizer state, after the orders so far."""
+        self._dispatcher.order([{"do": "state", "worker": worker}])
 
     def from_shard(self, header: Mapping[str, Any], shard: int, now: Seconds) -> None:
-        """Another server has something of a worker's, or has measured a fold."""
+        """Handle another server's report: a push or initial parameters have arrived, or a fold was measured."""
         if header["kind"] == "measured":
             parts, total, difference = header["norms"]
-            self._performer.measured(header["version"], SquaredNorms(tuple(parts), total, difference))
+            self._dispatcher.measured(header["version"], SquaredNorms(tuple(parts), total, difference))
             self.pass_on(now)
         elif "push" in header:
             self._arrived(header, shard, now)
@@ -194,42 +195,42 @@ class ServerCoordinatorSide:
             self._complete(header["worker"], header["number"], shard, now)
 
     def gone(self, event: Lost | Left, now: Seconds) -> None:
-        """A worker's process has ended, or is about to."""
+        """Handle the end of a worker's process, or its announcement to leave."""
         if isinstance(event, Lost):
             self._arrivals.forget(event.worker)
             self._postponed.pop(event.worker, None)
         self._feed(event, now)
 
     def _arrived(self, header: Mapping[str, Any], shard: int, now: Seconds) -> None:
-        """One shard has a worker's gradient: an event of its own, in rules of shard scope."""
+        """Feed the arrival of a gradient at one shard, under rules of shard scope."""
         event = pushed(header["worker"], header["push"], shard)
-        assert isinstance(self._performer, PerShardDispatcher)
-        self._performer.arriving(event, header["number"])
+        assert isinstance(self._dispatcher, PerShardDispatcher)
+        self._dispatcher.arriving(event, header["number"])
         self._schedules.note(event.worker, header)
         self._feed(event, now)
 
     def _complete(self, worker: WorkerId, number: int, shard: int, now: Seconds, event: Event | None = None) -> None:
-        """One shard has a worker's push, or its initial parameters."""
+        """Note that one shard has a worker's push or initial parameters, and feed the event once all shards have it."""
         arrived = self._arrivals.at(shard, worker, number, event)
         if arrived is None:
             return
         if isinstance(arrived, Initialised) and not self._coordinator.start.begun:
-            # Only an order makes what a worker provides the parameters: one that froze over it may answer when others have trained on.
-            self._performer.order([{"do": "initialise", "worker": arrived.worker}])
+            # The shards take a worker's parameters only on this order: a worker that froze may answer after others have trained on.
+            self._dispatcher.order([{"do": "initialise", "worker": arrived.worker}])
         self._feed(arrived, now)
         if worker in self._postponed and not self._arrivals.open(worker):
             self._feed(self._postponed.pop(worker), now)
 
-    # What is to be done.
+    # Effects.
 
     def perform(self, effects: Sequence[Effect]) -> None:
-        """Carry out what the coordinator has decided."""
-        self._performer.perform(effects)
+        """Carry out the coordinator's effects."""
+        self._dispatcher.perform(effects)
 
     def pass_on(self, now: Seconds) -> None:
-        """Tell the coordinator of the folds that every shard has measured."""
-        for event in self._performer.complete():
+        """Feed the folds that every shard has measured."""
+        for event in self._dispatcher.complete():
             self._feed(event, now)
 
     def close(self) -> None:
-        """The parameters go with this process."""
+        """Do nothing: the memory is freed with this process."""

@@ -1,4 +1,4 @@
-"""Carries out what the coordinator decides: orders to the shards, and words to the workers, in the order of the effects."""
+"""Carry out the coordinator's effects: send orders to the shards and messages to the workers, in the order of the effects."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from offbeat.types import Version, WorkerId, WorkerState
 
 
 class Dispatcher:
-    """The hands of one job's coordinator.
+    """Carry out the effects of one job.
 
     Args:
-        policy: for what it says of the machinery.
-        coordinator: asked who is alive and whose memory must be kept; never told anything.
+        policy: the job's rule.
+        coordinator: knows which workers are alive and whose memory must be kept; only read here.
         host: server 0's own shard.
         shards: connections to the other servers, by number.
-        roster: the workers' processes.
-        announcer: says to workers what is no order.
-        schedules: the hyperparameters that folds go by.
+        peers: the workers' processes.
+        notifier: sends workers everything that is not an order.
+        schedules: the hyperparameters that folds use.
     """
 
     def __init__(
@@ -47,17 +47,20 @@ class Dispatcher:
         self._measurements = Measurements(1 + len(shards))
         self._hyper: Any = None
         self._entering: set[WorkerId] = set()
-        """Whose process is ready and has not been released yet."""
+        """Workers whose process is ready and has not been released yet."""
 
     def enter(self, worker: WorkerId) -> None:
-        """A worker's process is ready. While the rule lets it wait outside, what its predecessor has pushed may still be folded."""
+        """Let the shards use the memory of a worker's process, which is ready.
+
+        If the rule admits it only in the next epoch, this waits for the release: the previous process's push may still be folded.
+        """
         if self._policy.entry == "next_epoch" and self._coordinator.start.begun:
             self._entering.add(worker)
         else:
             self.order([{"do": "enter", "worker": worker}])
 
     def perform(self, effects: Sequence[Effect]) -> None:
-        """Do all of this."""
+        """Carry out these effects."""
         orders: list[Order] = []
         for effect in effects:
             match effect:
@@ -71,8 +74,8 @@ class Dispatcher:
                         orders.append({"do": "enter", "worker": effect.worker})
                     orders.append(self._release_order(effect))
                 case Settle():
-                    pass  # a fate is for the journal only
-                case _:  # what is said to workers keeps its place among the orders
+                    pass  # a fate is only journaled
+                case _:  # messages to workers keep their place among the orders
                     self.order(orders)
                     orders = []
                     self._notifier.tell(effect)
@@ -82,7 +85,7 @@ class Dispatcher:
         self._forget_the_gone()
 
     def order(self, orders: Sequence[Order]) -> None:
-        """Carry out at every shard; the others first, so that they work while we do."""
+        """Carry out orders at every shard; the other servers get them first, so that they work in parallel with this one."""
         if orders:
             for shard in self._shards.values():
                 shard.send({"kind": "orders", "orders": list(orders)})
@@ -90,11 +93,11 @@ class Dispatcher:
                 self._measurements.note(version, norms)
 
     def measured(self, version: Version, norms: SquaredNorms) -> None:
-        """Another server has measured a fold."""
+        """Note another server's measurement of a fold."""
         self._measurements.note(version, norms)
 
     def complete(self) -> list[Folded]:
-        """The folds that every shard has measured since this was last asked."""
+        """Return the folds that every shard has measured since the last call."""
         return self._measurements.complete()
 
     def _fold_order(self, effect: Fold) -> Order:
@@ -108,12 +111,12 @@ class Dispatcher:
     def _release_order(self, effect: Release) -> Order:
         peer = self._peers[effect.worker]
         peer.serial += 1
-        self._notifier.send_average(effect.worker)  # before the parameters, with which the worker goes on
+        self._notifier.send_average(effect.worker)  # before the parameters, since those let the worker go on
         begins = self._coordinator.start.began_with(effect.worker, effect.incarnation)
         return release_order(effect, peer.serial, self._coordinator.membership.chief, begins=begins)
 
     def _forget_the_gone(self) -> None:
-        """Free a dead worker's memory, once the gradients of it have a fate."""
+        """Free the memory of dead workers whose gradients all have a fate."""
         if not self._peers.gone:
             return
         unsettled = self._coordinator.ledger.unsettled

@@ -1,7 +1,7 @@
-"""One server's shard in rules of shard scope: it keeps gradients until they have a fate, and sends every new version of its block around.
+"""Run one server's shard in rules of shard scope: keep gradients until they have a fate, and send each new version of the block to workers.
 
-Gradients and blocks travel as payload, not in memory that both ends map: a worker goes on, and overwrites its gradient, before the slowest
-shard has taken it, and a shard makes its next version while workers still compute from the last.
+Gradients and blocks travel as payload, not in shared memory: a worker goes on, and overwrites its gradient, before the slowest shard has
+taken it, and a shard makes its next version while workers still compute with the last one.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from offbeat.tensors.layout import Layout, Span
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.tensors.shard import SquaredNorms
 from offbeat.transport.base import Connection, Message, SharedMemory
-from offbeat.transport.wire import MEMBER
+from offbeat.transport.wire import VERIFIED
 from offbeat.types import Seconds, Version, WorkerId
 
 IN_FLIGHT: Final = 4
-"""Blocks under way to one worker. It reads nothing while it computes: what is more is left out, and it gets the newest once it has read."""
+"""Most blocks under way to one worker. It reads none while it computes; further ones are skipped, and it gets the newest afterwards."""
 
 
 def shard_of(
@@ -37,10 +37,10 @@ def shard_of(
     now: Callable[[], Seconds],
     memory: SharedMemory | None,
 ) -> LiveShard:
-    """The shard of one server, of the kind that the rule wants.
+    """Return the shard of one server, of the class that the rule needs.
 
     Raises:
-        ConfigurationError: a block is too large to be sent in one message, or replies are to be late and the rule has none.
+        ConfigurationError: a block is too large for one message, or ``--late`` is set and the rule publishes no blocks.
     """
     span = layout.spans(settings.servers, spec.elementwise)[number]
     if policy.scope == "job":
@@ -49,9 +49,9 @@ def shard_of(
                 f"--late delays the blocks that shards publish, and under {policy.spelling} they publish none: use psp"
             )
         return LiveShard(number, layout, span, spec, policy, memory=memory)
-    if span.nbytes > MEMBER.payload_nbytes:
+    if span.nbytes > VERIFIED.payload_nbytes:
         raise ConfigurationError(
-            f"under {policy.spelling} a shard's {span.nbytes} bytes travel in one message of at most {MEMBER.payload_nbytes}: "
+            f"under {policy.spelling} a shard's {span.nbytes} bytes travel in one message of at most {VERIFIED.payload_nbytes}: "
             f"spread the model over more than {settings.servers} servers (--servers)"
         )
     late = [late for late in settings.late if late.server in (ANY, number)]
@@ -60,20 +60,20 @@ def shard_of(
 
 @dataclass(slots=True)
 class _Flow:
-    """What is under way to one worker's process."""
+    """Blocks under way to one worker's process."""
 
     blocks: int = 0
     skipped: bool = False
-    """A newer block has been left out."""
+    """True if a newer block was not sent."""
 
 
 class BlockShard(LiveShard):
-    """A shard that folds and publishes by itself, as far as the coordinator orders it to.
+    """Hold a shard that folds and publishes by itself, on the coordinator's orders.
 
     Args:
-        number: which server this is, and so which shard.
-        late: rehearsed delays of this server's blocks.
-        seed: which of them are late.
+        number: of the server, and so of the shard.
+        late: injected delays of this server's blocks.
+        seed: decides which blocks are late.
         now: the job's clock, in seconds.
     """
 
@@ -93,11 +93,11 @@ class BlockShard(LiveShard):
         self._number = number
         self._version: Version = 0
         self._gradients: dict[tuple[WorkerId, int], memoryview] = {}
-        """By worker and the number of the push."""
+        """By worker and number of the push: gradients without a fate."""
         self._flows: dict[Connection, _Flow] = {}
         self._late, self._seed, self._now = tuple(late), seed, now
         self._delayed: list[tuple[Seconds, int, Connection, Mapping[str, Any], bytes]] = []
-        """A heap: when to send, in order of publication, and what."""
+        """A heap of delayed blocks: time to send, order of publication, connection, header, bytes."""
         self._serial = 0
 
     def attach(self, worker: WorkerId, connection: Connection, message: Message, *, in_place: bool) -> None:
@@ -105,13 +105,13 @@ class BlockShard(LiveShard):
         self._flows[connection] = _Flow()
 
     def take(self, worker: WorkerId, number: int, gradient: memoryview) -> None:
-        """A worker's gradient has arrived.
+        """Keep a gradient that has arrived.
 
         Raises:
-            ProtocolError: it has another size than the shard, its number has been used, or too many gradients wait here already.
+            ProtocolError: it has another size than the shard, its number was used before, or too many gradients wait here.
         """
         if len(gradient) != len(self._memory):
-            raise ProtocolError(f"worker {worker} sent a gradient of {len(gradient)} bytes to a shard of {len(self._memory)}")
+            raise ProtocolError(f"worker {worker} sent a gradient of {len(gradient)} bytes (expected {len(self._memory)})")
         if (worker, number) in self._gradients:
             raise ProtocolError(f"worker {worker} sent push number {number} twice (expected another number for each push)")
         if len(self._gradients) >= OPEN_MAX and sum(other == worker for other, _ in self._gradients) >= OPEN_MAX:
@@ -119,15 +119,15 @@ class BlockShard(LiveShard):
         self._gradients[worker, number] = gradient
 
     def got(self, connection: Connection) -> None:
-        """A worker has read a block.
+        """Note that a worker has read a block.
 
         Raises:
-            ProtocolError: none is under way to it.
+            ProtocolError: no block is under way to it.
         """
         flow = self._flows.get(connection)
         if flow is not None:
             if flow.blocks == 0:
-                raise ProtocolError(f"{connection.peer} sent 'got' and no block was under way to it (expected once for each block)")
+                raise ProtocolError(f"{connection.peer} sent 'got' but no block was under way to it (expected once for each block)")
             flow.blocks -= 1
             worker = self.worker_at(connection)
             if flow.skipped and worker in self._slots and self._slots[worker].connection is connection:
@@ -151,7 +151,7 @@ class BlockShard(LiveShard):
         return measured
 
     def tick(self, now: Seconds) -> None:
-        """Send what has been late for long enough."""
+        """Send blocks whose delay is over."""
         while self._delayed and self._delayed[0][0] <= now:
             _, _, connection, header, block = heapq.heappop(self._delayed)
             connection.send(header, payload=(block,))
@@ -170,11 +170,11 @@ class BlockShard(LiveShard):
     def _release(self, order: Mapping[str, Any]) -> None:
         fields = {key: value for key, value in order.items() if key not in ("do", "worker")}
         header = {"kind": "parameters", "shard": self._number, "block": self._version, **fields}
-        if order["worker"] in self._slots:  # else it has said that it is ready to server 0, and has never attached here
+        if order["worker"] in self._slots:  # otherwise it is ready at server 0, but never attached here
             self._slots[order["worker"]].connection.send(header, payload=(bytes(self._memory),))
 
     def _publish(self, order: Mapping[str, Any]) -> None:
-        # One copy for all: what the system does not take at once waits in it, while the memory goes on to the next version.
+        # One copy for all workers: bytes that cannot be sent at once wait in it, while the memory changes to the next version.
         header, block = self._header(order["chief"]), bytes(self._memory)
         for worker in order["workers"]:
             if worker in self._slots:
@@ -198,7 +198,7 @@ class BlockShard(LiveShard):
             connection.send(header, payload=(block,))
 
     def _lateness(self, worker: WorkerId) -> Seconds:
-        """The same for equal seeds, whatever the order of things."""
+        """Return the delay of this block in seconds: the same for equal seeds, whatever the order of events."""
         if not self._late:
             return 0.0
         chance = random.Random(f"{self._seed} {self._number} {self._version} {worker}")

@@ -1,6 +1,6 @@
-"""Carries out what the coordinator decides in rules of shard scope: most orders are for one shard, and gradients are known by number.
+"""Carry out the coordinator's effects in rules of shard scope: most orders go to one shard, and gradients are identified by number.
 
-The pure core names a gradient by its worker's clock, a shard by the number that the worker has given its push; which is which is kept here.
+The pure core identifies a gradient by its worker's clock, a shard by the number that the worker has given its push; both are mapped here.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Gradient: TypeAlias = tuple[WorkerId, Incarnation, Clock]
 class _Push:
     number: int
     shards: int
-    """At how many it has no fate yet."""
+    """The number of shards at which it has no fate yet."""
 
 
 class PerShardDispatcher(Dispatcher):
-    """The hands of a coordinator whose shards fold one by one. For the arguments see `Dispatcher`."""
+    """Carry out the effects of a job whose shards fold one by one. For the arguments see `Dispatcher`."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -37,13 +37,13 @@ class PerShardDispatcher(Dispatcher):
         self._arrived = 0
         """The number of the push that has arrived last."""
         self._arriving: Pushed | None = None
-        """Its event, until the coordinator has answered."""
+        """The event of that push, until the coordinator has answered."""
 
     def arriving(self, event: Pushed, number: int) -> None:
-        """A gradient has arrived at one shard, of which the coordinator hears next: what it says to that is then performed.
+        """Note that a gradient has arrived at one shard. The coordinator gets its event next, and `perform` the answer.
 
         Raises:
-            ProtocolError: its worker has given the number to another push, or another number to this push.
+            ProtocolError: the worker has used the number for another push, or another number for this push.
         """
         worker = event.worker
         if self._coordinator.participants.present(worker, event.incarnation):
@@ -75,7 +75,7 @@ class PerShardDispatcher(Dispatcher):
                     order = self._release_order(effect)
                     for of_shard in orders:
                         of_shard.append(order)
-                case _:  # what is said to workers keeps its place among the orders
+                case _:  # messages to workers keep their place among the orders
                     self._send(orders)
                     self._notifier.tell(effect)
                     if isinstance(effect, StateChanged) and effect.state is WorkerState.DEAD:
@@ -84,7 +84,7 @@ class PerShardDispatcher(Dispatcher):
         self._forget_the_gone()
 
     def _name(self, event: Pushed, effects: Sequence[Effect]) -> None:
-        """Remember what the pure core calls this gradient, if it has taken it."""
+        """Map the push's number to the gradient's name in the pure core, if the core has accepted it."""
         fenced = any(isinstance(effect, Settle) and effect.clock == 0 for effect in effects)
         if not fenced and (event.worker, self._arrived) not in self._named:
             gradient = event.worker, event.incarnation, self._coordinator.ledger.clock(event.worker)
@@ -92,7 +92,7 @@ class PerShardDispatcher(Dispatcher):
             self._pushes[gradient] = _Push(self._arrived, 1 + len(self._shards))
 
     def _send(self, orders: list[list[Order]]) -> None:
-        """Each shard its own; the others first, so that they work while we do."""
+        """Send each shard its orders; the other servers first, so that they work in parallel with this one."""
         for number, connection in self._shards.items():
             if orders[number]:
                 connection.send({"kind": "orders", "orders": orders[number]})
@@ -106,8 +106,8 @@ class PerShardDispatcher(Dispatcher):
         return {"do": "fold", "version": effect.version, "parts": parts, "hyper": self._hyper, "scale": effect.scale}
 
     def _settled(self, effect: Settle) -> int:
-        """The number of the push whose fate this is."""
-        if effect.clock == 0:  # fenced: it has no clock, and it is what has just arrived
+        """Return the number of the push that this fate belongs to."""
+        if effect.clock == 0:  # fenced: it has no clock, and is the push that has just arrived
             return self._arrived
         gradient = effect.worker, effect.incarnation, effect.clock
         push = self._pushes[gradient]
@@ -125,4 +125,4 @@ class PerShardDispatcher(Dispatcher):
         super()._forget_the_gone()
         freed = before - self._peers.gone
         for gradient in [gradient for gradient in self._pushes if gradient[0] in freed] if freed else ():
-            self._forget(gradient)  # it has not arrived everywhere, and will not
+            self._forget(gradient)  # it has not arrived at every shard, and never will

@@ -1,4 +1,4 @@
-"""One server's shard and the memory that it shares with its workers. It carries out orders; what to do is the coordinator's business."""
+"""Run one server's shard, and the memory that it shares with its workers. It carries out the coordinator's orders."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class _Slot:
     connection: Connection
     push: memoryview
     pull: memoryview | None
-    """Where its parameters go; None: it reads the shard's own."""
+    """Where its parameters are written; None: the worker reads the shard's own memory."""
     state: OwnState | None = None
-    """The optimizer's state that goes with the parameters that it provides or has loaded; None: there is none to go with them."""
+    """Optimizer state that belongs to the parameters that the worker provides or has loaded; None: there is none."""
 
 
 class ShardGradients(NamedTuple):
@@ -40,13 +40,13 @@ class ShardGradients(NamedTuple):
 
 
 class LiveShard:
-    """A shard with its workers' slots.
+    """Hold a shard and the slots of its workers.
 
     Args:
-        number: which server this is, for error messages.
-        policy: the job's rule, for what it says of the machinery: whether gradients or parameters are exchanged, what is measured, and
-            ``lockstep``: that nothing folds while a worker computes, so that workers may read the shard's own memory.
-        memory: the job's common block, if parameters are shared in place by everybody on this host; the shard lives in its span.
+        number: of the server, for error messages.
+        policy: the job's rule: whether gradients or parameters are exchanged, what is measured, and ``lockstep``: nothing is folded while a
+            worker computes, so that workers may read the shard's own memory.
+        memory: the job's common block if workers of this host read parameters in place; the shard uses its span of it.
     """
 
     def __init__(
@@ -62,20 +62,20 @@ class LiveShard:
         self._shard = Shard(layout, span, spec, self._memory, threads=torch.get_num_threads()) if averaging is None else None
         self._averaging = AveragingShard(layout, span, self._memory, averaging) if averaging is not None else None
         self.folded = False
-        """Whether a fold has been made here: from then on nobody may set parameters or state. Every worker that loads a checkpoint
-        loads the same one, before its first push, so the shards come to the same end without asking one another."""
+        """True after the first fold here: parameters and state can no longer be set. Every worker that loads a checkpoint loads the same
+        one, before its first push, so all shards decide alike without asking one another."""
         self._workers: dict[Connection, WorkerId] = {}
-        """Who has attached over which connection."""
+        """By connection: the worker that has attached over it."""
         self._slots: dict[WorkerId, _Slot] = {}
         self._next: dict[WorkerId, _Slot] = {}
         self._sums: dict[WorkerId, memoryview] = {}
-        """Of each worker's gathered contributions."""
+        """By worker: the sum of its gathered contributions."""
 
     def check_memory(self, worker: WorkerId, connection: Connection, message: Message) -> None:
-        """Whether a worker's process brings the memory that it must: two blocks, each as large as the model, or none over TCP.
+        """Check the memory that a worker's process brings: two blocks as large as the model, or none over TCP.
 
         Raises:
-            ProtocolError: it does not.
+            ProtocolError: it brings something else.
         """
         expected = [self._nbytes] * 2 if connection.shares_memory else []
         seen = [block.nbytes for block in message.memory]
@@ -84,11 +84,12 @@ class LiveShard:
             raise ProtocolError(f"worker {worker} sent {kind!r} with blocks of memory of {seen} bytes (expected {expected})")
 
     def attach(self, worker: WorkerId, connection: Connection, message: Message, *, in_place: bool) -> None:
-        """A worker's process brings its memory: a block for gradients and one for parameters, or none over TCP.
+        """Bind the memory that a worker's process brings: a block for gradients and one for parameters, or none over TCP.
 
-        ``in_place``: it reads the parameters in the job's common block, and not in its own.
+        The slot takes effect when the worker enters, see `apply`: until then the previous process's gradient may still be folded.
 
-        The slot takes effect when the worker enters, see `apply`: until then its predecessor's gradient may still be folded.
+        Args:
+            in_place: True if the worker reads the parameters in the job's common block.
 
         Raises:
             ProtocolError: it brings other memory, or has attached before over this connection.
@@ -110,16 +111,15 @@ class LiveShard:
         self._workers[connection] = worker
 
     def worker_at(self, connection: Connection) -> WorkerId | None:
-        """Which worker has attached over this connection; None: none has."""
+        """Return the worker that has attached over this connection; None if none has."""
         return self._workers.get(connection)
 
     def closed(self, connection: Connection) -> None:
-        """A connection has ended."""
+        """Forget a connection that has ended."""
         self._workers.pop(connection, None)
 
     def initialise(self, worker: WorkerId) -> None:
-        """Begin with the parameters that this worker has just pushed, and the optimizer's state that it has offered with them, unless the
-        job has gone on from others."""
+        """Set the parameters that this worker has just pushed, and the optimizer state that it has offered, unless a fold has been made."""
         slot = self._slots.get(worker) or self._next[worker]
         state, slot.state = slot.state, None
         if not self.folded:
@@ -128,20 +128,20 @@ class LiveShard:
                 self._shard.load_state(state)
 
     def take(self, worker: WorkerId, number: int, gradient: memoryview) -> None:
-        """A worker's push has arrived. Here it is in the worker's slot already, where it stays until the worker is admitted."""
+        """Do nothing: the gradient is in the worker's slot, and stays there until the worker is admitted."""
 
     def got(self, connection: Connection) -> None:
-        """A worker has read what it was sent without having asked; nothing is here."""
+        """Do nothing: this shard sends only what workers have asked for."""
 
     def tick(self, now: Seconds) -> None:
         """Do what is due."""
 
     def wake_at(self) -> Seconds | None:
-        """When to call `tick` at the latest; None: never."""
+        """Return when to call `tick` at the latest; None: never."""
         return None
 
     def apply(self, orders: Sequence[Mapping[str, Any]]) -> list[ShardGradients]:
-        """Carry out folds, gatherings and releases, in order; what was measured at the folds."""
+        """Carry out orders in sequence. Returns what was measured at folds."""
         measured = []
         for order in orders:
             match order["do"]:
@@ -167,7 +167,7 @@ class LiveShard:
         return measured
 
     def _gather(self, worker: WorkerId, weight: float) -> None:
-        assert self._shard is not None, "parameters are not gathered"
+        assert self._shard is not None, "only gradients are gathered, and this rule exchanges parameters"
         if worker not in self._sums:
             self._sums[worker] = PrivateBlock.allocate(len(self._memory), f"sum of worker {worker}'s gradients").view
         self._shard.gather(self._sums[worker], self._slots[worker].push, weight)
@@ -188,24 +188,24 @@ class LiveShard:
     def _release(self, order: Mapping[str, Any]) -> None:
         slot = self._slots.get(order["worker"])
         if slot is None:
-            return  # it has said that it is ready to server 0, and has never attached here
+            return  # the worker is ready at server 0, but never attached here
         if slot.pull is not None:
             slot.pull[:] = self._memory
         header = {key: value for key, value in order.items() if key not in ("do", "worker")}
         slot.connection.send({"kind": "parameters", **header}, carry="pull")
 
     def answer_state(self, connection: Connection, message: Message) -> None:
-        """Give a worker this shard's optimizer state, or keep the state that it offers until `initialise` puts it into effect."""
+        """Send a worker this shard's optimizer state, or keep the state that it offers until `initialise` uses it."""
         if self._shard is None:
-            raise ProtocolError("where parameters are exchanged, the optimizers' state is the workers' own")
+            raise ProtocolError("'state' is for rules that exchange gradients (under this rule optimizer state stays in the workers)")
         if message.header["do"] == "offer":
             slots = [slot for slot in [*self._next.values(), *self._slots.values()] if slot.connection is connection]
-            for slot in slots[:1]:  # none of a worker that is dead by now
+            for slot in slots[:1]:  # no slot if the worker is dead by now
                 slot.state = self._shard.read_state(message.header.get("pieces"), message.payload)
             return
         self._send_state(connection)
 
     def _send_state(self, connection: Connection) -> None:
-        assert self._shard is not None, "where parameters are exchanged, the optimizers' state is the workers' own"
+        assert self._shard is not None, "rules that exchange parameters keep optimizer state in the workers"
         pieces, payload = self._shard.state()
         connection.send({"kind": "state", "pieces": pieces}, payload=payload)
