@@ -235,8 +235,8 @@ class LiveCoordinator:
         """Handle the end of a connection to a worker or to another server. Raises `JobError` for a server."""
         if (number := self._shard_at(connection)) is not None:
             raise JobError(f"server {number} is gone ({reason}), and its part of the parameters with it")
-        if isinstance(self._side, ServerCoordinatorSide):
-            self._side.shard.closed(connection)
+        if self._side is not None:
+            self._side.closed(connection)
         peer = self._peers.close(connection)
         if peer is not None:
             why = f"connection closed: {reason}" if peer.last_words is None else f"its script failed: {peer.last_words}"
@@ -339,15 +339,13 @@ class LiveCoordinator:
             if not isinstance(self._side, ServerCoordinatorSide):
                 vector = checked_vector(message.header)
                 self._vector = self._vector or vector
-            if isinstance(self._side, RankCoordinatorSide):
-                self._side.check(worker, connection)
+            if self._side is not None:
+                self._side.check(worker, connection, message)
         except ConfigurationError as error:
             connection.send({"kind": "refused", "reason": str(error)})
             if self.coordinator is None or not self.coordinator.start.begun:
                 raise JobError(str(error)) from None
             return
-        if isinstance(self._side, ServerCoordinatorSide):
-            self._side.shard.check_memory(worker, connection, message)
         predecessor = self._peers.predecessor(worker)
         if predecessor is not None:
             self.on_closed(predecessor, "a new process has taken its place", now)
@@ -438,8 +436,7 @@ class LiveCoordinator:
         leases = header["push"].get("leases", ())
         if len(set(leases)) < len(leases):
             raise ProtocolError(f"worker {worker} sent 'push' with a lease named twice in push.leases (expected each lease once)")
-        if isinstance(self._side, ServerCoordinatorSide):
-            self._side.check_push(worker, header)
+        self.side.check_push(worker, header)
 
     def _heard(self, peer: Peer, message: Message, now: Seconds) -> None:
         """Handle a heartbeat. For a process that does not take part yet, only the bytes received count."""
@@ -489,8 +486,7 @@ class LiveCoordinator:
         assert self.coordinator is not None
         member = self.coordinator.membership[peer.worker]
         current = member.state is WorkerState.ALIVE and want["incarnation"] == member.incarnation
-        served = isinstance(self._side, ServerCoordinatorSide)
-        if current and not (self.coordinator.waiting.admitted(peer.worker) if served else self.coordinator.start.begun):
+        if current and not self.side.may_request(peer.worker):
             raise ProtocolError(f"worker {peer.worker} sent {kind!r} before the job let it go on (expected to wait for 'parameters')")
         try:
             rest = checked_ranges(want["rest"], want["size"]) if "rest" in want else None
@@ -523,9 +519,8 @@ class LiveCoordinator:
         if self._side is None:
             return
         self._side.follow(now)
-        if isinstance(self._side, RankCoordinatorSide):
-            while self._side.joiners.too_late:
-                self._standings.too_late(self._side.joiners.too_late.pop())
+        for worker in self._side.too_late():
+            self._standings.too_late(worker)
         while (found := next(filter(self._may_answer, self._deferred), None)) is not None:
             self._deferred.remove(found)
             connection, message = found

@@ -20,7 +20,7 @@ from offbeat.runtime.allreduce.model_means import means_numel
 from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
-from offbeat.transport.base import Address, Connection, Hub, SharedMemory
+from offbeat.transport.base import Address, Connection, Hub, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
 EVERYTHING = 1 << 62
@@ -155,7 +155,7 @@ class MultiHostCoordinatorSide(RankCoordinatorSide):
         self._meeting: set[WorkerId] = set()
         """Joiners that were sent ``meet`` and have not answered."""
 
-    def check(self, worker: WorkerId, connection: Connection) -> None:
+    def check(self, worker: WorkerId, connection: Connection, message: Message) -> None:
         """Accept a process on any host."""
 
     @property

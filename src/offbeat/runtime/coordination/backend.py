@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from offbeat.core.effects import Effect
 from offbeat.core.events import Left, Lost
-from offbeat.transport.base import Message
+from offbeat.transport.base import Connection, Message
 from offbeat.types import Seconds, WorkerId
 
 
@@ -34,7 +34,31 @@ class Backend(Protocol):
     def wake(self, now: Seconds) -> None:
         """Handle the coordinator's timer."""
 
+    def too_late(self) -> list[WorkerId]:
+        """Return the workers found since the last call that cannot join any more."""
+
     # Messages and events.
+
+    def check(self, worker: WorkerId, connection: Connection, message: Message) -> None:
+        """Check that a worker's process, which has sent this hello, can join the job.
+
+        Raises:
+            ConfigurationError: it cannot.
+            ProtocolError: it brings other memory than it must.
+        """
+
+    def closed(self, connection: Connection) -> None:
+        """Handle the end of a worker's connection."""
+
+    def may_request(self, worker: WorkerId) -> bool:
+        """True if a living worker has been told to go on, and so may ask for samples."""
+
+    def check_push(self, worker: WorkerId, header: Mapping[str, Any]) -> None:
+        """Check that a worker can send this description of its gradient now.
+
+        Raises:
+            ProtocolError: it cannot.
+        """
 
     def ready(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> None:
         """Count a worker's process in, or start the steps that lead to it."""

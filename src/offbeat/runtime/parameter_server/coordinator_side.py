@@ -117,7 +117,23 @@ class ServerCoordinatorSide:
         """Handle the coordinator's timer."""
         self._perform(self._coordinator.wake(now), now)
 
+    def too_late(self) -> list[WorkerId]:
+        """Return nothing: a worker can join as long as the job runs."""
+        return []
+
     # Messages and events.
+
+    def check(self, worker: WorkerId, connection: Connection, message: Message) -> None:
+        """Check that a worker's process brings the memory that it must. Raises `ProtocolError` otherwise."""
+        self.shard.check_memory(worker, connection, message)
+
+    def closed(self, connection: Connection) -> None:
+        """Forget the worker of a connection."""
+        self.shard.closed(connection)
+
+    def may_request(self, worker: WorkerId) -> bool:
+        """True if the worker has been admitted."""
+        return self._coordinator.waiting.admitted(worker)
 
     def ready(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> None:
         """Count a worker's process in."""

@@ -96,7 +96,22 @@ class RankCoordinatorSide:
         """Return further fields of the welcome message."""
         return {}
 
-    def check(self, worker: WorkerId, connection: Connection) -> None:
+    def closed(self, connection: Connection) -> None:
+        """Do nothing: ranks push and pull over no connection to this process."""
+
+    def may_request(self, worker: WorkerId) -> bool:
+        """True once the job has begun: a rank decides by itself when it goes on."""
+        return self._coordinator.start.begun
+
+    def check_push(self, worker: WorkerId, header: Mapping[str, Any]) -> None:
+        """Accept every description: what a rank says of a gradient counts only when the gradient has arrived."""
+
+    def too_late(self) -> list[WorkerId]:
+        """Return the ranks found since the last call that no other rank can let in any more."""
+        found, self.joiners.too_late = self.joiners.too_late[::-1], []
+        return found
+
+    def check(self, worker: WorkerId, connection: Connection, message: Message) -> None:
         """Check that a worker's process can join the job.
 
         Raises:

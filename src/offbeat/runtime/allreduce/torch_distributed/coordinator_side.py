@@ -129,7 +129,7 @@ class TorchCoordinatorSide(RankCoordinatorSide):
         """Return where the ranks meet."""
         return {"meeting": list(self._group.meeting.address)}
 
-    def check(self, worker: WorkerId, connection: Connection) -> None:
+    def check(self, worker: WorkerId, connection: Connection, message: Message) -> None:
         """Check that a worker's process can join.
 
         Raises:
