@@ -1,7 +1,6 @@
 """Set the environment variables of servers and workers of a local job: their numbers, the addresses, and their share of the machine.
 
-Variables that the user has set are kept, except those that make a process part of this job and those that say how a server's idle threads
-wait.
+Variables that the user has set are kept, except those with which a process joins this job, and OMP_WAIT_POLICY on servers.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class Supervisor:
             self._record("worker", worker, "started", f"pid {self._workers[worker].child.pid}")
 
     def _wait_for_start(self, ready: Callable[[], bool]) -> bool:
-        """Wait for a part of the start. Returns False if something happens first that ends the job."""
+        """Wait until ``ready`` returns True. Returns False if something happens first that ends the job."""
         while not ready():
             self._serve(POLL_S)
             self._check_servers()

@@ -21,19 +21,19 @@ The processes of a job exchange these messages (``kind`` of the header; *carry* 
 
 A released worker gets one ``parameters`` message from every shard, all with the same serial number, and goes on when it has all of them.
 
-Where there are no servers (the allreduce and gossip families) server 0 is still the coordinator, and ranks decide among themselves, in
-memory that comes with the welcome, or by `torch.distributed`; ranks of different hosts by messages of their own, among each other and
-with a part of server 0 that decides when rounds close (``runtime/allreduce/multi_host/node.py``). Then a push is a word about the gradient
-that is about to arrive there; ``initial``, ``donation`` and ``parameters`` have a replica as payload, and these come besides:
+Without servers (the allreduce and gossip families) server 0 is still the coordinator, and ranks decide among themselves: in shared memory
+that comes with the welcome, with `torch.distributed`, or, on several hosts, with messages among each other and with the sequencer in server
+0 (``runtime/allreduce/multi_host/node.py``). A push then only describes the gradient that is about to arrive there; ``initial``,
+``donation`` and ``parameters`` have a replica as payload, and there are further messages:
 
 | from | to | kind | |
 |---|---|---|---|
-| server 0 | rank | donate, farewell | give your replica to this newcomer; you may go |
-| server 0 | rank | absent | a plain allreduce: take part in this round with nothing |
-| rank | server 0 | donation, leaving | here it is; I am about to go |
-| server 0 | rank | meet | different hosts: connect to these, in a running job; who begins has it with ``parameters`` |
-| rank | server 0 | met, outside, voided | done; the others go on without me; a round's mean was not finite |
+| server 0 | rank | donate, farewell | give your replica to this joiner; you may leave |
+| server 0 | rank | absent | rule ``allreduce``: take part in this round with zeros |
+| rank | server 0 | donation, leaving | the replica; the rank is about to leave |
+| server 0 | rank | meet | several hosts: connect to these, in a running job; ranks that begin get them with ``parameters`` |
+| rank | server 0 | met, outside, voided | connected; the others have excluded this rank; a round's mean was not finite |
 
-In rules of shard scope a push is a payload, its copy goes to every shard with all there is to say of it, and each ``arrived`` passes that
-on; parameters are payloads too. Beside them every shard sends ``block`` to the workers, its newest, and each answers ``got``.
+In rules of shard scope a push is a payload that goes to every shard with its description, and each ``arrived`` passes the description on;
+parameters are payloads, too. Every shard also sends its newest block to the workers with ``block``, and each answers ``got``.
 """

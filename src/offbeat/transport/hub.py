@@ -321,7 +321,7 @@ class SocketHub(Hub):
 
     def _refused(self, connection: StreamConnection, reason: str) -> None:
         who = "local" if connection.shares_memory else connection.peer.split(",")[0]
-        self._warn(who, f"did not hear {connection.peer}: {reason}")
+        self._warn(who, f"closed the connection of {connection.peer}: {reason}")
 
     def _warn(self, who: str, what: str) -> None:
         """Log a warning once for each peer address, so that a port scan does not fill the log."""

@@ -58,10 +58,10 @@ class GossipMembers(GossipRank):
         self._memory.change(admit)
 
     def leave(self, rank: WorkerId | None = None) -> Loss | None:
-        """Take a rank, this one unless another is given, out of the gossip: nobody waits for it, and its mass is written off.
+        """Remove a rank, by default this one, from the gossip. No rank waits for it any more, and its mass is written off.
 
         Returns:
-            What went with it; None: it did not take part.
+            What was lost with it; None if it did not take part.
         """
         gone = self._mine() if rank is None else rank
 
@@ -75,7 +75,7 @@ class GossipMembers(GossipRank):
         return self._memory.change(leave)
 
     def masses(self) -> tuple[float, float, float, float]:
-        """push-sum: return the mass of all ranks, what is on its way, what has been lost, and what has entered."""
+        """push-sum: return the mass of all ranks, the mass of messages under way, the lost mass, and the mass that has entered."""
 
         def masses(state: GossipState) -> tuple[float, float, float, float]:
             gossip = state.gossip
@@ -84,14 +84,13 @@ class GossipMembers(GossipRank):
         return self._memory.read(masses)
 
     def follow(self, start: int) -> list[Entry]:
-        """Return what has happened, in the order in which it was decided: the log from this entry on. A rank's step is an arrival; its
-        version is the number of its steps after that.
+        """Return the log from entry ``start`` on. A rank's step is an arrival, whose version is the number of its steps after it.
 
-        A `GossipLedger` that is told the same comes to the same decisions, but for one thing: what is on its way while a rank leaves may
+        A `GossipLedger` that gets the same events makes the same decisions, with one exception: messages under way while a rank leaves may
         be mixed in a step sooner or later than the log says.
         """
         return self._memory.follow(start)
 
     def close(self) -> None:
-        """Let go of the memory. Like the end of this process, it does not take its rank out of the gossip: `leave` does."""
+        """Release the memory. The rank still takes part afterwards, as after the end of this process: `leave` removes it."""
         self.block.close()

@@ -8,7 +8,7 @@ Who uses what::
                              -- numbered.py  one connection between servers for several optimizers
                              -- packing.py   tensors in lists and maps as bytes (nothing is pickled)
     while a job begins       -- loading.py, first_steps.py  did all workers load the same state, do they see different samples
-    while it ends            -- last_words.py  why a process fails, to whoever can still print it
+    while it ends            -- last_words.py  why a process fails, for a process that can still print it
 
 An example: the script of worker 1 makes another model than that of worker 0. Its ``hello`` fits `messages`, but the layout in it differs
 from the `JobSpec` that worker 0 brought. Server 0 answers ``refused`` with a sentence that names the difference, and the worker raises

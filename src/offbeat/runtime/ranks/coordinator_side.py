@@ -27,7 +27,7 @@ from offbeat.transport.base import Connection, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, Version, WorkerId, WorkerState
 
 LOOK_S: Seconds = 0.005
-"""Seconds between two reads of the log while entries are expected: nobody signals a new entry."""
+"""Seconds between two reads of the log while entries are expected: no process signals a new entry."""
 
 VOID_MAX = 1024
 """Rounds that ranks may report as void before their end has been read in the log."""

@@ -123,7 +123,8 @@ class RankMember(ABC):
         """Return the replica, as plain data and bytes, and admit the rank that is to have it.
 
         Args:
-            rank: it takes part from now on if its current process has this ticket; None: nobody is admitted, the replica is kept for later.
+            rank: it takes part from now on if its current process has this ticket; None: no rank is admitted, and the replica is kept for
+                later.
 
         Raises:
             OffbeatError: the replica cannot be given.

@@ -1,4 +1,4 @@
-"""The state that the rank processes of one host share: who changes it, how a death in the middle of a change is survived, who is told.
+"""Share state among the rank processes of one host, so that a process that dies in the middle of a change does no harm.
 
 `runtime/allreduce/one_host` and `runtime/gossip` each keep one block of memory per job, and each extends `SharedState` with its own numbers
 and vectors. Every process of the job maps the same block::

@@ -1,7 +1,7 @@
-"""Where the parts of a shared block are, and the header that tells it to a process which attaches.
+"""Lay out a shared block, and write and read the header with which a process that attaches learns the layout.
 
-From the front: header and rule; the words of `SharedState`, each in a cache line of its own; the family's small parts; both copies of the
-state; the ring of the log; then, each beginning at a page, the family's vectors.
+In this order: header and rule; the words of `SharedState`, each in a cache line of its own; the family's small parts; both copies of the
+state; the ring of the log; then, each from the beginning of a page, the family's vectors.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ PAGE_NBYTES = 4096
 LONGEST_SPELLING = 1024
 LOG_ENTRIES = 1 << 14
 VECTOR_DTYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
-"""What ranks can sum and mix."""
+"""dtypes that ranks can sum and mix."""
 _HEADER_WORDS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedLayout(ABC):
-    """The block of one job. All of it follows from the fields, which are the numbers that the header holds."""
+    """Describe the block of one job. Its fields are the numbers in the header, and determine everything else."""
 
     USE: ClassVar[str]
     """What the block is for, in error messages."""
     MAGIC: ClassVar[int]
     """The first word of the block."""
     FORMAT: ClassVar[int]
-    """Raised whenever the same numbers come to mean another layout."""
+    """Increased whenever the same numbers mean another layout."""
 
     ranks: int
     numel: int
     """Elements of a vector."""
     dtype_index: int
-    """Of a vector's elements, in `VECTOR_DTYPES`."""
+    """Index in `VECTOR_DTYPES` of the dtype of a vector's elements."""
     slots: int
-    """See the family: how many vectors are kept."""
+    """How many vectors are kept; see the family."""
     log_entries: int
     seed: int
     followed: int
-    """1: the coordinator reads the log, and no entry may be overwritten that it has not read."""
+    """1: the coordinator reads the log, and entries that it has not read must not be overwritten."""
 
     @property
     @abstractmethod
@@ -56,11 +56,11 @@ class SharedLayout(ABC):
 
     @abstractmethod
     def small_parts(self) -> dict[str, int]:
-        """The family's parts before the state, each with its size in bytes."""
+        """Return the family's parts before the state, with their sizes in bytes."""
 
     @abstractmethod
     def vector_parts(self) -> dict[str, int]:
-        """The family's vectors, each part with its size in bytes."""
+        """Return the family's parts with vectors, with their sizes in bytes."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -68,12 +68,12 @@ class SharedLayout(ABC):
 
     @property
     def vector_nbytes(self) -> int:
-        """The size of a vector, rounded up: two vectors must not share a cache line."""
+        """Return the size of a vector, rounded up so that two vectors share no cache line."""
         return _rounded(self.numel * self.dtype.itemsize, WORD_NBYTES)
 
     @classmethod
     def check(cls, dtype: torch.dtype, spelling: str) -> None:
-        """Raise `ConfigurationError` unless a block can hold vectors of this type and a rule of this spelling."""
+        """Raise `ConfigurationError` unless a block can hold vectors of this dtype and a rule of this spelling."""
         if dtype not in VECTOR_DTYPES:
             known = ", ".join(map(str, VECTOR_DTYPES))
             raise ConfigurationError(f"{dtype} cannot be used for {cls.USE} in shared memory; use one of {known}")
@@ -81,7 +81,7 @@ class SharedLayout(ABC):
             raise ConfigurationError(f"the rule {spelling[:40]}... takes more than {LONGEST_SPELLING} bytes to spell; use fewer settings")
 
     def offsets(self) -> dict[str, int]:
-        """Return where each part begins, and under ``end`` how long the block is, in bytes."""
+        """Return where each part begins, in bytes, and under ``end`` the length of the block."""
         sizes = {
             "header": 8 * _HEADER_WORDS,
             "rule": LONGEST_SPELLING,
@@ -105,12 +105,12 @@ class SharedLayout(ABC):
         return found
 
     def parts(self, memory: memoryview) -> dict[str, memoryview]:
-        """Return the parts of the block by name, as `offsets` has them."""
+        """Return the parts of the block by name, at their `offsets`."""
         at = self.offsets()
         return {name: memory[at[name] : at[after]] for name, after in pairwise(at)}
 
     def write(self, memory: memoryview, spelling: str) -> None:
-        """Fill in the header of a new block, its first word last: from then on other processes can `read` it."""
+        """Write the header of a new block, its first word last: from then on other processes can `read` it."""
         spelled = spelling.encode()
         at = self.offsets()["rule"]
         memory[at : at + len(spelled)] = spelled
@@ -127,25 +127,25 @@ class SharedLayout(ABC):
             ProtocolError: the block is not one for this use.
         """
         if len(memory) < PAGE_NBYTES:
-            raise ProtocolError(f"a block of {len(memory)} bytes was handed over for {cls.USE}; one for that has at least {PAGE_NBYTES}")
+            raise ProtocolError(f"a block for {cls.USE} has {len(memory)} bytes (expected at least {PAGE_NBYTES})")
         header = np.frombuffer(memory, np.int64, _HEADER_WORDS).tolist()
         if header[:2] != [cls.MAGIC, cls.FORMAT]:
-            raise ProtocolError(f"a block for {cls.USE} begins with {[cls.MAGIC, cls.FORMAT]}; this one begins with {header[:2]}")
+            raise ProtocolError(f"a block for {cls.USE} begins with {header[:2]} (expected {[cls.MAGIC, cls.FORMAT]})")
         names = [field.name for field in fields(cls)]
         layout = cls(**dict(zip(names, header[3 : 3 + len(names)], strict=True)))
         at = layout.offsets()
         if len(memory) < at["end"]:
-            raise ProtocolError(f"the block for {cls.USE} has {len(memory)} bytes; its header says that it has {at['end']}")
+            raise ProtocolError(f"a block for {cls.USE} has {len(memory)} bytes (expected {at['end']} by its header)")
         return layout, bytes(memory[at["rule"] : at["rule"] + header[2]]).decode()
 
 
 def log_entries(ranks: int) -> int:
-    """Return how many entries the log of a job with so many ranks has room for."""
+    """Return the number of log entries for a job with this many ranks."""
     return max(LOG_ENTRIES, 16 * ranks)
 
 
 def lock_row(memory: memoryview, count: int, *, fresh: bool) -> list[RobustLock]:
-    """Return so many locks that lie one after the other; ``fresh``: make them first."""
+    """Return ``count`` locks that lie one after the other; initialise them first if ``fresh``."""
     return [RobustLock(memory[i : i + WORD_NBYTES], fresh=fresh) for i in range(0, count * WORD_NBYTES, WORD_NBYTES)]
 
 

@@ -1,8 +1,8 @@
-"""Changes to the state that the processes of a host share: one after the other, each complete or not at all, whichever process dies.
+"""Change state that the processes of a host share: one change after the other, each complete or not at all, even if a process dies.
 
-A process that changes something takes the lock, brings the older of the two copies up to date, changes it, and as its last step counts up
-the number of changes, which says which copy is the newest. A process that dies before this step has changed nothing; the kernel gives its
-lock to the next one.
+A process that makes a change takes the lock, brings the older of the two copies up to date, changes it, and as its last step increments the
+number of changes, which says which copy is the newest. A process that dies before this step has changed nothing; the kernel passes its lock
+to the next one.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 FOLLOWER_TIMEOUT_S = 60.0
-"""How long the ranks wait for a coordinator that does not read the log."""
+"""Seconds that ranks wait for a coordinator that does not read the log."""
 TICK_S = 0.05
-"""How often a process that waits looks again, even if it is not woken: the process that was to wake it may have died."""
+"""Seconds after which a waiting process checks again even if it is not woken: the process that was to wake it may be dead."""
 
 
 class SharedState(ABC, Generic[C]):
-    """The shared state of one job, as one process sees it.
+    """Access the shared state of one job from one process.
 
-    A family says what a copy is, how one is brought up to date (`_update`), and which waiters a change concerns (`_complete`).
+    A family defines what a copy is, how it is brought up to date (`_update`), and which waiters a change concerns (`_complete`).
 
     Args:
-        memory: the parts of the block, as ``layout`` has them; the block must outlive this.
+        memory: the parts of the block, by ``layout``; the block must outlive this object.
         layout: of the block.
         copy: makes the object for one of the two copies, from its memory and the log.
-        fresh: whether the block is new, and its lock is to be made.
+        fresh: True if the block is new, so that its lock must be initialised.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class SharedState(ABC, Generic[C]):
         # Memoryviews, whose items are Python's own integers: a rank that has computed for a while has neither NumPy's code nor its types
         # in the processor's caches.
         self._commits = memory["commits"].cast("q")
-        """How many changes were made; then, for each copy, how many entries the log has with it."""
+        """The number of changes; then, for each copy, the number of log entries with it."""
         self._followed = memory["followed"].cast("q")
-        """How many entries of the log were read."""
+        """The number of log entries that were read."""
         self._use = layout.USE
-        # Each rank may come past `make_room` at the same moment, and then write a few entries.
+        # All ranks may pass `make_room` at the same moment, and each then writes a few entries.
         self._room = layout.log_entries - 4 * (layout.ranks + 16) if layout.followed else None
 
     @abstractmethod
@@ -65,7 +65,7 @@ class SharedState(ABC, Generic[C]):
 
     @abstractmethod
     def _complete(self, new: C, before: C) -> int:
-        """Do what every change ends with. Returns how many waiters to wake: 0, if none waits for this change."""
+        """Do what ends every change. Returns how many waiters to wake; 0 if none waits for this change."""
 
     def change(self, what: Callable[[C, *Ts], T], *args: *Ts) -> T:
         """Make a change, and wake the waiters that it concerns. If ``what`` raises, nothing has changed.
@@ -97,13 +97,13 @@ class SharedState(ABC, Generic[C]):
         return result
 
     def look(self, what: Callable[[C], T]) -> T:
-        """Read something as it was at one moment, without the lock: ``what`` is called again if the state changed meanwhile."""
+        """Read a consistent state without the lock: ``what`` is called again if the state changed meanwhile."""
         while True:
             commits = self._commits[0]
             try:
                 result = what(self._copies[commits & 1])
             except Exception:
-                # A state that is half overwritten may cause any error.
+                # A half-overwritten state may cause any error.
                 if self._commits[0] == commits:
                     raise
                 continue
@@ -111,7 +111,7 @@ class SharedState(ABC, Generic[C]):
                 return result
 
     def hold(self, what: Callable[[C], T]) -> T:
-        """Read something while nothing changes: for what cannot be read from a state that is half overwritten."""
+        """Read under the lock: for what cannot be read from a half-overwritten state."""
         self.lock.acquire()
         try:
             return what(self._copies[self._commits[0] & 1])
@@ -119,14 +119,14 @@ class SharedState(ABC, Generic[C]):
             self.lock.release()
 
     def follow(self, start: int) -> list[Entry]:
-        """Return the entries of the log from number ``start`` on; those before it may be overwritten from now on."""
+        """Return the log entries from number ``start`` on; earlier ones may be overwritten from now on."""
         self._followed[0] = start
         if self._end() <= start:
             return []
         return self.hold(lambda _: self._log.entries(start, self._end()))
 
     def make_room(self) -> None:
-        """Wait until the log has room for what a rank may do next.
+        """Wait until the log has room for a rank's next entries.
 
         Raises:
             JobError: the coordinator has read nothing for `FOLLOWER_TIMEOUT_S`.
@@ -145,14 +145,14 @@ class SharedState(ABC, Generic[C]):
                 )
 
     def sleep(self, events: int, deadline: Seconds | None) -> bool:
-        """Sleep until ``events.value`` is another than this, for `TICK_S` at most.
+        """Sleep until ``events.value`` changes, for at most `TICK_S`.
 
         Args:
-            events: the value before the caller looked at the state.
+            events: the value before the caller read the state.
             deadline: by the monotonic clock; None: there is none.
 
         Returns:
-            False if the deadline has passed, without having slept.
+            False, without sleeping, if the deadline has passed.
         """
         remaining = TICK_S if deadline is None else min(TICK_S, deadline - time.monotonic())
         if remaining <= 0.0:
@@ -161,5 +161,5 @@ class SharedState(ABC, Generic[C]):
         return True
 
     def _end(self) -> int:
-        """How many entries the log has. Without the lock it may be out of date, and too small, by a change or two."""
+        """Return the number of log entries. Without the lock it may be too small by a change or two."""
         return self._commits[1 + (self._commits[0] & 1)]

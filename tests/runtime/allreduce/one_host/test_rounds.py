@@ -249,7 +249,7 @@ def test_the_log_is_followed_and_waits_for_its_reader(monkeypatch: pytest.Monkey
 
 
 def test_blocks_are_checked() -> None:
-    with pytest.raises(ProtocolError, match="a block of 64 bytes"):
+    with pytest.raises(ProtocolError, match="a block for rounds has 64 bytes"):
         OneHostRounds.attach(MemoryBlock.allocate(64, "small"))
     with pytest.raises(ProtocolError, match="begins with"):
         OneHostRounds.attach(MemoryBlock.allocate(1 << 16, "zeros"))

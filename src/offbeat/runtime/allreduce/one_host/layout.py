@@ -1,7 +1,7 @@
-"""The block of memory that the ranks of one host share for rounds: its numbers, and the parts that only rounds have.
+"""Lay out the block of memory that the ranks of one host share for rounds: numbers, and the parts that only rounds have.
 
-These are the owners of the ranks; a lock and a flag for each slice that a fold is made in; send buffers; and results. Results are touched
-one after the other, so a job without a slow rank sets aside few of their pages.
+These parts are the owners of the ranks; a lock and a flag for each slice of a fold; send buffers; and results. Slots of results are used
+from the first one on, so a job without a slow rank uses few of their pages.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from offbeat.transport.futex import WORD_NBYTES
 from offbeat.transport.shm import available_nbytes
 
 SLICE_NBYTES, MOST_SLICES = 1 << 18, 512
-"""What one process sums at a time; longer slices where there would be too many of them."""
+"""Bytes that one process sums at a time; slices are longer if there would be more than `MOST_SLICES`."""
 _UNBOUNDED_SLOTS, _SPARE_SLOTS = 256, 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundsLayout(SharedLayout):
-    """The block of one job's rounds. ``slots``: how many results there is room for; ``numel``: elements of a gradient."""
+    """Describe the block of one job's rounds. ``slots``: number of results; ``numel``: elements of a gradient."""
 
     USE: ClassVar[str] = "rounds"
     MAGIC: ClassVar[int] = 0x6F66666265617452
@@ -40,11 +40,11 @@ class RoundsLayout(SharedLayout):
         """Return the layout of a new block.
 
         Args:
-            slots: how many results are kept for ranks that are behind; None: what the rule's staleness asks for, within a quarter of the
-                memory that is available.
+            slots: how many results are kept for ranks that are behind; None: as many as the rule's staleness needs, in at most a quarter of
+                the available memory.
 
         Raises:
-            ConfigurationError: the rule is too long to spell, the dtype is not one of `VECTOR_DTYPES`, or there is no room for the buffers.
+            ConfigurationError: the rule's spelling is too long, the dtype is not one of `VECTOR_DTYPES`, or there is not enough memory.
         """
         cls.check(dtype, rule.spelling)
         nbytes = max(1, numel * dtype.itemsize)
@@ -75,7 +75,8 @@ class RoundsLayout(SharedLayout):
 
     @property
     def state_words(self) -> int:
-        """See `offbeat.runtime.allreduce.one_host.state`: the table, one word, one for each rank, one for each slot."""
+        """Return the length of the state, see `offbeat.runtime.allreduce.one_host.state`: the table, one word, one for each rank, one for
+        each slot."""
         return (1 + self.ranks) * WIDTH + 1 + self.ranks + self.slots
 
     def small_parts(self) -> dict[str, int]:
@@ -86,6 +87,6 @@ class RoundsLayout(SharedLayout):
 
     @property
     def populated(self) -> tuple[int, int]:
-        """Where the part begins that every rank will touch, all but most of the results, and its length in bytes. The log is in it: a rank
-        that maps its pages as it comes to them does so at most of its arrivals."""
+        """Return start and length in bytes of the part that every rank will use: all but most of the results. It contains the log, whose
+        pages a rank would otherwise map one by one during its arrivals."""
         return 0, self.offsets()["results"] + min(self.slots, 3) * self.vector_nbytes

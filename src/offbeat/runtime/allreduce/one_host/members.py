@@ -1,4 +1,4 @@
-"""Who takes part in the rounds of a host: what a rank, or the coordinator for it, may change of that, and what has happened so far."""
+"""Change and read which ranks of a host take part in its rounds, and follow the log of what has happened."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from offbeat.types import Version, WorkerId
 
 
 class OneHostMembers:
-    """The ranks of a host, as one process sees them and may change them. `OneHostRounds` is this and what a rank does itself."""
+    """The ranks of a host, as one process sees and changes them. `OneHostRounds` adds what a rank does itself."""
 
     def __init__(self, memory: RoundsMemory) -> None:
         self._memory = memory
@@ -26,7 +26,7 @@ class OneHostMembers:
 
     @property
     def done(self) -> Version:
-        """How many rounds are folded: the newest version."""
+        """Return the number of folded rounds: the newest version."""
         return self._memory.look(lambda state: state.rounds.done)
 
     def version(self, rank: WorkerId) -> Version:
@@ -38,7 +38,7 @@ class OneHostMembers:
         return self._memory.look(lambda state: state.rounds.state(rank))
 
     def present(self, rank: WorkerId) -> bool:
-        """Whether a rank takes part."""
+        """Return True if a rank takes part."""
         return self.state(rank) != ABSENT
 
     def enter(self, rank: WorkerId, version: Version) -> tuple[RoundPart, ...]:
@@ -53,7 +53,7 @@ class OneHostMembers:
         return self._unless_summed(_enter, rank, version)
 
     def ticket(self, rank: WorkerId) -> int:
-        """Return the token with which another rank may `let_in` the process that is this rank now."""
+        """Return the number with which another rank may `admit` the rank's current process."""
         return self._memory.look(lambda state: state.tokens[rank])
 
     def forget(self, rank: WorkerId) -> None:
@@ -61,38 +61,38 @@ class OneHostMembers:
         self._memory.change(State.forget, rank)
 
     def admit(self, rank: WorkerId, version: Version, ticket: int, *, pause: bool = True) -> None:
-        """Let another rank take part, with the parameters of this version. The caller has these itself, and goes on only after this call.
+        """Let another rank take part, with the parameters of this version. The caller has them, and goes on only after this call.
 
         Args:
             ticket: see `ticket`. If it is void, or the rank takes part already, nothing happens.
-            pause: let nobody wait for the rank before it calls `resume`.
+            pause: no round waits for the rank before it calls `resume`.
         """
         self._unless_summed(_admit, rank, version, ticket, pause)
 
     def leave(self, rank: WorkerId) -> None:
-        """Take a rank out. Its gradient stays in its round; rounds that waited for the rank go on."""
+        """Remove a rank. Its gradient stays in its round; rounds that waited for the rank go on."""
         self._memory.change(State.leave, rank)
         self._look_after()
 
     def pause(self, rank: WorkerId) -> None:
-        """Let nobody wait for a rank: it has nothing to compute until the epoch ends. Once all are paused, what is pending is folded."""
+        """Let no round wait for a rank, which has nothing to compute until the epoch ends. If all pause, pending gradients are folded."""
         self._memory.change(State.pause, rank)
         self._look_after()
 
     def resume(self, rank: WorkerId) -> None:
-        """End the pause of a rank."""
+        """Let rounds wait for a rank again."""
         self._memory.change(State.resume, rank)
 
     def follow(self, start: int) -> list[Entry]:
-        """Return what has happened: the log from this entry on. Entries before it may be overwritten from now on."""
+        """Return the log from entry ``start`` on. Earlier entries may be overwritten from now on."""
         return self._memory.follow(start)
 
     def help(self) -> bool:
-        """Take part in a fold that is under way. Returns whether there was anything to do."""
+        """Help with a fold that is under way. Returns True if anything was done."""
         return self._memory.help()
 
     def _unless_summed(self, enter: Callable[[State, *Ts], tuple[RoundPart, ...] | None], *args: *Ts) -> tuple[RoundPart, ...]:
-        """Make this change; while it returns None, which says that it cannot be made yet, help with the fold that is in its way."""
+        """Make a change with ``enter``. While it returns None (the change is not possible yet), help with the fold that blocks it."""
         while (dropped := self._memory.change(enter, *args)) is None:
             events = self._memory.events.value
             if not self.help() and self._memory.look(lambda state: state.closing()) is not None:
@@ -100,7 +100,7 @@ class OneHostMembers:
         return dropped
 
     def _look_after(self) -> None:
-        """Fold a round that was closed by something else than an arrival, if no rank waits for it."""
+        """Fold a round that was closed by something other than an arrival, if no rank waits for it."""
         while self._memory.look(lambda state: state.closing() is not None and not state.rounds.awaited):
             if not self.help():
                 break
@@ -115,7 +115,7 @@ def _enter(state: State, rank: WorkerId, version: Version) -> tuple[RoundPart, .
 
 
 def _admit(state: State, rank: WorkerId, version: Version, ticket: int, pause: bool) -> tuple[RoundPart, ...] | None:
-    """Do as `_enter` does, for the process with this ticket."""
+    """Do as `_enter` for the process with this ticket."""
     if ticket == 0 or state.tokens[rank] != ticket or state.rounds.state(rank) != ABSENT:
         return ()
     dropped = _enter(state, rank, version)

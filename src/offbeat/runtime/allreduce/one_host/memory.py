@@ -1,4 +1,4 @@
-"""The memory of one host's rounds, as one process sees it: the shared state, who owns which rank, and the sums."""
+"""Access the memory of one host's rounds from one process: the shared state, the owners of ranks, and the sums."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class RoundsMemory(SharedState[State]):
     """The shared state of one job's rounds, and the vectors that are summed.
 
     Args:
-        block: the memory; it must outlive this.
-        rule: of a new block; None: what the header names.
-        layout: of a new block, which is made; None: the block has been made by another process.
+        block: the memory; it must outlive this object.
+        rule: of a new block; None: the rule that the header names.
+        layout: of a new block, which is initialised; None: another process has made the block.
 
     Raises:
         ProtocolError: the block is not one for rounds.
-        ConfigurationError: no such rule is known here; one of the user's own must be given to `OneHostRounds.attach`.
+        ConfigurationError: this version of offbeat has no such rule; a user's own rule must be given to `OneHostRounds.attach`.
     """
 
     def __init__(self, block: SharedMemory, rule: RoundRule | None, layout: RoundsLayout | None) -> None:
@@ -39,7 +39,7 @@ class RoundsMemory(SharedState[State]):
         memory = layout.parts(block.view)
         super().__init__(memory, layout, partial(State, layout=layout, rule=rule), fresh=fresh)
         self.owners = np.frombuffer(memory["owners"], np.int64, 2 * layout.ranks).reshape(layout.ranks, 2)
-        """Of each rank, the number of its process and when that process began."""
+        """By rank: the number of its process and when that process began."""
         self.folder = Folder(memory, layout, fresh=fresh)
         if fresh:
             layout.write(block.view, rule.spelling)
@@ -48,7 +48,7 @@ class RoundsMemory(SharedState[State]):
         new.cells[:] = newest.cells
 
     def _complete(self, new: State, before: State) -> int:
-        """Sum a small round that was closed with this change at once."""
+        """Sum a small round at once if this change has closed one."""
         cells, old = new.cells, before.cells
         while cells[DONE] < cells[CLOSED] and self.folder.inline:
             closing = new.closing()
@@ -61,7 +61,7 @@ class RoundsMemory(SharedState[State]):
         return (CORES - 1 or 1) if cells[CLOSED] != old[CLOSED] else 0
 
     def help(self) -> bool:
-        """Take part in the fold that is under way, if one is. Returns whether anything was done."""
+        """Help with the fold that is under way, if there is one. Returns True if anything was done."""
         closing = self.look(lambda state: state.closing())
         if closing is None:
             return False
@@ -71,7 +71,7 @@ class RoundsMemory(SharedState[State]):
         return bool(count) or complete
 
     def _finish(self, state: State, closing: Closing) -> None:
-        """Count this round as folded. Each process that summed a last slice of it says so; the first one is heard."""
+        """Count this round as folded. Every process that summed a last slice calls this; only the first call counts."""
         if state.rounds.done == closing.round.number < state.rounds.number:
             self.folder.settle(closing)
             state.fold_done()

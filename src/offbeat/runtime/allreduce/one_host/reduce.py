@@ -1,12 +1,11 @@
-"""The sum of a round: taken from the send buffers into the result, slice by slice, by all processes that are present.
+"""Sum a round from the send buffers into the result, slice by slice, with all processes that are present.
 
-A sum may overflow where its mean does not. NumPy reports an overflow by the processor's own flag, at no cost, and the few elements that
-did are then summed again, scaled down. Where the mean itself is beyond the range of the numbers, which takes gradients that are carried,
-the round is void: its result begins with NaN, and no rank makes a step with it.
+A sum may overflow where its mean does not. NumPy detects an overflow by the processor's flag, at no cost; only the elements that overflowed
+are summed again, scaled down. If the mean itself overflows, which needs carried gradients, the round is void: its result begins with NaN,
+and no rank applies it.
 
-A process that takes a slice holds its lock while it sums. If the process dies there, the kernel gives the lock to the next one, which sums
-the slice again from the start: what is summed does not change until the round is done. A slice is summed in blocks that fit into a core's
-own cache.
+A process holds a slice's lock while it sums it. If the process dies, the kernel passes the lock to the next process, which sums the slice
+again from the start: the inputs do not change until the round is done. A slice is summed in blocks that fit into a core's own cache.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from offbeat.runtime.shared_memory.layout import lock_row
 
 BLOCK_NBYTES = 1 << 18
 INLINE_NBYTES = 1 << 18
-"""If all send buffers together are no longer than this, the sum is made at once, by the process that closes the round."""
+"""If all send buffers together are not longer than this, the process that closes the round sums it at once."""
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-"""More processes do not sum at a time: one that has lost its core keeps its slice in hand, and the others wait for it."""
+"""Most processes that sum at a time: with more, a process without a core would keep its slice, and the others would wait for it."""
 
 
 class Folder:
-    """Sums rounds, in one process.
+    """Sum rounds in one process.
 
     Args:
-        memory: the parts of the block, as `RoundsLayout.parts` has them.
-        fresh: whether the block is new, and the locks are to be made.
+        memory: the parts of the block, as `RoundsLayout.parts` returns them.
+        fresh: True if the block is new, so that the locks must be initialised.
     """
 
     def __init__(self, memory: dict[str, memoryview], layout: RoundsLayout, *, fresh: bool) -> None:
@@ -46,11 +45,11 @@ class Folder:
         self._layout = layout
         self._block_numel = BLOCK_NBYTES // dtype.itemsize
         self._flags = memory["slice_flags"].cast("q")[: layout.slices]
-        """Of each slice, one more than the round that it was summed for last; negative if a mean in it is not finite."""
+        """By slice: 1 + the last round that it was summed for; negative if a mean in it is not finite."""
         self._locks = lock_row(memory["slice_locks"], layout.slices, fresh=fresh)
 
     def sum(self, closing: Closing, start: int = 0, stop: int | None = None) -> bool:
-        """Sum these elements of a round, by default all. Returns whether the sums are finite, provided that the gradients are."""
+        """Sum these elements of a round, by default all. Returns True if the means are finite, given finite gradients."""
         buffers = [self.send[part.rank, part.buffer] for part in closing.round.parts]
         result = self.results[closing.slot]
         stop = self._layout.numel if stop is None else stop
@@ -62,16 +61,16 @@ class Folder:
         return finite
 
     def void(self, closing: Closing) -> None:
-        """Mark the result of a round as one that no rank may make a step with."""
+        """Mark the result of a round as void: no rank may apply it."""
         self.results[closing.slot, 0] = np.nan
 
     def settle(self, closing: Closing) -> None:
-        """Mark the result of a round, all of whose slices are summed, if it is void."""
+        """Mark the result of a round as void if a slice of it is not finite. All slices are summed."""
         if -(closing.round.number + 1) in self._flags.tolist():
             self.void(closing)
 
     def help(self, closing: Closing) -> tuple[int, bool]:
-        """Sum the slices of a round that no other process has in hand.
+        """Sum the slices of a round that no other process is summing.
 
         Returns:
             How many slices this process summed, and whether all are summed now.
@@ -97,16 +96,16 @@ class Folder:
         return count, False
 
     def _look_at_holders(self) -> None:
-        """Free slices whose holders are stopped. To be called rarely: it reads files of /proc, for a tenth of the time of a slice."""
+        """Free slices whose holders are stopped. Expensive: it reads files of /proc, for a tenth of the time of a slice."""
         for lock in self._locks:
             lock.look_at_holder()
 
 
 def mean(parts: Sequence[NDArray[np.floating]], divisor: int, out: NDArray[np.floating]) -> bool:
-    """Write the sum of the parts, divided, to ``out``; to be called where NumPy raises what overflows.
+    """Write the mean of the parts (their sum, divided) to ``out``. NumPy must be set to raise on overflow.
 
     Returns:
-        Whether all elements are finite, if those of the parts are.
+        True if all elements are finite, given finite parts.
     """
     if not parts:
         out.fill(0.0)
@@ -125,7 +124,7 @@ def mean(parts: Sequence[NDArray[np.floating]], divisor: int, out: NDArray[np.fl
 
 
 def _mean_in_range(parts: Sequence[NDArray[np.floating]], divisor: int, out: NDArray[np.floating]) -> bool:
-    """As `mean`: the same bits where the sum does not overflow, and elsewhere the sum of the parts scaled by a power of two."""
+    """Do as `mean`: the same bits where the sum does not overflow; elsewhere the parts are summed scaled by a power of two."""
     with np.errstate(over="ignore"):
         np.add(parts[0], parts[1], out=out)
         for part in parts[2:]:

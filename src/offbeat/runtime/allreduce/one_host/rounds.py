@@ -1,8 +1,8 @@
-"""Partial allreduce among the ranks of one host, in shared memory: what each rank's process, and the coordinator's, calls.
+"""Run a partial allreduce among the ranks of one host in shared memory: the calls of each rank's process, and of the coordinator's.
 
-A gradient is written where it is sent from, and a result is read where it was summed, so nothing is copied. The rank that arrives decides,
-under a lock, with the table of `core/allreduce/rounds.py`; the rank that closes a round sums it, and the waiting ranks help. Nothing
-depends on processes that are absent. What happened is in a log, for the coordinator to follow.
+A gradient is written into the send buffer and a result is read where it was summed, so nothing is copied. The arriving rank decides, under
+a lock, with the table of `core/allreduce/rounds.py`; the rank that closes a round sums it, and waiting ranks help. No step waits for a
+process that is absent. A log records what happened, for the coordinator.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from offbeat.types import Version, WorkerId
 
 
 class RoundOutcome(NamedTuple):
-    """What became of a gradient that was handed to `OneHostRounds.allreduce`."""
+    """The result of `OneHostRounds.allreduce`."""
 
     included: bool
-    """True: the gradient is in the last of the results. False: it is carried into a later round."""
+    """True: the last of the results contains the gradient. False: it is carried into a later round."""
     number: Version
-    """The round that the gradient is in, or will be in."""
+    """The round that contains the gradient, or will."""
     staleness: int
-    """That round less the version that the gradient was computed from, in rounds."""
+    """The round's number minus the version that the gradient was computed from."""
     results: list[tuple[Version, torch.Tensor]]
-    """The results that this rank had not had yet, in order, each with its round. Valid until the next call."""
+    """The results that this rank had not received before, in order, each with its round. Valid until the next call."""
 
 
 class OneHostRounds(OneHostMembers):
@@ -69,11 +69,12 @@ class OneHostRounds(OneHostMembers):
         self._send = [] if rank is None else [torch.from_numpy(row[: layout.numel]) for row in folder.send[rank]]
         self._token = 0
         self._version = self._came_with = 0
-        """How many results this rank was given; and how many it had when it last arrived, before the results of that arrival."""
+        """``_version``: how many results this rank was given. ``_came_with``: how many it had when it last arrived, before those of that
+        arrival."""
         self._buffer: int | None = None
         self._awaited: Version | None = None
         self._given: list[tuple[Version, int]] = []
-        """The results that it has not read: the round and the slot of each."""
+        """Results that were received and not read yet: round and slot of each."""
 
     @classmethod
     def create(
@@ -138,7 +139,7 @@ class OneHostRounds(OneHostMembers):
         owner[:] = os.getpid(), started_at(os.getpid())
         self._token = self._memory.change(State.issue, rank)
 
-    # What a rank does.
+    # A rank's step.
 
     def send(self) -> torch.Tensor:
         """Return the buffer for this rank's next gradient, shape (numel,): a view of shared memory, the same until `arrive`."""
@@ -162,7 +163,7 @@ class OneHostRounds(OneHostMembers):
             Fenced: this rank does not take part any more.
             JobError: the coordinator should follow the log, and does not.
         """
-        assert self._awaited is None, f"rank {self.rank} arrived while it waits for round {self._awaited - 1}; call wait() until it is True"
+        assert self._awaited is None, f"rank {self.rank} arrived while it waits for round {self._awaited - 1}; wait() must be True first"
         rank, buffer = self._mine(), None
         self._memory.make_room()
         if gradient:
@@ -175,7 +176,7 @@ class OneHostRounds(OneHostMembers):
             clips = False
         made = self._memory.change(State.arrive, rank, self._token, buffer, clips)
         if made is None:
-            # A round was closed between the look and the lock: the gradient is late after all, and stays so.
+            # A round was closed after `_late` was checked: the gradient is late now, and stays late.
             return self.arrive(gradient, clip)
         arrival, self._came_with, self._given = made
         self._buffer = None
@@ -282,16 +283,16 @@ class OneHostRounds(OneHostMembers):
         return super().enter(rank, version)
 
     def close(self) -> None:
-        """Let go of the block. Like the end of this process, it does not take its rank out of the rounds: `leave` does."""
+        """Release the block. The rank still takes part afterwards, as after the end of this process: `leave` removes it."""
         if self.rank is not None and int(self._memory.owners[self.rank, 0]) == os.getpid():
             self._memory.owners[self.rank] = 0
         self._send, self._results = [], []
         self.block.close()
 
-    # How it is done.
+    # Implementation.
 
     def _mine(self) -> WorkerId:
-        assert self.rank is not None, "attach(block, rank=...) gives rounds that a rank can take part in; these only look on"
+        assert self.rank is not None, "attach(block, rank=...) is needed for this call: it was attached without a rank"
         return self.rank
 
     def _checked(self, state: State) -> State:
@@ -299,7 +300,7 @@ class OneHostRounds(OneHostMembers):
         return state
 
     def _waited(self, state: State) -> tuple[bool, list[tuple[Version, int]] | None]:
-        """Return whether a round is being folded; and the results that this rank waits for, None if they are not there."""
+        """Return whether a round is being folded; and the results that this rank waits for, None while they are missing."""
         assert self._awaited is not None
         rounds, given = self._checked(state).rounds, None
         done = rounds.done

@@ -1,7 +1,7 @@
-"""What the ranks of one host share, as one array of integers: the table of `Rounds`, where results lie, and which process is which rank.
+"""Keep the state that the ranks of one host share as one array of integers: the table of `Rounds`, slots of results, and tokens of ranks.
 
-There are two of these arrays (see ``runtime/shared_memory/state.py``); everything that must change together is in here. What happens is
-written into the log as it is decided, in the same order.
+There are two such arrays (see ``runtime/shared_memory/state.py``), and everything that must change together is in them. Each change also
+writes to the log, in the same order.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from offbeat.runtime.shared_memory.log import EntryLog
 from offbeat.types import Version, WorkerId
 
 _ARRIVE = int(EntryKind.ARRIVE)
-"""What every step writes. To look up an enumeration's member is a call, in Python 3.11."""
+"""Written in every step. In Python 3.11 reading a member of an enumeration is a call."""
 
 
 class Closing(NamedTuple):
-    """A closed round that is to be folded."""
+    """A closed round that must be folded."""
 
     round: Round
     slot: int
-    """Where its result goes."""
+    """The slot for its result."""
 
 
 class State:
-    """One of the two arrays, and what may happen to it.
+    """One of the two arrays, and the changes to it.
 
     Args:
         memory: the array, `RoundsLayout.state_words` long; zeros are a job before its first event.
-        log: what happens is written there.
+        log: receives what happens.
     """
 
     def __init__(self, memory: memoryview, log: EntryLog, layout: RoundsLayout, rule: RoundRule) -> None:
@@ -45,21 +45,21 @@ class State:
         self.cells = words.data
         self.rounds = Rounds(rule, ranks, layout.seed, slots=layout.slots, table=words[:table].reshape(1 + ranks, WIDTH))
         self._issued = self.cells[table : table + 1]
-        """How many tokens were issued."""
+        """The number of tokens issued."""
         self.tokens = self.cells[table + 1 : table + 1 + ranks]
-        """Of each rank, a number that only its present process knows; 0: no process has it."""
+        """By rank: a number that only its current process knows; 0: no process has it."""
         self._holds = self.cells[table + 1 + ranks : table + 1 + ranks + layout.slots]
-        """Of each slot, one more than the round whose result it holds; 0: none yet."""
+        """By slot: 1 + the round whose result it holds; 0: none yet."""
         self._log = log
 
     def issue(self, rank: WorkerId) -> int:
-        """Return a token for the process that is this rank from now on."""
+        """Return a new token for the process that is this rank from now on."""
         self._issued[0] += 1
         self.tokens[rank] = self._issued[0]
         return self._issued[0]
 
     def check(self, rank: WorkerId, token: int) -> None:
-        """Raise `Fenced` unless this rank takes part, as the process with this token."""
+        """Raise `Fenced` unless this rank takes part and its current process has this token."""
         if self.cells[(1 + rank) * WIDTH + STATE] == ABSENT:
             raise Fenced(f"rank {rank} does not take part: it was declared dead, or has left; let it enter again with a newer version")
         if self.tokens[rank] != token:
@@ -68,16 +68,16 @@ class State:
     def slots_of(self, numbers: range) -> list[tuple[Version, int]]:
         """Return these rounds, each with the slot of its result."""
         holds, found = self._holds.tolist(), []
-        for number in numbers:  # a comprehension is a call, in Python 3.11
+        for number in numbers:  # in Python 3.11 a comprehension is a call
             found.append((number, holds.index(number + 1)))
         return found
 
     def closing(self) -> Closing | None:
-        """Return the round that is to be folded, if one is."""
+        """Return the round that must be folded; None if there is none."""
         found = self.rounds.closed()
         return None if found is None else Closing(found, self._holds.tolist().index(found.number + 1))
 
-    # What happens.
+    # Events.
 
     def enter(self, rank: WorkerId, version: Version) -> tuple[RoundPart, ...]:
         kept = set(self._holds.tolist())
@@ -114,8 +114,8 @@ class State:
         """Let the rank wait from now on, or give it its results at once.
 
         Returns:
-            The arrival; the version that the rank came with; and, as `slots_of` returns them, the results that it was given.
-            None: the rank is late, and ``unless_late`` was set; nothing has changed.
+            The arrival; the version that the rank came with; and the results that it was given, as from `slots_of`. None: the rank is late,
+                and ``unless_late`` was set; nothing has changed.
         """
         self.check(rank, token)
         cells = self.cells
@@ -130,7 +130,7 @@ class State:
         return arrival, version, self.slots_of(range(version, given)) if given > version else []
 
     def catch_up(self, rank: WorkerId) -> list[tuple[Version, int]]:
-        """Give the rank the results that there are. Returns them as `slots_of` does."""
+        """Give the rank all available results. Returns them as `slots_of` does."""
         given = self.rounds.catch_up(rank)
         self._wrote(EntryKind.CATCH_UP, rank, given.stop, False)
         return self.slots_of(given)
