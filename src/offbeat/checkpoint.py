@@ -1,4 +1,5 @@
-"""Checkpoints: `save` writes one file with everything that a script needs to go on, `load` reads it. The file is plain `torch.save`."""
+"""Checkpoints: `save` writes one file with everything that a script needs to resume, `load` reads it. The format is that of
+`torch.save`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from offbeat.sampler import Passes
 from offbeat.session import Snapshot
 
 FORMAT = 1
-"""Of the file's ``offbeat`` part."""
+"""The format number in the file's ``offbeat`` part."""
 PARTS = ("model", "optimizer", "sampler", "scheduler", "random", "buffers", "offbeat", "own")
 
 
@@ -33,14 +34,14 @@ def save(
     scheduler: Any = None,
     **own: Any,
 ) -> None:
-    """Write a checkpoint, from which `load` goes on.
+    """Write a checkpoint, from which `load` resumes.
 
-    Call it on every worker, at the same place of the script: the main process (`offbeat.chief`) writes the file, the others only hand in
-    their random generators and BatchNorm statistics, and do not wait. Called by the main process alone it works too, and those are missing.
-    The file is complete or not there: it is written under another name in the same folder, flushed to the disk, and renamed.
+    Call it on every worker, at the same place of the script: the main process (`offbeat.chief`) writes the file, the others only send their
+    random generators and BatchNorm statistics, and do not wait. If only the main process calls it, the file lacks those of the others. The
+    file is either complete or absent: it is written under another name in the same folder, flushed to the disk, and renamed.
 
-    ``torch.load(path, weights_only=True)`` reads it without offbeat: under ``"model"`` and ``"optimizer"`` it has what ``state_dict()``
-    gives, under ``"own"`` the script's own values.
+    ``torch.load(path, weights_only=True)`` reads it without offbeat: under ``"model"`` and ``"optimizer"`` it has the results of
+    ``state_dict()``, under ``"own"`` the script's own values.
 
     Args:
         path: of the file; its folder exists.
@@ -50,7 +51,7 @@ def save(
 
     Raises:
         ConfigurationError: a value that ``weights_only=True`` would not read back.
-        OSError: the file cannot be written. A file of that name from before is then as it was.
+        OSError: the file cannot be written. A previous file of that name is unchanged.
 
     >>> model = torch.nn.Linear(2, 1)
     >>> optimizer = DistributedOptimizer(torch.optim.AdamW(model.parameters()), model)
@@ -101,11 +102,11 @@ def load(
     sampler: Any = None,
     scheduler: Any = None,
 ) -> dict[str, Any]:
-    """Go on from a checkpoint of `save`.
+    """Resume from a checkpoint of `save`.
 
-    Call it on every worker, after wrapping the optimizer and before the first step. What is given is loaded, what is left out is not.
-    A worker that comes to a running job (it was restarted) keeps the job's parameters, optimizer state and place in the epoch; of the file
-    it takes the sampler's epoch number, the schedulers, and the script's own values.
+    Call it on every worker, after wrapping the optimizer and before the first step. Only the objects given are loaded. A restarted worker,
+    which joins a running job, keeps the job's parameters, optimizer state and place in the epoch; it takes from the file the sampler's
+    epoch number, the schedulers, and the script's own values.
 
     Args:
         path: of the file.
@@ -115,7 +116,7 @@ def load(
         The script's own values.
 
     Raises:
-        ConfigurationError: the file is no checkpoint of `save`, or is of other objects; or a step has been made.
+        ConfigurationError: the file is not a checkpoint of `save`, or has other objects; or a step has been made already.
         FileNotFoundError: there is no such file.
     """
     content = torch.load(path, weights_only=True, map_location="cpu")
@@ -144,7 +145,7 @@ def load(
 
 
 def _load_settings(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Learning rates and the like, with which schedulers go on."""
+    """Load learning rates and other settings of the groups, from which schedulers continue."""
     for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
         group.update({key: value for key, value in saved.items() if key != "params"})
 
@@ -161,7 +162,7 @@ def _objects(given: Any) -> list[Any]:
 
 
 def _each(given: Any, what: Callable[[Any], Any]) -> Any:
-    """What becomes of one object, or of each in a list or dict, in the same arrangement."""
+    """Return the result of ``what`` for one object, or for each in a list or dict, in the same structure."""
     if given is None:
         return None
     if isinstance(given, Mapping):
@@ -188,7 +189,7 @@ def _load_each(name: str, given: Any, saved: Any, what: Callable[[Any, Any], Any
         what(given, saved)
 
 
-# What each worker has for itself.
+# State of each worker: random generators and buffers.
 
 
 def _random_state() -> dict[str, Any]:
@@ -228,10 +229,10 @@ def _load_buffers(model: Any, saved: Sequence[Mapping[str, torch.Tensor]]) -> No
 
 
 def _plain(where: str, value: Any) -> Any:
-    """Return a value that ``weights_only=True`` reads back: this one, with NumPy's numbers as Python's.
+    """Return the value with NumPy's numbers as Python's, so that ``weights_only=True`` reads it back.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: the value has a type that ``weights_only=True`` refuses.
     """
     if isinstance(value, np.generic):
         return value.item()

@@ -1,7 +1,7 @@
-"""`elastic`: any source of batches, dealt out by the job. Data sets with a length go through the batch sampler.
+"""`elastic`: makes a loader whose batches the job deals out, from any source. Data sets with a length use the batch sampler.
 
-Each worker reads all of a stream and keeps the positions that it is granted: reading is repeated, computing is not. So a stream is as
-exact as a sampler, if it has the same elements in the same order on every worker. Its epoch ends when a worker has come to its end.
+Each worker reads all of a stream and keeps the positions that it is granted: reading is repeated, computing is not. So a stream is as exact
+as a sampler, if it has the same elements in the same order on every worker. An epoch ends when a worker has reached the end of the stream.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KEPT = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
     *("prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"),
 )
-"""What the elastic loader has from the script's."""
+"""The options that the elastic loader takes over from the script's loader."""
 
 
 def elastic(
@@ -41,25 +41,26 @@ def elastic(
 ) -> DataLoader[Any] | ElasticStream:
     """Make a loader whose batches are dealt out to the workers of the job while they train, each once in an epoch.
 
-    It may be made before the optimizer, and is used after that. Every worker makes the same loaders in the same order, of the same data.
+    It may be made before the optimizer, but used only after the optimizer exists. Every worker makes the same loaders in the same order, of
+    the same data.
 
     Args:
         data: a ``DataLoader``, which keeps its data set, batch size, order and options; a data set with a length; an ``IterableDataset``
-            or another iterable that can be gone through again and again; or a function that returns the iterable of an epoch, given
+            or another iterable that can be iterated repeatedly; or a function that returns the iterable of an epoch, given
             its number.
         batch_size: samples in a batch. A stream of ready batches needs none: then its elements are the batches.
         shuffle: a new order in each epoch; default for a data set with a length: True. A stream keeps its own order.
-        drop_last: leave out the samples of an epoch that make no whole batch.
+        drop_last: leave out the last samples of an epoch if they do not fill a batch.
         order: the indices of an epoch, given its number, the same on every worker; instead of ``shuffle``.
         seed: of the orders; default: the job's.
-        optimizer: in whose job; default: the `DistributedOptimizer` made last.
+        optimizer: the optimizer in whose job the samples are dealt out; default: the main session's `DistributedOptimizer`.
         options: of the ``DataLoader``: ``num_workers``, ``collate_fn``, ``pin_memory`` ... For a stream only ``collate_fn``.
 
     Returns:
         A ``DataLoader``; for a stream an `ElasticStream`.
 
     Raises:
-        ConfigurationError: the data cannot be dealt out so, or an argument does not fit it.
+        ConfigurationError: the data cannot be dealt out, or an argument does not fit the data.
 
     >>> model = torch.nn.Linear(1, 1)
     >>> optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -98,7 +99,7 @@ def _of_loader(loader: DataLoader[Any], seed: int | None, session: Session | Non
     if isinstance(loader.dataset, IterableDataset):
         if seed is not None:
             raise ConfigurationError("a stream keeps its own order: seed it where it is made, the same on every worker")
-        if loader.num_workers:  # its processes read, and put the batches together, so that the batches are what can be dealt out
+        if loader.num_workers:  # its processes read and collate, so only whole batches can be dealt out
             return ElasticStream(_again(loader), None, lambda batch: batch, session=session)
         if loader.batch_size is None:
             return ElasticStream(_epochs(loader.dataset), None, loader.collate_fn, session=session)
@@ -123,7 +124,7 @@ def _of_stream(data: Any, batch_size: int | None, drop_last: bool, options: dict
 
 
 def _epochs(data: Any) -> Callable[[Epoch], Iterable[Any]]:
-    """The stream of each epoch."""
+    """Return the function that makes the stream of an epoch."""
     if isinstance(data, Iterable):
         if iter(data) is data:
             raise ConfigurationError(
@@ -139,7 +140,7 @@ def _epochs(data: Any) -> Callable[[Epoch], Iterable[Any]]:
 
 
 def _again(data: Iterable[Any]) -> Callable[[Epoch], Iterable[Any]]:
-    told = getattr(getattr(data, "dataset", data), "set_epoch", None)  # as the streams of Hugging Face have it
+    told = getattr(getattr(data, "dataset", data), "set_epoch", None)  # streams of Hugging Face have this method
 
     def epoch_of(epoch: Epoch) -> Iterable[Any]:
         if told is not None:
@@ -150,7 +151,7 @@ def _again(data: Iterable[Any]) -> Callable[[Epoch], Iterable[Any]]:
 
 
 class ElasticLoader(DataLoader[Any]):
-    """A ``DataLoader`` over an `ElasticBatchSampler`, to which it says what it delivers: with ``num_workers > 0`` it has taken more."""
+    """A ``DataLoader`` over an `ElasticBatchSampler` that reports each delivered batch: with ``num_workers > 0`` it has fetched more."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return _Deliveries(super().__iter__(), self)
@@ -161,14 +162,14 @@ class _Deliveries:
 
     Args:
         batches: the loader's own iterator.
-        loader: the loader whose sampler hears of each batch that the script gets.
+        loader: the loader whose sampler is notified of each batch that the script receives.
     """
 
     def __init__(self, batches: Iterator[Any], loader: ElasticLoader) -> None:
         assert isinstance(loader.batch_sampler, ElasticBatchSampler)
         self._batches, self._loader, self._sampler = batches, loader, loader.batch_sampler
         self._grants = self._sampler.dealt if loader.num_workers else None
-        """Of this pass. Without worker processes the sampler begins the pass with the first batch, with them it has begun."""
+        """Grants of this pass. Without worker processes the sampler begins the pass at the first batch, with them it has begun already."""
         self._delivered = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -187,15 +188,15 @@ class _Deliveries:
 
 
 class ElasticStream(Passes):
-    """Batches of a stream; made by `elastic`. Go through it once for each epoch.
+    """Batches of a stream; made by `elastic`. Iterate over it once for each epoch.
 
     The stream of an epoch must be the same on every worker: the same elements in the same order, all of them, not each worker's own part.
 
     Args:
         stream: makes the stream of an epoch.
         batch_size: elements in a batch; None: the elements are batches.
-        collate: makes a batch of a list of elements, or of an element that is one.
-        drop_last: leave out the elements at the end that make no whole batch.
+        collate: makes a batch from a list of elements, or, without a batch size, from one element.
+        drop_last: leave out the last elements if they do not fill a batch.
         session: this worker's part in the job; None: see `Passes`.
     """
 
@@ -234,13 +235,13 @@ class ElasticStream(Passes):
             if self._size is None and len(found) < grant.stop - grant.start:
                 self._size = self._end(reader.at)
                 if amended is not None:
-                    # To ask for more is to say where the end is, which the job must know before it hears of a push over this batch.
+                    # The next request tells the job where the stream ends; the job must know that before a push over this batch.
                     early.append(next(grants, None))
             if amended is not None:
                 batch = self._collate(found[0] if self._single else found)
                 self._note(amended, amended._replace(rows=_rows(batch)) if self._single else amended)
                 yield batch
-            if early == [None]:  # what this worker held then has been used: now it waits for the others
+            if early == [None]:  # the batches that this worker held have been used: now it waits for the others
                 early, grants = [], self._grants(self._session, epoch)
 
     def _grants(self, session: Session, epoch: Epoch) -> Iterator[LeasedRange]:
@@ -254,11 +255,11 @@ class ElasticStream(Passes):
                 )
 
     def _end(self, at: int) -> int:
-        """How many positions are dealt out of a stream that ends here."""
+        """Return the number of positions that are dealt out of a stream that ends after ``at`` elements."""
         return at // self._batch_size * self._batch_size if self._drop_last else at
 
     def _amended(self, grant: LeasedRange, found: list[Any]) -> LeasedRange | None:
-        """The part of a grant that there is, if there is any."""
+        """Return the part of a grant for which elements exist; None: there are none."""
         stop = grant.start + len(found)
         if stop == grant.stop:
             return grant
@@ -274,16 +275,16 @@ class ElasticStream(Passes):
 
 
 class _Reader:
-    """Elements of a stream by their positions; what lies before is read and left out."""
+    """Elements of a stream by their positions; earlier elements are read and skipped."""
 
     def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
         self._begin = begin
         self._stream = begin()
         self.at = 0
-        """How many have been read."""
+        """The number of elements read."""
 
     def read(self, start: int, stop: int) -> list[Any]:
-        """Those from ``start`` to ``stop``; fewer if the stream ends before. To go back is to begin anew."""
+        """Return the elements from ``start`` to ``stop``; fewer if the stream ends before. Going back restarts the stream."""
         if start < self.at:
             self._stream, self.at = self._begin(), 0
         for _ in islice(self._stream, start - self.at):
@@ -294,7 +295,7 @@ class _Reader:
 
 
 def _rows(batch: Any) -> int:
-    """How many samples a ready batch has: the length of the first tensor in it; 0: nobody knows."""
+    """Return the number of samples of a ready batch: the length of the first tensor in it; 0: unknown."""
     if isinstance(batch, torch.Tensor):
         return len(batch) if batch.dim() else 0
     parts = list(batch.values()) if isinstance(batch, dict) else list(batch) if isinstance(batch, list | tuple) else []

@@ -1,4 +1,4 @@
-"""The changed line of a user's script: an optimizer whose ``step`` pushes, waits to be admitted, and pulls."""
+"""`DistributedOptimizer`, the line that a user's script changes: its ``step`` pushes, waits to be admitted, and pulls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIBLINGS: list[Any] = []
 
 @contextmanager
 def _job_is_told() -> Iterator[None]:
-    """A mistake that keeps this process from becoming a worker is said once, by the launcher, not only in n tracebacks."""
+    """Report a `ConfigurationError` to the launcher, which prints it once, beside the n tracebacks of the workers."""
     try:
         yield
     except ConfigurationError as error:
@@ -39,29 +39,30 @@ def _job_is_told() -> Iterator[None]:
 class DistributedOptimizer(torch.optim.Optimizer):
     """Wraps a ``torch.optim`` optimizer: the servers run its update on the sum of the workers' gradients.
 
-    ``step()`` hands in this worker's gradient, waits until the rule lets it go on, and leaves the newest parameters in the model. Under
+    ``step()`` pushes this worker's gradient, waits until the rule admits the worker, and loads the newest parameters into the model. Under
     ``offbeat run`` the wrapped optimizer's class steps on the servers, with the learning rates and other hyperparameters that its
-    ``param_groups`` have here, so learning-rate schedulers and gradient clipping work as ever. Without a launcher it is the wrapped
+    ``param_groups`` have here, so learning-rate schedulers and gradient clipping work as usual. Without a launcher it steps the wrapped
     optimizer.
 
-    From here on ``p.grad`` and ``p.data`` are views of memory that the job shares, and every worker begins with the parameters of one:
-    the lowest-numbered that is there when the job begins. A parameter without a gradient counts as one with a gradient of zero.
+    After wrapping, ``p.grad`` and ``p.data`` are views of memory that the job shares. All workers begin with the parameters of one: the
+    lowest-numbered that is connected when the job begins. A parameter without a gradient counts as one with a gradient of zero.
     BatchNorm's statistics are each worker's own until an epoch's end, when they are averaged.
 
-    Under rules without servers (``majority``, ``solo``, ``full`` ...) the wrapped optimizer steps here, on a replica, with the sum of the
+    Under rules without servers (``majority``, ``solo``, ``full`` ...) the wrapped optimizer steps in this process, on a replica, with the
+    sum of the
     gradients of a round divided by the living workers; it may be of any class.
 
     Args:
-        optimizer: SGD, Adam, AdamW and the other elementwise classes of ``torch.optim``; those that look at whole tensors, such as
-            Adafactor, work too, on servers that keep tensors whole.
-        model: what the optimizer trains.
-        sync: the rule, as an object (``offbeat.SSP(staleness=3)``) or spelled (``"ssp(staleness=3)"``); ``--sync`` on the command line
-            goes before it.
-        nonfinite: what to do with a gradient that has infinity or NaN in it: ``"reject"`` it, the fold goes without, or ``"stop"`` the job.
+        optimizer: SGD, Adam, AdamW and the other elementwise classes of ``torch.optim``; classes that need whole tensors, such as
+        Adafactor, work too, on servers that keep tensors whole.
+        model: the model whose parameters the optimizer has.
+        sync: the rule, as an object (``offbeat.SSP(staleness=3)``) or as a string (``"ssp(staleness=3)"``); ``--sync`` on the command line
+        replaces it.
+        nonfinite: for a gradient with infinity or NaN: ``"reject"`` it, so that the fold does not contain it, or ``"stop"`` the job.
 
     Raises:
-        ConfigurationError: the optimizer cannot run on a server, or is not the model's, or nothing is trainable, or no such rule; or
-            another launcher, such as torchrun, has started several processes of the script.
+        ConfigurationError: the optimizer cannot run on a server, or has other parameters than the model, or no parameter is trainable, or
+        the rule does not exist; or another launcher, such as torchrun, has started several processes of the script.
         RefusedError: the job's other workers have a different model, optimizer or rule.
 
     >>> model = torch.nn.Linear(3, 1)
@@ -89,7 +90,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             policy = rule(sync)
             layout = Layout.of(model, optimizer)
             spec, self._local_only = _spec_of(optimizer)
-            # Under a launcher the command line may have chosen a rule that does with it: the coordinator will tell.
+            # Under a launcher the command line may have chosen a rule for which this optimizer works: the coordinator will check.
             if self._local_only is not None and not policy.local_optimizer and WorkerSettings.from_environment() is None:
                 raise ConfigurationError(self._local_only)
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -99,7 +100,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._session = self._open(layout, spec, model, policy)
 
     def _open(self, layout: Layout, spec: OptimizerSpec, model: torch.nn.Module, policy: Policy) -> Session:
-        """This process's part in its job, as the environment tells."""
+        """Return this process's session, whose kind follows from the environment."""
         settings = WorkerSettings.from_environment()
         if settings is None:
             other_launchers.refuse()
@@ -121,26 +122,26 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def version(self) -> int:
-        """How many folds the parameters in the model have seen."""
+        """The number of folds in the parameters of the model."""
         return self._session.version
 
     @property
     def worker(self) -> int:
-        """This process's number in the job, 0 without a launcher."""
+        """The number of this process in the job, 0 without a launcher."""
         return self._session.worker
 
     @property
     def workers(self) -> int:
-        """How many workers the job was started with."""
+        """The number of workers with which the job was started."""
         return self._session.workers
 
     @property
     def reports(self) -> list[dict[str, Any]]:
-        """What became of each index: an entry for each epoch whose end this worker has seen, with the fields of ``core/leases.py``."""
+        """The counts of all indices: an entry for each epoch whose end this worker has seen, with the fields of ``core/leases.py``."""
         return self._session.reports
 
     def batch_sampler(self, dataset: Sized, *, batch_size: int, shuffle: bool = True, seed: int | None = None) -> ElasticBatchSampler:
-        """A ``batch_sampler`` for a ``DataLoader``, dealing each index of an epoch to one worker.
+        """Return a ``batch_sampler`` for a ``DataLoader`` that deals each index of an epoch to one worker.
 
         Args:
             dataset: anything with a length; the same on all workers.
@@ -159,11 +160,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Args:
             closure: clears the gradients, computes the loss, calls ``backward`` and returns the loss. It is evaluated once, with gradients
                 enabled, before the push. None: the gradients are there.
-            samples: how many samples the gradient is the mean of, its weight in the fold. Known by itself when the batches come from
-                `batch_sampler`; without either, contributions weigh the same.
+            samples: the number of samples of which the gradient is the mean, its weight in the fold. Known without this argument when the
+            batches come from `batch_sampler`; without either, contributions weigh the same.
 
         Returns:
-            What the closure returned; None without one.
+            The closure's result; None without a closure.
 
         Raises:
             JobError: the servers are gone.
@@ -192,10 +193,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return loss
 
     def interruptible(self) -> AbstractContextManager[None]:
-        """Leave the body early when the gradient that is being computed in it has become useless; for rules that interrupt.
+        """Return a context manager whose body ends early when the gradient computed in it has become useless; for rules that interrupt.
 
-        Put the forward and backward pass of one batch in it. Under ``dbw(obsolete=push_and_interrupt)`` and its like, a worker whose
-        version has been overtaken stops between two modules of its model, or two gradients, and the `step` after the body takes the
+        Put the forward and backward pass of one batch in it. Under ``dbw(obsolete=push_and_interrupt)`` and similar rules, a worker whose
+        version is outdated stops between two modules of its model, or two gradients, and the `step` after the body takes the
         newest parameters instead of pushing. Under other rules, and without a launcher, it does nothing.
 
         >>> model = torch.nn.Linear(3, 1)
@@ -207,28 +208,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._session.interruptible()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients; ``set_to_none`` is the cheaper way, and safe."""
+        """Clear the gradients; ``set_to_none`` is cheaper, and safe."""
         self.wrapped.zero_grad(set_to_none)
 
     def pull(self) -> None:
-        """Take the newest parameters without a push, for instance before an evaluation in mid-epoch."""
+        """Load the newest parameters into the model without a push, for instance before an evaluation in mid-epoch."""
         self._session.pull()
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state, gathered from the servers, in the format of the wrapped optimizer's own ``state_dict``."""
+        """Return the optimizer's state, gathered from the servers, in the format of the wrapped optimizer's own ``state_dict``."""
         return self._session.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume: hand the servers this state, and the parameters that the model has now (load the model's state first).
+        """Resume: send this state to the servers, with the present parameters of the model (load the model's state first).
 
-        Every worker calls it with the same state. A worker that comes to a running job, past version 0, gets the job's state instead.
+        Every worker calls it with the same state. A worker that joins a running job, past version 0, gets the job's state instead.
         """
         self._session.load_state_dict(state_dict)
-        # Loading has given the wrapped optimizer other dicts; schedulers look at ours.
+        # Loading has replaced the dicts of the wrapped optimizer; schedulers use those of this object.
         self.param_groups, self.state = self.wrapped.param_groups, self.wrapped.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused once the servers have the parameters: add groups to the optimizer before wrapping it."""
+        """Raise `ConfigurationError` once the servers have the parameters: add groups to the optimizer before wrapping it."""
         if hasattr(self, "_session"):
             self._refuse_group()
         super().add_param_group(param_group)
@@ -244,12 +245,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return None
 
     def close(self) -> None:
-        """Leave the job; the model keeps its parameters. Called by itself when the script ends."""
+        """Leave the job; the model keeps its parameters. The end of the script calls it."""
         self._session.close()
 
 
 def _spec_of(optimizer: torch.optim.Optimizer) -> tuple[OptimizerSpec, str | None]:
-    """How servers step; for an optimizer that cannot run there, a stand-in and why: it will do where workers step by themselves."""
+    """Return the spec with which servers build the optimizer, and None; for an optimizer that only workers can run, a placeholder and the
+    reason."""
     try:
         return spec_of(optimizer), None
     except ConfigurationError as error:

@@ -323,7 +323,7 @@ class LocalSession(Session):
         return self._leases.place(pool)
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing: there is no job to leave."""
 
 
 current: Session | None = None

@@ -1,4 +1,4 @@
-"""What to do about an event, in the order in which it is to be done. Each effect carries its reason in words."""
+"""The effects that the coordinator returns for an event, in the order of their execution. Most have a reason in words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Part(NamedTuple):
     """The factor of its gradient in the sum; the weights of a fold add up to 1, or each is 1 / ``divisor``."""
     staleness: int
     gathered: float = 0.0
-    """The factor with which it was gathered; 0: it was not, the gradient is still in its worker's memory."""
+    """The factor with which it was gathered; 0: not gathered, the gradient is still in its worker's memory."""
 
 
 class Initialise(NamedTuple):
@@ -40,7 +40,7 @@ class Fold(NamedTuple):
     shard: int | None = None
     """The one shard that folds, in rules of shard scope; None: all."""
     divisor: int | None = None
-    """Allreduce family: the living ranks, by which the sum of the gradients is divided, however many there are; None: see the weights."""
+    """Allreduce family: the number of living ranks, by which the sum of any number of gradients is divided; None: see the weights."""
 
 
 class Gather(NamedTuple):
@@ -54,7 +54,7 @@ class Gather(NamedTuple):
 
 
 class Settle(NamedTuple):
-    """A contribution has met its fate. There is exactly one of these per push, and in rules of shard scope one per push and shard."""
+    """The fate of a contribution. There is exactly one per push, and in rules of shard scope one per push and shard."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -84,35 +84,35 @@ class Adopt(NamedTuple):
     worker: WorkerId
     incarnation: Incarnation
     clock: Clock
-    """The steps that it is taken to have made."""
+    """The number of steps with which it begins."""
     source: WorkerId | None
-    """None: with the initial parameters, there is nobody to copy."""
+    """The rank to copy; None: there is none, it begins with the initial parameters."""
     reason: str
 
 
 class Share(NamedTuple):
-    """Gossip: this rank's parameters, as they are now, are what the others mix in as those of its step ``clock``."""
+    """Gossip: the others mix in this rank's present parameters as those of its step ``clock``."""
 
     worker: WorkerId
     incarnation: Incarnation
     clock: Clock
     to: tuple[WorkerId, ...]
-    """For whom they are meant."""
+    """The receivers."""
     weight: float
-    """With which they count there."""
+    """The weight of the parameters at each receiver."""
 
 
 class Source(NamedTuple):
-    """Another's parameters in a `Mix`."""
+    """The parameters of another rank in a `Mix`."""
 
     worker: WorkerId
     clock: Clock
-    """They are those that it shared after so many steps."""
+    """The number of steps after which it shared them."""
     weight: float
 
 
 class Mix(NamedTuple):
-    """Gossip: this rank's parameters become ``own`` times what they are plus the weighted sum of what others have shared."""
+    """Gossip: this rank's parameters become ``own`` times the present ones plus the weighted sum of parameters that others have shared."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -120,11 +120,11 @@ class Mix(NamedTuple):
     own: float
     sources: tuple[Source, ...]
     mass: float
-    """Push-sum: the rank's model is its parameters divided by this from now on. 1 in the other rules."""
+    """Push-sum: from now on the rank's model is its parameters divided by this mass. 1 in the other rules."""
 
 
 class Pair(NamedTuple):
-    """Gossip: these two ranks take on the mean of their parameters, at once. The first has asked for it."""
+    """Gossip: both ranks replace their parameters by the mean, at once. ``worker`` has requested it."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -133,20 +133,20 @@ class Pair(NamedTuple):
 
 
 class WrittenOff(NamedTuple):
-    """Gossip: what went with a rank that is gone."""
+    """Gossip: mass and shares that are lost with a dead rank."""
 
     worker: WorkerId
     incarnation: Incarnation
     mass: float
-    """Push-sum: its own, and that of what was on its way to it."""
+    """Push-sum: its own mass, and that of the shares in transit to it."""
     sources: tuple[Source, ...]
-    """What had been shared with it and it has not mixed in."""
+    """The shares sent to it that it has not mixed in."""
     reason: str
 
 
 class Undone(NamedTuple):
-    """Without servers: a contribution that was folded into a version is not in it after all. It went with its host before the sum, or the
-    mean was not finite and the version is the one before."""
+    """Without servers: a contribution reported as folded is not in that version. Either its host died before the sum, or the mean was not
+    finite and no step was made."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -155,7 +155,7 @@ class Undone(NamedTuple):
     samples: int
     reason: str
     fate: Fate = Fate.DROPPED
-    """What has become of it instead."""
+    """Its fate instead."""
 
 
 class Publish(NamedTuple):
@@ -168,19 +168,19 @@ class Publish(NamedTuple):
 
 
 class Interrupt(NamedTuple):
-    """Tell a worker that its computation is of no more use; its answer is `events.Abandoned`, unless its push is under way already."""
+    """Tell a worker that its computation is obsolete; it answers with `events.Abandoned`, unless it has sent its push already."""
 
     worker: WorkerId
     incarnation: Incarnation
     version: Version
-    """The version that has overtaken it."""
+    """The newer version that makes the computation obsolete."""
     at_once: bool
-    """Break off now; otherwise finish, and do not push."""
+    """Stop now; otherwise finish the computation, and do not push."""
     reason: str
 
 
 class Fence(NamedTuple):
-    """Tell a process that speaks for a dead incarnation to join again."""
+    """Tell a process of a dead incarnation to join again."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -188,7 +188,7 @@ class Fence(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Positions ``start`` to ``stop``, of the epoch's order or of the worker's split, are this worker's until it pushes, or dies."""
+    """Lease positions ``start`` to ``stop``, of the epoch's order or of the worker's split, to this worker until it pushes or dies."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -198,13 +198,13 @@ class Grant(NamedTuple):
     start: int
     stop: int
     refreshed: bool = False
-    """Whether a `Release` with the newest parameters comes with it: the worker has been idle, and the others have gone on."""
+    """Whether a `Release` with the newest parameters comes with the grant: the worker was idle while the others made versions."""
     parts: Parts = ()
     """The worker's split in this epoch, ranges of the data's fixed order, along which the positions count. Empty: all have one order."""
 
 
 class Paused(NamedTuple):
-    """A worker has nothing to do until the epoch ends, or samples come back; the rule does not wait for it meanwhile."""
+    """A worker has no work until the epoch ends or samples come back; the rule does not wait for it meanwhile."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -214,7 +214,7 @@ class Paused(NamedTuple):
 
 
 class SetAside(NamedTuple):
-    """A worker waits in the job of another optimizer of its process; this rule does not wait for it meanwhile."""
+    """A worker waits with another optimizer of its process; this rule does not wait for it meanwhile."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -222,14 +222,14 @@ class SetAside(NamedTuple):
 
 
 class TakenBack(NamedTuple):
-    """A worker that was set aside counts again."""
+    """The rule waits again for a worker that was set aside."""
 
     worker: WorkerId
     incarnation: Incarnation
 
 
 class NoMore(NamedTuple):
-    """Nothing of this epoch is left for this worker, which still holds leases of it or has come after its end."""
+    """No samples of this epoch are left for this worker, which still holds leases of it or has asked after its end."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -241,14 +241,14 @@ class NoMore(NamedTuple):
 
 
 class EpochEnded(NamedTuple):
-    """Every index of an epoch is accounted for. The waiting workers are released beside this."""
+    """An epoch has ended: its report counts every index. Separate `Release` effects admit the waiting workers."""
 
     pool: int
     epoch: Epoch
     report: dict[str, Any]
     """See ``core/leases.py``."""
     workers: tuple[WorkerId, ...]
-    """Who was waiting for it."""
+    """The workers that waited for the end."""
 
 
 class StateChanged(NamedTuple):

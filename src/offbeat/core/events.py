@@ -1,4 +1,4 @@
-"""What can happen to a job, as the coordinator hears of it. Times are not in here: ``now`` comes beside the event."""
+"""The events that the coordinator receives. Events have no times: ``now`` is a separate argument."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from offbeat.types import Epoch, Incarnation, LeaseId, Seconds, Version, WorkerI
 
 
 class Joined(NamedTuple):
-    """A worker is connected to every shard and asks to take part, for the first time or again."""
+    """A worker has connected to every shard and asks to take part, for the first time or again."""
 
     worker: WorkerId
 
@@ -37,7 +37,7 @@ class Pushed(NamedTuple):
     samples: int
     """Its weight: the number of samples it is the mean of; 0 where the worker cannot know."""
     compute_s: Seconds
-    """From the worker's admission to the push, waits for samples left out."""
+    """From the worker's admission to the push, without waits for samples."""
     leases: tuple[LeaseId, ...] = ()
     """The leases it was computed over, if the job deals out the samples."""
     nonfinite: str | None = None
@@ -52,7 +52,7 @@ class Pushed(NamedTuple):
 
 
 class Abandoned(NamedTuple):
-    """A worker has given up a computation that it was told is of no more use, and waits to be admitted."""
+    """A worker has abandoned a computation after an interrupt, and waits to be admitted."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -60,11 +60,11 @@ class Abandoned(NamedTuple):
     """The version that it was computing from."""
     compute_s: Seconds
     leases: tuple[LeaseId, ...] = ()
-    """Go back to their pool."""
+    """The leases of the computation; they return to their pool."""
 
 
 class Folded(NamedTuple):
-    """Every shard has made this version; what they have measured, summed over the shards."""
+    """Every shard has made this version; the event has their measurements, summed over the shards."""
 
     version: Version
     squares: tuple[float, ...]
@@ -78,15 +78,16 @@ class Folded(NamedTuple):
 
 
 class Withdrawn(NamedTuple):
-    """Ranks of different hosts: a gradient went with its host before it was in any result; its round goes on without it."""
+    """Ranks on different hosts: a host died with the only copy of a gradient that is in no result; the round goes on without the
+    gradient."""
 
     worker: WorkerId
     number: Version
-    """The round that it was for."""
+    """The round for which the gradient was submitted."""
 
 
 class Voided(NamedTuple):
-    """Without servers: the mean of a round is beyond the range of the numbers. Its step is left out, by every rank."""
+    """Without servers: the mean of a round is not finite. Every rank skips the step."""
 
     number: Version
 
@@ -97,14 +98,14 @@ class LeaseWanted(NamedTuple):
     worker: WorkerId
     incarnation: Incarnation
     pool: int
-    """Which sampler of the script: 0 for the first that it makes."""
+    """The number of the script's sampler: 0 for the first."""
     epoch: Epoch
     size: int | None
-    """The number of samples in the data set; None: it is a stream, to whose end this worker has not read yet."""
+    """The number of samples in the data set; None: a stream that this worker has not read to its end."""
     batch: int
     """The number of samples wanted."""
     rest: Sequence[Sequence[int]] | None = None
-    """The ranges that are left of the epoch, where the script has loaded a checkpoint from its middle; None: all."""
+    """The ranges left of the epoch, if the script has loaded a checkpoint from its middle; None: all."""
 
 
 class EpochWanted(NamedTuple):
@@ -125,7 +126,7 @@ class PullWanted(NamedTuple):
 
 
 class Stands(NamedTuple):
-    """A worker says that it has to wait for others, or that it does so no more: under rules that let workers see to that themselves."""
+    """A worker reports that it waits for others, or no longer waits: under rules in which workers admit themselves."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -133,34 +134,34 @@ class Stands(NamedTuple):
 
 
 class Elsewhere(NamedTuple):
-    """A worker waits in the job of another optimizer of its process: it cannot work for this one, and nobody here shall wait for it."""
+    """A worker waits with another optimizer of its process: it cannot work for this one, whose rule must not wait for it."""
 
     worker: WorkerId
     reason: str
 
 
 class Returned(NamedTuple):
-    """A worker does not wait elsewhere any more."""
+    """A worker no longer waits with another optimizer."""
 
     worker: WorkerId
 
 
 class Lost(NamedTuple):
-    """A worker is gone: its connection closed, or the supervisor saw its process end."""
+    """A worker is dead: its connection closed, or the supervisor detected the end of its process."""
 
     worker: WorkerId
     reason: str
     incarnation: Incarnation | None = None
-    """The incarnation that is gone; None: whichever there is."""
+    """The incarnation that is dead; None: the current one."""
 
 
 class Left(NamedTuple):
-    """A worker leaves by itself: its script has come to its end."""
+    """A worker leaves the job: its script has ended, or it was told to leave."""
 
     worker: WorkerId
     incarnation: Incarnation
     noticed: bool = False
-    """It was told to leave (SIGTERM), and its script has not come to its end."""
+    """It was told to leave (SIGTERM) before the end of its script."""
 
 
 Event: TypeAlias = (

@@ -1,23 +1,23 @@
-"""Who works on which samples. Positions of an epoch's order are leased out a batch at a time; a dead worker's come back.
+"""Sample leases: which worker works on which samples. Positions of an epoch's order are leased a batch at a time; a dead worker's return.
 
-Only positions 0 .. size-1 are dealt with here; what sample stands at a position is each worker's own computation from the job's
-seed. There is one pool for each sampler that a script makes, and one epoch of a pool is under way at a time. A position is *settled*
+This module handles positions 0 .. size-1 only; each worker computes the sample at a position from the job's seed. There is one pool for
+each sampler that a script makes, and one epoch of a pool is under way at a time. A position is *settled*
 with the fate of the contribution computed over it. When an epoch ends, its report accounts for every position:
 
 ``folded + dropped + rejected + unused == indices``
 
-``folded`` are the positions used once, as they should be. The others are its exceptions, listed with the reason: the rule dropped the
-gradient, the gradient was not finite, or nobody took the position (the script left its loop early, or no worker was left).
+``folded`` counts the positions used once. The others are exceptions, listed with the reason: the rule dropped the gradient, the gradient
+was not finite, or no worker took the position (the script left its loop early, or no worker was left).
 ``returned`` counts positions that were dealt out again because their holder died or gave them up before they were settled.
 
-A pool may be *open-ended*: of a stream nobody knows the length before somebody has read to its end. Then positions are dealt out without
-end until a worker says how many there are (`Leases.bound`); what was dealt beyond that is taken back. Each epoch may have another length.
+A pool may be *open-ended*: the length of a stream is unknown until a worker has read to its end. Positions are then dealt out without a
+limit until a worker reports the length (`Leases.bound`); positions dealt beyond it are taken back. Epochs may differ in length.
 
-A job that goes on from a checkpoint opens its first epoch with the ranges that were left of it; ``indices`` is their number then.
+A job that resumes from a checkpoint opens its first epoch with the ranges left of it; ``indices`` is then the number of their positions.
 
-Where each worker has a split of its own (`core.partitions`), a pool is dealt out from several decks, one for each worker. Then a report
+Where each worker has a split of its own (`core.partitions`), a pool is dealt out from several decks, one per worker. Then a report
 adds up over all of them: ``indices`` is the sum of their sizes, more than the data set has if they overlap, ``splits`` lists them, and
-an exception names its worker, its positions being those in that worker's split. What a worker leaves undone when it dies stays so.
+an exception names its worker, its positions being those in that worker's split. The rest of a dead worker's split stays unused.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ class Lease(NamedTuple):
 
 @dataclass(slots=True)
 class _Deck:
-    """Positions that are dealt out one after the other: the whole epoch's, or one worker's split."""
+    """A range of positions that are dealt out in order: the whole epoch, or one worker's split."""
 
     size: int | None
-    """None: nobody knows yet."""
+    """None: not known yet."""
     parts: Parts = ()
     dealt: int = 0
     """Positions below this have been leased at least once."""
     back: deque[tuple[int, int]] = field(default_factory=deque)
     """Ranges that came back unsettled."""
     before: int = 0
-    """How many positions were settled before this job began, by the one whose checkpoint it goes on from."""
+    """The number of positions that were settled before the checkpoint from which this job resumes."""
     closed: bool = False
-    """Its worker is gone: nothing more is dealt from it in this epoch."""
+    """Its worker is dead or has left: nothing more is dealt from this deck in this epoch."""
 
     @property
     def done(self) -> bool:
         return self.closed or (self.dealt == self.size and not self.back)
 
     def draw(self, batch: int) -> tuple[int, int] | None:
-        """The next range of at most ``batch`` positions; None: nothing is left to deal, for now."""
+        """Remove and return the next range of at most ``batch`` positions; None: nothing is left to deal for now."""
         if self.closed:
             return None
         if self.back:
@@ -78,11 +78,11 @@ class _Deck:
 
     @property
     def extent(self) -> int:
-        """How many positions there are, or have been dealt of those that nobody has counted."""
+        """The number of positions; if it is unknown, the number dealt so far."""
         return self.dealt if self.size is None else self.size
 
     def left(self) -> list[tuple[int, int]]:
-        """The ranges that nobody holds and nobody has settled."""
+        """Return the ranges that are neither held by a worker nor settled."""
         return [*self.back, *([(self.dealt, self.extent)] if self.dealt < self.extent else [])]
 
 
@@ -92,13 +92,13 @@ class _Pool:
     size: int | None = 0
     """As announced; None: the pool is open-ended."""
     decks: dict[WorkerId | None, _Deck] = field(default_factory=dict)
-    """One for everybody, under None, or one for each worker that has a split."""
+    """One deck for all workers, under None, or one for each worker with a split."""
     open: int = 0
     """Leases held now."""
     begun: bool = False
     """Whether any lease of this epoch has been dealt."""
     rest: tuple[tuple[int, int], ...] | None = None
-    """Where the epoch goes on from a checkpoint: the ranges that were not settled then. None: it begins."""
+    """If the epoch resumes from a checkpoint, the ranges that were not settled in it; None: the epoch is complete."""
     returned: int = 0
     settled: dict[Fate, int] = field(default_factory=dict)
     exceptions: list[dict[str, Any]] = field(default_factory=list)
@@ -121,11 +121,11 @@ class Leases:
         self._next_id: LeaseId = 0
 
     def epoch(self, pool: int) -> Epoch:
-        """The epoch of this pool that is under way, or the next one between two epochs."""
+        """Return the current epoch of this pool, or the next one between two epochs."""
         return self._pools[pool].epoch if pool in self._pools else 0
 
     def begun(self, pool: int) -> bool:
-        """Whether any lease of the epoch under way has been dealt."""
+        """Return whether any lease of the current epoch has been dealt."""
         return pool in self._pools and self._pools[pool].begun
 
     def open(
@@ -139,10 +139,10 @@ class Leases:
         """Announce an epoch and its number of samples. A pool that has not dealt anything yet moves on to that epoch.
 
         Args:
-            size: how many; None: nobody knows yet.
-            splits: whose split is what; None: all positions are dealt out from one deck, to whoever asks.
-            rest: the ranges that are left of this epoch, as `place` gave them before a checkpoint; None: as was said of this epoch before,
-                or all. Splits begin anew.
+            size: the number of samples; None: not known yet.
+            splits: the split of each worker; None: all positions are dealt out from one deck, to any worker.
+            rest: the ranges left of this epoch, as `place` returned them for a checkpoint; None: those of an earlier call for this epoch,
+            or all. Splits ignore it and begin again.
 
         Raises:
             ValueError: a range of ``rest`` is empty, overlaps another, or reaches beyond ``size``.
@@ -163,9 +163,9 @@ class Leases:
                 state.decks = {worker: _Deck(size_of(parts), parts) for worker, parts in splits.items()}
 
     def bound(self, pool: int, size: int | None) -> None:
-        """A worker has read to the end of an open-ended epoch: it has ``size`` positions. The first word counts; None: no word.
+        """Set the length of an open-ended epoch, reported by a worker at its end. The first report counts; None: no report.
 
-        Leases that reach beyond the end become shorter, those that begin there are gone, whoever holds them.
+        Leases that reach beyond the end become shorter; leases that begin at or after the end are removed.
         """
         state = self._pools[pool]
         deck = state.decks.get(None)
@@ -182,10 +182,10 @@ class Leases:
                 self._held[lease.worker][lease.id] = shorter
 
     def place(self, pool: int) -> dict[str, Any] | None:
-        """Return where this pool stands, for a checkpoint: the epoch, its size, and the ranges without a fate (``rest``) for `open`.
+        """Return the position of this pool for a checkpoint: the epoch, its size, and the ranges without a fate (``rest``) for `open`.
 
-        None: nobody has asked for samples of it. Where workers have splits of their own, and of a stream without a known end, ``rest`` is
-        None: the epoch begins anew.
+        None: no worker has asked for its samples. With splits, and for a stream of unknown length, ``rest`` is None: the epoch begins
+        again.
         """
         state = self._pools.get(pool)
         if state is None:
@@ -203,7 +203,7 @@ class Leases:
         return {"epoch": state.epoch, "size": state.size, "rest": rest}
 
     def take(self, worker: WorkerId, pool: int, batch: int) -> Lease | None:
-        """Lease out the next range of at most ``batch`` positions; None: nothing is left to deal, for now."""
+        """Lease the next range of at most ``batch`` positions to the worker; None: nothing is left to deal for now."""
         state = self._pools[pool]
         deck = state.deck(worker)
         drawn = deck.draw(batch) if deck is not None else None
@@ -218,27 +218,27 @@ class Leases:
         return lease
 
     def parts(self, worker: WorkerId, pool: int) -> Parts:
-        """The worker's split in the epoch under way; empty where there is one deck for all, or no split for this worker."""
+        """Return the worker's split in the current epoch; empty where there is one deck for all, or no split for this worker."""
         deck = self._pools[pool].deck(worker)
         return deck.parts if deck is not None else ()
 
     def holds(self, worker: WorkerId, pool: int) -> bool:
-        """Whether the worker holds leases of this pool."""
+        """Return whether the worker holds leases of this pool."""
         return any(lease.pool == pool for lease in self._held.get(worker, {}).values())
 
     def valid(self, worker: WorkerId, leases: tuple[LeaseId, ...]) -> bool:
-        """Whether the worker holds all of these."""
+        """Return whether the worker holds all of these leases."""
         held = self._held.get(worker, {})
         return all(lease in held for lease in leases)
 
     def submit(self, leases: tuple[LeaseId, ...]) -> None:
-        """A contribution over these leases has arrived: they now go with it, not with its worker."""
+        """Move these leases from their worker to its contribution, which has arrived: the worker's death no longer returns them."""
         for id in leases:
             lease = self._leases[id]
             del self._held[lease.worker][id]
 
     def settle(self, leases: tuple[LeaseId, ...], fate: Fate, reason: str) -> None:
-        """The contribution computed over these leases has met its fate."""
+        """Count the positions of these leases under the fate of their contribution."""
         for id in leases:
             lease = self._remove(id)
             if lease is None:
@@ -254,7 +254,7 @@ class Leases:
         self.withdraw(tuple(lease.id for lease in self._held.get(worker, {}).values() if pool in (None, lease.pool)))
 
     def withdraw(self, leases: tuple[LeaseId, ...]) -> None:
-        """Return these to where they were dealt from: the work done on them is lost, somebody else is to do it."""
+        """Return these leases to their decks, to be dealt out again: the work done on them is lost."""
         for id in leases:
             lease = self._remove(id)
             if lease is not None:
@@ -265,23 +265,23 @@ class Leases:
                 state.returned += 0 if deck.closed else lease.stop - lease.start
 
     def close(self, worker: WorkerId) -> None:
-        """A worker is gone: what it holds goes back, and the rest of its own splits, if it has such, is nobody's until the next epoch."""
+        """Return the leases of a dead worker, and close its splits, if it has any, until the next epoch."""
         for state in self._pools.values():
             if worker in state.decks:
                 state.decks[worker].closed = True
         self.give_back(worker)
 
     def accounted(self, pool: int) -> bool:
-        """Whether every position of the epoch under way is settled, or can no longer be."""
+        """Return whether every position of the current epoch is settled, or can no longer be."""
         state = self._pools.get(pool)
         return state is not None and state.size != 0 and state.open == 0 and all(deck.done for deck in state.decks.values())
 
     def quiet(self, pool: int) -> bool:
-        """Whether nobody works on this pool: no lease is held, and no contribution over one waits for its fate."""
+        """Return whether no lease of this pool is held, and no contribution over one waits for its fate."""
         return pool not in self._pools or self._pools[pool].open == 0
 
     def end(self, pool: int) -> dict[str, Any]:
-        """Close the epoch under way, whatever is left of it, and report on it; the pool moves on to the next epoch."""
+        """Close the current epoch, whatever is left of it, and return its report; the pool moves on to the next epoch."""
         state = self._pools[pool]
         assert state.open == 0, "leases are settled or given back before an epoch ends"
         unused = 0
@@ -303,19 +303,19 @@ class Leases:
         return report
 
     def size(self, pool: int) -> int | None:
-        """The number of samples in the data set, as announced; None: the pool is open-ended."""
+        """Return the announced number of samples in the data set; None: the pool is open-ended."""
         return self._pools[pool].size
 
     def pools(self) -> list[int]:
-        """The pools that somebody has asked for samples of."""
+        """Return the pools from which a worker has asked for samples."""
         return list(self._pools)
 
     def under_way(self) -> list[int]:
-        """The pools of which an epoch has begun and not ended."""
+        """Return the pools with an epoch that has begun and not ended."""
         return [number for number, state in self._pools.items() if state.begun]
 
     def between(self) -> list[int]:
-        """The pools that stand between two epochs."""
+        """Return the pools that are between two epochs."""
         return [number for number, state in self._pools.items() if not state.begun]
 
     def _remove(self, id: LeaseId) -> Lease | None:
@@ -327,7 +327,7 @@ class Leases:
 
 
 def checked_ranges(rest: Sequence[Sequence[int]], size: int) -> tuple[tuple[int, int], ...]:
-    """Return these ranges of positions in order.
+    """Return these ranges of positions, sorted.
 
     Raises:
         ValueError: one is empty, overlaps another, or reaches beyond ``size``.

@@ -1,4 +1,4 @@
-"""Who is in the job. States and incarnations, and suspicion from silence; nothing here knows what a worker contributes.
+"""Members of the job: their states and incarnations, and the detection of silent workers. Contributions are not handled here.
 
 ```
             joins                      silent, disconnected, reported dead
@@ -8,8 +8,8 @@
      └──────────► DEAD        └───────────────── joins, new incarnation ── RECOVERED ── silent, disconnected ──► DEAD
 ```
 
-Joining is possible from every state, also from DEAD (a restarted process) and ALIVE (a process whose predecessor's end has not been
-seen yet); each join begins a new incarnation, and only the newest is listened to.
+A worker can join from every state, also from DEAD (a restarted process) and ALIVE (the end of the previous process has not been detected
+yet). Each join begins a new incarnation; messages of older incarnations are fenced.
 
 Source: EnsembleSync, section 3.3 (alive, dead, recovered). Departures: heartbeats keep a busy or blocked worker alive, where the paper's
 only sign of life is an operation; a rejoining worker of a gradient rule takes part at once, not from the next epoch on.
@@ -26,13 +26,13 @@ from offbeat.types import Incarnation, Seconds, WorkerId, WorkerState
 
 @dataclass(slots=True)
 class Member:
-    """What is known of one worker."""
+    """The state of one worker."""
 
     state: WorkerState = WorkerState.EXPECTED
     incarnation: Incarnation = 0
     heard_at: Seconds = 0.0
     completed: bool = False
-    """It has left at the end of its script: it was not told to leave, and its process has not failed after that, as far as is known."""
+    """Whether it has left at the end of its script: it was not told to leave, and no later failure of its process is known."""
 
 
 class Membership:
@@ -47,11 +47,11 @@ class Membership:
         self._members = {worker: Member() for worker in range(workers)}
         self._timeout_s = timeout_s
         self._expected = list(range(workers))
-        """Those that may still be expected: who is not is taken off when somebody asks."""
+        """Workers not seen yet; pruned lazily by `expecting`."""
         self._heard: list[tuple[Seconds, WorkerId]] = []
         """A heap with one entry for each worker that can fall silent; the time may be older than the last sign of life."""
         self._timed: set[WorkerId] = set()
-        """Who is in that heap."""
+        """The workers in that heap."""
         self._chief: WorkerId | None = None
 
     def __contains__(self, worker: WorkerId) -> bool:
@@ -67,12 +67,12 @@ class Membership:
         return len(self._members)
 
     def in_state(self, *states: WorkerState) -> list[WorkerId]:
-        """The workers in one of these states, in order of their numbers."""
+        """Return the workers in one of these states, in order of their numbers."""
         return [worker for worker in self if self._members[worker].state in states]
 
     @property
     def expecting(self) -> bool:
-        """Whether anybody is expected still. Nobody is expected again."""
+        """Whether any worker is still expected. A worker that has left this state never returns to it."""
         expected = self._expected
         while expected and self._members[expected[-1]].state is not WorkerState.EXPECTED:
             expected.pop()
@@ -80,9 +80,10 @@ class Membership:
 
     @property
     def chief(self) -> WorkerId | None:
-        """The worker that evaluates and saves: first the lowest-numbered living one, which stays until it dies or is told to leave.
+        """The worker that evaluates and saves: at first the lowest-numbered living worker, which keeps the role until it dies or is told to
+        leave.
 
-        A chief whose script has come to its end keeps the role, since it has saved what there was to save. None: nobody is left to take it.
+        A chief whose script has ended keeps the role, since it has saved its files already. None: no worker is left to become chief.
         """
         if self._chief is None or not self._serves(self._members[self._chief]):
             self._chief = next(iter(self.in_state(WorkerState.ALIVE)), None)
@@ -93,7 +94,7 @@ class Membership:
         return member.state is WorkerState.ALIVE or (member.state is WorkerState.FINISHED and member.completed)
 
     def speaks(self, worker: WorkerId, incarnation: Incarnation, now: Seconds) -> bool:
-        """Note a sign of life; True if it comes from an alive worker's newest incarnation, False if it is to be fenced."""
+        """Record a sign of life; return True if it is from an alive worker's newest incarnation, False if it must be fenced."""
         member = self._members.get(worker)
         if member is None or incarnation != member.incarnation:
             return False
@@ -101,7 +102,7 @@ class Membership:
         return member.state is WorkerState.ALIVE
 
     def join(self, worker: WorkerId, now: Seconds) -> Incarnation:
-        """Begin a new incarnation."""
+        """Begin a new incarnation of the worker and return its number."""
         member = self[worker]
         member.state = WorkerState.ALIVE
         member.incarnation += 1
@@ -110,7 +111,7 @@ class Membership:
         return member.incarnation
 
     def silent(self, now: Seconds) -> list[WorkerId]:
-        """The workers not heard of for the timeout or longer, of those that are alive or have been told to rejoin."""
+        """Return the workers, alive or told to rejoin, that have been silent for the timeout or longer."""
         due = self.wake_at()
         if self._timeout_s is None or due is None or now < due:
             return []
@@ -118,7 +119,7 @@ class Membership:
         return [w for w in self.in_state(WorkerState.ALIVE, WorkerState.RECOVERED) if now >= self._members[w].heard_at + self._timeout_s]
 
     def wake_at(self) -> Seconds | None:
-        """When the next worker will have been silent for too long; None: never."""
+        """Return the time at which the next worker will have been silent for the timeout; None: never."""
         if self._timeout_s is None:
             return None
         while self._heard:
