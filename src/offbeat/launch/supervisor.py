@@ -196,10 +196,10 @@ class Supervisor:
         for connection, item in self._hub.poll(timeout_s, self._output.pipes()):
             if isinstance(item, Message):
                 self._on_message(connection, item.header)
-                for number in [number for number, connection in self._connections.items() if connection is connection]:
+                for number in [number for number, server in self._connections.items() if server is connection]:
                     self._server_watch.heard(number, self._clock.now(), loading=item.header.get("kind") == "loading")
             else:
-                self._connections = {number: connection for number, connection in self._connections.items() if connection is not connection}
+                self._connections = {number: server for number, server in self._connections.items() if server is not connection}
         self._output.drain()
 
     def _serve_until(self, ready: Callable[[], bool], limit_s: Seconds) -> None:
