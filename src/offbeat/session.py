@@ -1,7 +1,7 @@
-"""What one process knows of its job: the interface between the user's face (`optimizer`, `sampler`) and whatever runs beneath it.
+"""One process's part in its job: the interface between the public API (`optimizer`, `sampler`) and the runtime.
 
-`LocalSession` is a job of one worker and no server: ``python script.py`` without a launcher. ``runtime/parameter_server/worker_side.py``
-has the other.
+`LocalSession` is a job of one worker and no server: ``python script.py`` without a launcher. The sessions of jobs with several processes
+are in ``runtime/``, for instance ``runtime/parameter_server/worker_side.py``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LeasedRange(NamedTuple):
     parts: Parts = ()
     """This worker's split in this epoch, ranges of the data's fixed order, along which the positions count. Empty: all have one order."""
     rows: int | None = None
-    """How many samples these are; None: one at each position. 0: nobody knows."""
+    """The number of samples; None: one at each position. 0: unknown."""
 
     @property
     def samples(self) -> int:
@@ -52,14 +52,14 @@ class SplitProgress:
     done: int = 0
     """Batches stepped on."""
     batches: int | None = None
-    """In all; None: this worker has no split of its own, or has not asked for samples yet."""
+    """Batches in the split; None: this worker has no split of its own, or has not asked for samples yet."""
     dealt: int = 0
-    """Batches dealt to it, used or not."""
+    """Batches dealt to the worker, used or not."""
     samples: int = 0
-    """In these."""
+    """Samples in the batches dealt."""
 
     def deal(self, parts: Parts, samples: int, batch: int) -> None:
-        """This worker has been dealt so many samples of its split, and will take the rest in batches of ``batch``."""
+        """Count ``samples`` more samples as dealt to this worker; the rest of its split will come in batches of ``batch``."""
         self.dealt += 1
         self.samples += samples
         if parts:
@@ -67,15 +67,15 @@ class SplitProgress:
 
 
 class Snapshot(NamedTuple):
-    """What a checkpoint needs, all of one version where the rule has one. The model then has the parameters of that version."""
+    """The contents of a checkpoint, all of one version where the rule has one. The model then has the parameters of that version."""
 
     version: Version
     optimizer: dict[str, Any]
     """The optimizer's ``state_dict``."""
     places: dict[int, dict[str, Any]]
-    """Where each sampler stands, by its number; see `core.leases.Leases.place`."""
+    """The position of each sampler, by its number; see `core.leases.Leases.place`."""
     others: dict[WorkerId, dict[str, Any]]
-    """What other workers have handed in for this checkpoint, by worker."""
+    """The parts of this checkpoint that other workers have sent, by worker."""
 
 
 class Session(ABC):
@@ -89,7 +89,7 @@ class Session(ABC):
     batch: int | None = None
     """The batch size that the rule wants of the samplers; None: the script's."""
     resumes: bool = True
-    """What the script loads counts. False: this worker has come to a running job, whose state goes before."""
+    """Whether state that the script loads is used. False: this worker has joined a running job and takes the job's state."""
     overlap: float | None = None
     """Each worker has a split of its own, this fraction of the data being in all of them; None: samples are dealt out from one pool."""
 
@@ -99,40 +99,40 @@ class Session(ABC):
         self.reports: list[dict[str, Any]] = []
         self._pools = 0
         self._rests: dict[int, tuple[Epoch, Sequence[Sequence[int]]]] = {}
-        """By sampler: an epoch, and what is left of it, by a checkpoint that the script has loaded."""
+        """By sampler: an epoch, and the ranges left of it according to the checkpoint that the script has loaded."""
         self._loss: float | None = None
         self._outstanding: list[LeasedRange] = []
         """Dealt to this worker and not pushed yet, oldest first."""
         self._in_hand: dict[int, set[LeaseId]] = {}
         """Delivered to the script and not pushed yet, by sampler; only of those whose loader says what it delivers."""
         self._backwards = 0
-        """Of the last step over samples."""
+        """Backward passes in the last step over samples."""
         self._warned_of_passes = False
         self.consumed = 0
-        """How many steps over samples there were."""
+        """The number of steps over samples so far."""
         self._batch_samples = 0
-        """In the batch of the last of them."""
+        """Samples in the batch of the last step."""
 
     def new_pool(self) -> int:
-        """Number a sampler; scripts make their samplers in the same order everywhere."""
+        """Return the number of a new sampler; scripts make their samplers in the same order on every worker."""
         self._pools += 1
         return self._pools - 1
 
     @property
     def has_sampler(self) -> bool:
-        """Whether the script has made a sampler: then it knows what it does about samples, also where a step uses none of them."""
+        """Return whether the script has made a sampler; then a step without samples is intended, and causes no warning."""
         return self._pools > 0
 
     def log(self, values: dict[str, float]) -> None:
-        """Note metrics; ``loss`` goes with the next push."""
+        """Store metrics; ``loss`` is sent with the next push."""
         self._loss = values.get("loss", self._loss)
         self.metrics.update(values)
 
     def consume(self, backwards: int) -> tuple[tuple[LeaseId, ...], int]:
-        """The leases that a push was computed over, and their number of samples: of each sampler the oldest, one for each backward pass.
+        """Return the leases that a push was computed over, and their number of samples: each sampler's oldest, one per backward pass.
 
-        Of each, because a script that draws from two samplers at once makes one backward pass over a batch of both. If there are more
-        passes than batches in the script's hands, as in a GAN, some were over the same batch.
+        Each sampler counts, because a script that draws from two samplers makes one backward pass over a batch of both. If there are more
+        passes than delivered batches, as in a GAN, several passes were over the same batch.
         """
         taken = self._oldest(max(1, backwards))
         self._outstanding = [grant for grant in self._outstanding if grant not in taken]
@@ -155,7 +155,7 @@ class Session(ABC):
         return taken
 
     def under_way(self, stepped: bool) -> int:
-        """The number of samples of the batch under way, for the step of another optimizer over the same batch.
+        """Return the number of samples of the current batch, for the step of another optimizer over the same batch.
 
         Args:
             stepped: this session has made its step over that batch already.
@@ -166,17 +166,17 @@ class Session(ABC):
         return self._batch_samples if stepped or not ahead else ahead
 
     def held(self, pool: int) -> list[LeasedRange]:
-        """One sampler's grants that no step has used yet, oldest first."""
+        """Return one sampler's grants that no step has used yet, oldest first."""
         return [grant for grant in self._outstanding if grant.pool == pool]
 
     def deliver(self, grant: LeasedRange) -> None:
-        """The script has the batch of this grant in its hands; a step uses none that a loader has only fetched ahead."""
+        """Note that the script has received the batch of this grant; a step does not use batches that a loader has only fetched ahead."""
         in_hand = self._in_hand.setdefault(grant.pool, set())
-        if grant in self._outstanding:  # of a pass that was left early it may have gone back to the job
+        if grant in self._outstanding:  # a grant of a pass that was left early may have gone back to the job
             in_hand.add(grant.lease)
 
     def take_back(self, pool: int) -> None:
-        """What was delivered of a sampler's batches will be delivered again."""
+        """Mark a sampler's delivered batches as not delivered: the next pass delivers them again."""
         self._in_hand.get(pool, set()).clear()
 
     def _warn_of_passes(self) -> None:
@@ -190,34 +190,35 @@ class Session(ABC):
             )
 
     def amend(self, grant: LeasedRange, by: LeasedRange | None) -> None:
-        """More is known of a grant than when it came; None: there is nothing at its positions."""
+        """Replace a grant by a corrected one; ``by`` is None if there is nothing at its positions."""
         at = self._outstanding.index(grant)
         self._outstanding[at : at + 1] = [] if by is None else [by]
 
     def drop(self, pool: int) -> None:
-        """Forget what is left of one sampler's grants: they go back to the job."""
+        """Remove one sampler's unused grants: they go back to the job."""
         self._outstanding = [grant for grant in self._outstanding if grant.pool != pool]
         self.take_back(pool)
 
     def interruptible(self) -> AbstractContextManager[None]:
-        """What a computation is wrapped in that may be broken off."""
+        """Return the context manager for a computation that the job may interrupt."""
         return nullcontext()
 
     @abstractmethod
     def step(self, samples: int | None) -> None:
-        """Push what the gradients hold, wait to be admitted, pull."""
+        """Push the gradients, wait to be admitted, pull."""
 
     @abstractmethod
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
-        """The next samples of an epoch, ``self.batch`` of them or, if that is None, ``batch``; None once it is over for this worker."""
+        """Return the next samples of an epoch, ``self.batch`` of them or, if that is None, ``batch``; None once the epoch is over for this
+        worker."""
 
     @abstractmethod
     def pull(self) -> None:
-        """Get the newest parameters."""
+        """Load the newest parameters into the model."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state, as the wrapped optimizer would give it."""
+        """Return the optimizer's state in the format of the wrapped optimizer."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -227,22 +228,22 @@ class Session(ABC):
 
     @abstractmethod
     def snapshot(self) -> Snapshot:
-        """Bring the model to one version with the rest of what a checkpoint needs, and return that."""
+        """Return the contents of a checkpoint, with the model at the same version."""
 
     @abstractmethod
     def place(self, pool: int) -> dict[str, Any] | None:
-        """Where a sampler stands; None: nobody has asked for samples of it. See `core.leases.Leases.place`."""
+        """Return the position of a sampler, see `core.leases.Leases.place`; None: no worker has asked for its samples."""
 
-    def hand_in(self, part: dict[str, Any]) -> None:  # noqa: B027 without a launcher nobody else saves
-        """Give this worker's part of a checkpoint to the worker that writes it."""
+    def hand_in(self, part: dict[str, Any]) -> None:  # noqa: B027 without a launcher no other process saves
+        """Send this worker's part of a checkpoint to the worker that writes the file."""
 
     def go_on_from(self, pool: int, epoch: Epoch, rest: Sequence[Sequence[int]]) -> None:
-        """A checkpoint is from the middle of this epoch: only these ranges of it are left."""
+        """Resume in the middle of an epoch: only the ranges ``rest`` of it are left."""
         if self.resumes:
             self._rests[pool] = epoch, rest
 
     def rest_of(self, pool: int, epoch: Epoch) -> Sequence[Sequence[int]] | None:
-        """What is left of an epoch by the checkpoint that the script has loaded; None: all of it."""
+        """Return the ranges left of an epoch according to the loaded checkpoint; None: all."""
         of, rest = self._rests.get(pool, (None, None))
         return rest if of == epoch else None
 
@@ -252,20 +253,20 @@ class Session(ABC):
 
 
 def _samples(grants: Sequence[LeasedRange]) -> int:
-    """How many samples these are; 0 if it is not known of each."""
+    """Return the number of samples of the grants; 0 if one of them is unknown."""
     counts = [grant.samples for grant in grants]
     return sum(counts) if all(counts) else 0
 
 
 class LocalSession(Session):
-    """A job of one worker, without servers: the wrapped optimizer does the step itself."""
+    """A job of one worker, without servers: the wrapped optimizer makes the steps."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__()
         self._optimizer = optimizer
         self._leases = Leases()
         self._ending: set[int] = set()
-        """Pools of which an epoch has been dealt out while batches of it are still to be stepped on."""
+        """Pools whose epoch has been dealt out while some of its batches have not been used in a step yet."""
 
     def step(self, samples: int | None) -> None:
         self._optimizer.step()
@@ -273,7 +274,7 @@ class LocalSession(Session):
         self._settle(Fate.FOLDED, "")
 
     def reject(self, reason: str) -> None:
-        """Leave out this step."""
+        """Skip this step: its samples are rejected with the reason."""
         self._settle(Fate.REJECTED, reason)
 
     def _settle(self, fate: Fate, reason: str) -> None:
@@ -285,7 +286,7 @@ class LocalSession(Session):
 
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
         self._leases.open(pool, epoch, size, rest=self.rest_of(pool, epoch))
-        if epoch > self._leases.epoch(pool):  # the loop over the epoch before was left early
+        if epoch > self._leases.epoch(pool):  # the loop over the previous epoch was left early
             self._end(pool)
             self._leases.open(pool, epoch, size)
         if epoch < self._leases.epoch(pool):
@@ -307,7 +308,7 @@ class LocalSession(Session):
         self.reports.append({"epoch": epoch, **self._leases.end(pool)})
 
     def pull(self) -> None:
-        """Nothing to do: the parameters are here."""
+        """Do nothing: the parameters are in this process."""
 
     def state_dict(self) -> dict[str, Any]:
         return self._optimizer.state_dict()
@@ -327,13 +328,13 @@ class LocalSession(Session):
 
 
 current: Session | None = None
-"""The main session of this process: that of its first `DistributedOptimizer`; without a launcher, of the one made last."""
+"""The main session of this process: that of its first `DistributedOptimizer`; without a launcher, that of the newest."""
 _waiting: list[Callable[[Session], None]] = []
-"""What is to be done with the first session of this process."""
+"""Calls that wait for the first session of this process."""
 
 
 def made(session: Session) -> None:
-    """Note the session of a new `DistributedOptimizer`."""
+    """Register the session of a new `DistributedOptimizer`, and make the waiting calls."""
     global current
     if current is None or isinstance(session, LocalSession):
         current = session
@@ -344,7 +345,7 @@ def made(session: Session) -> None:
 
 
 def when_made(call: Callable[[Session], None]) -> None:
-    """Call with the main session, or else, in the order of these calls, of the first that is made."""
+    """Call with the main session: at once if it exists, otherwise when the first session is made, in the order of these calls."""
     if current is not None:
         call(current)
     else:
@@ -393,9 +394,9 @@ def world_size() -> int:
 def chief() -> bool:
     """Return whether this is the worker that evaluates, prints and saves; True without a launcher.
 
-    The chief is the lowest-numbered worker that is there when the job begins. If it dies, or is told to leave (SIGTERM), the
-    lowest-numbered living worker takes its place and keeps it, also when the first one comes back. The end of its script passes the role to
-    nobody: what it has saved is not saved again by workers that end later. Before the optimizer exists the answer is that of worker 0.
+    The chief is the lowest-numbered worker that is connected when the job begins. If it dies, or is told to leave (SIGTERM), the
+    lowest-numbered living worker becomes chief and stays it, even when the first one returns. When the chief's script ends, no other worker
+    becomes chief: workers that end later do not save the same files again. Before the optimizer exists, only worker 0 is chief.
 
     >>> chief()
     True
@@ -404,7 +405,7 @@ def chief() -> bool:
 
 
 def is_main_process() -> bool:
-    """Return what `chief` returns, under the name that users of other libraries look for.
+    """Return `chief()`; the name is that of other libraries.
 
     >>> if is_main_process():
     ...     print("one worker says this")

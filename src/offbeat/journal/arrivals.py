@@ -1,4 +1,4 @@
-"""Which records of a journal are one push, and which clock it has.
+"""Find the records of a journal that belong to one push, and the push's clock.
 
 In rules of shard scope a push comes once per shard, each arrival a record of its own; `JournalArrivals` brings these together. No
 ``pushed`` record has a clock, but those of one sender are counted up from its last release; `Sender` keeps the pushes without a fate by
@@ -29,27 +29,27 @@ class JournalPush:
     """One push, over all shards."""
 
     t: float
-    """When it was first heard of."""
+    """The time of its first record."""
     version: int
     samples: int
     held: tuple[int, ...] = ()
     absent: frozenset[int] = frozenset()
-    """The shards at which it has not arrived and still may."""
+    """The shards at which it may still arrive."""
     arrived: int = 0
-    """How many records it has so far."""
+    """The number of its records so far."""
     open: set[int | None] = field(default_factory=set)
-    """Where it has arrived and has no fate; None stands for all shards together."""
+    """The shards at which it has arrived and has no fate; None stands for all shards together."""
     clock: int = 0
     """0: none yet."""
     run: _Run = SURE
 
     def computed_from(self, shard: int | None) -> int:
-        """The version that its staleness at this shard counts from."""
+        """Return the version from which its staleness at this shard is counted."""
         return self.version if shard is None else self.held[shard]
 
 
 class JournalArrivals:
-    """Brings the arrivals of each push together. It keeps those that may still arrive somewhere.
+    """Groups the arrivals of each push. It keeps pushes that may still arrive at a shard.
 
     >>> arrivals = JournalArrivals()
     >>> push = {"kind": "pushed", "t": 0.5, "worker": 1, "incarnation": 1, "version": 0, "samples": 8, "held": [0, 0]}
@@ -61,7 +61,7 @@ class JournalArrivals:
         self._under_way: dict[tuple[int, int], list[JournalPush]] = {}
 
     def of(self, record: Record) -> JournalPush:
-        """The push of a ``pushed`` record: the oldest with its version that has not arrived at its shard, or a new one."""
+        """Return the push of a ``pushed`` record: the oldest with its version that has not arrived at its shard, or a new one."""
         shard, version = record.get("shard"), record["version"]
         if shard is None:
             return JournalPush(record["t"], version, record["samples"], arrived=1)
@@ -78,25 +78,25 @@ class JournalArrivals:
         return push
 
     def begins(self, record: Record) -> bool:
-        """Whether a ``pushed`` record is the first of its push. To be asked once for each."""
+        """Return whether a ``pushed`` record is the first of its push. Call it once per record."""
         return record.get("shard") is None or self.of(record).arrived == 1
 
 
 class Sender:
-    """What one incarnation of a worker has pushed and what has no fate yet."""
+    """The pushes of one incarnation of a worker that have no fate yet."""
 
     def __init__(self) -> None:
         self.clock = 0
-        """Of its newest push."""
+        """The clock of its newest push."""
         self.open: dict[int, JournalPush] = {}
         """By clock, oldest first."""
         self._run = SURE
         self._newest: JournalPush | None = None
         self._numbered = False
-        """Whether the newest arrival is the one that gave its push a clock."""
+        """Whether the newest arrival gave its push a clock."""
 
     def pushed(self, push: JournalPush, shard: int | None) -> None:
-        """A push has arrived."""
+        """Add the arrival of a push."""
         self._newest, self._numbered = push, push.clock == 0
         if self._numbered:
             self.clock += 1
@@ -105,17 +105,17 @@ class Sender:
         self.open[push.clock] = push
 
     def released(self, clock: int) -> None:
-        """It goes on with this clock."""
+        """Set the clock with which the worker goes on."""
         self.clock = max(self.clock, clock)
         if not self._run.certain:
             self._run = _Run(certain=False)  # another number may be missing here than before
 
     def paused(self) -> None:
-        """Nobody waits for it: when it works again, its clock is at least the slowest then."""
+        """Note that the rule does not wait for the worker: when it works again, its clock is at least the slowest one then."""
         self._run = _Run(certain=False)
 
     def find(self, clock: int, shard: int | None) -> JournalPush | None:
-        """The open push with this clock at this shard. Clock 0 is that of a fenced push, which is the newest."""
+        """Return the open push with this clock at this shard. Clock 0 is that of a fenced push, which is the newest."""
         if clock == 0:
             return self._newest if self._newest is not None and shard in self._newest.open else None
         push = self.open.get(clock)
@@ -128,7 +128,7 @@ class Sender:
         return push
 
     def settle(self, push: JournalPush, shard: int | None, *, fenced: bool) -> None:
-        """A push that was found has its fate at this shard. One that was fenced has used up no clock."""
+        """Close a push that was found, at this shard. A fenced push has used no clock."""
         push.open.discard(shard)
         if not push.open:
             del self.open[push.clock]

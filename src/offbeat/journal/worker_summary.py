@@ -1,4 +1,4 @@
-"""One worker's figures in a tally: what it has handed in, what became of that, and how its time went by. Standard library only.
+"""One worker's figures in a tally: its contributions, their fates, and how its time was spent. Standard library only.
 
 There are two ways to wait. In rules of job scope a worker waits from its push to the release after it. In rules of shard scope
 (``blocks``) it goes on by itself as soon as it holds enough blocks, and no record says when; but each push tells how long it was
@@ -64,7 +64,7 @@ class WorkerTally:
     pushes: int = 0
     steps: int = 0
     handed_in: int = 0
-    """Samples, whatever became of them."""
+    """Samples of all contributions, with any fate."""
     samples: int = 0
     batch: int | None = None
     compute_s: float = 0.0
@@ -78,7 +78,7 @@ class WorkerTally:
     loss: float | str | None = None
 
     def turn(self, doing: str, t: float) -> None:
-        """Stop what it was doing, and account for the time if that was waiting."""
+        """End the worker's present activity, and count the time if it was waiting."""
         if (self.blocks and doing == "idle") or (self.doing == "waiting" and doing == "computing"):
             self.wait_s += t - self.since_s
         elif self.doing == "idle":
@@ -86,7 +86,7 @@ class WorkerTally:
         self.doing, self.since_s, self.blocks = doing, t, False
 
     def released(self, record: Record) -> None:
-        """It may go on."""
+        """Count a release of the worker."""
         self.incarnation = max(self.incarnation, record["incarnation"])
         self.clock = record["clock"]
         self.batch = record.get("plan", {}).get("batch")
@@ -94,7 +94,7 @@ class WorkerTally:
             self.turn("computing", record["t"])
 
     def pushed(self, record: Record, *, blocks: bool) -> None:
-        """It has handed in a contribution; ``blocks``: in a rule of shard scope."""
+        """Count a contribution; ``blocks``: under a rule of shard scope."""
         self.pushes += 1
         self.steps += record.get("steps", 1)
         self.handed_in += record["samples"]
@@ -105,13 +105,13 @@ class WorkerTally:
             self.clock += 1
 
     def gave_up(self, record: Record, *, blocks: bool) -> None:
-        """It has abandoned a computation."""
+        """Count an abandoned computation."""
         self.abandoned += 1
         self.abandoned_s += record["compute_s"]
         self._finished(record, blocks)
 
     def undone(self, record: Record) -> None:
-        """What it handed in, and was folded, is not in the version after all."""
+        """Correct the counts for a contribution that was reported as folded but is not in the version."""
         self.samples -= record["samples"]
         self.fates["folded"] -= 1
         self.fates[record.get("fate", "dropped")] += 1
@@ -127,7 +127,7 @@ class WorkerTally:
         return True
 
     def changed(self, record: Record) -> None:
-        """Its state has changed."""
+        """Set the worker's new state."""
         state = record["state"]
         if state == "dead" and self.state != "dead":
             self.deaths += 1

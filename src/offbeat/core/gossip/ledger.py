@@ -26,7 +26,7 @@ class _Standing:
     clock: Clock
     """Steps made, and one more while it waits for the others to come as far."""
     on: WorkerId | None = None
-    """For whom it waits: the first of them."""
+    """The first worker for which it waits."""
 
 
 class GossipLedger:
@@ -42,10 +42,10 @@ class GossipLedger:
         self.gossip = Gossip(policy, seed)
         self._standings: dict[WorkerId, _Standing] = {}
         self._pending: dict[WorkerId, Contribution] = {}
-        """Not folded yet: of ranks that mix before their step, and wait for it."""
+        """Contributions not folded yet, of ranks that mix before their step and wait for the mix."""
         self._waiting: dict[WorkerId, None] = {}
         self._awaited: dict[WorkerId, dict[WorkerId, None]] = {}
-        """By whom each rank is waited for."""
+        """For each rank, the ranks that wait for it."""
         self._effects: list[Effect] = []
         self.version: Version = 0
         self.waiting: Collection[WorkerId] = self._waiting.keys()
@@ -67,7 +67,7 @@ class GossipLedger:
     # What the coordinator asks.
 
     def begins(self, event: Pushed) -> bool:
-        """Whether this is the first that is heard of a push."""
+        """Return whether this is the first record of a push."""
         return True
 
     def recalled(self, worker: WorkerId) -> tuple[LeaseId, ...]:
@@ -81,7 +81,7 @@ class GossipLedger:
     # Who takes part.
 
     def enter(self, worker: WorkerId, incarnation: Incarnation, now: Seconds, *, more: bool = False) -> list[Effect]:
-        """A worker takes part from now on: with a copy of a living rank's model, and as many steps as the slowest has made."""
+        """Add a worker: it begins with a copy of a living rank's model, and the step count of the slowest."""
         if worker in self._standings and worker in self.gossip.present:
             self._take_out(worker, "its worker has come back and begins anew")
         source = next((rank for rank in (*self.gossip.active, *self.gossip.present) if rank != worker), None) if self.version else None
@@ -94,7 +94,7 @@ class GossipLedger:
         return self._look_again()
 
     def leave(self, worker: WorkerId, now: Seconds) -> list[Effect]:
-        """A worker is dead or has finished. Nobody waits for it, and its replica is gone with it."""
+        """Remove a worker that is dead or has finished. No rank waits for it, and its replica is lost."""
         self._take_out(worker, "its replica is gone with it")
         return self._look_again()
 
@@ -115,12 +115,12 @@ class GossipLedger:
         return self._look_again()
 
     def refresh(self, worker: WorkerId, now: Seconds, reason: str) -> list[Effect]:
-        """A worker that is not waiting wants to go on with the newest parameters: these are its own."""
+        """Release a worker that asks for the newest parameters without a push: they are its own."""
         self._release(worker, reason)
         return self._flush()
 
     def begin_epoch(self, epoch: Epoch, shares: Mapping[WorkerId, int]) -> None:
-        """Nothing here depends on it."""
+        """Do nothing: no decision of this family depends on it."""
 
     # Contributions.
 
@@ -159,11 +159,11 @@ class GossipLedger:
         return []
 
     def wake_at(self) -> Seconds | None:
-        """Time does not matter here."""
+        """Return None: no decision of this family depends on time."""
         return None
 
     def close(self, now: Seconds, reason: str) -> list[Effect]:
-        """The job is over: whatever has no fate yet is dropped."""
+        """End the job: drop all contributions without a fate."""
         for c in list(self._pending.values()):
             self._settle(self._pending.pop(c.worker), Fate.DROPPED, reason)
         return self._flush()
@@ -171,12 +171,12 @@ class GossipLedger:
     # What comes of it.
 
     def _look_again(self) -> list[Effect]:
-        """Somebody has come or gone, and the graph is another one: all who wait may have others to wait for."""
+        """Recompute the neighbours after a member has joined or left: each waiting rank may now wait for other ranks."""
         self._awaited.clear()
         return self._look(list(self._waiting))
 
     def _look(self, workers: Collection[WorkerId]) -> list[Effect]:
-        """Let those of them go on who have nobody to wait for any more, and those who waited for them, and so on."""
+        """Release the ranks that wait for no other rank any more, then the ranks that waited for these, and so on."""
         asked = dict.fromkeys(workers)
         while asked:
             worker = next(iter(asked))
@@ -275,12 +275,12 @@ class FollowedGossipLedger(GossipLedger):
         return self._flush()
 
     def leave(self, worker: WorkerId, now: Seconds) -> list[Effect]:
-        """A worker is dead or has finished, and its replica gone with it."""
+        """Remove a worker that is dead or has finished; its replica is lost."""
         self.gossip.leave(worker)
         return []
 
     def pause(self, worker: WorkerId, now: Seconds) -> list[Effect]:
-        """A worker has no samples to work on."""
+        """Pause a worker that has no samples to work on."""
         self.gossip.pause(worker)
         return []
 
@@ -291,7 +291,7 @@ class FollowedGossipLedger(GossipLedger):
         return []
 
     def push(self, event: Pushed, now: Seconds, refusal: str | None = None) -> list[Effect]:
-        """A worker has made a step, or none if its gradient must not be used."""
+        """Count a worker's step; its gradient is not used if ``refusal`` says why."""
         worker, standing = event.worker, self._standings[event.worker]
         self.gossip.stepped(worker)
         standing.clock += 1
