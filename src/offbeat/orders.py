@@ -1,4 +1,4 @@
-"""In which order an epoch goes through a data set: the same on every worker, drawn from a seed and the epoch's number.
+"""Sample orders: the order of a data set's indices in an epoch, equal on every worker, drawn from a seed and the epoch's number.
 
 An order is a list of indices; workers lease positions in it. It need not be a permutation: weighted samplers repeat and leave out.
 """
@@ -46,7 +46,7 @@ class Order:
     asked for more indices than memory holds (``RandomSampler(..., replacement=True, num_samples=10**10)``)."""
 
     def indices(self, generator: torch.Generator, epoch: Epoch) -> torch.Tensor:
-        """The index at each position of an epoch that is drawn as a whole.
+        """Return the index at each position of an epoch that is drawn as a whole.
 
         Raises:
             ConfigurationError: the script's own order has another length than before.
@@ -57,7 +57,7 @@ class Order:
         return drawn[: self.size]
 
     def whole_batches(self, batch_size: int) -> Order:
-        """This order without its last positions, so that no batch of an epoch is smaller than the others.
+        """Return this order without its last positions, so that no batch of an epoch is smaller than the others.
 
         Raises:
             ConfigurationError: nothing would be left.
@@ -69,7 +69,7 @@ class Order:
 
     @classmethod
     def plain(cls, size: int, *, shuffle: bool) -> Order:
-        """0 to ``size`` - 1, in a new order each epoch or as they are."""
+        """Return the order of indices 0 to ``size`` - 1, shuffled for each epoch or ascending."""
 
         def draw(generator: torch.Generator, epoch: Epoch) -> torch.Tensor:
             return torch.randperm(size, generator=generator) if shuffle else torch.arange(size)
@@ -78,7 +78,7 @@ class Order:
 
     @classmethod
     def of_script(cls, order: Callable[[Epoch], Sequence[int]]) -> Order:
-        """What the script's function says for an epoch."""
+        """Return the order that the script's function gives for each epoch."""
 
         def draw(generator: torch.Generator, epoch: Epoch) -> torch.Tensor:
             return torch.as_tensor(list(order(epoch)), dtype=torch.int64)
@@ -87,7 +87,7 @@ class Order:
 
     @classmethod
     def of_sampler(cls, sampler: object) -> Order:
-        """The order that a sampler of PyTorch stands for; its own generator is not used, since workers must agree.
+        """Return the order of a PyTorch sampler; its own generator is not used, since workers must agree.
 
         Raises:
             ConfigurationError: the sampler is of another class, whose order cannot be known.
@@ -151,7 +151,7 @@ class DrawnOrder:
 
 
 def batches_of(batch_sampler: Sampler[list[int]] | object) -> tuple[object, int, bool]:
-    """A batch sampler's sampler, batch size, and whether it leaves out a last smaller batch.
+    """Return a batch sampler's sampler, its batch size, and whether it leaves out a last smaller batch.
 
     Raises:
         ConfigurationError: it is no plain `torch.utils.data.BatchSampler`.

@@ -21,9 +21,9 @@ from offbeat.sim.servers import Servers
 from offbeat.types import NO_CAUSE, RecordId, Seconds
 
 PATIENCE: Final = 3.0
-"""So many timeouts without anything but heartbeats, and nothing will happen any more."""
+"""After so many timeouts with heartbeats only, the run counts as stuck."""
 WAKES: Final = 10_000
-"""So many times the coordinator may be woken without anything else happening."""
+"""The number of consecutive wake-ups without another event after which the run counts as stuck."""
 
 
 class CoordinatorInbox:
@@ -56,7 +56,7 @@ class CoordinatorInbox:
         self._carry_out, self._stuck = carry_out, stuck
         self._timeout_s, self._may_wake = timeout_s, wakes
         self._inbox: deque[tuple[Event, RecordId]] = deque()
-        """What server 0 has not looked at yet, with the record that caused it."""
+        """Events that server 0 has not handled yet, with the record that caused each."""
         self._measured: list[tuple[Folded, RecordId]] = []
         """By folds that take no time; told as soon as all that the coordinator has said is carried out."""
         self._busy = False
@@ -78,7 +78,7 @@ class CoordinatorInbox:
             self._work()
 
     def measured(self, folded: Folded, done: Seconds, cause: RecordId) -> None:
-        """A fold is done at this time, and server 0 hears what was measured before it looks at its next message."""
+        """Deliver a fold's measurements at this time, before server 0 handles its next message."""
         if done > self._agenda.now:
             self._agenda.at(done, partial(self._measured_now, folded, cause), MEASURED)
         else:
@@ -99,7 +99,7 @@ class CoordinatorInbox:
             self._stuck()
 
     def close(self, reason: str) -> None:
-        """The run is over: nobody is listened to any more."""
+        """End the run: later messages are ignored."""
         self._closed = True
         self._inbox.clear()
         self._answer(self._coordinator.close(self._agenda.now, reason))

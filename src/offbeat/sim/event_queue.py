@@ -15,9 +15,9 @@ Action: TypeAlias = Callable[[int], None]
 """Called with the serial number of its entry, by which it knows whether it is still wanted."""
 
 FAULT: Final = -2
-"""A fault strikes before anything else that happens at its instant."""
+"""A fault takes effect before all other entries of its instant."""
 MEASURED: Final = -1
-"""A server hears of its own fold before it looks at its next message."""
+"""A server completes its own fold before it handles its next message."""
 MESSAGE: Final = 0
 WAKE: Final = 1
 """A rule that wants to be woken is, after the messages of that instant."""
@@ -57,7 +57,7 @@ class EventQueue:
         return self._serial
 
     def step(self, until: Seconds) -> bool:
-        """Do what comes next; False if nothing does before or at ``until``."""
+        """Run the next entry and return True; return False if none is due before or at ``until``."""
         if not self._heap or self._heap[0][0] > until:
             return False
         self.now, _, serial, action = heapq.heappop(self._heap)

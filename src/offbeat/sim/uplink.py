@@ -1,4 +1,4 @@
-"""Pushes on their way to the simulated servers, which handle what arrives in their own time."""
+"""The uplink: pushes in transit to the simulated servers, which handle arrivals one after the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from offbeat.types import RecordId, Seconds
 
 
 class Uplink:
-    """Carries what workers hand in.
+    """Delivers the workers' pushes.
 
     Args:
         agenda: the virtual clock.
@@ -25,7 +25,7 @@ class Uplink:
         """Whether a push is with all servers as it is sent. Server 0's turn is seen to at its desk."""
 
     def push(self, worker: SimulatedProcess, event: Event, cause: RecordId) -> None:
-        """A worker's push is on its way to every server; it has arrived when all of them have it."""
+        """Send a worker's push to every server; it has arrived when all of them have it."""
         if self._simple:
             worker.arrived(event, cause)
             return

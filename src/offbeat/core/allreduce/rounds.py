@@ -67,9 +67,9 @@ class Round(NamedTuple):
 
     number: Version
     parts: tuple[RoundPart, ...]
-    """None, if all who have arrived came without a gradient that can be used: the result is zero then."""
+    """None if no rank that has arrived has a usable gradient: the result is zero then."""
     divisor: int
-    """The living ranks: the result is the sum of the parts divided by this."""
+    """The number of living ranks: the result is the sum of the parts divided by it."""
     initiator: WorkerId | None
 
 
@@ -81,7 +81,7 @@ class Arrival(NamedTuple):
     late: bool
     """Computed from an older version than the newest: the rank does not wait for this round."""
     closed: bool
-    """The round is closed with it."""
+    """Whether this arrival closes the round."""
     through: Version
     """The rank goes on when so many rounds are done, with the results of all of them. Late: at once, or after the fold that is under way:
     else it would be late again with its next gradient, and have no buffer for the one after. On time: after that of its round. Late with
@@ -146,12 +146,12 @@ class Rounds:
 
     @property
     def number(self) -> Version:
-        """Of the open round: how many are closed."""
+        """The number of the open round, which is the number of closed rounds."""
         return self._cells[CLOSED]
 
     @property
     def done(self) -> Version:
-        """How many rounds are folded: the newest version that can be had."""
+        """The number of folded rounds, which is the newest available version."""
         return self._cells[DONE]
 
     @property
@@ -172,7 +172,7 @@ class Rounds:
         return self._cells[(1 + rank) * WIDTH + ARRIVED] == ON_TIME
 
     def refuses(self, rank: WorkerId, buffer: int | None) -> str | None:
-        """Why a rank cannot arrive with this buffer now; None: it can."""
+        """Return why a rank cannot arrive with this buffer now; None: it can."""
         row = (1 + rank) * WIDTH
         if self._cells[row + THROUGH] or self._cells[row + ARRIVED] == ON_TIME:
             return f"it waits for round {self.number}"
@@ -187,12 +187,12 @@ class Rounds:
         return next((buffer for buffer in range(BUFFERS) if not used >> buffer & 1), None)
 
     def free_from(self) -> Version:
-        """The results of all rounds before this one are of no more use."""
+        """Return the first round whose result is still needed; results of earlier rounds may be discarded."""
         there = [needs for state, needs in zip(self._column(STATE), self._column(NEEDS), strict=True) if state != ABSENT]
         return min(there, default=self.done)
 
     def closed(self) -> Round | None:
-        """The round that is to be folded; None: all that are closed are done."""
+        """Return the closed round to fold next; None: all closed rounds are folded."""
         if self.done == self.number:
             return None
         parts = tuple(RoundPart(rank, buffer) for rank, bits in enumerate(self._column(FROZEN)) if bits for buffer in _BUFFERS_IN[bits])
@@ -218,7 +218,7 @@ class Rounds:
         return tuple(RoundPart(rank, buffer) for buffer in _BUFFERS_IN[pending])
 
     def leave(self, rank: WorkerId) -> bool:
-        """A rank is gone. What it has pending stays in the round."""
+        """Remove a rank. Its pending gradients stay in the round."""
         row = (1 + rank) * WIDTH
         self._count(row, -1)
         self._cells[row + STATE], self._cells[row + THROUGH] = ABSENT, 0
@@ -233,7 +233,7 @@ class Rounds:
         return self._close(None)
 
     def resume(self, rank: WorkerId) -> None:
-        """A rank computes again."""
+        """Let rounds wait for a rank again, which computes again."""
         row = (1 + rank) * WIDTH
         if self._cells[row + STATE] == IDLE:
             self._cells[row + STATE] = ACTIVE
@@ -328,7 +328,7 @@ class Rounds:
         cells[CHANGES] += 1
 
     def _close(self, initiator: WorkerId | None) -> bool:
-        """Close the open round, if it is time."""
+        """Close the open round if the rule's condition is met."""
         if self._follows or not self._due():
             return False
         self._freeze(initiator)
