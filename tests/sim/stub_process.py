@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
+from functools import partial
 from math import isinf
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -15,7 +16,9 @@ import torch
 from tests.sim.stepped_network import SteppedHub
 from torch import nn
 
+from offbeat.core.effects import Interrupt
 from offbeat.core.policy import Plan, ServerRule
+from offbeat.core.worker import State, Woken, Worker
 from offbeat.policies import rule
 from offbeat.runtime.parameter_server.per_shard_pulls import BlockPulls
 from offbeat.sim.process import BEATS
@@ -50,9 +53,10 @@ class StubProcess(ABC):
         self.policy = rule(job.script.sync)
         self.windows = job.script.cluster.script.windows(number)
         self._make_model()
-        self.blocks = None
+        self.machine, self.blocks = Worker(number), None
         if isinstance(self.policy, ServerRule) and self.policy.scope == "shard":
-            self.blocks = BlockPulls(self.policy, self.spans, self.pull_block.view, lambda: job.now)
+            self.machine = Worker(number, partial(self.policy.blocks, len(self.spans)))
+            self.blocks = BlockPulls(self.machine, self.spans, self.pull_block.view)
         self.mail: dict[str, dict[str, Any]] = {}
         self.memory: Any = ()
         self.serials: dict[int, int] = {}
@@ -61,11 +65,8 @@ class StubProcess(ABC):
         self.fenced = False
         self.version: Version = 0
         self.plan = Plan()
-        self.overtaken: dict[str, Any] | None = None
-        """The interrupt that says so."""
         self.stirred = False
         """Whether anything has come since the last push was sent, or will not. What takes no time cannot have been left unread."""
-        self.wants_blocks = False
         self._life = self.live()
         self._waits_for: Callable[[], bool] | None = None
         self._alarm = 0
@@ -147,7 +148,7 @@ class StubProcess(ABC):
 
     def _look_again(self) -> None:
         """One that waits for blocks may go on after a while even if nothing comes."""
-        due = self.blocks.wake_at() if self.blocks is not None and self.wants_blocks and self.stirred else None
+        due = self.machine.wake_at() if self.stirred else None
         if due is not None:
             self.job.at(max(due, self.job.now), self.turn)
 
@@ -178,21 +179,15 @@ class StubProcess(ABC):
             server.bind("push", self.push_block.view[start:stop])
             server.bind("pull", self.pull_block.view[start:stop])
 
-    def released(self, version: Version) -> None:
-        """It goes on from this version, unless word has come of a newer one already."""
-        self.version = version
-        if self.overtaken is not None and self.overtaken.get("version", 0) <= version:
-            self.overtaken = None
-
     def _sort(self, server: int, message: Message) -> None:
         header = message.header
         match header["kind"]:
             case "parameters":
                 self.serials[server] = header["serial"]
                 self.incarnation, self.plan = header["incarnation"], Plan(*header["plan"])
-                self.released(header["version"])
+                self.version = header["version"]
                 if self.blocks is not None:
-                    self.blocks.received(message, whole=True)
+                    self.blocks.received(message, self.job.now, whole=True)
             case "block":
                 self.servers[server].send({"kind": "got"})
                 self._take(message)
@@ -200,10 +195,10 @@ class StubProcess(ABC):
                 self.flat.offer()
                 self.carry({"kind": "initial", "provided": True}, {"kind": "initial", "provided": True})
             case "interrupt":
-                if header["version"] > self.version:
-                    self.overtaken = header
-                    if self._alarm and header["at_once"]:
-                        self._alarm = self.job.agenda.at(self.thaw(), self._rings)
+                news = header["version"] > self.machine.version
+                self.machine.on(Interrupt(self.number, self.incarnation, header["version"], header["at_once"], ""), self.job.now)
+                if news and self._alarm and header["at_once"]:
+                    self._alarm = self.job.agenda.at(self.thaw(), self._rings)
             case "joined":
                 self.incarnation = header["incarnation"]
             case "fence":
@@ -217,8 +212,8 @@ class StubProcess(ABC):
     def _take(self, message: Message) -> None:
         """A block has come, perhaps in the middle of a computation."""
         assert self.blocks is not None
-        self.blocks.received(message)
-        if self.blocks.overtaken:
-            self.overtaken = {"at_once": True}
-            if self._alarm:
+        self.blocks.received(message, self.job.now)
+        if self.machine.state is State.COMPUTING and self._alarm:
+            self.machine.on(Woken(), self.job.now)
+            if self.machine.overtaken:
                 self._go_on()

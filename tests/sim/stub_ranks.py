@@ -15,10 +15,12 @@ from tests.sim.stub_process import LR, Waits
 from tests.sim.stub_worker import StubWorker
 
 from offbeat.core.allreduce.policy import RoundRule
+from offbeat.core.effects import Fence, Release
+from offbeat.core.events import Pushed
 from offbeat.core.policy import Plan
 from offbeat.core.rank_log import Fenced
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
-from offbeat.runtime.worker.local_work import LocalWork
+from offbeat.runtime.worker.job_session import pushed_fields
 from offbeat.transport.base import Message
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
@@ -163,13 +165,7 @@ class StubRank(StubWorker):
 
     def live(self) -> Waits:
         yield from self._join()
-        work = self.job.script.work
-        if work.samples is None:
-            while True:
-                yield from self._compute(1, work.batch, ())
-                yield from self._hand_in()
-        for epoch in range(work.epochs or 0):
-            yield from self._epoch(epoch)
+        yield from self._work_through()
         self.say("leaving")
         yield lambda: "farewell" in self.mail
         self.say("left", incarnation=self.incarnation, noticed=False)
@@ -183,25 +179,31 @@ class StubRank(StubWorker):
         self.mail.pop("welcome")
         self.attach()
         self.say("ready")
-        yield from self._admitted()
+        yield from self._settle()
 
     def _admitted(self) -> Waits:
-        while True:
-            yield lambda: self._due
-            if self.fenced:
-                self.fenced, self.left_behind, self._release = False, self.incarnation, self.serials.get(0, self._release)
-                self._work, self._enters, self._outside = LocalWork(), True, False
-                self.mail.clear()
-                self.attach()
-                self.say("ready")
-                continue
-            self._release, self._compute_s = self.serials[0], 0.0
-            try:
-                self._go_along()
-            except Fenced:
-                self._outside = True
-            else:
-                return
+        yield lambda: self._due
+        if self.fenced:
+            yield from self._tell(Fence(self.number, self.incarnation, ""))
+            return
+        self._release = self.serials[0]
+        try:
+            self._go_along()
+        except Fenced:
+            self._outside = True
+        else:
+            yield from self._resume()
+
+    def _resume(self) -> Waits:
+        """Compute from the parameters as they are."""
+        yield from self._tell(Release(self.number, self.incarnation, self.version, 0, "", self.plan))
+
+    def _rejoin(self) -> None:
+        self.fenced, self.left_behind, self._release = False, self.incarnation, self.serials.get(0, self._release)
+        self._enters, self._outside = True, False
+        self.mail.clear()
+        self.attach()
+        self.say("ready")
 
     def _go_along(self) -> None:
         """Word has come to go on."""
@@ -214,22 +216,19 @@ class StubRank(StubWorker):
         self.resume()
         self.note()
 
-    def _hand_in(self) -> Waits:
-        work, self._work = self._work, LocalWork()
-        push = {"incarnation": self.incarnation, "version": self.version, "samples": work.samples, "compute_s": self._compute_s}
-        rest = {"leases": work.leases, "nonfinite": None, "loss": work.loss, "steps": 1}
+    def _push(self, push: Pushed) -> Waits:
         self.job.pushes += 1
         gradient = self._vector(gradient=True)
         self.job.offered.setdefault((self.number, self.incarnation), []).append(gradient)
-        self.say("push", number=self.job.pushes, steps=self._steps, push={**push, **rest})
-        self._compute_s = 0.0
+        fields = {**pushed_fields(push), "version": self.version}
+        self.say("push", number=self.job.pushes, steps=self._steps, push=fields)
         try:
             yield from self.contribute(gradient)
         except Fenced:
             self._outside = True
-            yield from self._admitted()
         else:
             self.note()
+            yield from self._resume()
 
     def wait(self, there: Callable[[], bool]) -> Generator[Any, None, None]:
         """Wait until something is there in memory. Raises `Fenced` if this rank is not."""

@@ -6,19 +6,21 @@ its number and that of the iteration, so that a test can follow what the servers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
 from math import isinf
 from typing import TYPE_CHECKING, Any
 
 import torch
 from tests.sim.stub_process import LR, StubProcess, Waits
 
-from offbeat.runtime.parameter_server.per_shard_pulls import BlockPulls
-from offbeat.runtime.worker.local_work import LocalWork
+from offbeat.core.effects import EpochEnded, Fence, Grant, NoMore, Release
+from offbeat.core.events import Abandoned, Joined, LeaseWanted, Pushed
+from offbeat.core.policy import ServerRule
+from offbeat.core.worker import Compute, SamplesWanted, State, Stepped, Stimulus, Woken
+from offbeat.runtime.worker.job_session import pushed_fields
 from offbeat.session import SplitProgress
 from offbeat.sim.latency.registry import stretched
 from offbeat.tensors.optimizers import hyperparameters
-from offbeat.types import Epoch, LeaseId, Seconds, WorkerId
+from offbeat.types import NO_CAUSE, LeaseId, WorkerId
 
 if TYPE_CHECKING:
     from tests.sim.stepped import SteppedJob
@@ -40,8 +42,7 @@ class StubWorker(StubProcess):
         self.iteration = iteration
         self._release = 0
         """The serial number of the release that it goes on with."""
-        self._work = LocalWork()
-        self._compute_s: Seconds = 0.0
+        self._turn = Compute(None, False, NO_CAUSE)
         self._steps = 0
         self._told_hyper: Any = None
         self._progress = SplitProgress()
@@ -50,17 +51,28 @@ class StubWorker(StubProcess):
 
     def live(self) -> Waits:
         yield from self._join()
-        work = self.job.script.work
+        yield from self._work_through()
+        self.say("left", incarnation=self.incarnation, noticed=False)
+        self.end("end of stream")
+
+    def _work_through(self) -> Waits:
+        """The script: batches for ever, or all epochs."""
+        work, epoch = self.job.script.work, 0
         if work.samples is None:
             while True:
                 yield from self._compute(self.plan.steps, self.plan.batch or work.batch, ())
-                yield from self._hand_in()
-        epoch = 0
         while epoch != work.epochs:
-            yield from self._epoch(epoch)
-            epoch += 1
-        self.say("left", incarnation=self.incarnation, noticed=False)
-        self.end("end of stream")
+            batch = self.plan.batch or work.batch
+            yield from self._tell(SamplesWanted(0, epoch, work.samples, work.batch))
+            yield from self._settle()
+            grant = self._turn.grant
+            if grant is not None:
+                samples = grant.stop - grant.start
+                self._progress.deal(grant.parts, samples, batch)
+                self._progress.done += 1
+                yield from self._compute(1, samples, (grant.lease,))
+            elif self._turn.over:
+                epoch, self._progress = epoch + 1, SplitProgress()
 
     def _join(self) -> Waits:
         memory = (self.push_block, self.pull_block) if self.job.network.shares_memory else ()
@@ -73,131 +85,132 @@ class StubWorker(StubProcess):
             server.send({"kind": "attach", "worker": self.number, "in_place": in_place}, memory=memory)
             yield lambda: self.mail.pop("attached", None) is not None
         self.say("ready")
-        yield from self._admitted()
+        yield from self._settle()
         if in_place:
             self.pull_block = common[0]
             self.flat.repoint(self.pull_block.view)
             self.bind()
 
-    def _epoch(self, epoch: Epoch) -> Waits:
-        self._progress = SplitProgress()
-        over = False
-        while not over:
-            batch = self.plan.batch or self.job.script.work.batch
-            answer = yield from self._ask(epoch, batch)
-            if answer["kind"] == "grant":
-                samples = answer["stop"] - answer["start"]
-                self._progress.deal(answer["parts"], samples, batch)
-                self._progress.done += 1
-                yield from self._compute(1, samples, (answer["lease"],))
-                if self.overtaken is not None or self.plan.due(self._work.steps, self._progress.done, self._progress.batches or 0):
-                    yield from self._hand_in()
-            elif answer["report"] is not None and answer["epoch"] >= epoch:
-                over = True
-            elif answer["kind"] == "no_more":
-                over = not self._work.steps
-                if self._work.steps:
-                    yield from self._hand_in()
+    # Its state machine.
 
-    def _ask(self, epoch: Epoch, batch: int) -> Generator[Seconds | Callable[[], bool], None, dict[str, Any]]:
-        """Asks for samples; an epoch's end brings the newest parameters, a fence means joining, then asking again."""
-        kinds = ("grant", "no_more", "epoch_ended")
-        while True:
-            if (thaw := self.thaw()) > self.job.now:
-                yield thaw
-            want = {"incarnation": self.incarnation, "pool": 0, "epoch": epoch, "size": self.job.script.work.samples, "batch": batch}
-            self.say("samples", want=want)
-            yield lambda: self.fenced or any(kind in self.mail for kind in kinds)
-            if self.fenced:
-                yield from self._admitted()
+    def _tell(self, stimulus: Stimulus) -> Waits:
+        for instruction in self.machine.on(stimulus, self.job.now):
+            if isinstance(instruction, Compute):
+                self._turn = instruction
                 continue
-            answer = next(self.mail.pop(kind) for kind in kinds if kind in self.mail)
-            if answer["kind"] == "epoch_ended" or answer["refreshed"]:
+            match instruction.event:
+                case Pushed() as push:
+                    yield from self._push(push)
+                case Abandoned(_, incarnation, version, compute_s, leases):
+                    work = {"incarnation": incarnation, "version": version, "compute_s": compute_s, "leases": leases}
+                    self.say("abandoned", work=work)
+                case LeaseWanted(_, incarnation, pool, epoch, size, batch, _):
+                    if (thaw := self.thaw()) > self.job.now:
+                        yield thaw
+                    self.say("samples", want={"incarnation": incarnation, "pool": pool, "epoch": epoch, "size": size, "batch": batch})
+                case Joined():
+                    self._rejoin()
+
+    def _settle(self) -> Waits:
+        """Wait until the script has control."""
+        while self.machine.state is not State.COMPUTING:
+            if self.machine.state is State.ASKING:
+                yield from self._hear_answer()
+            else:
                 yield from self._admitted()
-            return answer
+
+    def _hear_answer(self) -> Waits:
+        kinds = ("grant", "no_more", "epoch_ended")
+        yield lambda: self.fenced or any(kind in self.mail for kind in kinds)
+        if self.fenced:
+            yield from self._tell(Fence(self.number, self.incarnation, ""))
+            return
+        answer = next(self.mail.pop(kind) for kind in kinds if kind in self.mail)
+        me, epoch = (self.number, self.incarnation, 0), answer["epoch"]
+        match answer["kind"]:
+            case "grant":
+                place = answer["lease"], answer["start"], answer["stop"], answer["refreshed"], answer["parts"]
+                yield from self._tell(Grant(*me, epoch, *place))
+            case "no_more":
+                yield from self._tell(NoMore(*me, epoch, answer["refreshed"], ""))
+            case "epoch_ended":
+                yield from self._tell(EpochEnded(0, epoch, {}, (self.number,)))
+
+    def _admitted(self) -> Waits:
+        """Wait for blocks, or for the parameters of the next release from every server, joining again where it was thought dead."""
+        blocks = self.machine.blocks
+        if blocks is not None and not self.machine.needs_release:
+            yield lambda: self.stirred and (blocks.ready(self.job.now) or self._due)
+            if not self._due:
+                yield from self._tell(Woken())
+                self._begin()
+                return
+        yield lambda: self._due
+        if self.fenced:
+            yield from self._tell(Fence(self.number, self.incarnation, ""))
+            return
+        self._release = self.serials[0]
+        yield from self._tell(Release(self.number, self.incarnation, self.version, 0, "", self.plan))
+        self._begin()
+
+    def _rejoin(self) -> None:
+        self.fenced, self.left_behind, self._release = False, self.incarnation, self.serials.get(0, self._release)
+        self._told_hyper = None
+        self.mail.clear()
+        if self.blocks is not None:
+            self.blocks.forget()
+        self.say("ready")
+
+    # What it computes.
 
     def _compute(self, steps: int, samples: int, leases: tuple[LeaseId, ...]) -> Waits:
-        """Some iterations, unless they are broken off."""
-        job, begun = self.job, self.job.now
-        finish, first = begun, self.iteration
+        """Some iterations, unless they are broken off, and what follows from them."""
+        job, finish, first = self.job, self.job.now, self.iteration
         for iteration in range(first, first + steps):
             seconds = job.compute.draw(self.number, iteration, finish) + samples * job.per_sample.draw(self.number, iteration, finish)
             finish += stretched(seconds, finish, self.windows)
         self.iteration += steps
-        yield self.thaw() if self.overtaken is not None and self.overtaken["at_once"] else finish
-        self._compute_s += job.now - begun
+        yield self.thaw() if self.machine.at_once else finish
         for iteration in range(first, first + steps):
             self._steps += 1
-            self._work.add(leases, samples, job.script.loss(self.number, iteration))
             sign = -1.0 if iteration % 2 else 1.0
             self.model.weight.grad, self.model.bias.grad = torch.tensor([[self.number + 1.0]]), torch.tensor([0.5 * sign])
-            if self.policy.local_optimizer:
+            if isinstance(self.policy, ServerRule) and self.policy.averaging is not None:
                 self.optimizer.step()
+            done, batches = self._progress.done, self._progress.batches or 0
+            yield from self._tell(Stepped(leases, samples, job.script.loss(self.number, iteration), done=done, batches=batches))
+        yield from self._settle()
 
-    def _hand_in(self) -> Waits:
-        """Push what has been computed, or give it up, and wait until it may go on."""
-        work, self._work = self._work, LocalWork()
-        blocks, averaging = self.blocks, self.policy.local_optimizer
-        version = self.version if blocks is None else blocks.t
-        fields = {"incarnation": self.incarnation, "version": version, "compute_s": self._compute_s, "leases": work.leases}
-        if self.overtaken is not None:
-            self.say("abandoned", work=fields)
-        else:
-            self.flat.offer() if averaging else self.flat.collect()
-            self.job.offered.setdefault((self.number, self.incarnation), []).append(self._vector(gradient=not averaging))
-            push = {**fields, "samples": work.samples, "nonfinite": None, "loss": work.loss, "steps": work.steps if averaging else 1}
-            hyper = hyperparameters(self.optimizer)
-            changed = {"hyper": hyper} if hyper != self._told_hyper else {}
-            self._told_hyper = hyper
-            self._push({"kind": "push", "steps": self._steps, "push": push, **changed})
-        if blocks is not None:
-            self.wants_blocks = True
-            yield lambda: self.stirred and (blocks.ready() or self._due)
-            self.wants_blocks = False
-            if not self._due:
-                self._load(blocks)
-                return
-        yield from self._admitted()
-
-    def _push(self, header: dict[str, Any]) -> None:
+    def _push(self, push: Pushed) -> Waits:
         blocks = self.blocks
+        averaging = isinstance(self.policy, ServerRule) and self.policy.averaging is not None
+        self.flat.offer() if averaging else self.flat.collect()
+        self.job.offered.setdefault((self.number, self.incarnation), []).append(self._vector(gradient=not averaging))
+        hyper = hyperparameters(self.optimizer)
+        changed = {"hyper": hyper} if hyper != self._told_hyper else {}
+        self._told_hyper = hyper
+        fields = pushed_fields(push)
+        header = {"kind": "push", "steps": self._steps, "push": fields, **changed}
         if blocks is None:
             self.carry(header, {"kind": "push"})
-            return
-        self.stirred = False
-        self.job.pushes += 1
-        push = {**header["push"], "held": blocks.used}
-        blocks.push(self.servers, {**header, "worker": self.number, "number": self.job.pushes, "push": push}, self.push_block.view)
-        self.job.network.later(self.turn)
+        else:
+            self.stirred = False
+            self.job.pushes += 1
+            fields["held"] = blocks.used
+            blocks.push(self.servers, {**header, "worker": self.number, "number": self.job.pushes}, self.push_block.view)
+            self.job.network.later(self.turn)
+        yield from ()
 
-    def _admitted(self) -> Waits:
-        """Wait for the parameters of the next release from every server, joining again where it was thought dead."""
-        while True:
-            yield lambda: self._due
-            self._compute_s = 0.0
-            if not self.fenced:
-                break
-            self.fenced, self.left_behind, self._release = False, self.incarnation, self.serials.get(0, self._release)
-            self._told_hyper, self._work = None, LocalWork()
-            self.mail.clear()
-            if self.blocks is not None:
-                self.blocks.reset()
-            self.say("ready")
-        self._release = self.serials[0]
-        if self.blocks is not None:
-            self.blocks.released()
-            self._load(self.blocks)
+    def _begin(self) -> None:
+        """Begin to compute from the parameters that have come."""
+        if self.blocks is None:
+            self.flat.pulled()
+            if not self._late:
+                self.job.seen.setdefault((None, self.version), []).append(self._vector(gradient=False))
             return
+        self.blocks.load()
         self.flat.pulled()
-        if not self._late:
-            self.job.seen.setdefault((None, self.version), []).append(self._vector(gradient=False))
-
-    def _load(self, blocks: BlockPulls) -> None:
-        """Begin an iteration with the blocks that are there."""
-        blocks.load()
-        self.flat.pulled()
-        self.overtaken, self._compute_s = None, 0.0
-        for shard, (version, block) in enumerate(zip(blocks.used, self._vector(gradient=False).chunk(len(self.spans)), strict=True)):
+        for shard, (version, block) in enumerate(zip(self.blocks.used, self._vector(gradient=False).chunk(len(self.spans)), strict=True)):
             self.job.seen.setdefault((shard, version), []).append(block)
 
     @property

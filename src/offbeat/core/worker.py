@@ -14,11 +14,13 @@ The states, and what is understood in each of them; what is not in the table is 
 
     WAITING     for a Release, or in rules of shard scope for blocks    Release, BlockArrived, Woken -> COMPUTING; Fence -> WAITING
     ASKING      for samples, or for the end of an epoch                 Grant, NoMore -> COMPUTING or WAITING; EpochEnded, Fence -> WAITING
-    COMPUTING   the script has control                                  Stepped, HandIn, SamplesWanted, EpochEndWanted, PullAsked, Finished
+    COMPUTING   the script has control                                  Stepped, SamplesWanted, EpochEndWanted, PullAsked, Finished
     LEFT        the worker has left the job
 
 Every instruction carries the number of the effect that caused it, as the journal has it (0: nobody keeps a journal): the reader of a
 journal can go from a push back to the release, and from the release to the other workers' pushes that made it possible.
+
+`HandIn`, `Interrupt`, `BlockArrived` and `Advanced` (ranks) are understood in each state but the last.
 
 The machine has no clock, sends nothing and holds no tensors. ``now`` comes beside each stimulus, in seconds, from any origin.
 """
@@ -105,6 +107,12 @@ class EpochEndWanted(NamedTuple):
     size: int | None
 
 
+class Advanced(NamedTuple):
+    """Without servers: results of rounds have brought this rank's replica to this version."""
+
+    version: Version
+
+
 class HandIn(NamedTuple):
     """What the local steps have come to is to be pushed now, though the plan does not ask for it."""
 
@@ -119,7 +127,7 @@ class Finished(NamedTuple):
     noticed: bool = False
 
 
-Stimulus: TypeAlias = BlockArrived | Woken | Stepped | HandIn | SamplesWanted | EpochEndWanted | PullAsked | Finished | Effect
+Stimulus: TypeAlias = BlockArrived | Woken | Stepped | Advanced | HandIn | SamplesWanted | EpochEndWanted | PullAsked | Finished | Effect
 
 
 # What the machine tells the shell.
@@ -164,8 +172,8 @@ class LocalWork:
 
     @property
     def begun(self) -> bool:
-        """Whether anything has been counted."""
-        return self.steps > 0 or self.compute_s > 0.0
+        """Whether anything has been noted."""
+        return self.steps > 0 or self.compute_s > 0.0 or self.ending
 
     @property
     def loss(self) -> float | None:
@@ -227,7 +235,7 @@ class Worker:
         self._epoch: Epoch = 0
         """The epoch of the question under way, and how many of its grants the script holds."""
         self._held = 0
-        self._needs_release = True
+        self.needs_release = True
         """The worker goes on with a `Release`, and not as soon as it holds enough blocks."""
         self._since: Seconds = 0.0
         """When the script got control, or its last step ended."""
@@ -253,14 +261,14 @@ class Worker:
 
     def wake_at(self) -> Seconds | None:
         """Return when to say `Woken` even if nothing arrives, None: never. Only a rule of shard scope has such times."""
-        waits = self.blocks is not None and self.state is State.WAITING and not self._needs_release
+        waits = self.blocks is not None and self.state is State.WAITING and not self.needs_release
         return self.blocks.wake_at() if waits and self.blocks is not None else None
 
     # Parameters.
 
     def _released(self, effect: Release, now: Seconds, cause: RecordId) -> list[Instruction]:
         self.incarnation, self.version, self.clock, self.plan = effect.incarnation, effect.version, effect.clock, effect.plan
-        self._needs_release = False
+        self.needs_release = False
         if self.blocks is not None:
             self.blocks.released()
             self._cause = cause
@@ -276,7 +284,7 @@ class Worker:
         return []
 
     def _look_for_blocks(self, _: Woken, now: Seconds, cause: RecordId) -> list[Instruction]:
-        if self.blocks is None or self._needs_release or not self.blocks.ready(now):
+        if self.blocks is None or self.needs_release or not self.blocks.ready(now):
             return []
         self.version = self.blocks.advance()
         self.overtaken = self.at_once = False
@@ -313,8 +321,13 @@ class Worker:
 
     def _count(self, now: Seconds) -> None:
         """Count the time since the script got control, or since its last step."""
-        self.work.compute_s += now - self._since
-        self._since = now
+        if self.state is State.COMPUTING:
+            self.work.compute_s += now - self._since
+            self._since = now
+
+    def _advanced(self, advanced: Advanced, now: Seconds, cause: RecordId) -> list[Instruction]:
+        self.version = advanced.version
+        return []
 
     def _stepped(self, stepped: Stepped, now: Seconds, cause: RecordId) -> list[Instruction]:
         self._count(now)
@@ -379,7 +392,7 @@ class Worker:
         self._count(now)
         if self.fenced:
             return self._rejoin(self._fenced_by)
-        self.state, self._needs_release = State.WAITING, True
+        self.state, self.needs_release = State.WAITING, True
         return [Send(PullWanted(self.number, self.incarnation), self._cause)]
 
     def _finish(self, finished: Finished, now: Seconds, cause: RecordId) -> list[Instruction]:
@@ -414,7 +427,7 @@ class Worker:
         return self._await_release()
 
     def _await_release(self) -> list[Instruction]:
-        self.state, self._needs_release = State.WAITING, True
+        self.state, self.needs_release = State.WAITING, True
         return []
 
     # Death and return.
@@ -440,7 +453,7 @@ class Worker:
         """
         self.state, self.work = State.WAITING, LocalWork()
         self.fenced = self.overtaken = self.at_once = False
-        self._grant, self._needs_release = None, True
+        self._grant, self.needs_release = None, True
         if self._make_blocks is not None:
             self.blocks = self._make_blocks()
         return [Send(Joined(self.number), cause)]
@@ -453,6 +466,8 @@ _TABLE: Final[dict[State, dict[type, _Handler]]] = {
         Release: Worker._released,
         BlockArrived: Worker._block,
         Woken: Worker._look_for_blocks,
+        Advanced: Worker._advanced,
+        HandIn: Worker._hand_in,
         Interrupt: Worker._interrupted,
         Fence: Worker._heed_fence,
     },
@@ -460,6 +475,8 @@ _TABLE: Final[dict[State, dict[type, _Handler]]] = {
         Grant: Worker._granted,
         NoMore: Worker._no_more,
         EpochEnded: Worker._epoch_ended,
+        Advanced: Worker._advanced,
+        HandIn: Worker._hand_in,  # a script that is told to leave does not wait for the answer
         BlockArrived: Worker._block,
         Woken: lambda worker, stimulus, now, cause: [],
         Interrupt: Worker._interrupted,
@@ -472,6 +489,8 @@ _TABLE: Final[dict[State, dict[type, _Handler]]] = {
         EpochEndWanted: Worker._ask_for_end,
         PullAsked: Worker._pull,
         Finished: Worker._finish,
+        Release: Worker._released,  # of a script that reads a checkpoint's parts
+        Advanced: Worker._advanced,
         BlockArrived: Worker._block,
         Woken: Worker._look_whether_overtaken,
         Interrupt: Worker._interrupted,

@@ -8,12 +8,12 @@ from __future__ import annotations
 import copy
 import itertools
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from offbeat.core.policy import Averaging, ServerRule
+from offbeat.core.worker import Worker
 from offbeat.policies import rule_of
 from offbeat.runtime.coordination.buffers import ModelBuffers
 from offbeat.runtime.job.loading import checksum
@@ -34,7 +34,6 @@ class Exchange:
         link: its connections.
         name: of the worker, for the names of its memory.
         layout, spec, model, optimizer: what is trained.
-        fenced: called when this worker was thought dead and is about to join again.
     """
 
     def __init__(
@@ -45,10 +44,8 @@ class Exchange:
         spec: OptimizerSpec,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        fenced: Callable[[], None],
     ) -> None:
         self._link, self._name, self._layout, self._spec, self._model, self._optimizer = link, name, layout, spec, model, optimizer
-        self._fenced = fenced
         self._spans = layout.spans(len(link.servers), spec.elementwise)
         self._numbers = itertools.count(time.time_ns())
         self._sent_hyper: Any = None
@@ -59,7 +56,7 @@ class Exchange:
         self.policy: ServerRule | None = None
         """The job's rule; known once the job has welcomed this worker."""
         self.blocks: BlockPulls | None = None
-        """In rules of shard scope: what this worker waits for, instead of being admitted."""
+        """In rules of shard scope: the blocks that have come for this worker."""
         self.flat.attach()
 
     def _allocate(self, what: str) -> SharedMemory:
@@ -81,8 +78,6 @@ class Exchange:
             {**hello, "layout": self._layout.to_wire(), "optimizer": self._spec.to_wire()}, self._push_block, self._pull_block
         )
         self.policy = rule_of(ServerRule, self._link.sync)
-        if self.policy.scope == "shard":
-            self.blocks = BlockPulls(self.policy, self._spans, self._pull_block.view)
         if self.averaging is not None and self.averaging.momentum == "average":
             self.buffers = ModelBuffers(self._model, self._optimizer)
         return common
@@ -110,36 +105,28 @@ class Exchange:
         self._sent_hyper = hyper
         header = {"kind": "push", "number": next(self._numbers), "steps": steps, **changed, **news, "push": push}
         if self.blocks is not None:
-            push |= {"version": self.blocks.t, "held": self.blocks.used}
+            push |= {"held": self.blocks.used}
             self.blocks.push(self._link.servers, {**header, "worker": self._link.worker}, self._push_block.view)
             return
         for server in self._link.servers[1:]:
             server.send({"kind": "push", "worker": self._link.worker, "number": header["number"]}, carry="push")
         self._link.coordinator.send(header, carry="push")
 
-    def admitted(self) -> None:
-        """Wait for the parameters of the next release, joining again if we were thought dead."""
-        while not self._link.released():
-            self._sent_hyper = None
-            self._fenced()
-            if self.blocks is not None:
-                self.blocks.reset()
-            self._link.rejoin()
+    def keep_blocks(self, machine: Worker) -> None:
+        """Keep the blocks that come until ``machine`` begins an iteration with them."""
+        self.blocks = BlockPulls(machine, self._spans, self._pull_block.view)
+
+    def forget(self) -> None:
+        """Forget what the job knows of this worker, which joins again."""
+        self._sent_hyper = None
         if self.blocks is not None:
-            self.blocks.released()
+            self.blocks.forget()
+
+    def pulled(self) -> None:
+        """Compute from the parameters that have come from now on."""
+        if self.blocks is not None:
             self.blocks.load()
         self.flat.pulled()
-
-    def go_on(self) -> None:
-        """Wait until this worker may compute again: to be admitted, or, in rules of shard scope, for enough blocks."""
-        blocks = self.blocks
-        if blocks is not None:
-            self._link.wait(lambda: blocks.ready() or self._link.due, blocks.wake_at)
-            if not self._link.due:
-                blocks.load()
-                self.flat.pulled()
-                return
-        self.admitted()
 
     def initialise(self, state: dict[str, Any] | None = None, *, provided: bool) -> None:
         """Hand every shard this model's parameters with the optimizer's state: the servers begin with both, or neither.

@@ -6,7 +6,7 @@ gradient of the backward pass look whether word has come, and leave by an except
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +14,6 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from offbeat.runtime.worker.connection import WorkerConnection
-from offbeat.transport.base import Message
-from offbeat.types import Version
 
 
 class Interrupted(Exception):
@@ -23,51 +21,27 @@ class Interrupted(Exception):
 
 
 class Interrupts:
-    """What one worker has been told about its present computation.
+    """Breaks off the script's computation when it has become useless.
 
     Args:
         link: where word comes from.
         model: between whose modules to look.
+        useless: whether what the worker computes is of no more use and need not be finished.
     """
 
-    def __init__(self, link: WorkerConnection, model: torch.nn.Module) -> None:
+    def __init__(self, link: WorkerConnection, model: torch.nn.Module, useless: Callable[[], bool]) -> None:
         self._link, self._model = link, model
-        self._version: Version = 0
-        self._newer: Version = 0
-        """The newest version of which word has come."""
+        self.now = useless
+        """Whether to break off."""
         self._watching = False
         self._hooks: list[RemovableHandle] = []
-        self.overtaken = False
-        """The present computation is of no more use."""
-        self.at_once = False
-        """And need not be finished."""
         self.entries = 0
         """How many batches have been watched since `watched` was last asked."""
-
-    def heard(self, message: Message) -> None:
-        """Word has come. It may be late: about a version that this worker has left behind by itself."""
-        if message.header["version"] > self._version:
-            self._newer = message.header["version"]
-            self.overtake(at_once=message.header["at_once"])
-
-    def overtake(self, *, at_once: bool) -> None:
-        """The present computation is of no more use."""
-        self.overtaken, self.at_once = True, at_once
-
-    def released(self, version: Version) -> None:
-        """A new computation begins, from this version. Each server says so by itself, and word may come in between."""
-        self._version = version
-        if self._newer <= version:
-            self.overtaken = self.at_once = False
 
     def watched(self) -> int:
         """How many batches have been watched since this was last asked, broken off or not."""
         entries, self.entries = self.entries, 0
         return entries
-
-    def now(self) -> bool:
-        """Whether to break off."""
-        return self.overtaken and self.at_once
 
     @contextmanager
     def watch(self) -> Iterator[None]:

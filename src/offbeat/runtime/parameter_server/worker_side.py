@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 
+from offbeat.core.effects import Interrupt, Release
+from offbeat.core.events import Pushed
 from offbeat.core.policy import Plan
+from offbeat.core.worker import PullAsked, State, Stepped, Woken, Worker
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.coordination.fault_injection import lateness
 from offbeat.runtime.job.loading import too_late
@@ -22,15 +26,14 @@ from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.parameter_server.exchange import Exchange
 from offbeat.runtime.parameter_server.interrupts import Interrupts
 from offbeat.runtime.worker.connection import WorkerConnection
-from offbeat.runtime.worker.job_session import JobSession
+from offbeat.runtime.worker.job_session import JobSession, pushed_fields
 from offbeat.runtime.worker.library_calls import library_call
-from offbeat.runtime.worker.local_work import LocalWork
 from offbeat.session import LeasedRange, Snapshot
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Hub, Message
 from offbeat.transport.hub import SocketHub
-from offbeat.types import Epoch
+from offbeat.types import Epoch, Version
 
 
 class WorkerSession(JobSession):
@@ -74,9 +77,10 @@ class WorkerSession(JobSession):
         )
         super().__init__(settings, link, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, siblings=siblings)
         self._optimizer = optimizer
-        self._exchange = Exchange(self._link, f"worker {self.worker}", layout, spec, model, optimizer, self._forget_work)
-        self._interrupts = Interrupts(self._link, model)
-        self._plan = Plan()
+        self._exchange = Exchange(self._link, f"worker {self.worker}", layout, spec, model, optimizer)
+        self._interrupts = Interrupts(self._link, model, lambda: self._machine.overtaken and self._machine.at_once)
+        self._released: Version = 0
+        """The version of the newest parameters that have come."""
         self._written = 0
         """See `FlatModel.writes`, when this worker joined."""
 
@@ -85,15 +89,18 @@ class WorkerSession(JobSession):
     @library_call
     def join(self, sync: str) -> None:
         common = self._exchange.introduce(self._hello(sync))
-        assert self._exchange.policy is not None
-        self.overlap = self._exchange.policy.split_overlap
+        policy = self._exchange.policy
+        assert policy is not None
+        self.overlap = policy.split_overlap
+        if policy.scope == "shard":
+            self._machine = Worker(self.worker, partial(policy.blocks, len(self._link.servers)))
+            self._exchange.keep_blocks(self._machine)
         self._link.ready()
-        self._admitted()
+        self._settle()
         self._exchange.begin()
         if common is not None:
             self._exchange.share(common)
         self._written = self._exchange.flat.writes()
-        self._since = time.monotonic()
 
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
         # A script that comes to a running job may have loaded an old checkpoint into its model: the job's parameters go before.
@@ -114,148 +121,119 @@ class WorkerSession(JobSession):
         return self._interrupts.watch()
 
     def _step(self, samples: int | None) -> None:
+        self._settle()
+        nonfinite = self._machine.work.nonfinite
         if not self._interrupts.now():
-            self._work.nonfinite = self._finite(self._exchange.flat.collect()) or self._work.nonfinite
+            nonfinite = self._finite(self._exchange.flat.collect()) or nonfinite
             self._link.linger(lateness(self._settings, self._steps, self.version), unless=self._interrupts.now)
         done = self.progress.done
         leases, counted = self.consume(max(self._exchange.flat.made(), self._interrupts.watched()))
         counted = self._weight(samples, counted)
-        self._work.add(leases, counted, self._loss)
-        self._loss = None
-        self._stepped(self._exchange.flat, leases, counted, self._work.nonfinite)
+        loss, self._loss = self._loss, None
+        self._stepped(self._exchange.flat, leases, counted, nonfinite)
         if self._exchange.averaging is None:
-            self._abandon() if self._overtaken() else self._push()
+            self._glance_for_interrupts()
         else:
-            if self._work.nonfinite is None:
+            if nonfinite is None:
                 self._optimizer.step()
-            if self._due(self.progress.done - done):
-                self._push()
+            self._check_split()
+        progress, held = self.progress, len(self._outstanding)
+        taken = progress.done - done
+        self._tell(Stepped(leases, counted, loss, nonfinite, 1, progress.done, progress.batches or 0, taken, held))
+        self._settle()
         self._link.heed_notice()
 
-    def _overtaken(self) -> bool:
-        """Whether the gradient is of no more use; only some rules say so."""
+    def _glance_for_interrupts(self) -> None:
+        """See whether the gradient is of no more use; only some rules say so."""
         policy = self._exchange.policy
         if policy is not None and policy.obsolete_work != "push_and_wait":
             self._link.glance()
-        return self._interrupts.overtaken
 
-    def _due(self, taken: int) -> bool:
-        """Whether what the local steps have come to is to be pushed now: when the plan says so, or the epoch has no more for us.
-
-        ``taken``: how many batches the last step was over.
-        """
-        if self._work.ending and not self._outstanding:
-            return True
-        if self._plan.per_epoch and self.progress.batches is None:
+    def _check_split(self) -> None:
+        """A plan that counts fractions of an epoch needs to know how long that is."""
+        last = self._machine.work.ending and not self._outstanding
+        if self._plan.per_epoch and self.progress.batches is None and not last:
             raise ConfigurationError(
                 f"{self._link.sync} pushes at fractions of an epoch, and this script takes no samples from optimizer.batch_sampler: "
                 "use it, or say steps= instead of per_epoch="
             )
-        return self._plan.due(self._work.steps, self.progress.done, self.progress.batches or 0, taken)
 
-    def _abandon(self) -> None:
-        """Give up a gradient that nobody wants, and take the newest parameters."""
-        work, self._work = self._work, LocalWork()
-        blocks = self._exchange.blocks
-        version = self.version if blocks is None else blocks.t
-        fields = {"incarnation": self._link.incarnation, "version": version, "compute_s": time.monotonic() - self._since}
-        self._coordinator.send({"kind": "abandoned", "work": {**fields, "leases": work.leases}})
-        self._go_on()
-        self._since = time.monotonic()
-
-    def _hand_in(self) -> bool:
-        # What the last local steps have come to, where parameters are exchanged and there were any.
-        local = self._work.steps > 0 and self._exchange.averaging is not None
-        if local:
-            self._push()
-        return local
-
-    def _push(self) -> None:
-        """Push the gradient, or the parameters, wait to be admitted, and go on with the newest."""
-        work, self._work = self._work, LocalWork()
+    def _push(self, push: Pushed) -> None:
+        fields = pushed_fields(push)
         averaging = self._exchange.averaging
-        push = {
-            "incarnation": self._link.incarnation,
-            "version": self.version,
-            "samples": work.samples,
-            "compute_s": time.monotonic() - self._since,
-            "leases": work.leases,
-            "nonfinite": work.nonfinite,
-            "loss": work.loss,
-            "steps": work.steps if averaging is not None else 1,
-        }
-        self._exchange.push(self._steps, push, {**self._first.header(), **self._loaded_news()})
-        self._go_on()
+        self._exchange.push(self._steps, fields, {**self._first.header(), **self._loaded_news()})
         if averaging is not None and averaging.momentum == "reset":
             self._optimizer.state.clear()
-        self._since = time.monotonic()
+
+    def _rejoin(self) -> None:
+        """Ask for the next incarnation.
+
+        Grants that a loader has fetched ahead stay: their samples are somebody else's by now, and pushes over them are rejected.
+        """
+        self._exchange.forget()
+        self._link.rejoin()
 
     def _admitted(self) -> None:
-        """Wait for the newest parameters.
+        machine, blocks = self._machine, self._machine.blocks
+        if blocks is not None and machine.state is State.WAITING and not machine.needs_release:
+            with self._standing():
+                self._link.wait(lambda: blocks.ready(time.monotonic()) or self._link.due, machine.wake_at)
+            if not self._link.due:
+                self._tell(Woken())
+                self._begin()
+                return
+        while not self._link.released():
+            self._fenced_off()
+        self._tell(Release(self.worker, self._link.incarnation, self._released, 0, "", self._plan))
+        self._begin()
 
-        Grants that a loader has fetched ahead stay if this worker joins again: their samples are somebody else's, and pushes over them
-        are rejected.
-        """
-        self._exchange.admitted()
-        self._block_versions()
-
-    def _go_on(self) -> None:
-        """Wait until this worker may compute again."""
-        with self._standing() if self._exchange.blocks is not None else nullcontext():
-            self._exchange.go_on()
-        self._block_versions()
-
-    def _block_versions(self) -> None:
-        if self._exchange.blocks is not None:
-            self.version = min(self._exchange.blocks.used)
-            self._interrupts.released(self.version)
-
-    def _forget_work(self) -> None:
-        """This worker was thought dead: the samples of its local steps are somebody else's by now."""
-        self._work = LocalWork()
+    def _begin(self) -> None:
+        """Compute from the parameters that have come."""
+        self._exchange.pulled()
+        if self._machine.blocks is not None:
+            self.version = min(self._machine.blocks.used)
 
     def _on_parameters(self, message: Message) -> None:
-        self.version = message.header["version"]
+        self.version = self._released = message.header["version"]
         self.chief = message.header["chief"] == self.worker
         self.resumes = message.header["begins"]
         self._plan = Plan(*message.header["plan"])
         self.batch = self._plan.batch
-        self._interrupts.released(self.version)
         if self._exchange.blocks is not None:
-            self._exchange.blocks.received(message, whole=True)
+            self._exchange.blocks.received(message, time.monotonic(), whole=True)
 
     def _on_block(self, message: Message) -> None:
         """Only rules of shard scope send blocks without being asked. Parameters change at the end of the iteration, not now."""
         blocks = self._exchange.blocks
         assert blocks is not None, f"a block came under {self._link.sync}"
-        blocks.received(message)
+        blocks.received(message, time.monotonic())
         if message.header["chief"] is not None:
             self.chief = message.header["chief"] == self.worker
-        if blocks.overtaken:
-            self._interrupts.overtake(at_once=True)
+        if self._machine.state is State.COMPUTING:
+            self._tell(Woken())
 
     def _on_interrupt(self, message: Message) -> None:
-        self._interrupts.heard(message)
+        self._tell(Interrupt(self.worker, self._link.incarnation, message.header["version"], message.header["at_once"], ""))
 
     @library_call
     def pull(self) -> None:
         """Take the newest parameters; if this worker has left an epoch before its end, wait for that."""
+        self._settle()
         self._hand_in()
-        began = time.monotonic()
-        if self._samples.finish():
-            self._since += time.monotonic() - began
-            return
-        self._refresh_parameters()
+        if not self._samples.finish():
+            self._refresh_parameters()
 
     def _refresh_parameters(self) -> None:
-        self._coordinator.send({"kind": "pull", "incarnation": self._link.incarnation})
-        self._admitted()
+        self._settle()
+        self._tell(PullAsked())
+        self._settle()
         self._written = self._exchange.flat.writes()
 
     def _refresh(self) -> None:
         if self._exchange.averaging is None and not self._exchange.flat.accumulating and not self._samples.any_open:
-            self._coordinator.send({"kind": "pull", "incarnation": self._link.incarnation})
-            self._admitted()
+            self._settle()
+            self._tell(PullAsked())
+            self._settle()
 
     # State.
 

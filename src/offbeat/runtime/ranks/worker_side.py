@@ -16,8 +16,11 @@ from typing import Any, TypeAlias
 
 import torch
 
+from offbeat.core.effects import Release
+from offbeat.core.events import Pushed
 from offbeat.core.policy import Plan, Policy
 from offbeat.core.rank_log import Fenced
+from offbeat.core.worker import Advanced, Stepped
 from offbeat.errors import JobError, OffbeatError
 from offbeat.policies import rule
 from offbeat.runtime.coordination.buffers import ModelBuffers
@@ -27,9 +30,8 @@ from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.ranks.member import RankMember
 from offbeat.runtime.ranks.replica import Replica
 from offbeat.runtime.worker.connection import WorkerConnection
-from offbeat.runtime.worker.job_session import LOOK_S, PARTS_S, JobSession
+from offbeat.runtime.worker.job_session import LOOK_S, PARTS_S, JobSession, pushed_fields
 from offbeat.runtime.worker.library_calls import library_call
-from offbeat.runtime.worker.local_work import LocalWork
 from offbeat.session import LeasedRange, Snapshot
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
@@ -128,10 +130,9 @@ class RankSession(JobSession):
         self._says_when_it_waits = chosen.family == "gossip"
         self._part = self._part_of(chosen, welcome, self.worker, replica, self._hear, self._voided, self._link)
         self._link.ready(self._mine.contact)
-        self._admitted()
+        self._settle()
         self.tended = True
         self.tend_while_waiting()
-        self._since = time.monotonic()
 
     def _detach(self) -> None:
         self._replica.detach()
@@ -175,14 +176,19 @@ class RankSession(JobSession):
         """Wait for word to go on, joining again if this rank was thought dead, and get the version that word is of, at least."""
         while True:
             if not self._link.released():
-                self._rejoin()
+                self._fenced_off()
                 continue
             try:
                 self._go_on()
             except Fenced as error:
                 self._fall_out(error)
             else:
+                self._resume()
                 return
+
+    def _resume(self) -> None:
+        """Compute from the replica as it is."""
+        self._tell(Release(self.worker, self._link.incarnation, self.version, 0, "", self._plan))
 
     def _fall_out(self, why: Fenced) -> None:
         """This rank does not take part any more, and is to hear so from the coordinator, who may not know."""
@@ -191,7 +197,6 @@ class RankSession(JobSession):
             self._coordinator.send({"kind": "outside", "incarnation": self._link.incarnation, "reason": str(why)})
 
     def _rejoin(self) -> None:
-        self._work = LocalWork()
         self._stale.update(grant.lease for grant in self._outstanding)
         # Once somebody has let it in there are results for it, but not for the replica that it still has.
         self._fenced = True
@@ -214,7 +219,8 @@ class RankSession(JobSession):
         header = message.header
         self._goal, self.chief = header["version"], header["chief"] == self.worker
         self.resumes = header["begins"]
-        self.batch = Plan(*header["plan"]).batch
+        self._plan = Plan(*header["plan"])
+        self.batch = self._plan.batch
         if header["enters"]:
             self._enters = True
             self._mine.meet(header)
@@ -291,45 +297,37 @@ class RankSession(JobSession):
         self._coordinator.send({"kind": "voided", "number": number})
 
     def _step(self, samples: int | None) -> None:
+        self._settle()
         nonfinite = self._finite(self._replica.collect())
         self._link.linger(lateness(self._settings, self._steps, self.version), unless=lambda: False)
         self._link.glance()
         leases, counted = self.consume(self._replica.flat.made())
-        self._work.nonfinite = nonfinite
         counted = self._weight(samples, counted)
-        self._work.add(leases, counted, self._loss)
-        self._loss = None
+        loss, self._loss = self._loss, None
         self._stepped(self._replica.flat, leases, counted, nonfinite)
         self._mine.restore()
         try:
             self._start()
-            self._push()
+            self._tell(Advanced(self.version))
+            try:
+                self._tell(Stepped(leases, counted, loss, nonfinite))
+            finally:  # also where Ctrl-C has ended the round for this rank
+                self._resume()
         except Fenced as error:
             self._fall_out(error)
             self._admitted()
-        self._since = time.monotonic()
         self._link.heed_notice()
 
-    def _push(self) -> None:
+    def _push(self, push: Pushed) -> None:
         """Say what the gradient is of, and take part in a round with it."""
-        work, self._work = self._work, LocalWork()
-        usable = work.nonfinite is None and not self._stale.intersection(work.leases)
-        push = {
-            "incarnation": self._link.incarnation,
-            "version": self.version,
-            "samples": work.samples,
-            "compute_s": time.monotonic() - self._since,
-            "leases": work.leases,
-            "nonfinite": work.nonfinite,
-            "loss": work.loss,
-            "steps": 1,
-        }
+        usable = push.nonfinite is None and not self._stale.intersection(push.leases)
+        fields = pushed_fields(push)
         if usable:
             self._replica.sign(self._steps)
             if layout := self._buffers.layout:
                 self._coordinator.send({"kind": "buffers", "layout": layout}, payload=self._buffers.read())
         news = {**self._first.header(), **self._loaded_news()}
-        self._coordinator.send({"kind": "push", "number": next(self._numbers), "steps": self._steps, **news, "push": push})
+        self._coordinator.send({"kind": "push", "number": next(self._numbers), "steps": self._steps, **news, "push": fields})
         # Rounds are followed by the coordinator; who has to wait for neighbours says so itself.
         with self._standing() if self._says_when_it_waits else nullcontext():
             self._mine.contribute(usable)
@@ -349,7 +347,6 @@ class RankSession(JobSession):
         """Take the results that there are; if this rank has left an epoch before its end, wait for that."""
         self._mine.restore()
         self._may_load = False
-        began = time.monotonic()
         if not self._samples.finish():
             self._hear()
             try:
@@ -359,7 +356,6 @@ class RankSession(JobSession):
             except Fenced as error:
                 self._fall_out(error)
                 self._admitted()
-        self._since += time.monotonic() - began
 
     # State.
 

@@ -10,11 +10,25 @@ import os
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from offbeat.core.effects import EpochEnded, Fence, Grant, NoMore
+from offbeat.core.events import Abandoned, EpochWanted, Event, Joined, LeaseWanted, PullWanted, Pushed
+from offbeat.core.policy import Plan
+from offbeat.core.worker import (
+    Compute,
+    EpochEndWanted,
+    HandIn,
+    Instruction,
+    PullAsked,
+    SamplesWanted,
+    State,
+    Stimulus,
+    Worker,
+)
 from offbeat.runtime.job import last_words
 from offbeat.runtime.job.first_steps import FirstSteps
 from offbeat.runtime.job.packing import Packer, unpack
@@ -22,11 +36,10 @@ from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.worker import process_end
 from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.runtime.worker.library_calls import library_call
-from offbeat.runtime.worker.local_work import LocalWork
 from offbeat.runtime.worker.samples import WorkerSamples
 from offbeat.session import LeasedRange, Session
 from offbeat.tensors.flat import FlatModel
-from offbeat.types import Epoch, LeaseId, Seconds, WorkerId
+from offbeat.types import NO_CAUSE, Epoch, LeaseId, Seconds, WorkerId
 
 IDLE_S: Seconds = 0.02
 """How often a process that waits tends its sessions that need it."""
@@ -34,6 +47,20 @@ PARTS_S: Seconds = 5.0
 """How long the worker that writes a checkpoint waits for what the others hand in."""
 LOOK_S: Seconds = 0.005
 """How often it asks."""
+
+
+def pushed_fields(push: Pushed) -> dict[str, Any]:
+    """Return what the coordinator is told of a push, beside its values."""
+    return {
+        "incarnation": push.incarnation,
+        "version": push.version,
+        "samples": push.samples,
+        "compute_s": push.compute_s,
+        "leases": push.leases,
+        "nonfinite": push.nonfinite,
+        "loss": push.loss,
+        "steps": push.steps,
+    }
 
 
 class JobSession(Session):
@@ -71,10 +98,16 @@ class JobSession(Session):
         self.resumes = False  # until the job says that it begins with this process
         self._loaded: int | None = 0
         """A checksum of the state that the script has loaded since it joined, 0: none; None: the coordinator has been told."""
-        self._work = LocalWork()
+        self._machine = Worker(settings.worker)
+        self._plan = Plan()
+        """Of the newest parameters that have come."""
+        self._turn = Compute(None, False, NO_CAUSE)
+        """How the script has got control the last time."""
+        self._asked: SamplesWanted | EpochEndWanted | None = None
+        """The question whose answer the script has not got yet, and the answer, if that has come."""
+        self._answer: Compute | None = None
         self._first = FirstSteps()
-        self._since = time.monotonic()
-        self._samples = WorkerSamples(link, admitted=self._admitted, drop=self.drop, reports=self.reports)
+        self._samples = WorkerSamples(ask=self._ask, drop=self.drop)
 
     @abstractmethod
     def join(self, sync: str) -> None:
@@ -87,15 +120,105 @@ class JobSession(Session):
 
     @abstractmethod
     def _admitted(self) -> None:
-        """Wait for the newest parameters."""
+        """Wait for the newest parameters, joining again if this worker was thought dead, until the script has control."""
+
+    @abstractmethod
+    def _rejoin(self) -> None:
+        """Ask for the next incarnation. What was computed and dealt under the one before is somebody else's."""
+
+    @abstractmethod
+    def _push(self, push: Pushed) -> None:
+        """Send the gradient, or the parameters that local steps have come to."""
 
     @abstractmethod
     def _detach(self) -> None:
         """Give the model memory of its own."""
 
-    def _hand_in(self) -> bool:
-        """Push what has been kept back; whether there was anything."""
-        return False
+    # The worker's state machine.
+
+    def _tell(self, stimulus: Stimulus) -> None:
+        """Tell the machine what has happened, and carry out what it says."""
+        self._do(self._machine.on(stimulus, time.monotonic()))
+
+    def _do(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, Compute):
+                self._turn = instruction
+            else:
+                self._send(instruction.event)
+
+    def _send(self, event: Event) -> None:
+        match event:
+            case Pushed():
+                self._push(event)
+            case Abandoned(_, incarnation, version, compute_s, leases):
+                work = {"incarnation": incarnation, "version": version, "compute_s": compute_s, "leases": leases}
+                self._coordinator.send({"kind": "abandoned", "work": work})
+            case LeaseWanted(_, incarnation, pool, epoch, size, batch, rest):
+                want = {"incarnation": incarnation, "pool": pool, "epoch": epoch, "size": size, "batch": batch}
+                self._coordinator.send({"kind": "samples", "want": want if rest is None else {**want, "rest": rest}})
+            case EpochWanted(_, incarnation, pool, epoch, size):
+                self._coordinator.send({"kind": "epoch", "want": {"incarnation": incarnation, "pool": pool, "epoch": epoch, "size": size}})
+            case PullWanted():
+                self._coordinator.send({"kind": "pull", "incarnation": event.incarnation})
+            case Joined():
+                self._rejoin()
+            case _:
+                raise AssertionError(f"a worker's machine never says {event}")
+
+    def _settle(self) -> None:
+        """Wait until the script has control. Ctrl-C may have ended such a wait before its end."""
+        while self._machine.state is not State.COMPUTING:
+            if self._machine.state is State.ASKING:
+                self._hear_answer()
+            else:
+                self._admitted()
+        if self._asked is not None and self._answer is None:
+            self._answer = self._turn
+
+    def _ask(self, question: SamplesWanted | EpochEndWanted) -> Compute:
+        """Ask the coordinator about samples, and wait for the answer."""
+        if question != self._asked:  # else Ctrl-C has ended the wait for this very answer
+            self._settle()
+            self._asked, self._answer = question, None
+            self._tell(question)
+        self._settle()
+        answer, self._asked, self._answer = self._answer, None, None
+        assert answer is not None
+        return answer
+
+    def _hear_answer(self) -> None:
+        message = self._link.answer("grant", "no_more", "epoch_ended")
+        if message is None:
+            self._fenced_off()
+            return
+        header, asked, me = message.header, self._asked, self._link.incarnation
+        assert asked is not None
+        if header.get("report") is not None:
+            self.reports.append({"epoch": header["epoch"], **header["report"]})
+            if header["epoch"] >= asked.epoch:
+                self._samples.over(asked.pool)
+        match header["kind"]:
+            case "grant":
+                parts = tuple((start, stop) for start, stop in header["parts"])
+                place = header["lease"], header["start"], header["stop"], header.get("refreshed", False), parts
+                self._tell(Grant(self.worker, me, asked.pool, header["epoch"], *place))
+            case "no_more":
+                self._tell(NoMore(self.worker, me, asked.pool, header["epoch"], header["refreshed"], ""))
+            case "epoch_ended":
+                self._tell(EpochEnded(asked.pool, header["epoch"], {}, (self.worker,)))
+
+    def _fenced_off(self) -> None:
+        """Join again: this worker was thought dead."""
+        self._tell(Fence(self.worker, self._link.incarnation, ""))
+        if self._machine.state is State.COMPUTING:
+            self._tell(PullAsked())
+
+    def _hand_in(self) -> None:
+        """Push what local steps have come to, where parameters are exchanged and there were any."""
+        if self._machine.work.steps:
+            self._tell(HandIn())
+            self._settle()
 
     def _hello(self, sync: str) -> dict[str, Any]:
         number = len(self._siblings)
@@ -291,19 +414,12 @@ class JobSession(Session):
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
         if self._samples.leaves(pool, epoch):
             self._hand_in()
-        while True:
-            began = time.monotonic()
-            grant = self._samples.take(pool, epoch, size, lambda: self.batch or batch, self.rest_of(pool, epoch))
-            self._since += time.monotonic() - began
-            if grant is not None:
-                self._outstanding.append(grant)
-            elif self._outstanding:
-                self._work.ending = True
-            elif self._hand_in() and self._samples.open(pool):
-                continue  # it holds nothing any more: now it can take over what others leave undone
-            else:
-                self._samples.over(pool)
-                for session in self._siblings:
-                    if session is not self and not session._link.closed.is_set():
-                        session._refresh()
-            return grant
+        grant = self._samples.take(pool, epoch, size, batch, self.rest_of(pool, epoch), len(self._outstanding))
+        if grant is not None:
+            self._outstanding.append(grant)
+        elif not self._outstanding:
+            self._samples.over(pool)
+            for session in self._siblings:
+                if session is not self and not session._link.closed.is_set():
+                    session._refresh()
+        return grant
