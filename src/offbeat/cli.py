@@ -25,6 +25,7 @@ from offbeat.launch.supervisor import Outcome, Supervisor
 from offbeat.policies import RULES, rule
 from offbeat.report.live import LiveProgress
 from offbeat.report.table import comparison, console, job_table
+from offbeat.report.why import story
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.sim import command
 from offbeat.sim.latency.registry import LAWS
@@ -181,9 +182,17 @@ def simulate(
 def report(
     journals: Annotated[list[Path], typer.Argument(help="Journals of one or more jobs.", show_default=False)],
     picture: Annotated[Path | None, typer.Option(help="Draw who computed, waited and died when, into this PNG file.")] = None,
+    why: Annotated[
+        str | None,
+        typer.Option(help="Tell backwards what led to push=WORKER@CLOCK, to the end of wait=WORKER@SECONDS, or to a record's number."),
+    ] = None,
 ) -> None:
     """Show what the journals of finished jobs say."""
     screen = console()
+    if why is not None:
+        for path in journals:
+            print(*story(read(path), why), sep="\n")
+        return
     summaries = [Tally.of(read(path)).summary() for path in journals]
     for one in summaries:
         screen.print(job_table(one))

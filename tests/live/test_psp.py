@@ -145,7 +145,7 @@ def test_a_block_that_no_message_can_hold_is_refused(monkeypatch: pytest.MonkeyP
         with pytest.raises((RefusedError, JobError), match="spread the model over more than 1 servers"):
             Training(worker, "psp(c=1)")
 
-    monkeypatch.setattr(per_shard, "MEMBER", VERIFIED._replace(payload_nbytes=100))
+    monkeypatch.setattr(per_shard, "VERIFIED", VERIFIED._replace(payload_nbytes=100))
     with Job(1) as job:
         job.run(refused)
         job.await_failure()

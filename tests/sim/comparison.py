@@ -59,16 +59,23 @@ class Replayed(Workload):
         return sum(losses) / len(losses)
 
 
-def comparable(records: Sequence[Record]) -> Iterator[Record]:
-    """Leave out the records' numbers, and what only real processes have: connections. The connection of a process that has left, or is
-    known to be dead, may close afterwards or not; of a process that is killed the records do not say how its end was seen."""
+def comparable(records: Sequence[Record], *, causes: bool = False) -> Iterator[Record]:
+    """Leave out the records' numbers, and what only real processes have: connections. With ``causes``, name the cause of each record.
+
+    The connection of a process that has left, or is known to be dead, may close afterwards or not; of a process that is killed the records
+    do not say how its end was seen.
+    """
     gone = set()
+    numbered = {record["id"]: record for record in records if "id" in record}
     for record in records:
         if record["kind"] == "state_changed" and record["state"] in ("dead", "finished"):
             gone.add((record["worker"], record["incarnation"]))
         if record["kind"] == "lost" and (record["worker"], record["incarnation"]) in gone:
             continue
         plain = {key: value for key, value in record.items() if key not in ("id", "cause")}
+        if causes and "cause" in record:
+            cause = numbered[record["cause"]]
+            plain["because"] = cause["kind"], cause.get("worker"), cause.get("version"), cause["t"]
         if "reason" in plain:
             plain["reason"] = plain["reason"].removeprefix("connection closed: ")
         yield plain

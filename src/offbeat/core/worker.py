@@ -239,7 +239,7 @@ class Worker:
         """The worker goes on with a `Release`, and not as soon as it holds enough blocks."""
         self._since: Seconds = 0.0
         """When the script got control, or its last step ended."""
-        self._cause = self._overtaken_by = self._fenced_by = NO_CAUSE
+        self._cause = self._block_cause = self._overtaken_by = self._fenced_by = NO_CAUSE
 
     def on(self, stimulus: Stimulus, now: Seconds, cause: RecordId = NO_CAUSE) -> list[Instruction]:
         """Take note of something that has happened to this worker, and return what it does now, in order.
@@ -271,7 +271,7 @@ class Worker:
         self.needs_release = False
         if self.blocks is not None:
             self.blocks.released()
-            self._cause = cause
+            self._block_cause = cause
             return self._look_for_blocks(Woken(), now, cause)
         if self._newer <= self.version:
             self.overtaken = self.at_once = False
@@ -280,7 +280,7 @@ class Worker:
     def _block(self, block: BlockArrived, now: Seconds, cause: RecordId) -> list[Instruction]:
         assert self.blocks is not None, f"the rule of worker {self.number} has no blocks"
         self.blocks.received(block.shard, block.version, now)
-        self._cause = cause
+        self._block_cause = cause
         return []
 
     def _look_for_blocks(self, _: Woken, now: Seconds, cause: RecordId) -> list[Instruction]:
@@ -288,12 +288,12 @@ class Worker:
             return []
         self.version = self.blocks.advance()
         self.overtaken = self.at_once = False
-        return self._begin(now, self._cause)
+        return self._begin(now, self._block_cause)
 
     def _look_whether_overtaken(self, _: Woken, now: Seconds, cause: RecordId) -> list[Instruction]:
         if self.blocks is not None and self.blocks.overtaken:
             self.overtaken = self.at_once = True
-            self._overtaken_by = self._cause
+            self._overtaken_by = self._block_cause
         return []
 
     def _interrupted(self, effect: Interrupt, now: Seconds, cause: RecordId) -> list[Instruction]:

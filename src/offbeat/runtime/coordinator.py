@@ -16,6 +16,7 @@ from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.leases import checked_ranges
 from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
+from offbeat.journal.causes import Causes
 from offbeat.journal.records import Journal, PartOfJournal, fault_record, job_record, metrics_record, optimizer_record, warning_record
 from offbeat.runtime.coordination.backend import Backend
 from offbeat.runtime.coordination.fault_injection import Kills, announced
@@ -32,7 +33,7 @@ from offbeat.runtime.parameter_server.coordinator_side import ServerCoordinatorS
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
 from offbeat.runtime.sides import checked_vector, ranks_of, side_of
 from offbeat.transport.base import Connection, Hub, Message, SharedMemory
-from offbeat.types import Incarnation, Seconds, WorkerId, WorkerState
+from offbeat.types import NO_CAUSE, Incarnation, RecordId, Seconds, WorkerId, WorkerState
 
 INCARNATION_FIELD: Final = {
     "push": "push",
@@ -85,6 +86,7 @@ class LiveCoordinator:
     ) -> None:
         self.settings = settings
         self._journal, self._number = journal, number
+        self._causes = Causes()
         self._shards = dict(shards)
         self._supervisor = supervisor
         self._hub = hub
@@ -110,7 +112,7 @@ class LiveCoordinator:
         self._loaded = Loaded()
         self._checkpoints = Checkpoints()
         self._first_steps = FirstStepsWatch(settings.workers)
-        self._handlers: dict[str, Callable[[Peer, Message, Seconds], None]] = {
+        self._handlers: dict[str, Callable[[Peer, Message, Seconds], object]] = {
             "ready": self._ready,
             "push": self._push,
             "place": self._place,
@@ -498,15 +500,17 @@ class LiveCoordinator:
 
     # Effects.
 
-    def feed(self, event: Event, now: Seconds) -> None:
-        """Journal an event, pass it to the coordinator, and perform the effects."""
+    def feed(self, event: Event, now: Seconds) -> RecordId:
+        """Journal an event, pass it to the coordinator, and perform the effects. Returns the event's number in the journal."""
         assert self.coordinator is not None
-        self._journal.log(event, now)
-        self._perform(self.coordinator.on(event, now), now)
+        number = self._journal.log(event, now, self._causes.of(event))
+        self._perform(self.coordinator.on(event, now), now, number)
+        return number
 
-    def _perform(self, effects: list[Effect], now: Seconds) -> None:
+    def _perform(self, effects: list[Effect], now: Seconds, cause: RecordId = NO_CAUSE) -> None:
+        """Journal effects and carry them out; ``cause``: the event they follow from, none where they follow from the time."""
         for effect in effects:
-            self._journal.log(effect, now)
+            self._causes.told(effect, self._journal.log(effect, now, cause))
             if isinstance(effect, StateChanged):
                 self._standings.changed(effect)
         if self._side is not None:  # None: ranks are still expected, and no message is due

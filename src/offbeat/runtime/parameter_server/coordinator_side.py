@@ -25,7 +25,7 @@ from offbeat.runtime.parameter_server.per_shard_dispatch import PerShardDispatch
 from offbeat.tensors.optimizers import check_changed
 from offbeat.tensors.shard import SquaredNorms
 from offbeat.transport.base import Connection, Message, SharedMemory
-from offbeat.types import Seconds, WorkerId
+from offbeat.types import NO_CAUSE, RecordId, Seconds, WorkerId
 
 
 class ServerCoordinatorSide:
@@ -61,8 +61,8 @@ class ServerCoordinatorSide:
         peers: Peers,
         notifier: Notifier,
         allocate: Callable[[int, str], SharedMemory],
-        feed: Callable[[Event, Seconds], None],
-        perform: Callable[[list[Effect], Seconds], None],
+        feed: Callable[[Event, Seconds], RecordId],
+        perform: Callable[[list[Effect], Seconds, RecordId], None],
         now: Callable[[], Seconds],
         *,
         in_place: bool = True,
@@ -115,7 +115,7 @@ class ServerCoordinatorSide:
 
     def wake(self, now: Seconds) -> None:
         """Handle the coordinator's timer."""
-        self._perform(self._coordinator.wake(now), now)
+        self._perform(self._coordinator.wake(now), now, NO_CAUSE)
 
     def too_late(self) -> list[WorkerId]:
         """Return nothing: a worker can join as long as the job runs."""

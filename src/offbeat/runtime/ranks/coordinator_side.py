@@ -24,7 +24,7 @@ from offbeat.runtime.coordination.peers import Peers
 from offbeat.runtime.ranks.group import Group
 from offbeat.runtime.ranks.state_transfer import Joiners
 from offbeat.transport.base import Connection, Message, SharedMemory
-from offbeat.types import Incarnation, Seconds, Version, WorkerId, WorkerState
+from offbeat.types import NO_CAUSE, Incarnation, RecordId, Seconds, Version, WorkerId, WorkerState
 
 LOOK_S: Seconds = 0.005
 """Seconds between two reads of the log while entries are expected: no process signals a new entry."""
@@ -56,8 +56,8 @@ class RankCoordinatorSide:
         coordinator: Coordinator,
         peers: Peers,
         notifier: Notifier,
-        feed: Callable[[Event, Seconds], None],
-        perform: Callable[[list[Effect], Seconds], None],
+        feed: Callable[[Event, Seconds], RecordId],
+        perform: Callable[[list[Effect], Seconds, RecordId], None],
         now: Callable[[], Seconds],
     ) -> None:
         self._group = group
@@ -220,16 +220,17 @@ class RankCoordinatorSide:
         return event if event.version <= self._coordinator.version else event._replace(version=self._coordinator.version)
 
     def _process(self, entry: Entry, events: tuple[Event, ...]) -> None:
+        number = NO_CAUSE
         for event in events:
             if isinstance(event, Pushed):
                 self._released.add(event.worker)
                 self._computed_s[event.worker] = event.compute_s
-            self._feed(event, self._last_at)
+            number = self._feed(event, self._last_at)
         if entry.closed:
             # A late rank that closes a round is released twice: for its arrival, and for the round.
             self._released.update(event.worker for event in events if isinstance(event, Pushed))
             folded = Folded(self._coordinator.version + 1, (), 0.0, 0.0)
-            self._perform(self._coordinator.on(folded, self._last_at), self._last_at)
+            self._perform(self._coordinator.on(folded, self._last_at), self._last_at, number)
 
     # Messages and events.
 
@@ -269,7 +270,7 @@ class RankCoordinatorSide:
             self._feed(event, now)
         else:
             self._departures[worker] = event
-            self._perform(list(self._group.leave(worker, self._incarnations.get(worker, 0))), now)
+            self._perform(list(self._group.leave(worker, self._incarnations.get(worker, 0))), now, NO_CAUSE)
         self.follow(now)
         self.joiners.ask()
 
