@@ -173,7 +173,7 @@ class LocalWork:
     @property
     def begun(self) -> bool:
         """Whether anything has been noted."""
-        return self.steps > 0 or self.compute_s > 0.0 or self.ending
+        return self.compute_s > 0.0 or self.steps > 0 or self.ending
 
     @property
     def loss(self) -> float | None:
@@ -309,8 +309,9 @@ class Worker:
         if self.work.begun:
             self.work = LocalWork()
         grant, over = self._grant, self._over
-        self._grant, self._over = None, False
-        return self._compute(grant, now, cause, over=over)
+        self._grant, self._over, self.state = None, False, State.COMPUTING
+        self._since, self._cause = now, cause
+        return [Compute(grant, over, cause)]
 
     def _compute(self, grant: Grant | None, now: Seconds, cause: int, *, over: bool = False) -> list[Instruction]:
         self.state = State.COMPUTING
@@ -330,8 +331,9 @@ class Worker:
         return []
 
     def _stepped(self, stepped: Stepped, now: Seconds, cause: RecordId) -> list[Instruction]:
-        self._count(now)
         work = self.work
+        work.compute_s += now - self._since
+        self._since = now
         work.add(stepped)
         if self.overtaken:
             return self._give_up()
@@ -373,7 +375,7 @@ class Worker:
         return [send, *self._rejoin(self._fenced_by)] if self.fenced else [send]
 
     def _ask(self, wanted: SamplesWanted, now: Seconds, cause: RecordId) -> list[Instruction]:
-        self._count(now)
+        self.work.compute_s += now - self._since
         if self.fenced:
             return self._rejoin(self._fenced_by)
         self._epoch, self._held, self.state = wanted.epoch, wanted.held, State.ASKING

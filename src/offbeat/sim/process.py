@@ -63,6 +63,7 @@ class SimulatedProcess(ABC):
         """Of the iterations that make up its next push."""
         self._progress = SplitProgress()
         self._epoch: Epoch = 0
+        self._question = self._ask_of(0)
 
     # Told by the coordinator.
 
@@ -168,8 +169,16 @@ class SimulatedProcess(ABC):
         if self._ends:
             self._when_it_can(self._finish)
             return
-        question = self.machine.on(SamplesWanted(0, self._epoch, work.samples, work.batch), self.agenda.now)
-        self._when_it_can(partial(self.do, question))
+        question = self.machine.on(self._question, self.agenda.now)
+        if self.ask_at() == self.agenda.now:
+            self.do(question)
+        else:
+            self._when_it_can(partial(self.do, question))
+
+    def _ask_of(self, epoch: Epoch) -> SamplesWanted:
+        """The question for samples of one epoch; made once for all its batches."""
+        work = self.world.work
+        return SamplesWanted(0, epoch, work.samples, work.batch)
 
     def _when_it_can(self, action: Callable[[], None], serial: int = 0) -> None:
         if serial not in (0, self.due):
@@ -195,6 +204,7 @@ class SimulatedProcess(ABC):
         """The script has control."""
         if turn.over:
             self._epoch, self._progress = self._epoch + 1, SplitProgress()
+            self._question = self._ask_of(self._epoch)
         if turn.grant is None and self.world.work.samples is not None:
             self.ask()
             return
