@@ -1,6 +1,7 @@
 """Data-parallel training for PyTorch that keeps going when workers are slow, dead or new.
 
-The public names. Each is loaded when it is first used, so that importing the pure core (the rules, the simulator) never loads torch.
+This module has the public names. Each is loaded when it is first used, so that importing the pure core (the rules, the simulator) never
+loads torch.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _HOME = {
 }
 """Where each public name lives that is not a rule's. Those are in `offbeat.policies`."""
 
-if "OFFBEAT_WORKER" in os.environ:  # a launcher has started this process: it may want to know one day where it hangs
+if "OFFBEAT_WORKER" in os.environ:  # a launcher has started this process, and asks for its stacks if it hangs
     import_module("offbeat.runtime.worker.stacks").register()
 
 

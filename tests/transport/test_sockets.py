@@ -20,7 +20,7 @@ from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.transport import hub as hub_module
 from offbeat.transport import shm, wire
 from offbeat.transport.base import Address, Arrivals, Closed, Message
-from offbeat.transport.handshake import ClientGate
+from offbeat.transport.handshake import ClientHandshake
 from offbeat.transport.hub import SocketHub
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
 from offbeat.transport.stream import StreamConnection
@@ -68,7 +68,7 @@ class Raw:
         return wire.decode_header(self.hear(hub)[20:])
 
     def pass_gate(self, hub: SocketHub, token: str = "secret") -> None:
-        gate = ClientGate(token)
+        gate = ClientHandshake(token)
         shown = gate.answer(self.hear_header(hub))
         assert shown is not None
         self.sock.sendall(wire.encode(shown))
@@ -184,7 +184,7 @@ def test_what_a_stranger_says_is_not_heard(server: SocketHub, kind: str, said: b
 
 def test_a_stranger_with_a_wrong_token_reads_why(server: SocketHub, kind: str) -> None:
     raw = Raw(server.listen(), kind)
-    shown = ClientGate("guessed").answer(raw.hear_header(server))
+    shown = ClientHandshake("guessed").answer(raw.hear_header(server))
     assert shown is not None
     raw.sock.sendall(wire.encode(shown) + wire.encode({"kind": "push"}))
     assert "token" in raw.hear_header(server)["_refused"]

@@ -12,7 +12,7 @@ from tests.tiers import examples
 
 from offbeat.errors import ProtocolError, RefusedError
 from offbeat.transport import wire
-from offbeat.transport.handshake import ClientGate, ServerGate
+from offbeat.transport.handshake import ClientHandshake, ServerHandshake
 
 FRAMES = st.lists(
     st.tuples(st.dictionaries(st.text(max_size=5), st.integers(0, 99), max_size=3), st.sampled_from([0, 1, 500, 70_000, 200_000])),
@@ -89,14 +89,14 @@ def test_random_bytes_never_do_more_than_be_refused(data: bytes, kept: int) -> N
 
 
 def test_both_ends_must_know_the_token() -> None:
-    server, client = ServerGate("secret"), ClientGate("secret")
+    server, client = ServerHandshake("secret"), ClientHandshake("secret")
     shown = client.answer(server.opening())
     assert shown is not None
     client.answer(server.answer(shown))
     assert server.open
     assert client.open
 
-    server, client = ServerGate("secret"), ClientGate("guessed")
+    server, client = ServerHandshake("secret"), ClientHandshake("guessed")
     shown = client.answer(server.opening())
     assert shown is not None
     with pytest.raises(RefusedError, match="token"):
@@ -105,7 +105,7 @@ def test_both_ends_must_know_the_token() -> None:
 
 
 def test_a_server_cannot_play_back_the_clients_proof() -> None:
-    client = ClientGate("secret")
+    client = ClientHandshake("secret")
     shown = client.answer({"_nonce": b"n" * 32})
     assert shown is not None
     with pytest.raises(RefusedError, match="does not know"):
@@ -116,4 +116,4 @@ def test_a_server_cannot_play_back_the_clients_proof() -> None:
 @pytest.mark.parametrize("said", [{}, {"_nonce": "text"}, {"_nonce": b"short"}, {"kind": "push"}, {"_nonce": b"n" * 32, "_proof": 3}])
 def test_anything_else_than_a_proof_breaks_the_protocol(said: dict[str, object]) -> None:
     with pytest.raises(ProtocolError, match="before the handshake"):
-        ServerGate("secret").answer(said)
+        ServerHandshake("secret").answer(said)

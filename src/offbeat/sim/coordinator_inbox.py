@@ -1,7 +1,7 @@
-"""Server 0's desk: what is sent to the coordinator is handled there, one message after the other, and it is woken when it wants to be.
+"""Queue what is sent to the simulated coordinator, and handle one message after the other.
 
-Everything that the coordinator hears comes through here, in one order that equal seeds repeat. Control messages take no time on their way,
-but wait while server 0 folds or stands still.
+Equal seeds give the same order of messages. Control messages take no time on their way, but wait while server 0 folds or is stopped. The
+coordinator is also woken at the times at which it asks to be.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CoordinatorInbox:
 
     Args:
         coordinator: of the run.
-        agenda: the virtual clock.
+        queue: the virtual clock.
         servers: tell when server 0 is free.
         journal: None: nothing is recorded.
         carry_out: does what the coordinator says; its second argument are the numbers of the effects in the journal.
@@ -42,7 +42,7 @@ class CoordinatorInbox:
     def __init__(
         self,
         coordinator: Coordinator,
-        agenda: EventQueue,
+        queue: EventQueue,
         servers: Servers,
         journal: Journal | None,
         carry_out: Callable[[list[Effect], list[RecordId]], None],
@@ -52,7 +52,7 @@ class CoordinatorInbox:
     ) -> None:
         self.handled = 0
         """Events that the coordinator was told, and effects that it answered with."""
-        self._coordinator, self._agenda, self._servers, self._journal = coordinator, agenda, servers, journal
+        self._coordinator, self._queue, self._servers, self._journal = coordinator, queue, servers, journal
         self._carry_out, self._stuck = carry_out, stuck
         self._timeout_s, self._may_wake = timeout_s, wakes
         self._inbox: deque[tuple[Event, RecordId]] = deque()
@@ -65,9 +65,9 @@ class CoordinatorInbox:
         self._wake_due: Seconds | None = None
         self._wake_serial = 0
         self._wakes = 0
-        """On the agenda."""
+        """How many are in the queue."""
         self._beats = 0
-        """On the agenda."""
+        """How many are in the queue."""
         self._idle_wakes = 0
         self._stirred_at: Seconds = 0.0
 
@@ -79,8 +79,8 @@ class CoordinatorInbox:
 
     def measured(self, folded: Folded, done: Seconds, cause: RecordId) -> None:
         """Deliver a fold's measurements at this time, before server 0 handles its next message."""
-        if done > self._agenda.now:
-            self._agenda.at(done, partial(self._measured_now, folded, cause), MEASURED)
+        if done > self._queue.now:
+            self._queue.at(done, partial(self._measured_now, folded, cause), MEASURED)
         else:
             self._measured.append((folded, cause))
 
@@ -93,16 +93,16 @@ class CoordinatorInbox:
             again(serial)
 
         self._beats += 1
-        self._agenda.at(self._agenda.now + self._timeout_s / BEATS, once)
-        only = len(self._agenda) == self._beats + self._wakes
-        if only and self._agenda.now > self._stirred_at + PATIENCE * self._timeout_s:
+        self._queue.at(self._queue.now + self._timeout_s / BEATS, once)
+        only = len(self._queue) == self._beats + self._wakes
+        if only and self._queue.now > self._stirred_at + PATIENCE * self._timeout_s:
             self._stuck()
 
     def close(self, reason: str) -> None:
         """End the run: later messages are ignored."""
         self._closed = True
         self._inbox.clear()
-        self._answer(self._coordinator.close(self._agenda.now, reason))
+        self._answer(self._coordinator.close(self._queue.now, reason))
 
     def stop(self) -> None:
         """Handle nothing more after what is being carried out."""
@@ -110,28 +110,28 @@ class CoordinatorInbox:
 
     def _work(self, serial: int = 0) -> None:
         self._busy = True
-        inbox, agenda = self._inbox, self._agenda
+        inbox, queue = self._inbox, self._queue
         while inbox and not self._closed:
             if not self._servers.never_busy:
-                free = self._servers.free(0, agenda.now)
-                if free > agenda.now:
+                free = self._servers.free(0, queue.now)
+                if free > queue.now:
                     if free != self._free_at:
                         self._free_at = free
-                        agenda.at(free, self._work)
+                        queue.at(free, self._work)
                     break
             event, cause = inbox.popleft()
             if self._journal is not None:
-                cause = self._journal.log(event, agenda.now, cause)
+                cause = self._journal.log(event, queue.now, cause)
             if type(event) is not Heard:
-                self._stirred_at, self._idle_wakes = agenda.now, 0
+                self._stirred_at, self._idle_wakes = queue.now, 0
             self.handled += 1
-            self._answer(self._coordinator.on(event, agenda.now), cause)
+            self._answer(self._coordinator.on(event, queue.now), cause)
         self._busy = False
 
     def _answer(self, effects: list[Effect], cause: RecordId = NO_CAUSE) -> None:
         """``cause``: of these effects; none where no event but the time has brought them about."""
         self.handled += len(effects)
-        journal, now = self._journal, self._agenda.now
+        journal, now = self._journal, self._queue.now
         numbers = [journal.log(effect, now, cause) for effect in effects] if journal is not None else [NO_CAUSE] * len(effects)
         self._carry_out(effects, numbers)
         if self._measured:
@@ -148,19 +148,19 @@ class CoordinatorInbox:
         due = self._coordinator.wake_at()
         if due is None:
             self._wake_due, self._wake_serial = None, 0
-        elif (due := max(due, self._agenda.now)) != self._wake_due:
+        elif (due := max(due, self._queue.now)) != self._wake_due:
             self._wake_up_at(due)
 
     def _wake_up_at(self, due: Seconds) -> None:
         self._wake_due = due
         self._wakes += 1
-        self._wake_serial = self._agenda.at(due, self._wake, WAKE)
+        self._wake_serial = self._queue.at(due, self._wake, WAKE)
 
     def _wake(self, serial: int) -> None:
         self._wakes -= 1
         if serial != self._wake_serial or self._closed:
             return
-        now = self._agenda.now
+        now = self._queue.now
         free = self._servers.free(0, now)
         if free > now:
             self._wake_up_at(free)

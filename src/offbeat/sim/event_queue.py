@@ -26,11 +26,11 @@ WAKE: Final = 1
 class EventQueue:
     """A heap of entries, and the time.
 
-    >>> agenda, said = EventQueue(), []
-    >>> _ = agenda.at(2.0, lambda _: said.append("second")), agenda.at(1.0, lambda _: said.append("first"))
-    >>> while agenda.step(until=10.0):
+    >>> queue, said = EventQueue(), []
+    >>> _ = queue.at(2.0, lambda _: said.append("second")), queue.at(1.0, lambda _: said.append("first"))
+    >>> while queue.step(until=10.0):
     ...     pass
-    >>> said, agenda.now
+    >>> said, queue.now
     (['first', 'second'], 2.0)
     """
 
@@ -45,7 +45,7 @@ class EventQueue:
         return len(self._heap)
 
     def at(self, time: Seconds, action: Action, priority: int = MESSAGE) -> int:
-        """Put an action on the agenda; returns the serial number with which it will be called.
+        """Put an action into the queue; returns the serial number with which it will be called.
 
         Args:
             time: seconds since the job began, not before `now`.

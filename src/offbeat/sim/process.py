@@ -34,19 +34,19 @@ class SimulatedProcess(ABC):
     """One process of a worker. A restarted worker is a new object, which goes on with its predecessor's numbers of iterations.
 
     Args:
-        world: where it lives.
+        simulation: the run that this process is part of.
         number: the worker's.
         iteration: the number of its next iteration.
         blocks: see `core.worker.Worker`.
     """
 
-    def __init__(self, world: Simulation, number: WorkerId, iteration: int, blocks: Callable[[], Blocks] | None = None) -> None:
-        self.world, self.number, self.iteration = world, number, iteration
-        self.agenda = world.agenda
+    def __init__(self, simulation: Simulation, number: WorkerId, iteration: int, blocks: Callable[[], Blocks] | None = None) -> None:
+        self.simulation, self.number, self.iteration = simulation, number, iteration
+        self.queue = simulation.queue
         self.machine = Worker(number, blocks)
         self.incarnation: Incarnation = 0
         self.gone = False
-        self.windows = world.cluster.script.windows(number)
+        self.windows = simulation.cluster.script.windows(number)
         self.due = 0
         """The serial number of the entry that goes on with this process; others are out of date."""
         self.computing = False
@@ -83,21 +83,21 @@ class SimulatedProcess(ABC):
 
     def answered(self, effect: Grant | NoMore | EpochEnded, cause: RecordId) -> None:
         """Go on with samples, or without."""
-        self.do(self.machine.on(effect, self.agenda.now, cause))
+        self.do(self.machine.on(effect, self.queue.now, cause))
 
     def interrupted(self, effect: Interrupt, cause: RecordId) -> None:
         """Give up what is being computed, now or at its end."""
         news = effect.version > self.machine.version
-        self.machine.on(effect, self.agenda.now, cause)
+        self.machine.on(effect, self.queue.now, cause)
         if news and self.computing and effect.at_once:
-            self.due = self.agenda.at(self.thaw(), self.finished)
+            self.due = self.queue.at(self.thaw(), self.finished)
 
     def fenced(self, effect: Fence, cause: RecordId) -> None:
         """Join again, as soon as this process waits for something; what it hands in until then is rejected."""
         if self.in_transit:
             self._fence = effect, cause
             return
-        self.do(self.machine.on(effect, self.agenda.now, cause))
+        self.do(self.machine.on(effect, self.queue.now, cause))
         if self._ends:
             self._finish()
 
@@ -107,19 +107,19 @@ class SimulatedProcess(ABC):
         """End this process; ``seen``: its connection closes with it."""
         self.gone, self.due = True, 0
         if seen:
-            self.world.send(Lost(self.number, why, self.incarnation or None))
+            self.simulation.send(Lost(self.number, why, self.incarnation or None))
 
     def beat(self, serial: int = 0) -> None:
         """Give a sign of life now and then, as long as this process is not frozen."""
         if self.gone:
             return
-        if self.incarnation and self.thaw() == self.agenda.now:
-            self.world.send(Heard(self.number, self.incarnation))
-        self.world.desk.beat(self.beat)
+        if self.incarnation and self.thaw() == self.queue.now:
+            self.simulation.send(Heard(self.number, self.incarnation))
+        self.simulation.inbox.beat(self.beat)
 
     def thaw(self) -> Seconds:
         """Return when this process can do something: now, unless it is frozen."""
-        now = self.agenda.now
+        now = self.queue.now
         return next((stop for start, stop, factor in self.windows if start <= now < stop and isinf(factor)), now)
 
     # What it does.
@@ -133,14 +133,14 @@ class SimulatedProcess(ABC):
             assert type(instruction) is Send
             event, cause = instruction
             if type(event) is Pushed:
-                push = event if self.world.content.empty else event._replace(loss=self._handed_in(event))
+                push = event if self.simulation.content.empty else event._replace(loss=self._handed_in(event))
                 self.push(push, cause, instructions[at + 1 :])
                 return
             if type(event) is Joined:
                 self._stop()
             if type(event) is Joined or type(event) is Abandoned:
                 self._steps = ()
-            self.world.send(event, cause)
+            self.simulation.send(event, cause)
 
     @abstractmethod
     def push(self, push: Pushed, cause: RecordId, then: Sequence[Instruction]) -> None:
@@ -155,77 +155,77 @@ class SimulatedProcess(ABC):
         self.in_transit = False
         if self._fence is not None:
             (fence, cause), self._fence = self._fence, None
-            instructions = [*instructions, *self.machine.on(fence, self.agenda.now, cause)]
+            instructions = [*instructions, *self.machine.on(fence, self.queue.now, cause)]
         self.do(instructions)
 
     def ask_at(self) -> Seconds:
         """Return when this process can ask for samples."""
-        return self.thaw() if self.windows else self.agenda.now
+        return self.thaw() if self.windows else self.queue.now
 
     def ask(self) -> None:
         """Ask for the samples of the next iteration, or end after the last epoch."""
-        work = self.world.work
+        work = self.simulation.work
         self._ends = self._epoch == work.epochs
         if self._ends:
             self._when_it_can(self._finish)
             return
-        question = self.machine.on(self._question, self.agenda.now)
-        if self.ask_at() == self.agenda.now:
+        question = self.machine.on(self._question, self.queue.now)
+        if self.ask_at() == self.queue.now:
             self.do(question)
         else:
             self._when_it_can(partial(self.do, question))
 
     def _ask_of(self, epoch: Epoch) -> SamplesWanted:
         """The question for samples of one epoch; made once for all its batches."""
-        work = self.world.work
+        work = self.simulation.work
         return SamplesWanted(0, epoch, work.samples, work.batch)
 
     def _when_it_can(self, action: Callable[[], None], serial: int = 0) -> None:
         if serial not in (0, self.due):
             return
         at = self.ask_at()
-        if at > self.agenda.now:
-            self.due = self.agenda.at(at, partial(self._when_it_can, action))
+        if at > self.queue.now:
+            self.due = self.queue.at(at, partial(self._when_it_can, action))
         else:
             action()
 
     def _finish(self) -> None:
         """End; a process that was thought dead joins again first, and ends then."""
         self._ends = False
-        instructions = self.machine.on(Finished(), self.agenda.now)
+        instructions = self.machine.on(Finished(), self.queue.now)
         if self.machine.state is State.LEFT:
             self.end("", seen=False)
         self.do(instructions)
         # One that is thought dead is not listened to, but its connection closes.
-        if self.gone and self.world.cluster.silence_s is not None:
-            self.world.send(Lost(self.number, "end of stream", self.incarnation))
+        if self.gone and self.simulation.cluster.silence_s is not None:
+            self.simulation.send(Lost(self.number, "end of stream", self.incarnation))
 
     def _go_on(self, turn: Compute) -> None:
         """The script has control."""
         if turn.over:
             self._epoch, self._progress = self._epoch + 1, SplitProgress()
             self._question = self._ask_of(self._epoch)
-        if turn.grant is None and self.world.work.samples is not None:
+        if turn.grant is None and self.simulation.work.samples is not None:
             self.ask()
             return
         self.computing = True
-        finish = self.agenda.now
+        finish = self.queue.now
         self._leases, self._samples = (), 0
         for _ in range(self.machine.plan.steps if turn.grant is None else 1):  # nobody needs to know of the moments between
             finish = self._iterate(finish, turn.grant)
-        self.due = self.agenda.at(finish, self.finished)
+        self.due = self.queue.at(finish, self.finished)
         if self.machine.at_once:
-            self.due = self.agenda.at(self.thaw(), self.finished)
+            self.due = self.queue.at(self.thaw(), self.finished)
 
     def finished(self, serial: int = 0) -> None:
         """End a computation, or break it off."""
         if serial not in (0, self.due):
             return
         self.computing, self.due = False, 0
-        progress, dealt = self._progress, self.world.work.samples is not None
+        progress, dealt = self._progress, self.simulation.work.samples is not None
         steps = 1 if dealt else self.machine.plan.steps
         stepped = Stepped(self._leases, self._samples, None, None, steps, progress.done, progress.batches or 0)
-        instructions = self.machine.on(stepped, self.agenda.now)
+        instructions = self.machine.on(stepped, self.queue.now)
         if instructions:
             self.do(instructions)
         else:
@@ -233,7 +233,7 @@ class SimulatedProcess(ABC):
 
     def _iterate(self, begin: Seconds, grant: Grant | None) -> Seconds:
         """Begin one iteration at this time; when it ends. What goes into the next push is noted."""
-        world, iteration, batch = self.world, self.iteration, self.machine.plan.batch or self.world.work.batch
+        simulation, iteration, batch = self.simulation, self.iteration, self.machine.plan.batch or self.simulation.work.batch
         self.iteration = iteration + 1
         if grant is None:
             samples = batch
@@ -243,18 +243,18 @@ class SimulatedProcess(ABC):
             self._progress.deal(grant.parts, samples, batch)
             self._progress.done += 1
         self._samples += samples
-        if not world.content.empty:
+        if not simulation.content.empty:
             place = () if grant is None else (grant.epoch, grant.start, grant.stop, grant.parts)
             self._steps += (Step(iteration, samples, *place),)
-        seconds = world.compute.draw(self.number, iteration, begin)
-        if world.per_sample is not None:
-            seconds += samples * world.per_sample.draw(self.number, iteration, begin)
+        seconds = simulation.compute.draw(self.number, iteration, begin)
+        if simulation.per_sample is not None:
+            seconds += samples * simulation.per_sample.draw(self.number, iteration, begin)
         return begin + (stretched(seconds, begin, self.windows) if self.windows else seconds)
 
     def _handed_in(self, push: Pushed) -> float | None:
         """The loss of a push that leaves this worker."""
         steps, self._steps = self._steps, ()
-        return self.world.content.handed_in(Handed(self.number, self.incarnation, self.machine.clock, push.version, push.held, steps))
+        return self.simulation.content.handed_in(Handed(self.number, self.incarnation, self.machine.clock, push.version, push.held, steps))
 
     def _stop(self) -> None:
         """Nothing that this process had begun goes on."""

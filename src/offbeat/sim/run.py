@@ -73,22 +73,22 @@ def simulate(
     book = None
     if tally is not None or journal is not None:
         listeners = (tally.add,) if tally is not None else ()
-        book = Journal(journal, now=lambda: clock[0].agenda.now, listeners=listeners)
-    world = Simulation(policy, cluster, work, content, book)
-    clock.append(world)
+        book = Journal(journal, now=lambda: clock[0].queue.now, listeners=listeners)
+    simulation = Simulation(policy, cluster, work, content, book)
+    clock.append(simulation)
     if book is not None:
         book.write(_head(policy, cluster))
     try:
-        ok, reason = world.run()
+        ok, reason = simulation.run()
         content.finish()
         if book is not None:
-            book.write(end_record(world.agenda.now, ok, reason))
+            book.write(end_record(simulation.queue.now, ok, reason))
     finally:
         if book is not None:
             book.close()
-    seconds = world.agenda.now
-    summary = {} if tally is None else _summary(tally, world)
-    return Result(ok, reason, seconds, world.desk.handled, summary, tuple(world.curve))
+    seconds = simulation.queue.now
+    summary = {} if tally is None else _summary(tally, simulation)
+    return Result(ok, reason, seconds, simulation.inbox.handled, summary, tuple(simulation.curve))
 
 
 def check_rule(policy: Policy, cluster: Cluster, work: Work) -> None:
@@ -117,12 +117,12 @@ def _head(policy: Policy, cluster: Cluster) -> dict[str, Any]:
     )
 
 
-def _summary(tally: Tally, world: Simulation) -> dict[str, Any]:
+def _summary(tally: Tally, simulation: Simulation) -> dict[str, Any]:
     summary = tally.summary()
     wall_s = summary["wall_s"]
     return {
         **summary,
-        "simulated_s": world.agenda.now,
+        "simulated_s": simulation.queue.now,
         "versions_per_s": summary["version"] / wall_s if wall_s > 0 else 0.0,
-        "events": world.desk.handled,
+        "events": simulation.inbox.handled,
     }

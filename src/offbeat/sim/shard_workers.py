@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 class ShardWorker(SimulatedProcess):
     """See `SimulatedProcess`."""
 
-    def __init__(self, world: Simulation, number: WorkerId, iteration: int = 0) -> None:
-        policy = world.policy
+    def __init__(self, simulation: Simulation, number: WorkerId, iteration: int = 0) -> None:
+        policy = simulation.policy
         assert isinstance(policy, ServerRule), f"{policy.spelling} has no servers"
-        super().__init__(world, number, iteration, partial(policy.blocks, world.cluster.servers))
+        super().__init__(simulation, number, iteration, partial(policy.blocks, simulation.cluster.servers))
         self._heard_at: Seconds = 0.0
         """When server 0 will have its last push: what it asks then does not overtake that."""
 
     def released(self, effect: Release, cause: RecordId) -> None:
         self.in_transit = True
-        missing = self.world.cluster.servers
+        missing = self.simulation.cluster.servers
 
         def count(blocks: Blocks) -> None:
             nonlocal missing
@@ -42,7 +42,7 @@ class ShardWorker(SimulatedProcess):
                 self.in_transit = False
                 self._begin(effect, cause, blocks)
 
-        for shard, version in enumerate(self.world.blocks):
+        for shard, version in enumerate(self.simulation.blocks):
             self._receive(BlockArrived(shard, version), cause, count)
 
     def published(self, effect: Publish, cause: RecordId) -> None:
@@ -59,12 +59,12 @@ class ShardWorker(SimulatedProcess):
 
         def take(_: int) -> None:
             if blocks is self.machine.blocks:
-                self.machine.on(block, self.agenda.now, cause)
+                self.machine.on(block, self.queue.now, cause)
             then(blocks)
 
-        arrival = self.world.servers.block(block.shard, self.number, self.agenda.now)
-        if arrival > self.agenda.now:
-            self.agenda.at(arrival, take)
+        arrival = self.simulation.servers.block(block.shard, self.number, self.queue.now)
+        if arrival > self.queue.now:
+            self.queue.at(arrival, take)
         else:
             take(0)
 
@@ -72,16 +72,16 @@ class ShardWorker(SimulatedProcess):
         """Read the parameters, which are here, unless this process has joined again meanwhile."""
         if blocks is not self.machine.blocks:
             return
-        if self.windows and (thaw := self.thaw()) > self.agenda.now:
-            self.agenda.at(thaw, partial(self._begin, effect, cause, blocks))
+        if self.windows and (thaw := self.thaw()) > self.queue.now:
+            self.queue.at(thaw, partial(self._begin, effect, cause, blocks))
         else:
-            self.received(self.machine.on(effect, self.agenda.now, cause))
+            self.received(self.machine.on(effect, self.queue.now, cause))
 
     def _look(self, _: int = 0) -> None:
         """See whether this worker can go on, or what it computes has been overtaken."""
         if self.gone:
             return
-        machine, now = self.machine, self.agenda.now
+        machine, now = self.machine, self.queue.now
         if self.computing:
             machine.on(Woken(), now)
             if machine.overtaken:
@@ -89,22 +89,22 @@ class ShardWorker(SimulatedProcess):
         if machine.state is not State.WAITING or self.in_transit:
             return
         if self.windows and (thaw := self.thaw()) > now:
-            self.agenda.at(thaw, self._look)
+            self.queue.at(thaw, self._look)
         elif instructions := machine.on(Woken(), now):
             self.do(instructions)
         elif (wake_at := machine.wake_at()) is not None:
-            self.agenda.at(max(now, wake_at), self._look)
+            self.queue.at(max(now, wake_at), self._look)
 
     def ask_at(self) -> Seconds:
-        return self._heard_at if self._heard_at > self.agenda.now else super().ask_at()
+        return self._heard_at if self._heard_at > self.queue.now else super().ask_at()
 
     def push(self, push: Pushed, cause: RecordId, then: Sequence[Instruction]) -> None:
         """Send each shard its part; the worker does not wait for what becomes of it."""
-        world = self.world
-        for shard in range(world.cluster.servers):
-            arrival = world.servers.push(shard, self.number, self.agenda.now)
+        simulation = self.simulation
+        for shard in range(simulation.cluster.servers):
+            arrival = simulation.servers.push(shard, self.number, self.queue.now)
             self._heard_at = arrival if shard == 0 else self._heard_at
-            world.post.at_server(shard, arrival, partial(self._deliver, push._replace(shard=shard), cause))
+            simulation.uplink.at_server(shard, arrival, partial(self._deliver, push._replace(shard=shard), cause))
         self.do(then)
         self._look()
 
@@ -113,4 +113,4 @@ class ShardWorker(SimulatedProcess):
 
     def arrived(self, event: Event, cause: RecordId) -> None:
         if not self.gone:
-            self.world.send(event, cause)
+            self.simulation.send(event, cause)

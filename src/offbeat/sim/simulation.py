@@ -1,8 +1,9 @@
-"""The simulated job: the coordinator that live jobs have, simulated workers and servers around it, and a virtual clock.
+"""Run a simulated job: the coordinator of live jobs, with simulated workers and servers around it, under a virtual clock.
 
-This file carries what the coordinator says to whom it concerns, and makes the script's faults happen. It decides nothing: what is folded
-and who may go on is the rule's, how long things take is said by the cluster's laws, what workers do is in ``workers.py`` and
-``shard_workers.py``, and how the coordinator hears of it in ``coordinator_inbox.py``.
+`Simulation` passes each effect of the coordinator to the worker that it concerns, and makes the faults of the script happen. It decides
+nothing. The rule decides which contributions are folded and which worker may go on; the cluster's latency models say how long things take;
+``core/worker.py`` decides what a worker does, and ``process.py`` carries that out; events reach the coordinator by
+``coordinator_inbox.py``.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ class Point(NamedTuple):
 
 
 class Simulation:
-    """One run.
+    """One run of a simulated job.
 
     Args:
         policy: the rule.
-        cluster: checked.
-        work: when it is enough.
-        content: what contributions hold.
-        journal: None: nothing is recorded.
+        cluster: the machines, their latency models and faults; checked already.
+        work: after how much work the run ends.
+        content: what contributions contain, and what is measured of them.
+        journal: where events and effects are recorded; None: nowhere.
 
     Raises:
         ConfigurationError: the rule cannot work with that many workers.
@@ -73,15 +74,15 @@ class Simulation:
         self.cluster, self.work, self.content = cluster, work, content
         self.policy = policy
         self.coordinator = Coordinator(policy, cluster.workers, cluster.silence_s, cluster.servers, seed=cluster.seed)
-        self.agenda = EventQueue()
+        self.queue = EventQueue()
         parts = parts_of(policy, cluster)
         self.servers = parts.servers
-        self.post = Uplink(self.agenda, self.servers)
+        self.uplink = Uplink(self.queue, self.servers)
         wakes = cluster.silence_s is not None or parts.asks_again
-        self.desk = CoordinatorInbox(
-            self.coordinator, self.agenda, self.servers, journal, self._carry_out, self._give_up, cluster.silence_s, wakes
+        self.inbox = CoordinatorInbox(
+            self.coordinator, self.queue, self.servers, journal, self._carry_out, self._give_up, cluster.silence_s, wakes
         )
-        self.send = self.desk.send
+        self.send = self.inbox.send
         self.compute: Sampler = cluster.law("compute").start(derived(cluster.seed, "compute"), cluster.total)
         per_sample = cluster.law("per_sample")
         free = isinstance(per_sample, Constant) and per_sample.seconds == 0.0
@@ -93,7 +94,7 @@ class Simulation:
         self.ended: tuple[bool, str] | None = None
         """How the run has ended: well or not, and why."""
         self._present: set[WorkerId] = set()
-        """Whom the coordinator takes for living, or may hear of again."""
+        """The workers that the coordinator takes for alive, or may hear of again."""
         self._to_come = sum(isinstance(fault, Restart | Join) for fault in cluster.script.faults)
         self._journal = journal
         self._version: Version = 0
@@ -115,10 +116,10 @@ class Simulation:
             self._handlers[Settle] = lambda effect, cause: content.settled(effect)
 
     def run(self) -> tuple[bool, str]:
-        """Go through everything until it is enough; whether it has ended well, and why it has ended."""
+        """Run until the work is done or nothing can happen any more. Returns whether the job ended well, and the reason of its end."""
         absent = self.cluster.script.absent
         for fault in self.cluster.script.faults:
-            self.agenda.at(fault.at_s, partial(self._strike, fault), FAULT)
+            self.queue.at(fault.at_s, partial(self._strike, fault), FAULT)
         for worker in range(self.cluster.workers):
             if worker in absent:
                 self.send(Lost(worker, "joins later"))
@@ -126,15 +127,15 @@ class Simulation:
             if worker not in absent:
                 self._start(worker)
         until = self.work.time_s if self.work.time_s is not None else float("inf")
-        step = self.agenda.step
+        step = self.queue.step
         while self.ended is None and step(until):
             pass
-        if self.ended is None and len(self.agenda):
-            self.agenda.now = until
+        if self.ended is None and len(self.queue):
+            self.queue.now = until
             self._end(True, f"{until:g} s are over")
         elif self.ended is None:
             self._give_up()
-        self.desk.close("the job has ended")
+        self.inbox.close("the job has ended")
         assert self.ended is not None
         return self.ended
 
@@ -148,11 +149,11 @@ class Simulation:
                 handler(effect, number)
 
     def _fold(self, effect: Fold, cause: RecordId) -> None:
-        done = self.servers.fold(self.agenda.now, effect.shard)
+        done = self.servers.fold(self.queue.now, effect.shard)
         if self._measures or not self.content.empty:
             folded = self.content.fold(effect)
             if self._measures:
-                self.desk.measured(folded, done, cause)
+                self.inbox.measured(folded, done, cause)
         version = effect.version
         if effect.shard is not None:
             self.blocks[effect.shard] = version
@@ -166,11 +167,11 @@ class Simulation:
             self._end(True, f"version {self.work.versions} is reached")
 
     def _evaluate(self, version: Version) -> None:
-        values = self.content.evaluate(version, self.agenda.now)
+        values = self.content.evaluate(version, self.queue.now)
         if values is None:
             return
-        self.curve.append(Point(self.agenda.now, version, dict(values)))
-        self._note(metrics_record(self.agenda.now, 0, version, values))
+        self.curve.append(Point(self.queue.now, version, dict(values)))
+        self._note(metrics_record(self.queue.now, 0, version, values))
         if self.content.reached(values):
             self._end(True, f"version {version} is good enough")
 
@@ -183,7 +184,7 @@ class Simulation:
 
     def _exchanged(self, effect: Exchanged, cause: RecordId) -> None:
         assert isinstance(self.servers, Links)
-        self.servers.exchanged(effect, self.agenda.now)
+        self.servers.exchanged(effect, self.queue.now)
         if not self.content.empty:
             self.content.exchanged(effect)
 
@@ -216,7 +217,7 @@ class Simulation:
             self._present.discard(effect.worker)
             self.content.gone(effect.worker)
             if not self._present and not self._to_come and all(worker.gone for worker in self.workers.values()):
-                self._give_up()  # now: what is on the agenda still, such as finishes of broken-off computations, is nobody's
+                self._give_up()  # now: what is in the queue still, such as ends of computations that were broken off, concerns no process
 
     # Processes and faults, and the end.
 
@@ -229,7 +230,7 @@ class Simulation:
 
     def _strike(self, fault: Fault, serial: int) -> None:
         """A fault of the script, unless its victim has come to its end before."""
-        now = self.agenda.now
+        now = self.queue.now
         if isinstance(fault, Stop):
             self._note(process_record(now, "server", fault.server, "stopped", f"for {fault.for_s:g} s"))
             return
@@ -255,7 +256,7 @@ class Simulation:
     def _end(self, ok: bool, reason: str) -> None:
         if self.ended is None:
             self.ended = ok, reason
-            self.desk.stop()
+            self.inbox.stop()
 
     def _give_up(self) -> None:
         """Nothing happens any more."""

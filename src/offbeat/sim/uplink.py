@@ -15,14 +15,14 @@ class Uplink:
     """Delivers the workers' pushes.
 
     Args:
-        agenda: the virtual clock.
+        queue: the virtual clock.
         servers: how long it takes.
     """
 
-    def __init__(self, agenda: EventQueue, servers: Servers) -> None:
-        self._agenda, self._servers = agenda, servers
+    def __init__(self, queue: EventQueue, servers: Servers) -> None:
+        self._queue, self._servers = queue, servers
         self._simple = servers.pushes_immediate and (servers.never_busy or servers.count == 1)
-        """Whether a push is with all servers as it is sent. Server 0's turn is seen to at its desk."""
+        """Whether a push is with all servers as it is sent. Server 0 handles it when `CoordinatorInbox` gets to it."""
 
     def push(self, worker: SimulatedProcess, event: Event, cause: RecordId) -> None:
         """Send a worker's push to every server; it has arrived when all of them have it."""
@@ -38,20 +38,20 @@ class Uplink:
                 worker.arrived(event, cause)
 
         for server in range(self._servers.count):
-            self.at_server(server, self._servers.push(server, worker.number, self._agenda.now), count)
+            self.at_server(server, self._servers.push(server, worker.number, self._queue.now), count)
 
     def at_server(self, server: int, arrival: Seconds, action: Callable[[int], None]) -> None:
         """Do this when a server gets to a message that arrives at this time."""
 
         def look(serial: int) -> None:
-            now = self._agenda.now
+            now = self._queue.now
             free = now if server == 0 else self._servers.free(server, now)
             if free > now:
-                self._agenda.at(free, action)
+                self._queue.at(free, action)
             else:
                 action(serial)
 
-        if arrival > self._agenda.now:
-            self._agenda.at(arrival, look)
+        if arrival > self._queue.now:
+            self._queue.at(arrival, look)
         else:
             look(0)

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 class JobWorker(SimulatedProcess):
     """See `SimulatedProcess`."""
 
-    def __init__(self, world: Simulation, number: WorkerId, iteration: int = 0) -> None:
-        super().__init__(world, number, iteration)
+    def __init__(self, simulation: Simulation, number: WorkerId, iteration: int = 0) -> None:
+        super().__init__(simulation, number, iteration)
         self._then: Sequence[Instruction] = ()
         """What is to be done when the push on its way has arrived."""
 
     def released(self, effect: Release, cause: RecordId) -> None:
         self.in_transit = True
-        servers, now = self.world.servers, self.agenda.now
+        servers, now = self.simulation.servers, self.queue.now
         if not servers.immediate and (arrival := servers.parameters(self.number, now)) > now:
-            self.due = self.agenda.at(arrival, partial(self._begin, effect, cause))
+            self.due = self.queue.at(arrival, partial(self._begin, effect, cause))
         else:
             self.due = 0
             self._begin(effect, cause, 0)
@@ -40,19 +40,19 @@ class JobWorker(SimulatedProcess):
         """Read the parameters, which are here."""
         if serial != self.due:
             return
-        if self.windows and (thaw := self.thaw()) > self.agenda.now:
-            self.due = self.agenda.at(thaw, partial(self._begin, effect, cause))
+        if self.windows and (thaw := self.thaw()) > self.queue.now:
+            self.due = self.queue.at(thaw, partial(self._begin, effect, cause))
             return
-        self.received(self.machine.on(effect, self.agenda.now, cause))
+        self.received(self.machine.on(effect, self.queue.now, cause))
 
     def push(self, push: Pushed, cause: RecordId, then: Sequence[Instruction]) -> None:
         self.in_transit, self._then = True, then
-        self.world.post.push(self, push, cause)
+        self.simulation.uplink.push(self, push, cause)
 
     def arrived(self, event: Event, cause: RecordId) -> None:
         if self.gone:
             return
         then, self._then = self._then, ()
         self.in_transit = False
-        self.world.send(event, cause)
+        self.simulation.send(event, cause)
         self.received(then)

@@ -23,7 +23,7 @@ def proof(token: str, side: str, server_nonce: bytes, client_nonce: bytes) -> by
     return hmac.digest(token.encode(), side.encode() + server_nonce + client_nonce, "sha256")
 
 
-class Gate(ABC):
+class Handshake(ABC):
     """Run one end's side of the handshake. It has succeeded when `open` is True."""
 
     def __init__(self, token: str) -> None:
@@ -45,7 +45,7 @@ class Gate(ABC):
         """
 
 
-class ServerGate(Gate):
+class ServerHandshake(Handshake):
     """The end that accepted the connection."""
 
     def opening(self) -> Header:
@@ -60,7 +60,7 @@ class ServerGate(Gate):
         return {"_proof": proof(self._token, "server", self._nonce, client_nonce)}
 
 
-class ClientGate(Gate):
+class ClientHandshake(Handshake):
     """The end that made the connection."""
 
     def __init__(self, token: str) -> None:

@@ -20,7 +20,7 @@ from typing import Final
 from offbeat.errors import ConfigurationError, JobError
 from offbeat.transport import shm, tcp
 from offbeat.transport.base import Address, Arrivals, Closed, Connection, Hub
-from offbeat.transport.handshake import ClientGate, Gate, ServerGate
+from offbeat.transport.handshake import ClientHandshake, Handshake, ServerHandshake
 from offbeat.transport.stream import BUSY, StreamConnection
 
 log = logging.getLogger(__name__)
@@ -109,11 +109,11 @@ class SocketHub(Hub):
             sock = tcp.connect_local(address.local)
         if sock is None:
             sock = tcp.connect_tcp(*address.tcp)
-        connection = self._add(sock, tcp.describe_peer(sock), ClientGate(self._token))
+        connection = self._add(sock, tcp.describe_peer(sock), ClientHandshake(self._token))
         self._connecting[connection] = address, 1, math.inf
         return connection
 
-    def _add(self, sock: socket.socket, peer: str, gate: Gate) -> StreamConnection:
+    def _add(self, sock: socket.socket, peer: str, gate: Handshake) -> StreamConnection:
         connection = StreamConnection(sock, peer, gate, self._attend)
         self._connections.add(connection)
         self._selector.register(sock, _READ, connection)
@@ -150,7 +150,7 @@ class SocketHub(Hub):
                 oldest = next(iter(unverified))
                 oldest.ask_to_retry()
                 self._forget(oldest)
-            unverified[self._add(sock, peer, ServerGate(self._token))] = time.monotonic()
+            unverified[self._add(sock, peer, ServerHandshake(self._token))] = time.monotonic()
         self._selector.unregister(listener)
         self._paused[listener] = time.monotonic() + ACCEPT_PAUSE_S
 
@@ -199,7 +199,7 @@ class SocketHub(Hub):
             self._lost.append((connection, Closed(f"nobody listens there any more, after: {BUSY}")))
             return
         self._connecting[connection] = address, attempts + 1, math.inf
-        connection.reconnect(sock, ClientGate(self._token))
+        connection.reconnect(sock, ClientHandshake(self._token))
         self._selector.register(sock, _READ, connection)
 
     # Waiting.

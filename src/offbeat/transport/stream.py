@@ -20,7 +20,7 @@ from typing import Any
 from offbeat.errors import ProtocolError, RefusedError
 from offbeat.transport import wire
 from offbeat.transport.base import Buffer, Closed, Connection, Message, SharedMemory
-from offbeat.transport.handshake import Gate
+from offbeat.transport.handshake import Handshake
 from offbeat.transport.outbox import Outbox, Piece
 from offbeat.transport.shm import MemoryBlock
 from offbeat.transport.wire import Frame, FrameReader, Header
@@ -40,7 +40,7 @@ class Busy(Exception):
 class StreamConnection(Connection):
     """One end of a connection over a stream socket."""
 
-    def __init__(self, sock: socket.socket, peer: str, gate: Gate, attend: Callable[[StreamConnection], None]) -> None:
+    def __init__(self, sock: socket.socket, peer: str, gate: Handshake, attend: Callable[[StreamConnection], None]) -> None:
         """Take over a connected, non-blocking socket.
 
         Args:
@@ -253,7 +253,7 @@ class StreamConnection(Connection):
         """Refuse a peer whose handshake is not done, and ask it to connect again."""
         self._refuse(BUSY)
 
-    def reconnect(self, sock: socket.socket, gate: Gate) -> None:
+    def reconnect(self, sock: socket.socket, gate: Handshake) -> None:
         """Continue over another socket after the peer has asked for it. Unsent messages are sent there."""
         with self._lock:
             self.sock.close()

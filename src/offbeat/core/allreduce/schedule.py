@@ -1,9 +1,9 @@
 """Schedules: what each rank of a collective sends, receives and computes, as data, and one rank's way through it.
 
 A rank's `RankProgram` is a directed acyclic graph of operations. An operation fires when all that it comes after has fired (AND) or, where
-it says so, any of it (OR); a receive fires when its message comes. Each fires once in a round, however often it is asked to: operations are
-consumed. Programs are persistent: they are made once, and each round is a new `Passage` through the same program. Nothing here knows bytes,
-sockets or clocks: whoever executes a passage moves the bytes. Which schedules there are is in ``algorithms.py``.
+it says so, any of it (OR); a receive fires when its message comes. Each fires once in a round, however often it is asked to: firing
+consumes it. Programs are persistent: they are made once, and each round is a new `Passage` through the same program. Nothing here knows
+bytes, sockets or clocks: whoever executes a passage moves the bytes. Which schedules there are is in ``algorithms.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class OperationKind(StrEnum):
     COMPUTE = "compute"
     """Change a span of the vector; `Operation.action` says how."""
     NOP = "nop"
-    """Nothing: a joint of the graph."""
+    """Do nothing: the operation only joins others in the graph."""
 
 
 class Action(StrEnum):
@@ -80,7 +80,7 @@ class RankProgram:
 
     operations: tuple[Operation, ...]
     done: int
-    """The operation with which the rank has all that it is to have."""
+    """The operation after which the rank has its result."""
     trigger: int | None = None
     """The operation that is fired from outside, where there is one: it starts an activation here."""
     needs: tuple[int, ...] = field(init=False, repr=False)
@@ -139,23 +139,23 @@ class Passage:
 
     @property
     def done(self) -> bool:
-        """Whether the rank has all that it is to have. It may still have to send to others: go on until `take` gives nothing."""
+        """Return True if the rank has its result. It may still have to send to other ranks: go on until `take` returns None."""
         return self._consumed[self.program.done] == 2
 
     def fired(self, index: int) -> bool:
-        """Whether this operation has fired."""
+        """Return True if this operation has fired."""
         return self._consumed[index] == 2
 
     def trigger(self) -> None:
-        """Start the activation here. Any number of ranks may, and it may be on already."""
+        """Fire the operation that starts the activation. Any number of ranks may do so, also after it has been started elsewhere."""
         assert self.program.trigger is not None, "this program has nothing to trigger"
         self._make_ready(self.program.trigger)
 
     def received(self, peer: int, tag: int) -> int:
-        """A message has come; returns the receive that fires with it.
+        """Note that a message has come. Returns the index of the receive that fires with it.
 
         Raises:
-            KeyError: the program has no such message, so that the peer follows another one.
+            KeyError: the program has no such message; the peer follows another program.
         """
         index = self.program.receives[peer, tag]
         if not self._consumed[index]:
@@ -164,11 +164,11 @@ class Passage:
         return index
 
     def take(self) -> int | None:
-        """An operation that is ready, in the order in which they became so; None: nothing is until a message comes."""
+        """Return the operation that has been ready longest, to be done now; None: none is ready before a message comes."""
         return self._ready.popleft() if self._ready else None
 
     def finished(self, index: int) -> None:
-        """What was taken is done: it has fired."""
+        """Note that an operation returned by `take` is done: it has fired."""
         assert self._consumed[index] == 1, f"operation {index} was not taken, or is done already"
         self._consumed[index] = 2
         for follower in self.program.followers[index]:
@@ -183,9 +183,10 @@ class Passage:
 
 
 def joined(first: RankProgram, second: RankProgram) -> RankProgram:
-    """The first program, then the second: what is ready at once in the second waits for the first to be done. Tags of the second follow.
+    """Return a program that runs the first program and then the second. The tags of the second are raised above those of the first.
 
-    The two are one graph: messages of the second that come early are kept, and sends of the first that nobody waits for go on.
+    Operations that are ready at once in the second wait until the first is done. The two are one graph: messages of the second that come
+    early are kept, and sends of the first on which nothing depends go on.
     """
     offset = len(first.operations)
     tags = 1 + max((o.tag for o in first.operations if o.tag is not None), default=-1)
@@ -206,7 +207,7 @@ def joined(first: RankProgram, second: RankProgram) -> RankProgram:
 
 
 def in_order(first: Sequence[RankProgram], second: Sequence[RankProgram]) -> Schedule:
-    """`joined` for every rank. Tags of the second follow the highest of the first, which must be the same at all ranks."""
+    """Return `joined` for every rank. Tags of the second follow the highest of the first, which must be the same at all ranks."""
     highest = {max((o.tag for o in program.operations if o.tag is not None), default=-1) for program in first}
     assert len(highest) == 1, f"the ranks of the first schedule have different highest tags: {sorted(highest)}"
     return tuple(joined(a, b) for a, b in zip(first, second, strict=True))

@@ -96,26 +96,26 @@ class RankSession(JobSession):
         self._part_of = part_of
         self._part: RankMember | None = None
         self._given: tuple[Any, memoryview, Version] | None = None
-        """Another rank's replica, and its version, to begin with."""
+        """The replica that another rank has sent for this one to begin with, and the replica's version."""
         self._enters = True
-        """This rank does not take part yet: the first time, or again."""
+        """This rank has joined, for the first time or again, and has not begun with a replica yet."""
         self._may_load = True
         """No result of a round can have changed the replica yet."""
         self._goal: Version = 0
-        """A version that there is, by the coordinator's word."""
+        """The newest version that the coordinator has named: this rank can wait for its results."""
         self._fenced = False
-        """This rank does not take part: word of why is on its way, or of its return."""
+        """This rank is outside the rounds: a fence is on its way to it, or the parameters with which it comes back."""
         self._says_when_it_waits = False
         self._parted = False
-        """The others can do without this rank."""
+        """This rank has taken leave: no other rank needs its memory any more."""
         self._postponed: list[Message] | None = None
-        """Who has asked for this rank's replica while it waits for that."""
+        """Requests for this rank's replica that came while it was taking leave; None: it is not."""
         self._stale: set[LeaseId] = set()
-        """Leases that are somebody else's by now."""
+        """Leases of an earlier incarnation: the coordinator has dealt their samples to other workers."""
 
     @property
     def _mine(self) -> RankMember:
-        """Of the job, from the welcome to the end."""
+        """Return this rank's part in the job; there is one from the welcome until `close`."""
         assert self._part is not None, "this rank is not in a job"
         return self._part
 
@@ -152,7 +152,7 @@ class RankSession(JobSession):
                 self._idle()
             with suppress(Fenced, JobError):
                 self._take_leave()
-            # Somebody may want a copy of the replica before it is gone; if the coordinator is gone instead nobody will.
+            # Another rank may want a copy of the replica before it is gone. Where the coordinator is gone, no request can come.
             with suppress(JobError):
                 self._coordinator.send({"kind": "leaving"})
                 self._link.answer("farewell")
@@ -161,7 +161,7 @@ class RankSession(JobSession):
         super()._leave()
 
     def _take_leave(self) -> None:
-        """Wait until the others can do without this rank, and those as well that come with its replica meanwhile."""
+        """Wait until no other rank needs this one any more, nor any rank that joins with a copy of its replica meanwhile."""
         while not (self._parted or self._enters or self._fenced):
             self._parted, self._postponed = True, []
             try:
@@ -173,7 +173,10 @@ class RankSession(JobSession):
                 self._on_donate(message)
 
     def _admitted(self) -> None:
-        """Wait for word to go on, joining again if this rank was thought dead, and get the version that word is of, at least."""
+        """Wait for the coordinator's `parameters` message, and bring the replica at least to the version in it.
+
+        A rank that was declared dead joins again first.
+        """
         while True:
             if not self._link.released():
                 self._fenced_off()
@@ -191,14 +194,14 @@ class RankSession(JobSession):
         self._tell(Release(self.worker, self._link.incarnation, self.version, 0, "", self._plan))
 
     def _fall_out(self, why: Fenced) -> None:
-        """This rank does not take part any more, and is to hear so from the coordinator, who may not know."""
+        """Note that the rounds go on without this rank, and tell the coordinator where the ranks have decided so among themselves."""
         self._fenced = True
         if self._mine.others_decide:
             self._coordinator.send({"kind": "outside", "incarnation": self._link.incarnation, "reason": str(why)})
 
     def _rejoin(self) -> None:
         self._stale.update(grant.lease for grant in self._outstanding)
-        # Once somebody has let it in there are results for it, but not for the replica that it still has.
+        # From its admission on, other ranks send it results; these do not fit the replica that it still has.
         self._fenced = True
         self._mine.attach()
         self._link.rejoin(self._mine.contact)
@@ -232,7 +235,7 @@ class RankSession(JobSession):
         self._coordinator.send(header, payload=payload)
 
     def _on_donate(self, message: Message) -> None:
-        """Let another rank have what this one has, and see that it will have the results from there on."""
+        """Send another rank a copy of this rank's replica, and make sure that it gets the results of later rounds."""
         if self._postponed is not None:
             self._postponed.append(message)
             return
@@ -250,7 +253,7 @@ class RankSession(JobSession):
         self._coordinator.send({"kind": "met"})
 
     def _on_absent(self, message: Message) -> None:
-        """The others' round needs this rank too, which waits for samples."""
+        """Take part without a gradient in the round of the other ranks: this one waits for samples."""
         self._mine.sit_out()
         self.version = self._mine.version
 
