@@ -6,11 +6,14 @@ the seed, and ``make test SEED=...`` repeats them; a failure prints how to repea
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import settings
 from tests import tiers
 
 from offbeat import session
+from offbeat.policies import RULES
 
 settings.register_profile("offbeat", deadline=None, print_blob=True)
 settings.load_profile("offbeat")
@@ -28,6 +31,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = list(filter(needs_all, items))
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if not needs_all(item)]
+
+
+def pytest_collection_finish() -> None:
+    """Import the rules' own tests before any test runs: their promises are asked for inside running tests, where none can be defined."""
+    if (promises := sys.modules.get("tests.core.promises")) is not None:
+        for kind in RULES.values():
+            promises.promised(kind)
 
 
 @pytest.fixture(autouse=True)
