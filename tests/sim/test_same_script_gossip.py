@@ -7,6 +7,7 @@ the simulated models follow from what the simulator says of parameters (``follow
 
 - Under dpsgd a live gradient is heard of when its rank makes its step, a simulated one when it is ready. One whose rank dies in between,
   or which waits at the end, is dropped there and not heard of here; live its samples go to others, simulated they are dropped with it.
+  A gradient is a sign of life too: a rank that falls silent may be declared dead at another time, from which on the two are not compared.
 - A rank makes its steps itself: frozen while it waits under dpsgd, it makes none, and the simulated ledger makes it in its place. From
   there on the two are not compared, nor once a waiting rank has found out from memory that it was declared dead. When a rank goes on
   that is frozen is not compared.
@@ -105,6 +106,8 @@ def both(script: Timings, where: Path) -> tuple[SteppedRanks, list[Record]]:
     result = simulate(script.sync, script.cluster, script.work, content=followed, journal=journal)
     assert "for ever" not in result.reason
     simulated, until = list(read(journal)), comparable_until(job, live)
+    if policy.exchange == "average":
+        until = min([until, *silences(live), *silences(simulated)])
     ours, theirs = ([r for r in heard(comparable(log)) if r["t"] < until] for log in (live, simulated))
     for wanted in (EFFECTS,) if policy.exchange == "average" else (EFFECTS, EFFECTS | EVENTS):
         compare(only(ours, wanted), only(theirs, wanted))
@@ -114,6 +117,11 @@ def both(script: Timings, where: Path) -> tuple[SteppedRanks, list[Record]]:
         until = min([until, *pauses(live, of_no_length=policy.delay_steps == 0)])
     compare_models(job, simulated, followed, until)
     return job, live
+
+
+def silences(records: Sequence[Record]) -> list[Seconds]:
+    """When ranks were declared dead because nothing was heard of them."""
+    return [record["t"] for record in records if record.get("state") == "dead" and record["reason"].startswith("not heard of")]
 
 
 def pauses(live: Sequence[Record], *, of_no_length: bool) -> list[Seconds]:

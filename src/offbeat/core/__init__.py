@@ -13,6 +13,11 @@
               │ asks
               ▼
             a rule (offbeat.policies)
+
+    live worker, simulated worker, tests
+        │ effects, steps    ▲ events, Compute
+        ▼                   │
+    core.worker.Worker ─────┘  what one worker does; core.block_cache: which blocks it holds
 ```
 
 ``events.py`` and ``effects.py`` are the vocabulary, ``policy.py`` is the contract between a ledger and a rule. The core imports no torch,

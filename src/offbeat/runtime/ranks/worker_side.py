@@ -42,7 +42,7 @@ from offbeat.types import Epoch, LeaseId, Version, WorkerId
 PartOf: TypeAlias = Callable[
     [Policy, Message, WorkerId, Replica, Callable[[], None], Callable[[Version], None], WorkerConnection], RankMember
 ]
-"""See `rank_parts.part_of`."""
+"""See `runtime.members.part_of`."""
 
 
 class RankSession(JobSession):

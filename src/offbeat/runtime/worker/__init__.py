@@ -8,8 +8,8 @@ Who calls whom::
       ^ extends: ../parameter_server/worker_side.py, ../ranks/worker_side.py
       |
       +-- connection.py     connections to all servers, heartbeat, waits; sorts what arrives
-      +-- samples.py        asks for samples batch by batch, waits for an epoch's end
-      +-- local_work.py     steps since the last push
+      +-- core/worker.py    Worker: decides when to push, ask, give up and join again; the session carries that out
+      +-- samples.py        the epochs that the script takes part in
       +-- process_end.py    the script ends, raises, or SIGTERM comes
       +-- library_calls.py  whether the script is inside a call of the library; what progress is judged by
       +-- stacks.py         prints the Python stacks of a process that hangs
