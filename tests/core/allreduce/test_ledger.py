@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from functools import partial
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.core.drawn import FAULTS, schedules
 from tests.core.hand import Hand, names, only
@@ -20,6 +20,7 @@ from offbeat.core.job.coordinator import Coordinator
 from offbeat.policies import rule
 from offbeat.types import Fate
 
+USURPED = "a new process has taken its place"
 NO_USURPERS = tuple(fault for fault in FAULTS if fault != "usurp")
 
 
@@ -164,6 +165,8 @@ def test_who_follows_writes_the_same_books() -> None:
     @given(st.sampled_from(("solo", "majority", "all_of", "quorum", "full")).flatmap(partial(schedules, faults=NO_USURPERS)))
     def check(schedule: Schedule) -> None:
         world = World(schedule).run()
+        # Two restarts of one worker may start its second process while the first lives: that usurps too.
+        assume(not any(getattr(effect, "reason", "") == USURPED for _, _, effects in world.log for effect in effects))
         for (_, event, effects), told in zip(world.log, followed(world), strict=True):
             assert _decisions(effects) == _decisions(told), f"after {event}"
             assert {effect.worker for effect in effects if isinstance(effect, Release)} == {
