@@ -56,11 +56,11 @@ def run(
     sync: Annotated[str | None, typer.Option(help="Synchronization rule, for instance 'ssp(staleness=3)'; overrides the script's.")] = None,
     max_restarts: Annotated[int, typer.Option(help="How often each worker is restarted when its process dies.")] = 3,
     slow: Annotated[
-        list[str] | None, typer.Option(help="WORKER=SECONDS\\[@FROM-TO] or any=SECONDS: rehearse a straggler (FROM-TO: versions).")
+        list[str] | None, typer.Option(help="WORKER=SECONDS\\[@FROM-TO] or any=SECONDS: make a straggler (FROM-TO: versions).")
     ] = None,
-    kill: Annotated[list[str] | None, typer.Option(help="WORKER@VERSION: rehearse a death by SIGKILL.")] = None,
+    kill: Annotated[list[str] | None, typer.Option(help="WORKER@VERSION: kill a worker by SIGKILL at this version.")] = None,
     late: Annotated[
-        list[str] | None, typer.Option(help="SERVER=SECONDS\\[@PERCENT%] or any=SECONDS...: rehearse late blocks, under psp.")
+        list[str] | None, typer.Option(help="SERVER=SECONDS\\[@PERCENT%] or any=SECONDS...: delay blocks, under psp.")
     ] = None,
     preload: Annotated[
         list[str] | None,
@@ -69,7 +69,7 @@ def run(
     journal: Annotated[Path | None, typer.Option(help="Write every event to this file (docs/journal.md).")] = None,
     summary: Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Append each worker's and server's whole output to files in this folder.")] = None,
-    seed: Annotated[int, typer.Option(help="Of sample orders and of rehearsed slowness.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of sample orders and of injected slowness.")] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds of silence after which a worker counts as dead.")] = 10.0,
     progress_timeout: Annotated[
         float, typer.Option(help="Seconds after which a worker is killed whose script neither calls offbeat nor waits in it; 0: never.")
@@ -123,16 +123,16 @@ def run(
     raise typer.Exit(outcome.status)
 
 
-@app.command(epilog=f"Rules: {', '.join(sorted(RULES))}. Laws: {', '.join(sorted(LAWS))}. See docs/simulate.md.")
+@app.command(epilog=f"Rules: {', '.join(sorted(RULES))}. Latency models: {', '.join(sorted(LAWS))}. See docs/simulate.md.")
 def simulate(
     sync: Annotated[list[str] | None, typer.Option(help="Synchronization rule, by default bsp; several are shown side by side.")] = None,
     workers: Annotated[int | None, typer.Option(help="How many compute gradients.  [default: the replayed job's, or 4]")] = None,
     servers: Annotated[int, typer.Option(help="How many share the parameters among them.")] = 1,
-    compute: Annotated[str | None, typer.Option(help="LAW of the seconds of an iteration.  [default: constant(seconds=1)]")] = None,
-    per_sample: Annotated[str | None, typer.Option(help="LAW of seconds in addition for each sample of a batch.")] = None,
+    compute: Annotated[str | None, typer.Option(help="Latency model of the seconds of an iteration.  [default: constant(seconds=1)]")] = None,
+    per_sample: Annotated[str | None, typer.Option(help="Latency model of seconds in addition for each sample of a batch.")] = None,
     replay: Annotated[Path | None, typer.Option(help="Iterations take as long as in this JOURNAL.")] = None,
-    delay: Annotated[str | None, typer.Option(help="LAW of the seconds that parameters take from a server to a worker.")] = None,
-    push_delay: Annotated[str | None, typer.Option(help="LAW of the seconds that a push takes from a worker to a server.")] = None,
+    delay: Annotated[str | None, typer.Option(help="Latency model of the seconds that parameters take from a server to a worker.")] = None,
+    push_delay: Annotated[str | None, typer.Option(help="Latency model of the seconds that a push takes from a worker to a server.")] = None,
     update_s: Annotated[float, typer.Option(help="Seconds of a server for each fold.")] = 0.0,
     faults: Annotated[str | None, typer.Option(help="SCRIPT or its file, such as 'kill worker=2 at=9; restart worker=2 at=30'.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds of silence after which a worker is dead.")] = 10.0,
@@ -141,7 +141,7 @@ def simulate(
     epochs: Annotated[int | None, typer.Option(help="Stop after so many epochs of --samples.")] = None,
     samples: Annotated[int | None, typer.Option(help="Deal out a data set of this size in leases, as a live job does.")] = None,
     batch: Annotated[int, typer.Option(help="Samples of one iteration.")] = 1,
-    gradient: Annotated[str | None, typer.Option(help="LAW of gradients' norms, for rules that look at them: 'noise(variance=4)'.")] = None,
+    gradient: Annotated[str | None, typer.Option(help="Model of gradients' norms, for rules that look at them: 'noise(variance=4)'.")] = None,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn; the same for every rule.")] = 0,
     journal: Annotated[Path | None, typer.Option(help="Write every event to this file, as a live job does (docs/journal.md).")] = None,
     summary: Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")] = None,

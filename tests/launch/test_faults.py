@@ -1,4 +1,4 @@
-"""How rehearsed faults are written, and what is wrong with those that are not."""
+"""How injected faults are written, and what is wrong with those that are not."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ class JobSession(Session):
         self._siblings.append(self)
         self.tend_while_waiting()
         self._calls = self._link.calls = self._siblings[0]._link.calls  # a call of any session is progress of the script
-        if number:  # what is rehearsed happens to a worker once, not once for each of its optimizers
+        if number:  # an injected fault happens to a worker once, not once for each of its optimizers
             self._settings = replace(self._settings, slow=())
         hello = {"kind": "hello", "worker": self.worker, "pid": os.getpid(), "sync": sync, "local_only": self._local_only}
         return {**hello, "number_of_optimizer": number} if number else hello
