@@ -59,9 +59,7 @@ def run(
         list[str] | None, typer.Option(help="WORKER=SECONDS\\[@FROM-TO] or any=SECONDS: make a straggler (FROM-TO: versions).")
     ] = None,
     kill: Annotated[list[str] | None, typer.Option(help="WORKER@VERSION: kill a worker by SIGKILL at this version.")] = None,
-    late: Annotated[
-        list[str] | None, typer.Option(help="SERVER=SECONDS\\[@PERCENT%] or any=SECONDS...: delay blocks, under psp.")
-    ] = None,
+    late: Annotated[list[str] | None, typer.Option(help="SERVER=SECONDS\\[@PERCENT%] or any=SECONDS...: delay blocks, under psp.")] = None,
     preload: Annotated[
         list[str] | None,
         typer.Option(help="MODULE, for instance torch: it is imported once, and workers are forks that have it."),
@@ -128,11 +126,15 @@ def simulate(
     sync: Annotated[list[str] | None, typer.Option(help="Synchronization rule, by default bsp; several are shown side by side.")] = None,
     workers: Annotated[int | None, typer.Option(help="How many compute gradients.  [default: the replayed job's, or 4]")] = None,
     servers: Annotated[int, typer.Option(help="How many share the parameters among them.")] = 1,
-    compute: Annotated[str | None, typer.Option(help="Latency model of the seconds of an iteration.  [default: constant(seconds=1)]")] = None,
+    compute: Annotated[
+        str | None, typer.Option(help="Latency model of the seconds of an iteration.  [default: constant(seconds=1)]")
+    ] = None,
     per_sample: Annotated[str | None, typer.Option(help="Latency model of seconds in addition for each sample of a batch.")] = None,
     replay: Annotated[Path | None, typer.Option(help="Iterations take as long as in this JOURNAL.")] = None,
     delay: Annotated[str | None, typer.Option(help="Latency model of the seconds that parameters take from a server to a worker.")] = None,
-    push_delay: Annotated[str | None, typer.Option(help="Latency model of the seconds that a push takes from a worker to a server.")] = None,
+    push_delay: Annotated[
+        str | None, typer.Option(help="Latency model of the seconds that a push takes from a worker to a server.")
+    ] = None,
     update_s: Annotated[float, typer.Option(help="Seconds of a server for each fold.")] = 0.0,
     faults: Annotated[str | None, typer.Option(help="SCRIPT or its file, such as 'kill worker=2 at=9; restart worker=2 at=30'.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds of silence after which a worker is dead.")] = 10.0,
@@ -141,7 +143,9 @@ def simulate(
     epochs: Annotated[int | None, typer.Option(help="Stop after so many epochs of --samples.")] = None,
     samples: Annotated[int | None, typer.Option(help="Deal out a data set of this size in leases, as a live job does.")] = None,
     batch: Annotated[int, typer.Option(help="Samples of one iteration.")] = 1,
-    gradient: Annotated[str | None, typer.Option(help="Model of gradients' norms, for rules that look at them: 'noise(variance=4)'.")] = None,
+    gradient: Annotated[
+        str | None, typer.Option(help="Model of gradients' norms, for rules that look at them: 'noise(variance=4)'.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn; the same for every rule.")] = 0,
     journal: Annotated[Path | None, typer.Option(help="Write every event to this file, as a live job does (docs/journal.md).")] = None,
     summary: Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")] = None,
