@@ -13,7 +13,8 @@ from offbeat.core.block_cache import Blocks
 from offbeat.core.effects import EpochEnded, Fence, Grant, Interrupt, NoMore, Release
 from offbeat.core.events import Abandoned, EpochWanted, Event, Joined, LeaseWanted, Left, PullWanted, Pushed
 from offbeat.core.policy import Plan
-from offbeat.core.worker import (
+from offbeat.core.worker import State, Worker
+from offbeat.core.worker_messages import (
     BlockArrived,
     Compute,
     EpochEndWanted,
@@ -23,11 +24,9 @@ from offbeat.core.worker import (
     PullAsked,
     SamplesWanted,
     Send,
-    State,
     Stepped,
     Stimulus,
     Woken,
-    Worker,
 )
 from offbeat.errors import ProtocolError
 

@@ -18,7 +18,8 @@ from torch import nn
 
 from offbeat.core.effects import Interrupt
 from offbeat.core.policy import Plan, ServerRule
-from offbeat.core.worker import State, Woken, Worker
+from offbeat.core.worker import State, Worker
+from offbeat.core.worker_messages import Woken
 from offbeat.policies import rule
 from offbeat.runtime.parameter_server.per_shard_pulls import BlockPulls
 from offbeat.sim.process import BEATS

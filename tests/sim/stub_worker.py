@@ -15,7 +15,8 @@ from tests.sim.stub_process import LR, StubProcess, Waits
 from offbeat.core.effects import EpochEnded, Fence, Grant, NoMore, Release
 from offbeat.core.events import Abandoned, Joined, LeaseWanted, Pushed
 from offbeat.core.policy import ServerRule
-from offbeat.core.worker import Compute, SamplesWanted, State, Stepped, Stimulus, Woken
+from offbeat.core.worker import State
+from offbeat.core.worker_messages import Compute, SamplesWanted, Stepped, Stimulus, Woken
 from offbeat.runtime.worker.job_session import pushed_fields
 from offbeat.session import SplitProgress
 from offbeat.sim.latency.registry import stretched

@@ -1,4 +1,4 @@
-"""The worker's side of a job as one state machine: what it is told goes in, what it has to do comes out.
+"""Decide what one worker does, as a state machine: stimuli go in, instructions come out (``worker_messages.py``).
 
 The coordinator turns events into effects (``core/job/coordinator.py``). A worker is its mirror image: it turns the effects that concern it,
 and what its own script does, into events for the coordinator and into `Compute`, which gives control to the script. The live worker, the
@@ -17,7 +17,7 @@ The states, and what is understood in each of them; what is not in the table is 
     COMPUTING   the script has control                                  Stepped, SamplesWanted, EpochEndWanted, PullAsked, Finished
     LEFT        the worker has left the job
 
-Every instruction carries the number of the effect that caused it, as the journal has it (0: nobody keeps a journal): the reader of a
+Every instruction carries the number of the effect that caused it, as the journal has it (0: there is no journal): the reader of a
 journal can go from a push back to the release, and from the release to the other workers' pushes that made it possible.
 
 `HandIn`, `Interrupt`, `BlockArrived` and `Advanced` (ranks) are understood in each state but the last.
@@ -27,15 +27,30 @@ The machine has no clock, sends nothing and holds no tensors. ``now`` comes besi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from offbeat.core.block_cache import Blocks
-from offbeat.core.effects import Effect, EpochEnded, Fence, Grant, Interrupt, NoMore, Release
-from offbeat.core.events import Abandoned, EpochWanted, Event, Joined, LeaseWanted, Left, PullWanted, Pushed
+from offbeat.core.effects import EpochEnded, Fence, Grant, Interrupt, NoMore, Release
+from offbeat.core.events import Abandoned, EpochWanted, Joined, LeaseWanted, Left, PullWanted, Pushed
 from offbeat.core.policy import Plan
+from offbeat.core.worker_messages import (
+    Advanced,
+    BlockArrived,
+    Compute,
+    EpochEndWanted,
+    Finished,
+    HandIn,
+    Instruction,
+    PullAsked,
+    SamplesWanted,
+    Send,
+    Stepped,
+    Stimulus,
+    Woken,
+)
 from offbeat.errors import ProtocolError
 from offbeat.types import NO_CAUSE, Clock, Epoch, Incarnation, LeaseId, RecordId, Seconds, Version, WorkerId
 
@@ -50,107 +65,6 @@ class State(IntEnum):
     COMPUTING = 2
     """For nothing: its script has control."""
     LEFT = 3
-
-
-# What the shell of a worker tells the machine, beside the effects of ``core/effects.py``.
-
-
-class BlockArrived(NamedTuple):
-    """A block of one shard is in this worker's memory; only in rules of shard scope."""
-
-    shard: int
-    version: Version
-
-
-class Woken(NamedTuple):
-    """Something may have changed: blocks have arrived, or the time of `Worker.wake_at` has come."""
-
-
-class Stepped(NamedTuple):
-    """The script has computed a gradient, or has made this many local optimizer steps."""
-
-    leases: tuple[LeaseId, ...] = ()
-    """Those whose samples the steps were over."""
-    samples: int = 0
-    """How many samples these are; 0: nobody knows."""
-    loss: float | None = None
-    nonfinite: str | None = None
-    """The tensor in which a gradient was not finite."""
-    steps: int = 1
-    done: int = 0
-    """Batches of this worker's own split of the epoch that it has stepped on."""
-    batches: int = 0
-    """How many batches that split has; 0: it has no split of its own."""
-    taken: int = 1
-    """How many of ``done`` are new."""
-    held: int = 0
-    """Grants that the script has fetched ahead and made no step on."""
-
-
-class SamplesWanted(NamedTuple):
-    """The script asks for the next samples of an epoch; the fields are those of `events.LeaseWanted`."""
-
-    pool: int
-    epoch: Epoch
-    size: int | None
-    batch: int
-    rest: Sequence[Sequence[int]] | None = None
-    held: int = 0
-    """Grants that the script has fetched ahead and made no step on."""
-
-
-class EpochEndWanted(NamedTuple):
-    """The script takes no more samples of an epoch and waits for its end."""
-
-    pool: int
-    epoch: Epoch
-    size: int | None
-
-
-class Advanced(NamedTuple):
-    """Without servers: results of rounds have brought this rank's replica to this version."""
-
-    version: Version
-
-
-class HandIn(NamedTuple):
-    """What the local steps have come to is to be pushed now, though the plan does not ask for it."""
-
-
-class PullAsked(NamedTuple):
-    """The script asks for the newest parameters."""
-
-
-class Finished(NamedTuple):
-    """The script has come to its end; ``noticed``: it was told to leave before."""
-
-    noticed: bool = False
-
-
-Stimulus: TypeAlias = BlockArrived | Woken | Stepped | Advanced | HandIn | SamplesWanted | EpochEndWanted | PullAsked | Finished | Effect
-
-
-# What the machine tells the shell.
-
-
-class Send(NamedTuple):
-    """Send the coordinator this event. A `Pushed` goes with the gradient or the parameters, an `Initialised` never comes from here."""
-
-    event: Event
-    cause: RecordId
-
-
-class Compute(NamedTuple):
-    """Give control to the script."""
-
-    grant: Grant | None
-    """The samples that it has asked for; None: it has none, and asks again unless the epoch is ``over``."""
-    over: bool
-    """The epoch has nothing more for this worker."""
-    cause: RecordId
-
-
-Instruction: TypeAlias = Send | Compute
 
 
 @dataclass(slots=True)
@@ -442,7 +356,7 @@ class Worker:
         return []
 
     def _heed_fence(self, effect: Fence, now: Seconds, cause: RecordId) -> list[Instruction]:
-        # One that is found dead twice over one incarnation is told twice, and joins once.
+        # A worker may be sent two fences over one incarnation; it joins again once.
         if effect.incarnation <= self._left_behind:
             return []
         self._left_behind = effect.incarnation

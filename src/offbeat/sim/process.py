@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final
 from offbeat.core.block_cache import Blocks
 from offbeat.core.effects import EpochEnded, Fence, Grant, Interrupt, NoMore, Publish, Release
 from offbeat.core.events import Abandoned, Event, Heard, Joined, Lost, Pushed
-from offbeat.core.worker import Compute, Finished, Instruction, SamplesWanted, Send, State, Stepped, Worker
+from offbeat.core.worker import State, Worker
+from offbeat.core.worker_messages import Compute, Finished, Instruction, SamplesWanted, Send, Stepped
 from offbeat.session import SplitProgress
 from offbeat.sim.latency.registry import stretched
 from offbeat.sim.training.workload import Handed, Step

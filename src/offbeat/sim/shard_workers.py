@@ -13,7 +13,8 @@ from offbeat.core.block_cache import Blocks
 from offbeat.core.effects import Publish, Release
 from offbeat.core.events import Event, Pushed
 from offbeat.core.policy import ServerRule
-from offbeat.core.worker import BlockArrived, Instruction, State, Woken
+from offbeat.core.worker import State
+from offbeat.core.worker_messages import BlockArrived, Instruction, Woken
 from offbeat.sim.process import SimulatedProcess
 from offbeat.types import RecordId, Seconds, WorkerId
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from offbeat.core.effects import Publish, Release
 from offbeat.core.events import Event, Pushed
-from offbeat.core.worker import Instruction
+from offbeat.core.worker_messages import Instruction
 from offbeat.sim.process import SimulatedProcess
 from offbeat.types import RecordId, WorkerId
 

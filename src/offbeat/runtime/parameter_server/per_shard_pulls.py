@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offbeat.core.block_cache import Blocks
-from offbeat.core.worker import BlockArrived, Worker
+from offbeat.core.worker import Worker
+from offbeat.core.worker_messages import BlockArrived
 from offbeat.errors import ProtocolError
 from offbeat.tensors.layout import Span
 from offbeat.transport.base import Connection, Message

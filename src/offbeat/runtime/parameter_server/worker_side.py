@@ -18,7 +18,8 @@ import torch
 from offbeat.core.effects import Interrupt, Release
 from offbeat.core.events import Pushed
 from offbeat.core.policy import Plan
-from offbeat.core.worker import PullAsked, State, Stepped, Woken, Worker
+from offbeat.core.worker import State, Worker
+from offbeat.core.worker_messages import PullAsked, Stepped, Woken
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.coordination.fault_injection import lateness
 from offbeat.runtime.job.loading import too_late

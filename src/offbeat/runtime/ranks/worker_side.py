@@ -20,7 +20,7 @@ from offbeat.core.effects import Release
 from offbeat.core.events import Pushed
 from offbeat.core.policy import Plan, Policy
 from offbeat.core.rank_log import Fenced
-from offbeat.core.worker import Advanced, Stepped
+from offbeat.core.worker_messages import Advanced, Stepped
 from offbeat.errors import JobError, OffbeatError
 from offbeat.policies import rule
 from offbeat.runtime.coordination.buffers import ModelBuffers

@@ -18,17 +18,8 @@ from typing import Any
 from offbeat.core.effects import EpochEnded, Fence, Grant, NoMore
 from offbeat.core.events import Abandoned, EpochWanted, Event, Joined, LeaseWanted, PullWanted, Pushed
 from offbeat.core.policy import Plan
-from offbeat.core.worker import (
-    Compute,
-    EpochEndWanted,
-    HandIn,
-    Instruction,
-    PullAsked,
-    SamplesWanted,
-    State,
-    Stimulus,
-    Worker,
-)
+from offbeat.core.worker import State, Worker
+from offbeat.core.worker_messages import Compute, EpochEndWanted, HandIn, Instruction, PullAsked, SamplesWanted, Stimulus
 from offbeat.runtime.job import last_words
 from offbeat.runtime.job.first_steps import FirstSteps
 from offbeat.runtime.job.packing import Packer, unpack

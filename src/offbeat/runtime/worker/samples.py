@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from offbeat.core.worker import Compute, EpochEndWanted, SamplesWanted
+from offbeat.core.worker_messages import Compute, EpochEndWanted, SamplesWanted
 from offbeat.session import LeasedRange
 from offbeat.types import Epoch
 
