@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.journal.records import END, abandoned, interrupt, release, round_of_two, state, two_shards
+from tests.journal.records import END, JOB, abandoned, interrupt, push, release, round_of_two, state, two_shards
 
 from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
@@ -86,6 +86,13 @@ def test_in_shard_scope_a_computation_began_as_long_ago_as_its_push_says() -> No
     assert chart.lanes[0].spans[3:] == [LaneSpan(4.0, 5.5, "waiting"), LaneSpan(5.5, 6.5, "computing"), LaneSpan(6.5, 8.0, "waiting")]
     assert marks(chart, 0) == ["dropped", "abandoned"]
     assert [(moment.what, moment.shard, moment.version) for moment in chart.moments[-2:]] == [("fold", 1, 1), ("publish", 1, 1)]
+
+
+def test_a_push_that_is_rejected_before_the_first_fold_shows_the_scope_too() -> None:
+    rejected = push(2.0, 0, compute_s=1.0, shard=0, held=[0, 0]), release(2.0, 0, clock=1)
+    next_one = push(4.0, 0, compute_s=1.0, shard=1, held=[0, 0]), push(4.0, 0, 1, compute_s=1.0, shard=0, held=[1, 0])
+    records = [JOB | {"sync": "psp(c=1, b=0.5)", "servers": 2}, release(1.0, 0), *rejected, *next_one, END | {"t": 5.0}]
+    assert Chart.of(records).lanes[0].spans[1:3] == [LaneSpan(1.0, 2.0, "waiting"), LaneSpan(2.0, 3.0, "computing")]
 
 
 def test_interrupts_and_what_they_make_worthless_are_marked() -> None:

@@ -28,7 +28,7 @@ Record: TypeAlias = dict[str, Any]
 FORMAT: Final = 1
 """Raised when a reader of older journals would misunderstand newer ones. New kinds and new fields do not raise it."""
 
-UNRECORDED: Final = (Heard, LeaseWanted, Stands, Elsewhere, Returned)
+UNRECORDED: Final = frozenset({Heard, LeaseWanted, Stands, Elsewhere, Returned})
 """Events that say nothing which an effect does not say better, and that come most often."""
 
 SPARE: Final = frozenset({"divisor", "gathered", "held", "parts", "plan", "scale", "shard", "steps"})
@@ -47,10 +47,10 @@ def record(item: Event | Effect, t: Seconds) -> Record | None:
     >>> record(Joined(worker=2), 1.25)
     {'kind': 'joined', 't': 1.25, 'worker': 2}
     """
-    if isinstance(item, UNRECORDED):
-        return None
     cls: type[Any] = type(item)
-    return {"kind": _kind(cls), "t": round(t, 6), **_fields(item)}  # type: ignore[arg-type]
+    if cls in UNRECORDED:
+        return None
+    return _add_fields({"kind": _kind(cls), "t": round(t, 6)}, item)  # type: ignore[arg-type]
 
 
 @cache
@@ -60,31 +60,30 @@ def _kind(cls: type[Any]) -> str:
 
 
 @cache
-def _layout(cls: type[Any]) -> tuple[tuple[str, Any], ...]:
-    """The names of the fields, each with the value at which it is left out."""
-    return tuple((name, cls._field_defaults.get(name, _ALWAYS) if name in SPARE else _ALWAYS) for name in cls._fields)
+def _spare(cls: type[Any]) -> tuple[Any, ...]:
+    """For each field, the value at which it is left out."""
+    return tuple(cls._field_defaults.get(name, _ALWAYS) if name in SPARE else _ALWAYS for name in cls._fields)
 
 
-def _fields(item: Any) -> Record:
+def _add_fields(entry: Record, item: Any) -> Record:
+    """Add the fields of a named tuple to a record; returns the record. Each event and effect of a job passes here: this loop is hot."""
     cls: Any = type(item)
-    pairs = zip(_layout(cls), item, strict=True)
-    return {name: value if type(value) in AS_IT_IS else _plain(value) for (name, spare), value in pairs if value != spare}
+    for name, value, spare in zip(cls._fields, item, _spare(cls), strict=True):
+        if value != spare:
+            entry[name] = value if type(value) in AS_IT_IS else _plain(value)
+    return entry
 
 
 def _plain(value: Any) -> Any:
     """What JSON can carry. It has no infinity and no NaN: these become strings that ``float()`` understands."""
-    if type(value) in AS_IT_IS:
-        return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return _fields(value)
+    if isinstance(value, list | tuple):
+        return _add_fields({}, value) if hasattr(value, "_fields") else [_plain(part) for part in value]
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
         return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
     return value
 
 

@@ -89,7 +89,9 @@ class Tally:
 
     def add(self, record: Record) -> None:
         """Count the next record. Kinds that are not known are passed over, as the format demands."""
-        self._t = max(self._t, record["t"])
+        t = record["t"]
+        if t > self._t:
+            self._t = t
         if number := record.get("optimizer", 0):
             if number not in self._others:
                 self._others[number] = Tally()

@@ -113,14 +113,13 @@ class Chart:
         """Take the next record."""
         kind, t = record["kind"], record["t"]
         self.end_s = max(self.end_s, t)
+        self.blocks = self.blocks or record.get("shard") is not None  # a push may be rejected before the first fold
         if kind == "job":
             self.sync = record["sync"]
             for number in range(record["workers"]):
                 self._lane(number)
         elif kind in ("fold", "publish"):
-            shard = record.get("shard")
-            self.blocks = self.blocks or shard is not None
-            self.moments.append(Moment(t, kind, record["version"], shard, len(record.get("parts", ())), record["reason"]))
+            self.moments.append(Moment(t, kind, record["version"], record.get("shard"), len(record.get("parts", ())), record["reason"]))
         elif kind == "process":
             if record["role"] == "worker" and record["what"] == "killed":
                 self._change(record["number"], record)
