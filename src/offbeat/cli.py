@@ -236,7 +236,7 @@ def check(
     """
     for name, value, least in (("workers", workers, 1), ("servers", servers, 1), ("max-restarts", max_restarts, 0), ("port", port, 0)):
         if value < least:
-            raise ConfigurationError(f"--{name} {value}: at least {least} is needed")
+            raise ConfigurationError(f"--{name} {value}: must be at least {least}")
     if port > 65535:
         raise ConfigurationError(f"--port {port}: ports end at 65535; 0 chooses a free one")
     if not 0.1 <= timeout_s < float("inf"):

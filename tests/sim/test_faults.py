@@ -128,10 +128,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("kill worker=8 at=1", r"kill worker=8 at=1\.0: there is no worker 8, the job's workers are numbered 0 to 7"),
-        ("stop server=2 at=1 for=1", r"stop server=2 .*: there is no server 2, the job's servers are numbered 0 to 1"),
-        ("join worker=9 at=1", "join worker=9: workers that come in addition are numbered on from 7 without a gap: there is no 8"),
-        ("join worker=8 at=1; kill worker=9 at=2", "there is no worker 9, the job's workers are numbered 0 to 8"),
+        ("kill worker=8 at=1", r"kill worker=8 at=1\.0: there is no worker 8; the job's workers are numbered 0 to 7"),
+        ("stop server=2 at=1 for=1", r"stop server=2 .*: there is no server 2; the job's servers are numbered 0 to 1"),
+        ("join worker=9 at=1", "join worker=9: additional workers must be numbered from 8 without a gap, and no fault joins worker 8"),
+        ("join worker=8 at=1; kill worker=9 at=2", "there is no worker 9; the job's workers are numbered 0 to 8"),
         ("join worker=999999999999 at=1", "without a gap"),
         ("restart worker=1 at=1", "worker 1 is present then, and must be dead for this"),
         ("kill worker=1 at=1; kill worker=1 at=2", "worker 1 is dead then, and must be present for this"),

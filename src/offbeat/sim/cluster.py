@@ -1,4 +1,4 @@
-"""What is simulated: the machines and what befalls them, and the work they are given. Plain settings, checked before anything starts."""
+"""Settings of a simulation: the machines with their latency models and faults, and the amount of work. Checked before a run starts."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from offbeat.types import Seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Workers and servers, and how long everything takes. The same cluster and seed serve any rule.
+    """Workers and servers, and how long computations and messages take. One cluster and seed serve any rule.
 
-    Laws and scripts may be given as spellings.
+    Latency models and fault scripts may be given as text.
 
     >>> Cluster(workers=4, compute="shifted_exponential(shift=0.3, scale=0.7)").compute
     ShiftedExponential(shift=0.3, scale=0.7)
     """
 
     workers: int
-    """At least 1; more may join by the script of faults."""
+    """At least 1; the script of faults may add more."""
     servers: int = 1
     """At least 1. Each holds one shard."""
     compute: str | Law = field(default_factory=lambda: Constant(seconds=1.0))
-    """Seconds of one iteration of one worker; drawn for (worker, number of the iteration)."""
+    """Seconds of one iteration of one worker; drawn by (worker, number of the iteration)."""
     per_sample: str | Law = field(default_factory=lambda: Constant(seconds=0.0))
-    """Seconds in addition for each sample of the batch."""
+    """Additional seconds for each sample of the batch."""
     delay: str | Law = field(default_factory=lambda: Constant(seconds=0.0))
-    """Seconds that parameters take from a server to a worker; drawn for (server, worker, number of the message)."""
+    """Seconds that parameters take from a server to a worker; drawn by (server, worker, number of the message)."""
     push_delay: str | Law = field(default_factory=lambda: Constant(seconds=0.0))
     """Seconds that a push takes from a worker to a server."""
     update_s: Seconds = 0.0
-    """What a fold costs the server that makes it, in seconds; it does nothing else meanwhile."""
+    """Seconds for which a fold occupies its server; the server handles no message meanwhile."""
     faults: str | Script = ""
-    """See `faults.script`."""
+    """A script, its text, or the path of its file; the syntax is in ``faults.py``."""
     timeout_s: Seconds = 10.0
-    """Silence after which a worker is dead. It matters only where somebody freezes or vanishes: other deaths are seen at once."""
+    """Silence after which a worker counts as dead. It matters only for frozen and vanished workers: other deaths close the connection."""
     seed: int = 0
-    """Of everything that is drawn. Equal seeds give equal runs, and different rules under one seed meet the same times."""
+    """Seed of all random draws. Equal seeds give equal runs; different rules under one seed meet the same times."""
 
     def __post_init__(self) -> None:
         whole_number("cluster", "workers", self.workers, least=1)
@@ -51,39 +51,39 @@ class Cluster:
         object.__setattr__(self, "faults", script(self.faults))
         for name, value, least in (("update_s", self.update_s, 0.0), ("timeout_s", self.timeout_s, 0.1)):
             if not least <= value < math.inf:
-                raise ConfigurationError(f"cluster({name}={value!r}): a number of seconds of at least {least:g}")
+                raise ConfigurationError(f"cluster({name}={value!r}): {name} must be a finite number of seconds of at least {least:g}")
 
     @property
     def script(self) -> Script:
-        """The faults, read."""
+        """The parsed faults."""
         assert isinstance(self.faults, Script)
         return self.faults
 
     @property
     def total(self) -> int:
-        """How many workers there are once everybody has joined."""
+        """The number of workers after all joins."""
         return self.script.total(self.workers)
 
     @property
     def silence_s(self) -> Seconds | None:
-        """The timeout, if any worker can fall silent at all."""
+        """`timeout_s` if the faults can make a worker silent, else None: then no heartbeats need to be simulated."""
         return self.timeout_s if any(isinstance(fault, Freeze | Vanish) for fault in self.script.faults) else None
 
     def law(self, name: str) -> Law:
-        """One of the laws, read."""
+        """Return the parsed latency model of a field: "compute", "per_sample", "delay" or "push_delay"."""
         found = getattr(self, name)
         assert isinstance(found, Law)
         return found
 
     def without_servers(self) -> Cluster:
-        """The same for a rule that has none: one process coordinates, and nobody notices if it stands still for a while."""
+        """Return this cluster for a rule without servers: one process coordinates, and faults that stop a server have no effect."""
         return replace(self, servers=1, faults=Script(tuple(fault for fault in self.script.faults if not isinstance(fault, Stop))))
 
     def check(self) -> None:
-        """Whether all of this can be.
+        """Check the latency models and the faults against the numbers of workers and servers.
 
         Raises:
-            ConfigurationError: a law serves fewer workers, or a fault names somebody who is not there.
+            ConfigurationError: a latency model serves fewer workers, or a fault names a worker or server that does not exist.
         """
         self.script.check(self.workers, self.servers)
         for name in ("compute", "per_sample"):
@@ -94,16 +94,16 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is computed, and when it is enough. The first limit that is reached ends the run."""
+    """The amount of work. The first limit that is reached ends the run; at least one must be given."""
 
     versions: int | None = None
-    """Stop with this version."""
+    """Stop at this version."""
     time_s: Seconds | None = None
     """Stop at this time, in simulated seconds."""
     epochs: int | None = None
-    """Stop when every worker has gone through so many epochs; needs ``samples``."""
+    """Stop when every worker has completed this number of epochs; needs ``samples``."""
     samples: int | None = None
-    """The size of the data set, if the coordinator is to deal it out in leases; None: every worker has samples without end."""
+    """The size of the data set, which the coordinator deals out in leases; None: every worker has endless samples."""
     batch: int = 1
     """The samples of one iteration, where the rule's plan does not say otherwise."""
 
@@ -113,8 +113,8 @@ class Work:
                 whole_number("work", name, getattr(self, name), least=1)
         whole_number("work", "batch", self.batch, least=1)
         if self.time_s is not None and not 0.0 < self.time_s < math.inf:
-            raise ConfigurationError(f"work(time_s={self.time_s!r}): a number of seconds greater than 0")
+            raise ConfigurationError(f"work(time_s={self.time_s!r}): time_s must be a finite number of seconds greater than 0")
         if self.epochs is not None and self.samples is None:
-            raise ConfigurationError(f"work(epochs={self.epochs}): epochs end where samples are dealt out; give samples too")
+            raise ConfigurationError(f"work(epochs={self.epochs}): an epoch needs the size of the data set; give samples too")
         if self.versions is None and self.time_s is None and self.epochs is None:
-            raise ConfigurationError("work(): say when it is enough: versions, time_s, or epochs with samples")
+            raise ConfigurationError("work(): no limit ends the run; give versions, time_s, or epochs with samples")

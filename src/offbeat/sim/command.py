@@ -1,4 +1,4 @@
-"""``offbeat simulate``: its options, checked before anything starts; each rule on the same cluster; and what came out, side by side."""
+"""Implement ``offbeat simulate``: check its options, run each rule on the same cluster, and show the results side by side."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ T = TypeVar("T")
 
 WORKERS = 4
 VERSIONS = 1000
-"""Where nothing else says when it is enough."""
+"""The default length of a run, where no limit is given."""
 ROWS = 32
-"""Above so many workers a table with a row for each is no help."""
+"""The most workers for which the table has a row for each worker."""
 
 
 class SimulationOptions(NamedTuple):
-    """What is to be simulated, checked."""
+    """The checked options of one command."""
 
     rules: tuple[tuple[str, Policy], ...]
-    """Each with the spelling that was given."""
+    """Each rule with the spec that was typed."""
     cluster: Cluster
     work: Work
     gradient: str | None
@@ -66,21 +66,21 @@ def check(
     seed: int,
     journal: Path | None,
 ) -> SimulationOptions:
-    """What these options mean, if that can be.
+    """Check the options of the command line and return them parsed. Nothing is started.
 
     Raises:
-        ConfigurationError: it cannot; nothing has been started yet.
+        ConfigurationError: an option is wrong, or two options contradict each other.
     """
     if compute is not None and replay is not None:
-        raise ConfigurationError("--compute and --replay both say how long an iteration takes; leave one of them out")
+        raise ConfigurationError("--compute and --replay both set how long an iteration takes; leave one of them out")
     if len(set(sync)) < len(sync):
         raise ConfigurationError(f"--sync {next(name for name in sync if sync.count(name) > 1)} is given twice")
     if journal is not None and len(sync) > 1:
-        raise ConfigurationError(f"--journal {journal}: a journal holds one run, and there are {len(sync)} rules; give one --sync")
+        raise ConfigurationError(f"--journal {journal}: a journal holds one run, but {len(sync)} rules are given; give one --sync")
     if workers is None:
         workers = WORKERS if replay is None else next(read(replay))["workers"]
     laws: dict[str, str | Law] = {
-        name: _said(option, law, text)
+        name: _parse(option, law, text)
         for name, option, text in (
             ("compute", "--compute", compute),
             ("per_sample", "--per-sample", per_sample),
@@ -93,29 +93,29 @@ def check(
         laws["compute"] = Trace(path=str(replay))
     for option, number in (("--workers", workers), ("--servers", servers), ("--batch", batch)):
         if number < 1:
-            raise ConfigurationError(f"{option} {number}: at least 1 is needed")
+            raise ConfigurationError(f"{option} {number}: must be at least 1")
     if versions is None and time_s is None and epochs is None:
         versions = VERSIONS
     cluster = Cluster(
         workers=workers,
         servers=servers,
         update_s=update_s,
-        faults=_said("--faults", script, faults or ""),
+        faults=_parse("--faults", script, faults or ""),
         timeout_s=timeout_s,
         seed=seed,
         **laws,
     )
     work = Work(versions=versions, time_s=time_s, epochs=epochs, samples=samples, batch=batch)
     cluster.check()
-    rules = tuple((" ".join(spelling.split()), _said("--sync", rule, spelling)) for spelling in sync)
+    rules = tuple((" ".join(spelling.split()), _parse("--sync", rule, spelling)) for spelling in sync)
     for _, policy in rules:
         check_rule(policy, cluster, work)
-    _said("--gradient", content, gradient)
+    _parse("--gradient", content, gradient)
     return SimulationOptions(rules, cluster, work, gradient, journal)
 
 
 def run(simulation: SimulationOptions, screen: Console) -> list[Result]:
-    """Run every rule and show what came out."""
+    """Run every rule and print a table of the results."""
     results: list[tuple[str, Result]] = []
     for name, policy in simulation.rules:
         began = time.perf_counter()
@@ -123,8 +123,8 @@ def run(simulation: SimulationOptions, screen: Console) -> list[Result]:
         result = simulate(policy, simulation.cluster, simulation.work, content=gradient, journal=simulation.journal)
         results.append((name, result))
         took_s = time.perf_counter() - began
-        said = f"{name}: {result.seconds:,.1f} s simulated in {took_s:.1f} s, {result.events:,} events: {result.reason}"
-        screen.print(escape(said), highlight=False)
+        line = f"{name}: {result.seconds:,.1f} s simulated in {took_s:.1f} s, {result.events:,} events: {result.reason}"
+        screen.print(escape(line), highlight=False)
     if len(results) == 1 and simulation.cluster.total <= ROWS:
         screen.print(job_table(dict(results[0][1].summary)))
     else:
@@ -133,14 +133,14 @@ def run(simulation: SimulationOptions, screen: Console) -> list[Result]:
 
 
 def save(path: Path, results: Sequence[Result]) -> None:
-    """Write the summaries as JSON: one object, or a list of them where several rules were run."""
+    """Write the summaries as JSON: one object, or a list of objects if several rules were run."""
     summaries = [dict(result.summary) for result in results]
     path.write_text(json.dumps(summaries[0] if len(summaries) == 1 else summaries, indent=1) + "\n", encoding="utf-8")
 
 
-def _said(option: str, read_it: Callable[[Any], T], text: Any) -> T:
-    """Read an option; a mistake in it is told with its name."""
+def _parse(option: str, parser: Callable[[Any], T], text: Any) -> T:
+    """Parse the value of an option; errors begin with the option's name."""
     try:
-        return read_it(text)
+        return parser(text)
     except ConfigurationError as error:
         raise ConfigurationError(f"{option}: {error}") from None

@@ -1,7 +1,7 @@
-"""Queue what is sent to the simulated coordinator, and handle one message after the other.
+"""Queue the messages sent to the simulated coordinator, and handle them one by one.
 
-Equal seeds give the same order of messages. Control messages take no time on their way, but wait while server 0 folds or is stopped. The
-coordinator is also woken at the times at which it asks to be.
+Equal seeds give the same order of messages. Control messages arrive at once, but wait while server 0 folds or is stopped. The coordinator
+is also woken when a timer that it has set expires.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from offbeat.sim.servers import Servers
 from offbeat.types import NO_CAUSE, RecordId, Seconds
 
 PATIENCE: Final = 3.0
-"""After so many timeouts with heartbeats only, the run counts as stuck."""
+"""The number of timeouts with no event but heartbeats after which the run counts as stuck."""
 WAKES: Final = 10_000
 """The number of consecutive wake-ups without another event after which the run counts as stuck."""
 
 
 class CoordinatorInbox:
-    """The coordinator and its messages.
+    """The coordinator and its incoming messages.
 
     Args:
-        coordinator: of the run.
-        queue: the virtual clock.
-        servers: tell when server 0 is free.
-        journal: None: nothing is recorded.
-        carry_out: does what the coordinator says; its second argument are the numbers of the effects in the journal.
-        stuck: is called when nothing but heartbeats and wake-ups will ever happen again.
-        wakes: False: neither the rule nor the membership ever wants to be woken.
+        coordinator: the coordinator of the run.
+        queue: the event queue of the run.
+        servers: say when server 0 is free.
+        journal: records events and effects; None: nothing is recorded.
+        carry_out: carries out the coordinator's effects; its second argument is the effects' record numbers in the journal.
+        stuck: called when only heartbeats and timers are left to happen.
+        timeout_s: silence after which a worker is dead; None: no heartbeats are simulated.
+        wakes: whether the rule or the membership sets timers.
     """
 
     def __init__(
@@ -51,28 +52,29 @@ class CoordinatorInbox:
         wakes: bool,
     ) -> None:
         self.handled = 0
-        """Events that the coordinator was told, and effects that it answered with."""
+        """The number of events that the coordinator handled, plus the effects that it answered with."""
         self._coordinator, self._queue, self._servers, self._journal = coordinator, queue, servers, journal
         self._carry_out, self._stuck = carry_out, stuck
         self._timeout_s, self._may_wake = timeout_s, wakes
         self._inbox: deque[tuple[Event, RecordId]] = deque()
         """Events that server 0 has not handled yet, with the record that caused each."""
         self._measured: list[tuple[Folded, RecordId]] = []
-        """By folds that take no time; told as soon as all that the coordinator has said is carried out."""
+        """Measurements of folds that take no time; delivered once the current effects are carried out."""
         self._busy = False
         self._free_at: Seconds = 0.0
         self._closed = False
         self._wake_due: Seconds | None = None
         self._wake_serial = 0
         self._wakes = 0
-        """How many are in the queue."""
+        """The number of timers in the event queue."""
         self._beats = 0
-        """How many are in the queue."""
+        """The number of heartbeats in the event queue."""
         self._idle_wakes = 0
-        self._stirred_at: Seconds = 0.0
+        self._active_at: Seconds = 0.0
+        """When the last event other than a heartbeat was handled."""
 
     def send(self, event: Event, cause: RecordId = NO_CAUSE) -> None:
-        """A message to server 0. What is sent while it is at another is handled after that one, at the same instant if it is free."""
+        """Send a message to server 0. It handles one message after the other, several at one instant if it is free."""
         self._inbox.append((event, cause))
         if not self._busy:
             self._work()
@@ -85,7 +87,7 @@ class CoordinatorInbox:
             self._measured.append((folded, cause))
 
     def beat(self, again: Callable[[int], None]) -> None:
-        """A worker's heart beats again after a while. If that is all that happens any more, nothing will."""
+        """Schedule a worker's next heartbeat. Report the run as stuck if for long only heartbeats and timers have been left to happen."""
         assert self._timeout_s is not None
 
         def once(serial: int) -> None:
@@ -95,17 +97,17 @@ class CoordinatorInbox:
         self._beats += 1
         self._queue.at(self._queue.now + self._timeout_s / BEATS, once)
         only = len(self._queue) == self._beats + self._wakes
-        if only and self._queue.now > self._stirred_at + PATIENCE * self._timeout_s:
+        if only and self._queue.now > self._active_at + PATIENCE * self._timeout_s:
             self._stuck()
 
     def close(self, reason: str) -> None:
-        """End the run: later messages are ignored."""
+        """End the run: close the coordinator, and ignore later messages."""
         self._closed = True
         self._inbox.clear()
         self._answer(self._coordinator.close(self._queue.now, reason))
 
     def stop(self) -> None:
-        """Handle nothing more after what is being carried out."""
+        """Handle no further message after the current effects are carried out."""
         self._closed = True
 
     def _work(self, serial: int = 0) -> None:
@@ -123,13 +125,13 @@ class CoordinatorInbox:
             if self._journal is not None:
                 cause = self._journal.log(event, queue.now, cause)
             if type(event) is not Heard:
-                self._stirred_at, self._idle_wakes = queue.now, 0
+                self._active_at, self._idle_wakes = queue.now, 0
             self.handled += 1
             self._answer(self._coordinator.on(event, queue.now), cause)
         self._busy = False
 
     def _answer(self, effects: list[Effect], cause: RecordId = NO_CAUSE) -> None:
-        """``cause``: of these effects; none where no event but the time has brought them about."""
+        """Record and carry out effects; ``cause`` is the record of the event that caused them, NO_CAUSE for a timer."""
         self.handled += len(effects)
         journal, now = self._journal, self._queue.now
         numbers = [journal.log(effect, now, cause) for effect in effects] if journal is not None else [NO_CAUSE] * len(effects)

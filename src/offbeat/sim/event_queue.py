@@ -1,6 +1,6 @@
-"""The virtual clock: what is to happen when. Nothing waits for anything; the time jumps from one entry to the next.
+"""The event queue of a simulation, which is also its virtual clock: the time jumps from one entry to the next.
 
-Entries are ordered by (time, priority, serial), as in SimPy, so that what happens at one instant has one order, the same in every run.
+Entries are ordered by (time, priority, serial), as in SimPy, so that entries of one instant run in the same order in every run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from offbeat.types import Seconds
 
 Action: TypeAlias = Callable[[int], None]
-"""Called with the serial number of its entry, by which it knows whether it is still wanted."""
+"""Called with the serial number of its entry. An action compares this number with the latest one it expects, and ignores older entries."""
 
 FAULT: Final = -2
 """A fault takes effect before all other entries of its instant."""
@@ -20,17 +20,17 @@ MEASURED: Final = -1
 """A server completes its own fold before it handles its next message."""
 MESSAGE: Final = 0
 WAKE: Final = 1
-"""A rule that wants to be woken is, after the messages of that instant."""
+"""Timers of the coordinator run after the messages of their instant."""
 
 
 class EventQueue:
-    """A heap of entries, and the time.
+    """A heap of entries, and the current time.
 
-    >>> queue, said = EventQueue(), []
-    >>> _ = queue.at(2.0, lambda _: said.append("second")), queue.at(1.0, lambda _: said.append("first"))
+    >>> queue, ran = EventQueue(), []
+    >>> _ = queue.at(2.0, lambda _: ran.append("second")), queue.at(1.0, lambda _: ran.append("first"))
     >>> while queue.step(until=10.0):
     ...     pass
-    >>> said, queue.now
+    >>> ran, queue.now
     (['first', 'second'], 2.0)
     """
 
@@ -45,12 +45,12 @@ class EventQueue:
         return len(self._heap)
 
     def at(self, time: Seconds, action: Action, priority: int = MESSAGE) -> int:
-        """Put an action into the queue; returns the serial number with which it will be called.
+        """Put an action into the queue and return the serial number with which it will be called.
 
         Args:
             time: seconds since the job began, not before `now`.
-            action: what to do then. There is no way to take an entry back: an action looks whether it is still wanted.
-            priority: among entries of one time the least comes first, and among equals the oldest.
+            action: called then. Entries cannot be removed: an action whose entry is obsolete must ignore the call.
+            priority: entries of one time run by ascending priority, then in the order in which they were added.
         """
         self._serial += 1
         heapq.heappush(self._heap, (time, priority, self._serial, action))

@@ -1,4 +1,4 @@
-"""The faults that a simulation can have, each with its settings, and how one is written. ``faults.py`` reads scripts of them."""
+"""Define the faults of a simulation, their settings and their text form. ``faults.py`` reads scripts of them."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from offbeat.types import Seconds, WorkerId
 
 
 class Kill(NamedTuple):
-    """A worker is gone, with what it has not pushed, and its connection closes."""
+    """A worker's process ends and its connection closes; what it has not pushed is lost."""
 
     at_s: Seconds
     worker: WorkerId
 
 
 class Vanish(NamedTuple):
-    """A worker is gone, and its connection stays open: only its silence tells."""
+    """A worker's process ends but its connection stays open: only the timeout detects its death."""
 
     at_s: Seconds
     worker: WorkerId
 
 
 class Restart(NamedTuple):
-    """A dead worker comes back as its next incarnation."""
+    """A dead worker's process is started again, as its next incarnation."""
 
     at_s: Seconds
     worker: WorkerId
 
 
 class Freeze(NamedTuple):
-    """A worker does nothing for a while and does not know: nothing of it is sent, heartbeats neither."""
+    """A worker's process stands still for ``for_s`` seconds, as under SIGSTOP: it sends nothing, not even heartbeats."""
 
     at_s: Seconds
     worker: WorkerId
@@ -37,7 +37,7 @@ class Freeze(NamedTuple):
 
 
 class Slow(NamedTuple):
-    """A worker's computing takes ``factor`` times as long for a while."""
+    """A worker's computing takes ``factor`` times as long for ``for_s`` seconds."""
 
     at_s: Seconds
     worker: WorkerId
@@ -46,14 +46,14 @@ class Slow(NamedTuple):
 
 
 class Join(NamedTuple):
-    """A worker comes that was not there before."""
+    """A worker that was absent until now joins."""
 
     at_s: Seconds
     worker: WorkerId
 
 
 class Stop(NamedTuple):
-    """A server does nothing for a while; what is sent to it waits."""
+    """A server stands still for ``for_s`` seconds; messages to it wait."""
 
     at_s: Seconds
     server: int
@@ -71,11 +71,11 @@ SETTINGS: Final = {
     "for": ("for_s", "seconds, more than 0"),
     "factor": ("factor", "a number greater than 0"),
 }
-"""Every setting as it is written, in this order: its field, and what it must be."""
+"""Each setting as it is written in a script, in this order: (the field of the fault, what its value must be)."""
 
 
 def spelled(fault: Fault) -> str:
-    """A fault as it is written in a script.
+    """Return a fault as it is written in a script.
 
     >>> spelled(Slow(at_s=3.0, worker=0, for_s=10.0, factor=4.0))
     'slow worker=0 at=3.0 for=10.0 factor=4.0'

@@ -1,15 +1,14 @@
-"""The script of a simulation's faults: which worker or server dies, stops or comes when. This file reads and checks it; ``simulation.py``
-obeys.
+"""Read and check the script of a simulation's faults: which worker or server dies, stops or joins, and when. ``simulation.py`` applies it.
 
-One fault a line, or separated by ``;`` on a command line; what follows ``#`` is a remark. Times are seconds since the job began::
+One fault per line, or separated by ``;`` on a command line; ``#`` begins a comment. Times are seconds since the job began::
 
-    kill worker=2 at=12.5                   # it is gone, with what it has not pushed, and its connection closes
-    vanish worker=3 at=20                   # the same, but its connection stays open: only its silence tells
-    restart worker=2 at=30                  # a dead worker's next incarnation
-    freeze worker=1 at=5 for=20             # it does nothing meanwhile, and does not know
-    slow worker=0 at=3 for=10 factor=4      # computing takes four times as long meanwhile
-    join worker=7 at=40                     # it was not there before: one of the job's workers that is late, or one more
-    stop server=1 at=8 for=3                # it does nothing meanwhile; what is sent to it waits
+    kill worker=2 at=12.5                   # the process ends, what it has not pushed is lost, its connection closes
+    vanish worker=3 at=20                   # the same, but the connection stays open: only the timeout detects it
+    restart worker=2 at=30                  # the next incarnation of a dead worker joins
+    freeze worker=1 at=5 for=20             # the process stands still and sends nothing, as under SIGSTOP
+    slow worker=0 at=3 for=10 factor=4      # computing takes four times as long during this time
+    join worker=7 at=40                     # a worker absent until now joins: one of the job's workers, or an additional one
+    stop server=1 at=8 for=3                # the server stands still; messages to it wait
 """
 
 from __future__ import annotations
@@ -27,33 +26,33 @@ from offbeat.types import Seconds, WorkerId
 
 NEEDS: Final[dict[type[Fault], str]] = {Restart: "dead", Join: "absent"}
 BECOMES: Final[dict[type[Fault], str]] = {Kill: "dead", Vanish: "dead", Restart: "present", Join: "present"}
-"""What a worker must be for a fault to befall it (the others: present), and what it is then."""
+"""NEEDS: the state a worker must be in for a fault ("present" for kinds not listed); BECOMES: its state afterwards."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """Faults in order of their times, those of one time in the order in which they were written."""
+    """Faults ordered by time; faults of one time in the order in which they were written."""
 
     faults: tuple[Fault, ...] = ()
 
     @property
     def spelling(self) -> str:
-        """The script in one line; `script` reads it back."""
+        """The script on one line, in the syntax that `script` parses."""
         return "; ".join(spelled(fault) for fault in self.faults)
 
     @property
     def absent(self) -> frozenset[WorkerId]:
-        """The workers that are not there at the start, because they join later."""
+        """The workers that are absent at the start because they join later."""
         return frozenset(fault.worker for fault in self.faults if isinstance(fault, Join))
 
     def total(self, workers: int) -> int:
-        """How many workers there are in all, once everybody has joined a job that was to have ``workers``."""
+        """Return the number of workers after all joins, for a job configured with ``workers``."""
         return max([workers, *(worker + 1 for worker in self.absent)])
 
     def windows(self, worker: WorkerId) -> list[tuple[Seconds, Seconds, float]]:
-        """When this worker is slow or frozen: (start, stop, factor), as `law.stretched` takes them; the factor of ice is infinite.
+        """Return when this worker is slow or frozen: (start, stop, factor) for `latency.base.stretched`; frozen is an infinite factor.
 
-        A process that is killed while it is frozen takes the ice with it; a machine stays slow for the process that is restarted on it.
+        Killing a frozen process ends its freeze. Slowness belongs to the machine and outlasts the process.
         """
         windows: list[tuple[Seconds, Seconds, float]] = []
         for fault in self.faults:
@@ -65,26 +64,26 @@ class Script:
         return windows
 
     def check(self, workers: int, servers: int) -> None:
-        """Whether all of this can happen in a job of that size.
+        """Check that every fault can happen in a job of this size.
 
-        A worker that joins is one of the job's 0 .. workers - 1, absent until then, or the next numbers after these, without a gap.
+        A worker that joins is one of the job's 0 .. workers - 1, absent until then, or has the next number after these, without a gap.
 
         Raises:
             ConfigurationError: there is no such worker or server, or it is not in the state that the fault needs: a restart of one that
                 is not dead, or two windows of one worker, or of one server, that overlap.
         """
-        for place, newcomer in enumerate(sorted(worker for worker in self.absent if worker >= workers)):
-            if newcomer != workers + place:
+        for place, joiner in enumerate(sorted(worker for worker in self.absent if worker >= workers)):
+            if joiner != workers + place:
                 raise ConfigurationError(
-                    f"faults: join worker={newcomer}: workers that come in addition are numbered on from {workers - 1} without a gap: "
-                    f"there is no {workers + place}"
+                    f"faults: join worker={joiner}: additional workers must be numbered from {workers} without a gap, "
+                    f"and no fault joins worker {workers + place}; number the joining workers from {workers}"
                 )
         total = self.total(workers)
         for fault in self.faults:
             what, number, size = ("server", fault.server, servers) if isinstance(fault, Stop) else ("worker", fault.worker, total)
             if number >= size:
                 raise ConfigurationError(
-                    f"faults: {spelled(fault)}: there is no {what} {number}, the job's {what}s are numbered 0 to {size - 1}"
+                    f"faults: {spelled(fault)}: there is no {what} {number}; the job's {what}s are numbered 0 to {size - 1}"
                 )
         self._check_states()
         self._check_overlaps()
@@ -102,19 +101,19 @@ class Script:
     def _check_overlaps(self) -> None:
         last: dict[str, Slow | Freeze | Stop] = {}
         for fault in self.faults:
-            who = f"server {fault.server}" if isinstance(fault, Stop) else f"worker {fault.worker}"
-            before = last.get(who)
+            target = f"server {fault.server}" if isinstance(fault, Stop) else f"worker {fault.worker}"
+            before = last.get(target)
             if isinstance(fault, Kill | Vanish) and isinstance(before, Freeze):
-                del last[who]
+                del last[target]
             if not isinstance(fault, Slow | Freeze | Stop):
                 continue
             if before is not None and fault.at_s < before.at_s + before.for_s:
-                raise ConfigurationError(f"faults: {spelled(fault)}: {who} is still in {spelled(before)} then; leave no overlap")
-            last[who] = fault
+                raise ConfigurationError(f"faults: {spelled(fault)}: {target} is still in {spelled(before)} then; leave no overlap")
+            last[target] = fault
 
 
 def script(spec: str | Path | Script) -> Script:
-    """The script that ``spec`` is, or holds, if it is the path of a file.
+    """Return the script given as text, as the path of a file, or as a `Script`.
 
     >>> script("restart worker=2 at=30; kill worker=2 at=12.5").faults
     (Kill(at_s=12.5, worker=2), Restart(at_s=30.0, worker=2))
@@ -152,7 +151,7 @@ def _is_file(text: str) -> bool:
 
 
 def _parse(where: str, statement: str, offset: int) -> Fault:
-    """One fault. ``offset`` is where the statement begins in its line, from 0."""
+    """Parse one fault. ``offset`` is the column at which the statement begins in its line, from 0."""
     verb, *settings = re.finditer(r"\S+", statement)
     kind = FAULTS.get(verb.group().lower())
     if kind is None:

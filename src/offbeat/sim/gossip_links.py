@@ -1,8 +1,8 @@
-"""How long gossip takes under virtual time: what a rank is to mix in has to arrive, but nobody asks a server.
+"""Compute how long the exchanges of the gossip family take: a rank waits for its neighbours' parameters, and no server is involved.
 
-The cluster's ``delay`` is what the parameters of neighbours take to a rank, drawn once for each of its mixtures: they are there that long
-after the last of them was shared. What was shared early enough, while the rank still computed, costs nothing; so does AD-PSGD's mean,
-which is taken beside the computation. ``update_s`` is what a rank's own step costs it. ``push_delay`` and stopped servers do not matter.
+The cluster's ``delay`` is drawn once for each mixture: the parameters to mix in have all arrived that long after the last of them was
+shared. Parameters that arrive while the rank still computes cost no time, nor does AD-PSGD's mean, which is taken beside the computation.
+``update_s`` is the time of a rank's own optimizer step. ``push_delay`` and stopped servers have no effect.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from offbeat.sim.training.workload import Exchanged
 from offbeat.types import Clock, Seconds, WorkerId
 
 REMEMBERED: Final = 64
-"""Shares of each rank of which the time is known; older ones have arrived long since."""
+"""The number of latest shares of each rank whose times are kept; older ones have arrived."""
 
 
 class Links(Servers):
-    """Takes the servers' place where there are none.
+    """The timing of the links between ranks; takes the place of `Servers` under the gossip family.
 
     >>> from offbeat.core.effects import Source
     >>> links = Links(Cluster(workers=2, delay="constant(seconds=0.5)"))
@@ -42,7 +42,7 @@ class Links(Servers):
         self.immediate = self._update_s == 0.0 and isinstance(law, Constant) and law.seconds == 0.0
 
     def exchanged(self, effect: Exchanged, now: Seconds) -> None:
-        """Something has been shared or mixed."""
+        """Record the time of a share, or compute when the parameters of a mixture have arrived."""
         if self.immediate:
             return
         worker = effect.worker

@@ -1,4 +1,4 @@
-"""What a simulated run is made of, by its rule."""
+"""Choose the simulated servers and workers that go with a rule."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from offbeat.sim.workers import JobWorker
 
 
 class Parts(NamedTuple):
-    """What goes with a rule."""
+    """The parts of a simulation that depend on the rule's family and scope."""
 
     servers: Servers
-    """Where folds take time, and from where parameters come."""
+    """Models how long folds take and when messages arrive; `gossip_links.Links` for the gossip family."""
     worker: type[JobWorker] | type[ShardWorker]
     measures: bool = False
-    """Whether the rule is told what was measured in each fold."""
+    """Whether the coordinator receives a `Folded` event with the norms measured in each fold."""
     asks_again: bool = False
-    """Whether the rule may want to be asked again though nothing has happened."""
+    """Whether the rule sets timers (``wake_at``), so that the coordinator must be woken without an event."""
 
 
 @singledispatch
 def parts_of(policy: Policy, cluster: Cluster) -> Parts:
-    """Return what a run under this rule is made of.
+    """Return the servers and workers that a run under this rule needs.
 
     Raises:
         TypeError: the rule's class extends none of the three bases.

@@ -1,9 +1,8 @@
-"""A simulated process of a worker: its script, the time that everything takes, and the faults that befall it.
+"""Simulate a worker's process: its training script, the time that each step takes, and its faults.
 
-What the worker does and when is decided by `core.worker.Worker`, the machine that live workers run too. This file is its shell: it carries
-out the machine's instructions in virtual time, and runs a script that goes through batches, or through epochs of them where samples are
-dealt out. How parameters come and pushes go is in ``workers.py`` for rules of job scope and in ``shard_workers.py`` for those of shard
-scope.
+`core.worker.Worker`, the state machine that live workers run too, decides what the worker does. This file carries out the machine's
+instructions in virtual time, and stands for a script that iterates over batches, or over epochs if samples are dealt out. The
+subclasses receive parameters and send pushes: ``workers.py`` under rules of job scope, ``shard_workers.py`` under rules of shard scope.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ if TYPE_CHECKING:
     from offbeat.sim.simulation import Simulation
 
 BEATS: Final = 10
-"""Heartbeats in a timeout, as live."""
+"""Heartbeats per timeout, as in live jobs."""
 
 
 class SimulatedProcess(ABC):
-    """One process of a worker. A restarted worker is a new object, which goes on with its predecessor's numbers of iterations.
+    """One process of a worker. A restarted worker is a new object, which continues the numbering of iterations.
 
     Args:
         simulation: the run that this process is part of.
-        number: the worker's.
+        number: the worker's number.
         iteration: the number of its next iteration.
         blocks: see `core.worker.Worker`.
     """
@@ -49,52 +48,52 @@ class SimulatedProcess(ABC):
         self.gone = False
         self.windows = simulation.cluster.script.windows(number)
         self.due = 0
-        """The serial number of the entry that goes on with this process; others are out of date."""
+        """The serial number of the queue entry that continues this process; other entries are obsolete."""
         self.computing = False
-        """A computation is under way; its end is `due`."""
+        """Whether a computation is under way; entry `due` ends it."""
         self.in_transit = False
-        """Parameters are on their way to this process, or its push to the servers: what it is told meanwhile it reads afterwards."""
+        """Whether parameters are in transit to this process, or its push to the servers; a `Fence` is read only afterwards."""
         self._fence: tuple[Fence, RecordId] | None = None
-        """What it has still to read."""
+        """A `Fence` that has arrived but is not read yet."""
         self._ends = False
-        """Its script has come to its end, and the process is about to leave."""
+        """Whether the script has ended and the process is about to leave."""
         self._leases: tuple[LeaseId, ...] = ()
         self._samples = 0
         self._steps: tuple[Step, ...] = ()
-        """Of the iterations that make up its next push."""
+        """The iterations that make up the next push."""
         self._progress = SplitProgress()
         self._epoch: Epoch = 0
-        self._question = self._ask_of(0)
+        self._request = self._samples_of(0)
 
-    # Told by the coordinator.
+    # Messages of the coordinator.
 
     def joined(self, incarnation: Incarnation) -> None:
-        """Take part from now on, under this incarnation."""
+        """Become a member of the job under this incarnation."""
         self.incarnation = incarnation
         self._stop()
         self._steps = ()
 
     @abstractmethod
     def released(self, effect: Release, cause: RecordId) -> None:
-        """Go on with the parameters that the servers send now."""
+        """Receive the parameters that the servers send now, and continue with them."""
 
     @abstractmethod
     def published(self, effect: Publish, cause: RecordId) -> None:
-        """Take note of the new block that a server sends now."""
+        """Receive the new block that a server sends now."""
 
     def answered(self, effect: Grant | NoMore | EpochEnded, cause: RecordId) -> None:
-        """Go on with samples, or without."""
+        """Receive the answer to a request for samples, and continue."""
         self.do(self.machine.on(effect, self.queue.now, cause))
 
     def interrupted(self, effect: Interrupt, cause: RecordId) -> None:
-        """Give up what is being computed, now or at its end."""
-        news = effect.version > self.machine.version
+        """Discard the computation under way, now or when it ends."""
+        newer = effect.version > self.machine.version
         self.machine.on(effect, self.queue.now, cause)
-        if news and self.computing and effect.at_once:
+        if newer and self.computing and effect.at_once:
             self.due = self.queue.at(self.thaw(), self.finished)
 
     def fenced(self, effect: Fence, cause: RecordId) -> None:
-        """Join again, as soon as this process waits for something; what it hands in until then is rejected."""
+        """Rejoin as soon as this process waits for a message; what it hands in until then is rejected."""
         if self.in_transit:
             self._fence = effect, cause
             return
@@ -102,16 +101,16 @@ class SimulatedProcess(ABC):
         if self._ends:
             self._finish()
 
-    # What befalls it.
+    # Faults and heartbeats.
 
     def end(self, why: str, *, seen: bool) -> None:
-        """End this process; ``seen``: its connection closes with it."""
+        """End this process; ``seen``: its connection closes, so that the coordinator notices at once."""
         self.gone, self.due = True, 0
         if seen:
             self.simulation.send(Lost(self.number, why, self.incarnation or None))
 
     def beat(self, serial: int = 0) -> None:
-        """Give a sign of life now and then, as long as this process is not frozen."""
+        """Send a heartbeat unless this process is frozen, and schedule the next one."""
         if self.gone:
             return
         if self.incarnation and self.thaw() == self.queue.now:
@@ -119,17 +118,17 @@ class SimulatedProcess(ABC):
         self.simulation.inbox.beat(self.beat)
 
     def thaw(self) -> Seconds:
-        """Return when this process can do something: now, unless it is frozen."""
+        """Return when this process can act: now, or at the end of its freeze."""
         now = self.queue.now
         return next((stop for start, stop, factor in self.windows if start <= now < stop and isinf(factor)), now)
 
-    # What it does.
+    # The worker's script.
 
     def do(self, instructions: Sequence[Instruction]) -> None:
-        """Carry out what the machine says."""
+        """Carry out the machine's instructions."""
         for at, instruction in enumerate(instructions):
             if type(instruction) is Compute:
-                self._go_on(instruction)
+                self._run_script(instruction)
                 continue
             assert type(instruction) is Send
             event, cause = instruction
@@ -145,14 +144,14 @@ class SimulatedProcess(ABC):
 
     @abstractmethod
     def push(self, push: Pushed, cause: RecordId, then: Sequence[Instruction]) -> None:
-        """Send the servers a push; what is to be done ``then`` waits until it has left."""
+        """Send a push to the servers; the instructions ``then`` are carried out once the push has left."""
 
     @abstractmethod
     def arrived(self, event: Event, cause: RecordId) -> None:
-        """Hand the servers a push that has reached them. What was under way when its process ended is lost."""
+        """Deliver a push that has reached the servers, unless its process has ended: what was in transit then is lost."""
 
     def received(self, instructions: Sequence[Instruction]) -> None:
-        """Do what follows from parameters that have come, after reading what has come behind them."""
+        """Carry out the instructions that follow a completed transfer, and then those of a `Fence` that arrived during it."""
         self.in_transit = False
         if self._fence is not None:
             (fence, cause), self._fence = self._fence, None
@@ -160,24 +159,24 @@ class SimulatedProcess(ABC):
         self.do(instructions)
 
     def ask_at(self) -> Seconds:
-        """Return when this process can ask for samples."""
+        """Return when this process can request samples."""
         return self.thaw() if self.windows else self.queue.now
 
     def ask(self) -> None:
-        """Ask for the samples of the next iteration, or end after the last epoch."""
+        """Request the samples of the next iteration, or end after the last epoch."""
         work = self.simulation.work
         self._ends = self._epoch == work.epochs
         if self._ends:
             self._when_it_can(self._finish)
             return
-        question = self.machine.on(self._question, self.queue.now)
+        request = self.machine.on(self._request, self.queue.now)
         if self.ask_at() == self.queue.now:
-            self.do(question)
+            self.do(request)
         else:
-            self._when_it_can(partial(self.do, question))
+            self._when_it_can(partial(self.do, request))
 
-    def _ask_of(self, epoch: Epoch) -> SamplesWanted:
-        """The question for samples of one epoch; made once for all its batches."""
+    def _samples_of(self, epoch: Epoch) -> SamplesWanted:
+        """Return the request for samples of one epoch; one object serves all its batches."""
         work = self.simulation.work
         return SamplesWanted(0, epoch, work.samples, work.batch)
 
@@ -191,35 +190,35 @@ class SimulatedProcess(ABC):
             action()
 
     def _finish(self) -> None:
-        """End; a process that was thought dead joins again first, and ends then."""
+        """End the process; a process that the coordinator took for dead rejoins first."""
         self._ends = False
         instructions = self.machine.on(Finished(), self.queue.now)
         if self.machine.state is State.LEFT:
             self.end("", seen=False)
         self.do(instructions)
-        # One that is thought dead is not listened to, but its connection closes.
+        # The coordinator ignores a farewell of a worker that it takes for dead, so the closed connection is reported too.
         if self.gone and self.simulation.cluster.silence_s is not None:
             self.simulation.send(Lost(self.number, "end of stream", self.incarnation))
 
-    def _go_on(self, turn: Compute) -> None:
-        """The script has control."""
+    def _run_script(self, turn: Compute) -> None:
+        """Give control to the script: it computes the iterations of its plan, or requests samples for the next one."""
         if turn.over:
             self._epoch, self._progress = self._epoch + 1, SplitProgress()
-            self._question = self._ask_of(self._epoch)
+            self._request = self._samples_of(self._epoch)
         if turn.grant is None and self.simulation.work.samples is not None:
             self.ask()
             return
         self.computing = True
         finish = self.queue.now
         self._leases, self._samples = (), 0
-        for _ in range(self.machine.plan.steps if turn.grant is None else 1):  # nobody needs to know of the moments between
+        for _ in range(self.machine.plan.steps if turn.grant is None else 1):  # no event happens between local steps: one queue entry
             finish = self._iterate(finish, turn.grant)
         self.due = self.queue.at(finish, self.finished)
         if self.machine.at_once:
             self.due = self.queue.at(self.thaw(), self.finished)
 
     def finished(self, serial: int = 0) -> None:
-        """End a computation, or break it off."""
+        """Complete or abort a computation."""
         if serial not in (0, self.due):
             return
         self.computing, self.due = False, 0
@@ -233,7 +232,7 @@ class SimulatedProcess(ABC):
             self.ask()
 
     def _iterate(self, begin: Seconds, grant: Grant | None) -> Seconds:
-        """Begin one iteration at this time; when it ends. What goes into the next push is noted."""
+        """Begin one iteration at this time, add it to the next push, and return when it ends."""
         simulation, iteration, batch = self.simulation, self.iteration, self.machine.plan.batch or self.simulation.work.batch
         self.iteration = iteration + 1
         if grant is None:
@@ -253,10 +252,10 @@ class SimulatedProcess(ABC):
         return begin + (stretched(seconds, begin, self.windows) if self.windows else seconds)
 
     def _handed_in(self, push: Pushed) -> float | None:
-        """The loss of a push that leaves this worker."""
+        """Pass the steps of a push that leaves this worker to the workload; return the push's loss, if the rule uses it."""
         steps, self._steps = self._steps, ()
         return self.simulation.content.handed_in(Handed(self.number, self.incarnation, self.machine.clock, push.version, push.held, steps))
 
     def _stop(self) -> None:
-        """Nothing that this process had begun goes on."""
+        """Abandon the computation, transfer or exit under way."""
         self.due, self.computing, self.in_transit, self._ends, self._fence = 0, False, False, False, None

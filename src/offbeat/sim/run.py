@@ -1,4 +1,4 @@
-"""One simulated run from beginning to end, with its journal and its figures."""
+"""Run one simulation from beginning to end, with its journal and summary."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from offbeat.types import Seconds
 
 @dataclass(frozen=True)
 class Result:
-    """What a run has come to."""
+    """The result of a run."""
 
     ok: bool
-    """False: it stopped before it was enough; nobody was left, or everybody waited for ever."""
+    """False: the run ended before a limit of its work was reached, because no worker was left or all of them waited forever."""
     reason: str
     seconds: Seconds
-    """Simulated."""
+    """Simulated time at the end."""
     events: int
-    """Events that the coordinator was told, and effects that it answered with."""
+    """The number of events that the coordinator handled, plus the effects that it answered with."""
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """The tally's (``docs/journal.md``), and ``simulated_s``, ``versions_per_s``, ``events``; empty where nothing was counted."""
+    """The journal's summary (``docs/journal.md``), with ``simulated_s``, ``versions_per_s`` and ``events``; empty without ``counted``."""
     curve: tuple[Point, ...] = ()
-    """What was evaluated, version by version."""
+    """The metrics of the evaluated versions."""
 
 
 def simulate(
@@ -47,15 +47,15 @@ def simulate(
     """Run a rule on a cluster until the work is done.
 
     Args:
-        sync: the rule, or its spelling.
-        cluster: workers, servers, times and faults.
-        work: when it is enough.
-        content: what contributions hold; None: nothing, only times count. A content serves one run.
-        journal: write every event and effect to this file, as a live run does.
-        counted: keep a tally for the summary. Without it, and without a journal, a run takes less than half the time.
+        sync: the rule, or its spec as text.
+        cluster: workers, servers, latency models and faults.
+        work: the limits that end the run.
+        content: the contents of contributions; None: only times are simulated. One object serves one run.
+        journal: the file to which every event and effect is written, as in a live run.
+        counted: compute the summary. Without summary and journal a run takes less than half the time.
 
     Raises:
-        ConfigurationError: the rule, the cluster and the work do not go together, or the journal cannot be written.
+        ConfigurationError: the rule cannot run on this cluster or do this work, or the journal cannot be written.
 
     >>> result = simulate("bsp", Cluster(workers=4, compute="constant(seconds=0.5)"), Work(versions=10))
     >>> result.seconds, result.summary["pushes"], result.reason
@@ -70,50 +70,52 @@ def simulate(
     content.start(policy, cluster.total, cluster.servers, cluster.seed)
     tally = Tally() if counted else None
     clock: list[Simulation] = []
-    book = None
+    records = None
     if tally is not None or journal is not None:
         listeners = (tally.add,) if tally is not None else ()
-        book = Journal(journal, now=lambda: clock[0].queue.now, listeners=listeners)
-    simulation = Simulation(policy, cluster, work, content, book)
+        records = Journal(journal, now=lambda: clock[0].queue.now, listeners=listeners)
+    simulation = Simulation(policy, cluster, work, content, records)
     clock.append(simulation)
-    if book is not None:
-        book.write(_head(policy, cluster))
+    if records is not None:
+        records.write(_head(policy, cluster))
     try:
         ok, reason = simulation.run()
         content.finish()
-        if book is not None:
-            book.write(end_record(simulation.queue.now, ok, reason))
+        if records is not None:
+            records.write(end_record(simulation.queue.now, ok, reason))
     finally:
-        if book is not None:
-            book.close()
+        if records is not None:
+            records.close()
     seconds = simulation.queue.now
     summary = {} if tally is None else _summary(tally, simulation)
     return Result(ok, reason, seconds, simulation.inbox.handled, summary, tuple(simulation.curve))
 
 
 def check_rule(policy: Policy, cluster: Cluster, work: Work) -> None:
-    """Whether a rule can run on this cluster and do this work.
+    """Check that a rule can run on this cluster and do this work.
 
     Raises:
-        ConfigurationError: it cannot.
+        ConfigurationError: the rule does not support this number of workers, or the work has too few samples or none.
     """
     policy.check(cluster.workers)
     if work.samples is not None and work.samples < cluster.workers:
         raise ConfigurationError(f"{work.samples} samples for {cluster.workers} workers: each needs at least one, use fewer workers")
     if policy.split_overlap is not None and work.samples is None:
-        raise ConfigurationError(f"{policy.spelling} gives each worker a split of the data: say how many samples there are")
+        raise ConfigurationError(
+            f"{policy.spelling} gives each worker a split of the data, and the size of the data is not given; set the number of samples"
+        )
 
 
 def _head(policy: Policy, cluster: Cluster) -> dict[str, Any]:
     laws = {name: cluster.law(name).spelling for name in ("compute", "per_sample", "delay", "push_delay")}
-    told = ", ".join(f"{name}={spelling}" for name, spelling in laws.items() if spelling != "constant(seconds=0.0)")
+    settings = ", ".join(f"{name}={spelling}" for name, spelling in laws.items() if spelling != "constant(seconds=0.0)")
     return job_record(
         sync=policy.spelling,
         workers=cluster.workers,
         servers=cluster.servers,
         seed=cluster.seed,
         started="simulated",
-        script=f"simulated: {told}, update_s={cluster.update_s:g}",
+        script=f"simulated: {settings}, update_s={cluster.update_s:g}",
     )
 
 

@@ -1,7 +1,7 @@
-"""Simulated servers: each does one thing at a time, in the order in which it comes. This file owns how long things take on their way.
+"""Compute when simulated servers are busy and when messages between servers and workers arrive.
 
-A fold occupies its server for ``update_s``; a push or a question costs it nothing, but waits for its turn. A stopped server does nothing,
-and what is sent to it waits. Messages of one sender to one receiver do not overtake each other, as on a TCP connection.
+A server handles its messages one by one in the order of their arrival. A fold occupies it for ``update_s``, other messages take no time. A
+stopped server handles nothing until it continues. Messages of one sender to one receiver stay in order, as on a TCP connection.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from offbeat.types import Seconds, WorkerId
 
 
 class Servers:
-    """When the servers of one run are busy, and when messages arrive.
+    """The timing of one run's servers and links. All times are seconds since the job began.
 
     >>> servers = Servers(Cluster(workers=1, update_s=0.5, delay="constant(seconds=0.1)"))
     >>> servers.fold(1.0), servers.fold(1.0), servers.free(0, 1.2)
     (1.5, 2.0, 2.0)
-    >>> servers.parameters(0, 1.0)  # the answer to a push that was folded waits for both folds
+    >>> servers.parameters(0, 1.0)  # sent after both folds, arrives 0.1 s later
     2.1
     """
 
@@ -37,13 +37,13 @@ class Servers:
         self._delay = _Link(cluster.law("delay"), derived(cluster.seed, "delay"), pairs)
         self._push_delay = _Link(cluster.law("push_delay"), derived(cluster.seed, "push delay"), pairs)
         self.never_busy = self._update_s == 0.0 and not any(self._stops)
-        """Whether everything is handled as it arrives."""
+        """Whether every message is handled at the instant of its arrival."""
         self.immediate = self.never_busy and self._delay.immediate
-        """Whether parameters are with their worker as they are sent."""
+        """Whether parameters arrive at the instant at which they are requested."""
         self.pushes_immediate = self._push_delay.immediate
 
     def free(self, server: int, time: Seconds) -> Seconds:
-        """When this server gets to what arrives at this time."""
+        """Return when this server handles a message that arrives at ``time``."""
         begin = max(time, self._busy[server])
         for start, stop, _ in self._stops[server]:
             if start <= begin < stop:
@@ -51,7 +51,7 @@ class Servers:
         return begin
 
     def fold(self, now: Seconds, shard: int | None = None) -> Seconds:
-        """The servers, or one, are told to make a version; when the last of them has."""
+        """Occupy the servers, or the one that holds ``shard``, with a fold; return when the last of them is done."""
         if self.never_busy:
             return now
         for server in range(self.count) if shard is None else (shard,):
@@ -60,20 +60,20 @@ class Servers:
         return max(self._busy) if shard is None else self._busy[shard]
 
     def parameters(self, worker: WorkerId, now: Seconds) -> Seconds:
-        """Every server is told to send its parameters to this worker; when it has all of them."""
+        """Return when this worker has the parameters that every server is told to send at ``now``."""
         return max(self.block(server, worker, now) for server in range(self.count))
 
     def block(self, server: int, worker: WorkerId, now: Seconds) -> Seconds:
-        """One server is told to send its parameters to this worker; when they arrive."""
+        """Return when this worker has the parameters that one server is told to send at ``now``."""
         return self._delay.arrival(server * self._workers + worker, self.free(server, now))
 
     def push(self, server: int, worker: WorkerId, now: Seconds) -> Seconds:
-        """A worker sends its push to this server; when it arrives."""
+        """Return when a push that the worker sends at ``now`` arrives at this server."""
         return self._push_delay.arrival(server * self._workers + worker, now)
 
 
 class _Link:
-    """The messages of one direction, of all pairs."""
+    """The messages of one direction between all pairs of server and worker."""
 
     __slots__ = ("_last", "_numbers", "_sampler", "immediate")
 

@@ -1,6 +1,6 @@
-"""A simulated worker of a rule of shard scope: blocks arrive one by one, also while it computes, and each shard gets a push by itself.
+"""Simulate a worker of a rule of shard scope: it receives each shard's blocks separately, also while it computes, and pushes to each shard.
 
-A `Release`, for a worker that enters or comes back after an epoch's end, is a block of every shard at once.
+A `Release`, for a worker that joins or returns after the end of an epoch, sends a block of every shard at once.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class ShardWorker(SimulatedProcess):
-    """See `SimulatedProcess`."""
+    """A worker's process under a rule of shard scope."""
 
     def __init__(self, simulation: Simulation, number: WorkerId, iteration: int = 0) -> None:
         policy = simulation.policy
         assert isinstance(policy, ServerRule), f"{policy.spelling} has no servers"
         super().__init__(simulation, number, iteration, partial(policy.blocks, simulation.cluster.servers))
-        self._heard_at: Seconds = 0.0
-        """When server 0 will have its last push: what it asks then does not overtake that."""
+        self._pushed_by: Seconds = 0.0
+        """When the last push arrives at server 0. A request for samples waits until then, so as not to overtake the push."""
 
     def released(self, effect: Release, cause: RecordId) -> None:
         self.in_transit = True
@@ -54,7 +54,10 @@ class ShardWorker(SimulatedProcess):
         self._receive(BlockArrived(effect.shard, effect.version), cause, look)
 
     def _receive(self, block: BlockArrived, cause: RecordId, then: Callable[[Blocks], None]) -> None:
-        """Receive a block that is sent now. What a process is sent under an earlier incarnation changes nothing in a later one."""
+        """Receive a block that is sent now, then call ``then`` with the block cache to which it was sent.
+
+        Rejoining replaces the cache, so that blocks sent to an earlier incarnation change nothing in a later one.
+        """
         blocks = self.machine.blocks
         assert blocks is not None
 
@@ -70,7 +73,7 @@ class ShardWorker(SimulatedProcess):
             take(0)
 
     def _begin(self, effect: Release, cause: RecordId, blocks: Blocks, _: int = 0) -> None:
-        """Read the parameters, which are here, unless this process has joined again meanwhile."""
+        """Read the parameters, which have arrived, unless this process has rejoined since they were sent."""
         if blocks is not self.machine.blocks:
             return
         if self.windows and (thaw := self.thaw()) > self.queue.now:
@@ -79,7 +82,7 @@ class ShardWorker(SimulatedProcess):
             self.received(self.machine.on(effect, self.queue.now, cause))
 
     def _look(self, _: int = 0) -> None:
-        """See whether this worker can go on, or what it computes has been overtaken."""
+        """Check whether this worker can continue, or whether its computation is obsolete."""
         if self.gone:
             return
         machine, now = self.machine, self.queue.now
@@ -97,14 +100,14 @@ class ShardWorker(SimulatedProcess):
             self.queue.at(max(now, wake_at), self._look)
 
     def ask_at(self) -> Seconds:
-        return self._heard_at if self._heard_at > self.queue.now else super().ask_at()
+        return self._pushed_by if self._pushed_by > self.queue.now else super().ask_at()
 
     def push(self, push: Pushed, cause: RecordId, then: Sequence[Instruction]) -> None:
-        """Send each shard its part; the worker does not wait for what becomes of it."""
+        """Send each shard its part of the gradient; the worker does not wait for the arrival."""
         simulation = self.simulation
         for shard in range(simulation.cluster.servers):
             arrival = simulation.servers.push(shard, self.number, self.queue.now)
-            self._heard_at = arrival if shard == 0 else self._heard_at
+            self._pushed_by = arrival if shard == 0 else self._pushed_by
             simulation.uplink.at_server(shard, arrival, partial(self._deliver, push._replace(shard=shard), cause))
         self.do(then)
         self._look()

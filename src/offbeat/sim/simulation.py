@@ -49,7 +49,7 @@ from offbeat.types import RecordId, Seconds, Version, WorkerId, WorkerState
 
 
 class Point(NamedTuple):
-    """What was evaluated of one version."""
+    """The metrics of one evaluated version; ``t`` is in simulated seconds."""
 
     t: Seconds
     version: Version
@@ -62,12 +62,12 @@ class Simulation:
     Args:
         policy: the rule.
         cluster: the machines, their latency models and faults; checked already.
-        work: after how much work the run ends.
-        content: what contributions contain, and what is measured of them.
-        journal: where events and effects are recorded; None: nowhere.
+        work: the limits after which the run ends.
+        content: provides the contents of contributions and what is measured of them.
+        journal: records events and effects; None: they are not recorded.
 
     Raises:
-        ConfigurationError: the rule cannot work with that many workers.
+        ConfigurationError: the rule does not support this number of workers.
     """
 
     def __init__(self, policy: Policy, cluster: Cluster, work: Work, content: Workload, journal: Journal | None) -> None:
@@ -89,12 +89,12 @@ class Simulation:
         self.per_sample = None if free else per_sample.start(derived(cluster.seed, "per sample"), cluster.total)
         self.workers: dict[WorkerId, SimulatedProcess] = {}
         self.blocks: list[Version] = [0] * cluster.servers
-        """The version of each shard, in rules of shard scope."""
+        """The version of each shard under rules of shard scope."""
         self.curve: list[Point] = []
         self.ended: tuple[bool, str] | None = None
-        """How the run has ended: well or not, and why."""
+        """(success, reason) once the run has ended."""
         self._present: set[WorkerId] = set()
-        """The workers that the coordinator takes for alive, or may hear of again."""
+        """The workers in state alive or recovered."""
         self._to_come = sum(isinstance(fault, Restart | Join) for fault in cluster.script.faults)
         self._journal = journal
         self._version: Version = 0
@@ -116,7 +116,7 @@ class Simulation:
             self._handlers[Settle] = lambda effect, cause: content.settled(effect)
 
     def run(self) -> tuple[bool, str]:
-        """Run until the work is done or nothing can happen any more. Returns whether the job ended well, and the reason of its end."""
+        """Run until the work is done or nothing more can happen. Return whether the job succeeded, and why it ended."""
         absent = self.cluster.script.absent
         for fault in self.cluster.script.faults:
             self.queue.at(fault.at_s, partial(self._strike, fault), FAULT)
@@ -139,7 +139,7 @@ class Simulation:
         assert self.ended is not None
         return self.ended
 
-    # What the coordinator says.
+    # Effects of the coordinator.
 
     def _carry_out(self, effects: list[Effect], numbers: list[RecordId]) -> None:
         handlers = self._handlers
@@ -197,7 +197,7 @@ class Simulation:
             worker.published(effect, cause)
 
     def _tell(self, effect: Any, cause: RecordId, message: Callable[[SimulatedProcess, Any, RecordId], None]) -> None:
-        """A message for a worker's process, if there still is the one for which it is meant."""
+        """Call ``message`` on the effect's worker, unless its process has ended or has a later incarnation."""
         worker = self.workers[effect.worker]
         if worker.incarnation == effect.incarnation and not worker.gone:
             message(worker, effect, cause)
@@ -217,7 +217,7 @@ class Simulation:
             self._present.discard(effect.worker)
             self.content.gone(effect.worker)
             if not self._present and not self._to_come and all(worker.gone for worker in self.workers.values()):
-                self._give_up()  # now: what is in the queue still, such as ends of computations that were broken off, concerns no process
+                self._give_up()  # at once: entries left in the queue, such as ends of aborted computations, concern no process
 
     # Processes and faults, and the end.
 
@@ -229,7 +229,7 @@ class Simulation:
             worker.beat()
 
     def _strike(self, fault: Fault, serial: int) -> None:
-        """A fault of the script, unless its victim has come to its end before."""
+        """Make a fault of the script happen, unless the worker's process has ended already."""
         now = self.queue.now
         if isinstance(fault, Stop):
             self._note(process_record(now, "server", fault.server, "stopped", f"for {fault.for_s:g} s"))
@@ -259,11 +259,11 @@ class Simulation:
             self.inbox.stop()
 
     def _give_up(self) -> None:
-        """Nothing happens any more."""
+        """End the run because no further event can make progress."""
         stuck = [number for number, worker in sorted(self.workers.items()) if not worker.gone]
         if stuck:
-            who = ", ".join(map(str, stuck[:10])) + (f" and {len(stuck) - 10} more" if len(stuck) > 10 else "")
-            self._end(False, f"nothing happens any more: worker {who} waits for ever")
+            numbers = ", ".join(map(str, stuck[:10])) + (f" and {len(stuck) - 10} more" if len(stuck) > 10 else "")
+            self._end(False, f"nothing happens any more: worker {numbers} waits for ever")
         elif self.coordinator.membership.in_state(WorkerState.FINISHED):
             self._end(True, "every worker has finished")
         else:

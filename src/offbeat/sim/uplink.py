@@ -1,4 +1,4 @@
-"""The uplink: pushes in transit to the simulated servers, which handle arrivals one after the other."""
+"""Carry pushes to the simulated servers, which handle arrivals one by one."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class Uplink:
     """Delivers the workers' pushes.
 
     Args:
-        queue: the virtual clock.
-        servers: how long it takes.
+        queue: the event queue of the run.
+        servers: compute when pushes arrive and are handled.
     """
 
     def __init__(self, queue: EventQueue, servers: Servers) -> None:
         self._queue, self._servers = queue, servers
         self._simple = servers.pushes_immediate and (servers.never_busy or servers.count == 1)
-        """Whether a push is with all servers as it is sent. Server 0 handles it when `CoordinatorInbox` gets to it."""
+        """Whether pushes arrive at all servers at once. `CoordinatorInbox` makes them wait for server 0."""
 
     def push(self, worker: SimulatedProcess, event: Event, cause: RecordId) -> None:
-        """Send a worker's push to every server; it has arrived when all of them have it."""
+        """Send a worker's push to every server; call ``worker.arrived`` when all of them have it."""
         if self._simple:
             worker.arrived(event, cause)
             return
@@ -41,7 +41,7 @@ class Uplink:
             self.at_server(server, self._servers.push(server, worker.number, self._queue.now), count)
 
     def at_server(self, server: int, arrival: Seconds, action: Callable[[int], None]) -> None:
-        """Do this when a server gets to a message that arrives at this time."""
+        """Call ``action`` when the server handles a message that arrives at ``arrival``."""
 
         def look(serial: int) -> None:
             now = self._queue.now

@@ -1,4 +1,4 @@
-"""A simulated worker of a rule of job scope: parameters come from all servers at once, and a push counts once all servers have it."""
+"""Simulate a worker of a rule of job scope: parameters arrive when all servers' parts have, and a push when all servers have it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class JobWorker(SimulatedProcess):
-    """See `SimulatedProcess`."""
+    """A worker's process under a rule of job scope."""
 
     def __init__(self, simulation: Simulation, number: WorkerId, iteration: int = 0) -> None:
         super().__init__(simulation, number, iteration)
         self._then: Sequence[Instruction] = ()
-        """What is to be done when the push on its way has arrived."""
+        """The instructions to carry out once the push in transit has arrived."""
 
     def released(self, effect: Release, cause: RecordId) -> None:
         self.in_transit = True
@@ -37,7 +37,7 @@ class JobWorker(SimulatedProcess):
         raise AssertionError(f"blocks are for rules of shard scope: {effect}")
 
     def _begin(self, effect: Release, cause: RecordId, serial: int) -> None:
-        """Read the parameters, which are here."""
+        """Read the parameters, which have arrived, once the process is not frozen."""
         if serial != self.due:
             return
         if self.windows and (thaw := self.thaw()) > self.queue.now:

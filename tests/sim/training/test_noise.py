@@ -54,7 +54,7 @@ def test_the_seed_and_the_version_decide() -> None:
         ("noise(variance=nan)", r"variance"),
         ("noise(variance=1, decay=0)", r"noise\(decay=0\): decay must be a number greater than 0"),
         ("noise(variance=1, dimensions=0)", r"dimensions must be a whole number, at least 1"),
-        ("loud(variance=1)", r"there is no law of gradients 'loud'"),
+        ("loud(variance=1)", r"there is no gradient model 'loud'"),
     ],
 )
 def test_mistakes(spelling: str, message: str) -> None:

@@ -51,7 +51,7 @@ def law(spec: str | Law) -> Law:
         return spec
     if not isinstance(spec, str):
         raise ConfigurationError(f"{spec!r} is no law: pass one such as Constant(seconds=1), or its spelling 'constant(seconds=1)'")
-    return build(spec, LAWS, "law")
+    return build(spec, LAWS, "latency model")
 
 
 __all__ = [

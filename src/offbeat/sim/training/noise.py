@@ -93,4 +93,4 @@ def content(spec: str | Noise | None) -> Workload:
     """
     if spec is None:
         return Workload()
-    return NoisyWorkload(build(spec, GRADIENTS, "law of gradients") if isinstance(spec, str) else spec)
+    return NoisyWorkload(build(spec, GRADIENTS, "gradient model") if isinstance(spec, str) else spec)
