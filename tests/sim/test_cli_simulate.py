@@ -149,7 +149,7 @@ def test_a_trace_with_too_few_workers(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("sys.argv", ["offbeat", "simulate", "--compute", f"trace(path='{trace}')", "--workers", "3"])
     with pytest.raises(SystemExit) as exit_:
         main()
-    assert exit_.value.code == 2 and "it has times of 2 (2 steps), the job has 3" in capsys.readouterr().err
+    assert exit_.value.code == 2 and "the trace has 2 workers (2 steps), fewer than the 3 of the job" in capsys.readouterr().err
 
 
 def test_a_run_that_comes_to_nothing_has_status_1() -> None:

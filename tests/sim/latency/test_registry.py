@@ -269,14 +269,14 @@ def test_stretched_work_away_from_windows_is_the_same_to_the_last_bit() -> None:
         ("windows(law='constant(seconds=1)', worker=2, begin=10, end=20, factor=2, every=9)", "every must be a number of at least 10"),
         ("windows(law='constant(seconds=1)', worker=1.5, begin=10, end=20, factor=2)", "worker must be a whole number"),
         ("windows(law='constan(seconds=1)', worker=2, begin=10, end=20, factor=5)", "no latency model 'constan'"),
-        ("windows(law=5, worker=2, begin=10, end=20, factor=5)", "5 is no law"),
+        ("windows(law=5, worker=2, begin=10, end=20, factor=5)", "5 is not a latency model"),
         ("per_worker(law='constant(seconds=1)', factors=2)", "write a number greater than 0 for each worker"),
         ("per_worker(law='constant(seconds=1)', factors=(1, 0))", "write a number greater than 0 for each worker"),
         ("per_worker(law='constant(seconds=1)', factors=(1, 'x'))", "write a number greater than 0 for each worker"),
         ("one_of(law='constant(seconds=1)', seconds=1, count=0)", "count must be a whole number, at least 1"),
         ("plus(law='constant(seconds=1)', extra='what')", "no latency model 'what'"),
         ("trace(path='')", "name a file"),
-        ("trace(path=3)", "write it in quotes"),
+        ("trace(path=3)", "path must be text in quotes"),
         ("trace(path='a.csv', scale=0)", "scale must be"),
         ("trace(path='a.csv', offset=-1)", "offset must be a whole number"),
     ],
@@ -289,7 +289,11 @@ def test_what_makes_no_sense_is_refused_when_the_law_is_made(spec: str, message:
 @pytest.mark.parametrize(
     ("spec", "workers", "message"),
     [
-        ("windows(law='constant(seconds=1)', worker=4, begin=10, end=20, factor=5)", 4, "there is no worker 4, 4 are numbered from 0"),
+        (
+            "windows(law='constant(seconds=1)', worker=4, begin=10, end=20, factor=5)",
+            4,
+            "there is no worker 4; the 4 workers are numbered from 0",
+        ),
         ("per_worker(law='constant(seconds=1)', factors=(1, 2))", 3, "2 factors are too few for 3 workers"),
         ("one_of(law='constant(seconds=1)', seconds=1, count=5)", 4, "count=5 workers cannot be drawn from 4"),
         ("plus(law='constant(seconds=1)', extra=\"per_worker(law='constant(seconds=1)', factors=(1, 2))\")", 3, "too few for 3"),
@@ -304,5 +308,5 @@ def test_what_does_not_suit_the_job_is_refused_before_it_starts(spec: str, worke
 
 
 def test_what_is_no_law_at_all() -> None:
-    with pytest.raises(ConfigurationError, match=r"None is no law: pass one such as Constant\(seconds=1\)"):
+    with pytest.raises(ConfigurationError, match=r"None is not a latency model: pass one such as Constant\(seconds=1\)"):
         law(None)  # type: ignore[arg-type]

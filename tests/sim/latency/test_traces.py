@@ -183,7 +183,7 @@ def test_a_trace_with_too_few_workers_is_refused(tmp_path: Path) -> None:
     one = Trace(path=str(written(tmp_path, "1,2,3\n4,5,6\n")))
     one.check(3)
     for refused in (one.check, lambda n: one.start(0, n)):
-        with pytest.raises(ConfigurationError, match=r"a trace with too few workers: it has times of 3 \(2 steps\), the job has 4"):
+        with pytest.raises(ConfigurationError, match=r"the trace has 3 workers \(2 steps\), fewer than the 4 of the job"):
             refused(4)
 
 

@@ -1,4 +1,4 @@
-"""Say how many seconds a simulated computation or message takes: drawn from a distribution, or read from measured traces.
+"""Latency models ("laws"): how many seconds a simulated computation or message takes, drawn from a distribution or read from a trace.
 
 ```
     sim.cluster      "uniform(low=0.1, high=0.2)"
@@ -8,14 +8,14 @@
                         ▼
                      base.Sampler        draw(worker, clock, now) -> seconds
 
-    distributions, lognormal    laws that stand alone       traces (trace_files)    measured times
+    distributions, lognormal    random times                traces (trace_files)    measured times
     modifiers                   laws that change another law: slow windows, factors, sums
 ```
 
-A draw depends on (seed, worker, clock) and, for slow windows, on the time; not on the order in which draws are asked for. All rules
-that are simulated under one seed therefore meet the same cluster.
+A draw depends on (seed, worker, clock) and, for slow windows, on the time, but not on earlier draws. All rules simulated under one
+seed therefore meet the same cluster.
 
-Example: worker 2 computes five times slower between 10 s and 20 s. An iteration that begins at 9.5 s has half of its work inside.
+Example: worker 2 computes five times slower between 10 s and 20 s. Half of an iteration of 1 s that begins at 9.5 s is slowed.
 
 >>> from offbeat.sim.latency.registry import law
 >>> slow = law("windows(law='constant(seconds=1)', worker=2, begin=10, end=20, factor=5)")

@@ -1,9 +1,8 @@
-"""What a law of seconds is, and where its random numbers come from.
+"""Define latency models (`Law`), their draws in one run (`Sampler`), and the random numbers behind the draws.
 
-A law is a frozen configuration; what it gives to one run is a `Sampler`. This file owns the contract of both and the random numbers: each
-number has a place of its own, named by (seed, worker, clock), in the stream of a counter-based generator, so that it does not matter who
-asks first. Two rules under one seed therefore meet the same cluster (common random numbers), and a trace is equal byte for byte.
-It knows no distribution (``distributions.py`` does) and does not read spellings (``registry.py`` does).
+Each random number has a fixed position, given by (seed, worker, clock), in the stream of a counter-based generator, so that a draw does
+not depend on the order of draws. Two rules under one seed therefore meet the same cluster (common random numbers), and equal seeds give
+equal journals, byte for byte. The distributions are in ``distributions.py``; ``registry.py`` parses the text form of a law.
 """
 
 from __future__ import annotations
@@ -24,59 +23,65 @@ from offbeat.types import Clock, Seconds, WorkerId
 
 SHIFT: Final = 6
 BLOCK: Final = 1 << SHIFT
-"""Numbers drawn at once for one worker. More would make a draw no faster, and 10,000 workers keep a block each: 2 KB apiece."""
+"""The numbers drawn at once for one worker. Larger blocks make a draw no faster, and each of 10,000 workers keeps a block, of 2 KB."""
 MASK: Final = BLOCK - 1
 
 Block: TypeAlias = Callable[[np.random.Generator, int], NDArray[np.float64]]
-"""Makes that many independent draws."""
+"""Returns the given number of independent draws, in seconds."""
 
 
 class Sampler(ABC):
-    """What a law gives to one run."""
+    """The draws of one law in one run."""
 
     @abstractmethod
     def draw(self, worker: WorkerId, clock: Clock, now: Seconds) -> Seconds:
-        """How long what ``worker`` begins at ``now`` takes, in seconds; the same answer whenever the same is asked.
+        """Return the seconds that an iteration, or a message, of ``worker`` takes. Equal arguments give equal results.
 
         Args:
-            worker: 0 .. workers - 1 as told to `Law.start`. For the delays of messages: ``server * workers + worker``.
-            clock: iterations that the worker has completed, or the number of the message; from 0.
-            now: seconds since the job began. Only laws with windows look at it.
+            worker: 0 .. workers - 1, as passed to `Law.start`. For the delays of messages: ``server * workers + worker``.
+            clock: the number of the iteration or message, from 0.
+            now: when it begins, in seconds since the job began. Only laws with windows use it.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Law(ABC):
-    """How long computations, or messages, take. Subclasses are frozen dataclasses, checked when made and spelled like rules."""
+    """A latency model. Subclasses are frozen dataclasses, which check their settings when they are made."""
 
     @classmethod
     def word(cls) -> str:
-        """The word that spells this law: its class name in snake case."""
+        """Return the law's name on the command line: the class name in snake case."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     @property
     def spelling(self) -> str:
-        """The law as it is written on the command line; ``laws.law`` reads it back. A law within a law is a quoted string."""
+        """The law as it is written on the command line, in the syntax that `registry.law` parses. A law within a law is quoted."""
         return f"{self.word()}({', '.join(f'{f.name}={_spelled(getattr(self, f.name))!r}' for f in fields(self))})"
 
     def check(self, workers: int) -> None:  # noqa: B027 - most laws suit any number of workers
-        """Whether the law can serve that many workers.
+        """Check that the law can serve this number of workers.
 
         Raises:
-            ConfigurationError: it cannot; for instance a trace that has fewer.
+            ConfigurationError: it cannot, for instance because a trace has fewer workers.
         """
 
     @abstractmethod
     def start(self, seed: int, workers: int) -> Sampler:
-        """The draws of one run.
+        """Return the sampler of one run.
 
         Args:
-            seed: any whole number. Give each use of a law in one run a seed of its own, with `derived`.
-            workers: how many there are, numbered from 0; for the delays of messages ``servers * workers``.
+            seed: any whole number. Each use of a law in one run needs a seed of its own; see `derived`.
+            workers: the number of workers, numbered from 0; for the delays of messages ``servers * workers``.
         """
 
     def _check_number(self, name: str, least: float = 0.0, above: bool = False, finite: bool = True) -> None:
-        """Refuse a setting that is no number from ``least`` (``above`` it) up; make it a float, so that equal laws are spelled equally."""
+        """Check that a setting is a number of at least ``least`` (``above``: greater), and store it as a float.
+
+        As floats, equal settings have the same text form: ``1`` and ``1.0`` are the same law.
+
+        Raises:
+            ConfigurationError: it is not.
+        """
         value = getattr(self, name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or math.isnan(value) or (finite and math.isinf(value)) or value < least or (above and value == least):
@@ -92,7 +97,7 @@ def _spelled(value: Any) -> Any:
 
 
 def derived(seed: int, purpose: str) -> int:
-    """A seed of its own for another purpose: without it worker 3's delays would be the same random numbers as its computations.
+    """Return a seed for one purpose. Without it worker 3's delays would be the same random numbers as its computations.
 
     >>> derived(0, "delay") == derived(0, "delay"), derived(0, "delay") == derived(1, "delay")
     (True, False)
@@ -101,12 +106,12 @@ def derived(seed: int, purpose: str) -> int:
 
 
 def stretched(work_s: Seconds, now: Seconds, windows: Iterable[tuple[Seconds, Seconds, float]]) -> Seconds:
-    """How long work takes that begins at ``now`` and runs ``factor`` times slower within windows of time.
+    """Return the seconds that work takes which begins at ``now`` and runs ``factor`` times slower within windows of time.
 
     Args:
-        work_s: how long it takes outside of every window.
-        now: when it begins.
-        windows: (start, stop, factor) in order and not overlapping. An infinite factor stands still until ``stop``.
+        work_s: the seconds that the work takes outside of all windows.
+        now: when the work begins.
+        windows: (start, stop, factor), in order and not overlapping. With an infinite factor work stands still until ``stop``.
 
     >>> stretched(2.0, 9.0, [(10.0, 20.0, 5.0)])  # one second before the window, one second's work within it
     6.0
@@ -130,10 +135,10 @@ def stretched(work_s: Seconds, now: Seconds, windows: Iterable[tuple[Seconds, Se
 
 
 class DrawnSampler(Sampler):
-    """Independent draws, all of one distribution. Number ``clock`` of ``worker`` is place ``clock % 64`` of block ``clock // 64``.
+    """Independent draws of one distribution. Draw ``clock`` of ``worker`` is entry ``clock % 64`` of block ``clock // 64``.
 
-    A block begins where the generator's 256-bit counter says (0, block, worker, 0) under the key that the seed gives, so it can be made
-    without the blocks before it, and setting the counter is five times cheaper than a new generator.
+    A block begins at the value (0, block, worker, 0) of the generator's 256-bit counter, under a key derived from the seed, so that it can
+    be computed without the blocks before it. Setting the counter is five times cheaper than making a new generator.
     """
 
     __slots__ = ("_blocks", "_generator", "_key", "_make", "_numbers")

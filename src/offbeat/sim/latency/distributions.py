@@ -1,7 +1,6 @@
-"""The laws that stand by themselves: one distribution for every worker and iteration, and the rotating skew.
+"""Define the basic laws: one distribution for all workers and iterations, and the rotating skew.
 
-Each has its formula and its moments; the log-normal's comes with a fit and has a file of its own, ``lognormal.py``. Laws around another law
-are in ``modifiers.py``, measured times in ``traces.py``.
+The log-normal law is in ``lognormal.py``, laws that modify another law are in ``modifiers.py``, measured times in ``traces.py``.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from offbeat.types import Clock, Seconds, WorkerId
 
 @dataclass(frozen=True, kw_only=True)
 class Independent(Law):
-    """A law that is one distribution."""
+    """A law whose draws are independent and of one distribution."""
 
     @abstractmethod
     def block(self, generator: np.random.Generator, n: int) -> NDArray[np.float64]:
-        """``n`` independent draws, in seconds."""
+        """Return ``n`` independent draws, in seconds."""
 
     def start(self, seed: int, workers: int) -> Sampler:
         return DrawnSampler(seed, workers, self.block)
@@ -99,7 +98,7 @@ class ShiftedExponential(Independent):
 
 @dataclass(frozen=True, kw_only=True)
 class Pareto(Independent):
-    """At least ``scale``, and longer than t with probability ``(scale / t) ** shape``: the heavy tail.
+    """Heavy-tailed: at least ``scale``, and longer than t with probability ``(scale / t) ** shape``.
 
     The mean is ``scale * shape / (shape - 1)`` for shape > 1 and infinite below; the variance is finite for shape > 2.
     """
@@ -119,7 +118,7 @@ class Pareto(Independent):
 
 @dataclass(frozen=True, kw_only=True)
 class Sometimes(Independent):
-    """``seconds`` with this probability and otherwise 0: a lost packet, sent again after a timeout.
+    """``seconds`` with the given probability and otherwise 0: a lost packet that is sent again after a timeout.
 
     PSP-SGD's experiment (section 5) delays 0.16 % of the pull replies: ``sometimes(probability=0.0016, seconds=4)``.
     """
@@ -141,9 +140,9 @@ class Sometimes(Independent):
 
 @dataclass(frozen=True, kw_only=True)
 class Rotating(Law):
-    """A skew that changes hands: worker p of P takes ``low + (high - low) * ((p + t) mod P) / (P - 1)`` in its iteration t.
+    """A rotating skew: worker p of P takes ``low + (high - low) * ((p + t) mod P) / (P - 1)`` in its iteration t.
 
-    Each iteration gives every worker another of the P times, evenly spaced; one worker alone always takes ``low``. Eager-SGD's CIFAR-10
+    In each iteration every worker has another of P evenly spaced times; a single worker always takes ``low``. Eager-SGD's CIFAR-10
     experiment (section 7.2) adds 50 to 400 ms to 8 workers like this: ``plus(law="...", extra="rotating(low=0.05, high=0.4)")``.
 
     >>> sampler = Rotating(low=0.05, high=0.40).start(seed=0, workers=8)

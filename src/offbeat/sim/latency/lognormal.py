@@ -1,4 +1,4 @@
-"""The log-normal law in a range, fitted to a mean and a standard deviation as papers print them."""
+"""Define the log-normal law, shifted and clipped to a range, and fit it to a mean and a standard deviation."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from offbeat.types import Seconds
 
 NARROWEST: Final = 1e-6
 WIDEST: Final = 8.0
-"""Between these the log-normal's fit looks for sigma. Wider, nearly every draw is one of the range's two ends."""
+"""The range in which the fit searches sigma. With a larger sigma nearly every draw is at one of the two ends of the range."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lognormal(Independent):
-    """``min(low + exp(mu + sigma * N(0, 1)), high)``, with mu and sigma fitted so that this, clipped, has exactly this mean and sd.
+    """``min(low + exp(mu + sigma * N(0, 1)), high)``, with mu and sigma fitted so that the clipped variable has ``mean`` and ``sd``.
 
-    So published batch times can be restated from the four numbers that papers print, for instance eager-SGD's LSTM on UCF101:
+    Published batch times can thus be reproduced from the four numbers that papers print, for instance eager-SGD's LSTM on UCF101:
     ``lognormal(mean=1.235, sd=0.706, low=0.201, high=3.41)``. Without ``high`` the fit is ``sigma^2 = log(1 + (sd / (mean - low))^2)``,
     ``mu = log(mean - low) - sigma^2 / 2``; with it, two nested bisections over the moments of the clipped variable.
 
@@ -36,11 +36,11 @@ class Lognormal(Independent):
     mean: Seconds
     """Between ``low`` and ``high``."""
     sd: Seconds
-    """The standard deviation; at most about 0.9 of ``sqrt((mean - low) * (high - mean))``, which no law in this range exceeds."""
+    """The standard deviation; at most about 0.9 of ``sqrt((mean - low) * (high - mean))``, the limit of any law in this range."""
     low: Seconds = 0.0
     """The shortest time; at least 0."""
     high: Seconds = math.inf
-    """The longest time; what would be longer takes this long. ``inf``: nothing is clipped."""
+    """The longest time, to which longer draws are clipped; ``inf``: none is clipped."""
 
     def __post_init__(self) -> None:
         self._check_number("low")
@@ -50,10 +50,10 @@ class Lognormal(Independent):
         self.parameters()
 
     def parameters(self) -> tuple[float, float]:
-        """mu and sigma.
+        """Return mu and sigma.
 
         Raises:
-            ConfigurationError: no clipped log-normal law of this range spreads as far as ``sd``.
+            ConfigurationError: no clipped log-normal law in this range has a standard deviation of ``sd``.
         """
         if math.isinf(self.high):
             sigma = math.sqrt(math.log1p((self.sd / (self.mean - self.low)) ** 2))
@@ -75,7 +75,7 @@ class Lognormal(Independent):
 
 @cache
 def _fit(mean: float, sd: float) -> tuple[float, float] | None:
-    """mu and sigma for which ``min(exp(mu + sigma * N), 1)`` has this mean and sd; None where no sigma does."""
+    """Return mu and sigma for which ``min(exp(mu + sigma * N), 1)`` has this mean and sd; None if no sigma does."""
     if sd == 0.0:
         return math.log(mean), 0.0
 
@@ -89,12 +89,15 @@ def _fit(mean: float, sd: float) -> tuple[float, float] | None:
 
 
 def _mu(mean: float, sigma: float) -> float:
-    """The mu that gives the clipped variable this mean: it lies between what ignores the clipping and what counts only the clipped."""
+    """Return the mu that gives the clipped variable this mean.
+
+    It lies between the mu of the unclipped variable and that of a variable which is 1 if clipped and 0 otherwise.
+    """
     return _bisect(lambda mu: _moment(1, mu, sigma), mean, math.log(mean) - sigma * sigma / 2.0, sigma * NormalDist().inv_cdf(mean))
 
 
 def _moment(k: int, mu: float, sigma: float) -> float:
-    """``E[min(Y, 1)^k]`` for ``Y = exp(mu + sigma * N)``: ``exp(k mu + (k sigma)^2 / 2) Phi(-mu / sigma - k sigma) + Phi(mu / sigma)``."""
+    """Return ``E[min(Y, 1)^k]``, Y = exp(mu + sigma N): ``exp(k mu + (k sigma)^2 / 2) Phi(-mu / sigma - k sigma) + Phi(mu / sigma)``."""
     return math.exp(k * mu + (k * sigma) ** 2 / 2.0) * _phi(-mu / sigma - k * sigma) + _phi(mu / sigma)
 
 
@@ -103,7 +106,7 @@ def _phi(x: float) -> float:
 
 
 def _bisect(f: Callable[[float], float], target: float, low: float, high: float) -> float:
-    """Where a rising function reaches a value, to the last bit."""
+    """Return where the increasing function ``f`` reaches ``target``, to the last bit, by bisection."""
     while low < (middle := (low + high) / 2.0) < high:
         low, high = (middle, high) if f(middle) < target else (low, middle)
     return high

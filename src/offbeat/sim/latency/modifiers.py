@@ -1,6 +1,6 @@
-"""Laws around another law, which tell workers, iterations or times apart: slow windows, factors, delays for some, sums.
+"""Define laws that modify another law: slow windows, factors per worker, additional delays, sums.
 
-The other law is given as a spelling in quotes or as an object, and draws just what it would draw alone under the same seed.
+The inner law is given as quoted text or as an object, and draws what it would draw alone under the same seed.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from offbeat.types import Clock, Seconds, WorkerId
 
 @dataclass(frozen=True, kw_only=True)
 class Nested(Law):
-    """A law around another."""
+    """A law that modifies another law."""
 
     law: str | Law
-    """The law around which this one is; a spelling becomes the law it spells."""
+    """The inner law, or its text form, which is parsed."""
 
     def __post_init__(self) -> None:
         self._resolve("law")
 
     def _resolve(self, name: str) -> None:
-        from offbeat.sim.latency.registry import law  # here, because the laws by name include the ones of this file
+        from offbeat.sim.latency.registry import law  # not at the top, because the registry imports this file
 
         object.__setattr__(self, name, law(getattr(self, name)))
 
@@ -43,9 +43,9 @@ class Nested(Law):
 
 @dataclass(frozen=True, kw_only=True)
 class Windows(Nested):
-    """Another law, but ``worker`` works ``factor`` times slower from ``begin`` to ``end``, and again after each period of ``every``.
+    """Make ``worker`` ``factor`` times slower from ``begin`` to ``end``, and again after each period of ``every``.
 
-    What lies across an edge is slower for the part within the window only: see `law.stretched`.
+    An iteration that overlaps a window is slower only for its part within the window; see `base.stretched`.
 
     >>> sampler = Windows(law="constant(seconds=1)", worker=2, begin=10, end=20, factor=5).start(seed=0, workers=4)
     >>> [sampler.draw(2, 0, now) for now in (0.0, 9.5, 12.0, 20.0)], sampler.draw(1, 0, 12.0)
@@ -58,7 +58,7 @@ class Windows(Nested):
     end: Seconds
     """After ``begin``."""
     factor: float
-    """Greater than 0; 5 makes what takes a second take five."""
+    """Greater than 0; with 5, one second of work takes five."""
     every: Seconds = math.inf
     """The period, from the beginning of one window to that of the next; at least ``end - begin``. ``inf``: there is one window."""
 
@@ -73,7 +73,7 @@ class Windows(Nested):
     def check(self, workers: int) -> None:
         super().check(workers)
         if self.worker >= workers:
-            raise ConfigurationError(f"{self.spelling}: there is no worker {self.worker}, {workers} are numbered from 0")
+            raise ConfigurationError(f"{self.spelling}: there is no worker {self.worker}; the {workers} workers are numbered from 0")
 
     def start(self, seed: int, workers: int) -> Sampler:
         self.check(workers)
@@ -103,14 +103,14 @@ class _Windows(Sampler):
 
 @dataclass(frozen=True, kw_only=True)
 class PerWorker(Nested):
-    """Another law, ``factors[worker]`` times as long: workers that differ for good.
+    """Multiply the times of each worker by ``factors[worker]``: permanent differences in speed.
 
     >>> PerWorker(law="constant(seconds=0.5)", factors=(1, 1, 4)).start(seed=0, workers=3).draw(2, 0, 0.0)
     2.0
     """
 
     factors: tuple[float, ...]
-    """One for each worker, greater than 0; 4 makes what takes a second take four."""
+    """One for each worker, greater than 0; with 4, one second of work takes four."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,15 +146,16 @@ class _PerWorker(Sampler):
 
 @dataclass(frozen=True, kw_only=True)
 class OneOf(Nested):
-    """Another law, and in each iteration ``seconds`` more for one worker (or ``count`` of them), drawn anew each time.
+    """Add ``seconds`` to one worker (or ``count`` workers), drawn anew in each iteration.
 
-    Eager-SGD's experiments (section 7): one of 8 by 0.2, 0.3 or 0.4 s for the hyperplane, ``count=4`` of 64 by 0.3 or 0.46 s for ImageNet.
+    Eager-SGD's experiments (section 7) delay one of 8 workers by 0.2, 0.3 or 0.4 s for the hyperplane, and ``count=4`` of 64 by 0.3 or
+    0.46 s for ImageNet.
     """
 
     seconds: Seconds
     """At least 0."""
     count: int = 1
-    """How many workers; at least 1, and at most all."""
+    """How many workers are delayed in each iteration; at least 1, at most all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -190,7 +191,7 @@ class _OneOf(Sampler):
         return seconds + self._seconds if worker in self._chosen else seconds
 
     def _choose(self, clock: Clock) -> None:
-        """Floyd's sampling without replacement: every set of ``count`` workers is equally likely."""
+        """Draw ``count`` workers by Floyd's sampling without replacement: every set is equally likely."""
         self._clock, self._chosen = clock, set()
         for i in range(self._count):
             last = self._workers - self._count + i
@@ -200,10 +201,10 @@ class _OneOf(Sampler):
 
 @dataclass(frozen=True, kw_only=True)
 class Plus(Nested):
-    """The sum of two laws, whose draws are independent: ``plus(law="...", extra="sometimes(probability=0.01, seconds=4)")``."""
+    """Add the independent draws of two laws: ``plus(law="...", extra="sometimes(probability=0.01, seconds=4)")``."""
 
     extra: str | Law
-    """The second law, or its spelling."""
+    """The second law, or its text form."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

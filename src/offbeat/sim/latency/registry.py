@@ -1,7 +1,6 @@
-"""The laws by name, and how a spelling becomes a law: ``shifted_exponential(shift=0.3, scale=0.7)``, as rules are spelled.
+"""List the laws by name, and parse their text form: ``shifted_exponential(shift=0.3, scale=0.7)``, the syntax of rules.
 
-The contract is in ``base.py``; laws that stand by themselves are in ``distributions.py`` and ``lognormal.py``, laws around another law in
-``modifiers.py``, measured times in ``traces.py``. To add a law, write its class and name it in `LAWS`.
+To add a law, write its class (see ``base.py``) and name it in `LAWS`.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ LAWS: Final[dict[str, type[Law]]] = {
         Trace,
     )
 }
-"""Every law by the word that spells it."""
+"""Every law by its name on the command line."""
 
 
 def law(spec: str | Law) -> Law:
-    """The law that ``spec`` spells, or ``spec`` itself if it is one.
+    """Return the law that the text ``spec`` describes, or ``spec`` itself if it is a law.
 
     >>> law("uniform(low=0.1, high=0.2)")
     Uniform(low=0.1, high=0.2)
@@ -45,12 +44,12 @@ def law(spec: str | Law) -> Law:
     'constant(seconds=1.0)'
 
     Raises:
-        ConfigurationError: there is no such law, or it refuses its settings.
+        ConfigurationError: there is no such law, or one of its settings is wrong.
     """
     if isinstance(spec, Law):
         return spec
     if not isinstance(spec, str):
-        raise ConfigurationError(f"{spec!r} is no law: pass one such as Constant(seconds=1), or its spelling 'constant(seconds=1)'")
+        raise ConfigurationError(f"{spec!r} is not a latency model: pass one such as Constant(seconds=1), or text: 'constant(seconds=1)'")
     return build(spec, LAWS, "latency model")
 
 

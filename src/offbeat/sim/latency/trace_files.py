@@ -1,12 +1,12 @@
-"""Files of measured times, read into one array of seconds (steps x workers). What is inside a file decides how it is read, not its name.
+"""Read files of measured times into an array of seconds (steps x workers). A file's contents, not its name, decide its format.
 
-- CSV, gzipped or not, one column per worker and one row per step, with or without a line of names; what follows ``#`` is a remark.
+- CSV, gzipped or not, one column per worker and one row per step, with or without a line of names; ``#`` begins a comment.
 - CSV with the columns ``worker``, ``time`` and ``batch_time_norm``, one measurement per row: the mini-batch times of Alibaba PAI.
 - npz with arrays ``JOB_compute`` (steps x data-parallel ranks x pipeline stages), or with one array per column of a trace of operations:
   the straggler traces of ByteDance Seed. A worker is a data-parallel rank, its time that of its slowest stage.
-- A journal of offbeat: what each worker's pushes say they took to compute.
+- A journal of offbeat: the compute times in each worker's pushes.
 
-No reader invents a number: a step at which a worker was not measured is left out. ``traces.py`` makes a law of the array.
+No value is interpolated: a step at which a worker was not measured is left out. ``traces.py`` makes a law of the array.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ COMPUTE: Final = ("forward-compute", "backward-compute")
 
 
 def read(path: Path | str, job: str = "") -> Times:
-    """The times of a file.
+    """Read the times of a file.
 
     Args:
         path: a CSV file, an npz file or a journal.
-        job: which of the jobs of an npz file that has several.
+        job: the name of the job in an npz file that has several.
 
     Returns:
-        Seconds as the file has them (some traces are normalised), steps x workers, all finite and at least 0.
+        The file's times (some traces are normalised), steps x workers, all finite and at least 0.
 
     Raises:
         ConfigurationError: the file cannot be read; the message names the line or array and what was expected.
@@ -87,7 +87,7 @@ def _rows(path: Path, content: bytes) -> Iterator[Row]:
 
 
 def _read_columns(path: Path | str, rows: list[Row]) -> Times:
-    """One column per worker."""
+    """Read a table with one column per worker."""
     if not any(_is_number(cell) for cell in rows[0][1]):
         rows = rows[1:]  # names
     if not rows:
@@ -100,7 +100,7 @@ def _read_columns(path: Path | str, rows: list[Row]) -> Times:
 
 
 def _read_long(path: Path | str, rows: list[Row]) -> Times:
-    """One measurement per row. Instants at which a worker is missing are left out; of two rows for one, the first counts."""
+    """Read a table with one measurement per row. Times at which a worker is missing are left out; of two measurements the first counts."""
     names = [cell.strip() for cell in rows[0][1]]
     worker_at, time_at, seconds_at = (names.index(name) for name in LONG)
     instants: dict[float, dict[float, float]] = {}
@@ -158,7 +158,7 @@ def _read_npz(path: Path, job: str) -> Times:
 
 
 def _of_operations(path: Path, arrays: dict[str, NDArray[np.generic]]) -> Times:
-    """Sums the forward and backward compute of each (step, rank, stage). Steps at which a rank is missing are left out."""
+    """Return the forward plus backward compute time of each rank's slowest stage. Steps at which a rank is missing are left out."""
     columns = {name: arrays[name] for name in OPERATIONS if name != "optype_names"}
     if len({array.shape for array in columns.values()}) != 1 or any(a.ndim != 1 or a.dtype.kind not in "fiu" for a in columns.values()):
         kinds = ", ".join(f"{name} {array.dtype}{array.shape}" for name, array in columns.items())
@@ -190,9 +190,9 @@ def _checked(path: Path, name: str, times: NDArray[np.generic]) -> Times:
 
 
 def _read_journal(path: Path) -> Times:
-    """A column for each worker that pushed, by number. One that pushed less often than others begins again with its own times.
+    """Return a column for each worker that pushed, by number. The times of a worker that pushed less often than others are repeated.
 
-    A push of several local steps counts as one of their mean, and what arrived at several shards counts at the first.
+    A push of several local steps gives their mean time; of a push to several shards the first shard's record counts.
     """
     columns: dict[int, list[float]] = {}
     for number, entry in enumerate(records.read(path), start=1):

@@ -1,6 +1,6 @@
-"""The law of measured times: each worker goes through its column of a trace, row by row and then from the first row again.
+"""Define the law of measured times: each worker takes the times in its column of a trace, row by row, again and again.
 
-How files are read is in ``trace_files.py``.
+``trace_files.py`` reads the files.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from offbeat.types import Clock, Seconds, WorkerId
 class Trace(Law):
     """``scale`` times the measured seconds of worker p at step ``(offset + t) mod steps``. The seed has no influence.
 
-    Reads CSV (one column per worker), the mini-batch times of Alibaba PAI, the straggler traces of ByteDance Seed, and any journal of
-    offbeat, and so answers what another rule would have made of a measured run: ``trace(path="run.jsonl")``. A journal's times are those
-    of computing alone, since they are taken before anything waits.
+    Reads CSV (one column per worker), the mini-batch times of Alibaba PAI, the straggler traces of ByteDance Seed, and journals of
+    offbeat, which show how another rule would have done with the times of a live run: ``trace(path="run.jsonl")``. A journal's times
+    are compute times without waiting.
     """
 
     path: str
-    """The file. It is opened when the law is checked or started, and read once."""
+    """The file, which is read once, when the law is checked or started."""
     job: str = ""
-    """Which of several jobs in an npz file, for instance ``SE``."""
+    """The name of a job in an npz file that has several, for instance ``SE``."""
     scale: float = 1.0
-    """Seconds per unit of the file; greater than 0. Alibaba's times are normalised to 0 .. 1000, so there only ratios mean anything."""
+    """Seconds per unit of the file; greater than 0. Alibaba's times are normalised to 0 .. 1000, only their ratios have a meaning."""
     offset: int = 0
-    """The row to begin with, from 0; runs with different offsets meet different parts of the trace first."""
+    """The row to begin with, from 0."""
 
     def __post_init__(self) -> None:
         for name in ("path", "job"):
             if not isinstance(getattr(self, name), str):
-                raise ConfigurationError(f'trace({name}={getattr(self, name)!r}): write it in quotes: {name}="..."')
+                raise ConfigurationError(f'trace({name}={getattr(self, name)!r}): {name} must be text in quotes: {name}="..."')
         if not self.path:
-            raise ConfigurationError("trace(path=''): name a file")
+            raise ConfigurationError("trace(path=''): the path is empty; name a file")
         self._check_number("scale", above=True)
         whole_number("trace", "offset", self.offset, least=0)
 
@@ -53,7 +53,7 @@ class Trace(Law):
         steps, columns = self.times.shape
         if columns < workers:
             raise ConfigurationError(
-                f"{self.spelling}: a trace with too few workers: it has times of {columns} ({steps} steps), the job has {workers}; "
+                f"{self.spelling}: the trace has {columns} workers ({steps} steps), fewer than the {workers} of the job; "
                 f"use at most {columns} workers or another trace"
             )
 

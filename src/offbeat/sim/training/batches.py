@@ -1,4 +1,4 @@
-"""Which samples an iteration of a simulated worker sees: the same ones whatever the rule, and whenever somebody asks."""
+"""Choose the samples of each iteration of a simulated worker, independently of the rule and of the order of calls."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from offbeat.sim.training.workload import Step
 from offbeat.types import Epoch, WorkerId
 
 REMEMBERED = 64
-"""Orders kept: one for each worker where workers have splits of their own."""
+"""The number of epoch orders kept; where workers have splits of their own, each has its own order."""
 
 
 class Batches:
     """Indices into a data set of ``size`` samples, for each iteration of each worker.
 
-    Where samples are dealt out in leases they are what a live job's sampler deals (``sampler.py``). Elsewhere each iteration draws its
-    samples from all, independently and with replacement.
+    Samples dealt out in leases are those of a live job's sampler (``sampler.py``). Otherwise each iteration draws its samples from the
+    whole data set, independently and with replacement.
 
     >>> batches = Batches(100, seed=0)
     >>> bool((batches.of(2, Step(number=7, samples=8)) == Batches(100, seed=0).of(2, Step(7, 8))).all())
@@ -33,7 +33,7 @@ class Batches:
         self._orders: dict[tuple[Epoch, WorkerId, Parts], torch.Tensor] = {}
 
     def of(self, worker: WorkerId, step: Step) -> torch.Tensor:
-        """The indices of one iteration's samples, a flat tensor of int64."""
+        """Return the indices of one iteration's samples, a flat tensor of int64."""
         if step.epoch is None:
             generator = np.random.Generator(np.random.Philox(key=self._key, counter=[0, 0, worker, step.number]))
             return torch.from_numpy(generator.integers(self._size, size=step.samples))
@@ -47,7 +47,7 @@ class Batches:
         return order[step.start : step.stop]
 
     def _order(self, epoch: Epoch, worker: WorkerId, parts: Parts) -> torch.Tensor:
-        """As `data.ElasticBatchSampler` has it."""
+        """Return the same order as `sampler.ElasticBatchSampler`."""
         if not parts:
             return _permuted(self._size, self._seed, epoch)
         fixed = _permuted(self._size, self._seed, -1)

@@ -1,5 +1,5 @@
-"""What all kinds of real training under virtual time have in common: contributions are remembered until their fate is known, and computed
-only once they are folded, from the parameters that their worker had."""
+"""Base class of real training under virtual time: a contribution is kept until its fate is known, and its gradient is computed only if it
+is folded, from the parameters that its worker had."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from offbeat.types import Clock, Incarnation, Version, WorkerId
 
 Key: TypeAlias = tuple[WorkerId, Incarnation, Clock]
 Schedule: TypeAlias = Callable[[Version, float], float]
-"""The factor of the learning rates, given the version that is being made and how often the data set has been gone through."""
+"""Returns the factor of the learning rates, given the version being made and the number of passes over the data set so far."""
 
 
 class Engine(Workload):
     """Contributions of rules of job scope.
 
     Args:
-        model: computes.
-        schedule: None: the learning rates stay as they are.
+        model: computes the gradients.
+        schedule: None: the learning rates are constant.
         memory: the newest parameters, bytes in the order of the layout.
-        uses_loss: whether the rule of the run looks at the losses of contributions.
+        uses_loss: whether the rule uses the losses of contributions.
     """
 
     empty = False
@@ -35,7 +35,7 @@ class Engine(Workload):
     def __init__(self, model: Model, schedule: Schedule | None, memory: torch.Tensor, *, uses_loss: bool = False) -> None:
         self.model, self.memory = model, memory
         self.computed = 0
-        """Iterations for which a gradient has been computed."""
+        """The number of gradients computed."""
         self._schedule = schedule
         self._uses_loss = uses_loss
         self._snapshots: Snapshots[Version] = Snapshots(memory)
@@ -45,25 +45,25 @@ class Engine(Workload):
 
     def released(self, worker: WorkerId, version: Version) -> None:
         self._snapshots.hold(version)
-        self._let_go(worker)
+        self._drop(worker)
         self._held[worker] = version
 
     def gone(self, worker: WorkerId) -> None:
-        self._let_go(worker)
+        self._drop(worker)
 
-    def _let_go(self, worker: WorkerId) -> None:
+    def _drop(self, worker: WorkerId) -> None:
         if worker in self._held:
             self._snapshots.drop(self._held.pop(worker))
 
     def handed_in(self, push: Handed) -> float | None:
         if push.worker not in self._held:
-            return None  # it is thought dead: what it hands in will be rejected, and its version may be gone
+            return None  # the coordinator takes the worker for dead and will reject the push; its version's parameters may be gone
         self._handed[push.worker, push.incarnation, push.clock] = push
         self._snapshots.hold(push.version)
         return self.loss(push) if self._uses_loss else None
 
     def loss(self, push: Handed) -> float | None:
-        """The loss of a contribution that has just been handed in, for a rule that looks at it; None: nobody will."""
+        """Return the loss of a contribution that has just been handed in; None if no rule will use it."""
         return None
 
     def settled(self, effect: Settle) -> None:
@@ -72,23 +72,23 @@ class Engine(Workload):
             self._snapshots.drop(push.version)
 
     def exchanged(self, effect: Exchanged) -> None:
-        """Ranks of the gossip family mix their parameters."""
+        """Fail: only engines of the gossip family exchange parameters."""
         raise AssertionError(f"only the gossip family exchanges parameters like this: {effect}")
 
     def newest(self) -> torch.Tensor:
-        """The newest parameters, bytes in the order of the layout."""
+        """Return the newest parameters, bytes in the order of the layout."""
         return self.memory
 
     @abstractmethod
     def fold(self, effect: Fold) -> Folded:
-        """Compute what is folded, and make the new version in `memory`."""
+        """Compute the gradients that are folded, and write the new version to `memory`."""
 
     def pushes(self, effect: Fold) -> list[Handed]:
-        """The contributions of a fold, in the order of its parts."""
+        """Return the contributions of a fold, in the order of its parts."""
         return [self._handed[part.worker, part.incarnation, part.clock] for part in effect.parts]
 
     def factor(self, version: Version, pushes: Iterable[Handed], share: float = 1.0) -> float:
-        """The schedule's factor of the learning rates at the fold of these; it counts their samples, or a shard's ``share`` of them."""
+        """Return the schedule's factor of the learning rates for this fold, and count its samples, or a shard's ``share`` of them."""
         epochs = self._samples / self.model.size
         self._samples += share * sum(step.samples for push in pushes for step in push.steps)
         return 1.0 if self._schedule is None else self._schedule(version, epochs)

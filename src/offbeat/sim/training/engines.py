@@ -1,4 +1,4 @@
-"""The engine that goes with a rule: what trains in a simulated run."""
+"""Choose the training engine that goes with a rule."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def engine_of(policy: Policy, model: Model, schedule: Schedule | None, optimizer
 
     Args:
         policy: the rule.
-        model: computes.
-        schedule: None: the learning rates stay as they are.
-        optimizer: its class and settings are used.
-        servers: how many shards there are, under rules of shard scope.
+        model: computes the gradients.
+        schedule: None: the learning rates are constant.
+        optimizer: gives the class and the settings of all optimizers of the run.
+        servers: the number of shards under rules of shard scope.
 
     Raises:
         TypeError: the rule's class extends none of the three bases.

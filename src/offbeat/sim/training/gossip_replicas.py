@@ -1,7 +1,7 @@
-"""Real training under virtual time where ranks mix parameters: a replica and an optimizer state for each, the ledger's sums on them.
+"""Train for real under virtual time in the gossip family: each rank has a replica and an optimizer state, and replicas are mixed.
 
-A rank's gradient is computed when it is folded, from the model that the rank had when it went on; its optimizer's step there is added to
-the rank's parameters. The model of the job, which is evaluated and which the run ends with, is the mean of the living ranks' models.
+A rank's gradient is computed when it is folded, at the model that the rank had when it began to compute; the optimizer's step at that
+model is added to the rank's parameters. The job's model, which is evaluated and returned, is the mean of the living ranks' models.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ State: TypeAlias = defaultdict[torch.Tensor, Any]
 
 
 class Vector:
-    """Parameters that are added up: bytes in the order of a layout, and views of them, one for each element type."""
+    """Parameters with vector arithmetic: bytes in the order of a layout, and a view of them for each element type."""
 
     def __init__(self, layout: Layout, memory: torch.Tensor) -> None:
         self.layout, self.memory = layout, memory
@@ -51,7 +51,7 @@ class Vector:
 class _Shared(NamedTuple):
     parameters: Vector
     left: list[int]
-    """push: how many still have to mix it in."""
+    """With exchange "push": how many receivers have not mixed these parameters in yet. A list, so that it can be changed."""
 
 
 class GossipReplicas(Engine):
@@ -68,17 +68,17 @@ class GossipReplicas(Engine):
         self._states: dict[WorkerId, State] = {}
         self._shared: dict[tuple[WorkerId, Clock], _Shared] = {}
         self._begun: dict[WorkerId, Vector] = {}
-        """The model with which each computes."""
+        """The model with which each rank computes its next gradient."""
         self._results: dict[Key, tuple[Handed, Vector]] = {}
-        """What is handed in, with the model that it was computed from."""
+        """Contributions without a fate, each with the model that it is computed from."""
         self._gone: list[Vector] = []
-        """Models of ranks that have gone since the last fold: if nobody is left, they are what the run has come to."""
+        """Models of ranks that have left since the last fold; if no rank remains, the run's model is their mean."""
 
     def released(self, worker: WorkerId, version: Version) -> None:
         self._begun[worker] = self.model_of(worker)
 
     def model_of(self, worker: WorkerId) -> Vector:
-        """A copy of a rank's model, x / mass."""
+        """Return a copy of a rank's model, its parameters divided by its mass."""
         model = self.replicas[worker].copy()
         model.scale(1.0 / self.masses[worker])
         return model
@@ -86,8 +86,8 @@ class GossipReplicas(Engine):
     def gone(self, worker: WorkerId) -> None:
         if worker in self.replicas:
             self._gone.append(self.model_of(worker))
-        for book in (self.replicas, self.masses, self._states, self._begun):
-            book.pop(worker, None)
+        for per_rank in (self.replicas, self.masses, self._states, self._begun):
+            per_rank.pop(worker, None)
 
     def handed_in(self, push: Handed) -> float | None:
         if push.worker in self._begun:
@@ -121,7 +121,7 @@ class GossipReplicas(Engine):
     # Exchanges.
 
     def exchanged(self, effect: Exchanged) -> None:
-        """Do what the ledger says of parameters."""
+        """Carry out an effect of the ledger on the replicas."""
         if isinstance(effect, Adopt):
             self._adopt(effect)
         elif isinstance(effect, Share):

@@ -1,6 +1,6 @@
-"""Real training under virtual time: the gradients of a real model, computed only for contributions that are folded.
+"""Train a real model under virtual time: gradients are computed only for contributions that are folded.
 
-`Training` is what a simulation is given as its content. The rule decides how it trains: see ``engines.py``.
+`Training` is passed to a simulation as its content. The rule decides which engine trains: see ``engines.py``.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from offbeat.types import Seconds, Version, WorkerId
 class Training(Workload):
     """A model, its data and its optimizer, for one simulated run.
 
-    Folds and steps are those of a live job's shards, with the class of the given optimizer. A contribution's gradient is computed when it
-    is folded, from the parameters of the version that its worker had; dropped ones cost nothing. What `Work.batch` or the rule's
-    plan says is the size of a batch. Gradients are not looked through for infinity and NaN.
+    Folds and optimizer steps are those of a live job's shards. A contribution's gradient is computed when it is folded, from the
+    parameters of the version that its worker had; dropped contributions cost nothing. `Work.batch` or the rule's plan sets the batch
+    size. Gradients are not checked for infinity and NaN.
 
     Args:
         model: trained in place; it ends with the newest parameters.
         loss: takes output and targets, returns the mean over the batch.
-        data: inputs and targets, tensors with a row for each sample. Where `Work.samples` deals them out it must be their number.
+        data: inputs and targets, tensors with a row for each sample. `Work.samples`, if given, must be the number of rows.
         optimizer: over the model's parameters.
-        schedule: the factor of the learning rates at a fold, given the version that it makes and how often the data set has been gone
-            through by then.
-        evaluate: given the model with the newest parameters, in evaluation mode and without gradients, returns numbers for the journal
-            and the result's curve.
-        every: evaluate each so many versions, and the first.
-        until: given these numbers, whether the run has come to its end.
+        schedule: returns the factor of the learning rates at a fold, given the version that it makes and the number of passes over the
+            data set so far.
+        evaluate: takes the model with the newest parameters, in evaluation mode and without gradients, and returns numbers for the
+            journal and the result's curve.
+        every: evaluate the first version and each version that is a multiple of this.
+        until: takes these numbers and returns whether the run is to end.
 
     Raises:
-        ConfigurationError: model, data and optimizer do not belong together.
+        ConfigurationError: model, data and optimizer do not fit together.
 
     >>> from offbeat.sim.cluster import Cluster, Work
     >>> from offbeat.sim.run import simulate
@@ -76,13 +76,13 @@ class Training(Workload):
 
     @property
     def engine(self) -> Engine:
-        """What trains; there is one once a run has begun."""
+        """The engine that the rule has chosen; set when the run starts."""
         assert self._engine is not None
         return self._engine
 
     def start(self, policy: Policy, workers: int, servers: int, seed: int) -> None:
         if self._engine is not None:
-            raise ConfigurationError("this training has been run already: make a new one, with a new model, for each run")
+            raise ConfigurationError("this Training has been run already; make a new one, with a new model, for each run")
         self.model.start(seed)
         self._engine = engine_of(policy, self.model, self._schedule, self._optimizer, servers)
 
@@ -120,6 +120,6 @@ class Training(Workload):
         return self._until is not None and self._until(values)
 
     def finish(self) -> None:
-        # The model gets the newest parameters.
+        # Also after the run: the caller's model must end with the newest parameters.
         self.model.memory.copy_(self.engine.newest())
         self.model.stale()

@@ -1,4 +1,4 @@
-"""Real gradients under rules with servers and job scope: one shard has all parameters, and a fold sums whole gradients."""
+"""Compute real gradients under rules with servers and job scope: one shard has all parameters, and a fold sums whole gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from offbeat.types import Version
 
 
 class JobGradients(Engine):
-    """Gradients of rules of job scope."""
+    """The engine of rules of job scope that fold gradients."""
 
     def __init__(self, model: Model, policy: ServerRule, schedule: Schedule | None, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(model, schedule, model.memory.clone(), uses_loss=policy.uses_loss)
@@ -30,12 +30,12 @@ class JobGradients(Engine):
         self._sum = torch.zeros_like(self.memory)
         self._places = [view(self._sum, tensor) for tensor in model.layout.tensors]
         self._ready: dict[Key, list[torch.Tensor | None]] = {}
-        """Gradients that were computed because the rule wanted their loss."""
+        """Gradients computed at the push because the rule uses their loss."""
         self._version: Version = 0
 
     def loss(self, push: Handed) -> float | None:
         if push.version != self._version:
-            return None  # no rule looks at the loss of what comes too late for the next fold
+            return None  # no rule uses the loss of a gradient that is too late for the next fold
         gradient, loss = self._compute(push)
         self._ready[push.worker, push.incarnation, push.clock] = gradient
         return loss
@@ -48,7 +48,7 @@ class JobGradients(Engine):
         factor = self.factor(effect.version, self.pushes(effect)) * effect.scale
         self._sum.zero_()
         squares: dict[int, float] = {}
-        order = sorted(range(len(effect.parts)), key=lambda i: effect.parts[i].staleness)  # so that each version is loaded once
+        order = sorted(range(len(effect.parts)), key=lambda i: effect.parts[i].staleness)  # load each version only once
         for i in order:
             part = effect.parts[i]
             key = part.worker, part.incarnation, part.clock
@@ -62,13 +62,13 @@ class JobGradients(Engine):
         return Folded(effect.version, tuple(squares[i] for i in range(len(effect.parts))), norms.total, lr, norms.difference)
 
     def _compute(self, push: Handed) -> tuple[list[torch.Tensor | None], float]:
-        assert len(push.steps) == 1, "a gradient is of one iteration"
+        assert len(push.steps) == 1, f"a gradient covers one iteration, not {len(push.steps)}"
         self.model.load(self._snapshots[push.version])
         self.computed += 1
         return self.model.gradient(push.worker, push.steps[0])
 
     def _add(self, gradient: Sequence[torch.Tensor | None], weight: float) -> float:
-        """Into the sum; the gradient's squared norm, if it is asked for."""
+        """Add a weighted gradient to the sum; return its squared norm, or 0 if the rule measures nothing."""
         square = 0.0
         for place, part in zip(self._places, gradient, strict=True):
             if part is not None:

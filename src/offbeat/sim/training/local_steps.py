@@ -1,4 +1,4 @@
-"""Real training where parameters are exchanged: each worker steps by itself, with its own optimizer, from the version that it had."""
+"""Train for real under rules that average parameters: each worker makes local steps, with its own optimizer, from the version it had."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ State: TypeAlias = defaultdict[torch.Tensor, Any]
 
 
 class LocalSteps(Engine):
-    """Parameters of rules that average them.
+    """The engine of rules that average parameters.
 
-    The steps of a contribution are made when it is folded. One that is dropped leaves no trace, in its worker's optimizer neither: what is
-    dropped here is what a process pushed that died and came back, and its optimizer begins anew. ``Averaging.momentum``: ``reset``
-    forgets a worker's optimizer state when it is folded, ``average`` replaces it by the mean over those folded.
+    The steps of a contribution are computed when it is folded. A dropped contribution does not change its worker's optimizer state: only
+    pushes of a process that has died are dropped, and the restarted process begins with a new optimizer. ``Averaging.momentum``:
+    ``reset`` discards the optimizer states of the workers folded, ``average`` replaces them by their mean.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class LocalSteps(Engine):
         self._lrs = [float(group["lr"]) for group in optimizer.param_groups]
         self._states: dict[WorkerId, State] = {}
         self._results: dict[Key, torch.Tensor] = {}
-        """Parameters that contributions have come to, because the rule wanted their loss."""
+        """Parameters after the local steps, computed at the push because the rule uses the loss."""
         self._factor = 1.0
 
     def gone(self, worker: WorkerId) -> None:
@@ -66,7 +66,7 @@ class LocalSteps(Engine):
         return Folded(effect.version, (), 0.0, self._lrs[0] * self._factor)
 
     def _run(self, push: Handed) -> tuple[torch.Tensor, float]:
-        """Make a contribution's steps: the parameters that they come to, and their mean loss."""
+        """Make a contribution's local steps; return the resulting parameters and the mean loss of the steps."""
         model, optimizer, losses = self.model, self._optimizer, []
         model.load(self._snapshots[push.version])
         optimizer.state = self._states.setdefault(push.worker, defaultdict(dict))

@@ -1,4 +1,4 @@
-"""A model that takes on the parameters of whatever version a simulated worker has, and the versions that somebody still needs."""
+"""One model that computes for all simulated workers, each with the parameters of its version, and the versions that are still needed."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Loss: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Model:
     """One model, computing for all workers in turn.
 
-    Its parameters become views of one flat memory, into which those of any version are copied. Buffers, such as BatchNorm's running
-    statistics, are one set for all, brought up to date by each computation; dropout draws the same for the same iteration of a worker.
+    Its parameters become views of one flat memory, into which the parameters of any version are copied. All workers share one set of
+    buffers, such as BatchNorm's running statistics, which each computation updates. Dropout is seeded by (worker, iteration).
 
     Args:
-        module: it keeps its parameters, elsewhere in memory.
+        module: its parameters keep their values but move to the flat memory.
         loss: see `Loss`.
         data: tensors with a row for each sample: the module's inputs, and last the targets.
-        optimizer: says which parameters are trained.
+        optimizer: holds the parameters to train.
 
     Raises:
         ConfigurationError: the tensors have different numbers of rows, or the optimizer's parameters cannot be laid out.
@@ -58,24 +58,24 @@ class Model:
                 parameter.data = place
 
     def start(self, seed: int) -> None:
-        """A run with this seed begins."""
+        """Begin a run with this seed."""
         self._seed, self._batches = seed, Batches(self.size, seed)
 
     def load(self, parameters: torch.Tensor) -> None:
-        """Take these parameters, bytes in the order of the layout. They must not change as long as this object lives."""
+        """Copy these parameters, bytes in the order of the layout, into the model. The tensor must not change as long as it is loaded."""
         if self._loaded is not parameters:
             self.memory.copy_(parameters)
             self._loaded = parameters
 
     def stale(self) -> None:
-        """The parameters have been changed here: what comes next is to be loaded."""
+        """Note that the model's parameters were changed in place, so that the next `load` copies."""
         self._loaded = None
 
     def gradient(self, worker: WorkerId, step: Step) -> tuple[list[torch.Tensor | None], float]:
-        """The gradient of each parameter over an iteration's batch, None where the loss does not depend on it; and the loss."""
+        """Return the gradient of each parameter over an iteration's batch, None where the loss does not depend on it; and the loss."""
         indices = self._batches.of(worker, step)
         with torch.random.fork_rng(devices=[]):
-            # torch.manual_seed takes milliseconds: it notes a traceback for each kind of device
+            # Not torch.manual_seed, which takes milliseconds: it records a traceback for each kind of device.
             torch.default_generator.manual_seed(derived(self._seed, f"model {worker} {step.number}") % 2**63)
             self.module.train()
             output = self.module(*(tensor[indices] for tensor in self._data[:-1]))
@@ -85,7 +85,7 @@ class Model:
 
 
 class Snapshots(Generic[K]):
-    """Copies of a memory as it was, each kept as long as somebody holds it.
+    """Reference-counted copies of a memory, each taken when its key is first held.
 
     >>> memory = torch.tensor([1.0])
     >>> snapshots: Snapshots[int] = Snapshots(memory)
@@ -109,13 +109,13 @@ class Snapshots(Generic[K]):
         return self._copies[key]
 
     def hold(self, key: K) -> None:
-        """Somebody needs this one. One that nobody has held before, or that all have dropped, must be what the memory is now."""
+        """Add a reference to this key's copy. If there is none, copy the memory, which must then hold what the key stands for."""
         if key not in self._copies:
             self._copies[key] = self._memory.clone()
         self._holders[key] += 1
 
     def drop(self, key: K) -> None:
-        """It is needed by one less."""
+        """Remove a reference to this key's copy, which is deleted with the last one."""
         self._holders[key] -= 1
         if not self._holders[key]:
             del self._holders[key], self._copies[key]

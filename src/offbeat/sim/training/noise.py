@@ -1,4 +1,4 @@
-"""Norms of gradients by a law, for rules that choose by them, in simulations that compute none: a signal common to all, and noise.
+"""Draw norms of gradients from a signal-plus-noise model, for rules that use norms in simulations that compute no gradients.
 
 ``offbeat simulate --gradient "noise(signal=1.0, variance=4.0)"``.
 """
@@ -25,23 +25,23 @@ from offbeat.spec import build
 class Noise:
     """Gradients ``g = s + e`` of a fold that makes version t: ``|s|^2 = signal * decay^t``, e Gaussian with ``E|e|^2 = variance``.
 
-    Vectors of that many dimensions are drawn for each fold, so that the norms of single gradients and of their weighted sum belong
-    together. Losses are not told.
+    For each fold vectors of ``dimensions`` coordinates are drawn, so that the norms of the gradients and of their weighted sum are
+    consistent. There are no losses.
 
     >>> Noise(signal=1.0, variance=4.0, decay=0.999)
     Noise(signal=1.0, variance=4.0, decay=0.999, lr=0.1, dimensions=64)
     """
 
     signal: float = 1.0
-    """The squared norm of the true gradient, at the beginning; at least 0."""
+    """The squared norm of the true gradient at version 0; at least 0."""
     variance: float
-    """Of one contribution's gradient, added up over the dimensions; at least 0."""
+    """The variance of one contribution's gradient, summed over the dimensions; at least 0."""
     decay: float = 1.0
     """The factor of the signal from one version to the next; greater than 0."""
     lr: float = 0.1
-    """The learning rate of which rules are told; greater than 0."""
+    """The learning rate that rules see; greater than 0."""
     dimensions: int = 64
-    """At least 1. The fewer, the more the norms fluctuate."""
+    """The number of coordinates; at least 1. With fewer the norms fluctuate more."""
 
     def __post_init__(self) -> None:
         whole_number("noise", "dimensions", self.dimensions, least=1)
@@ -56,14 +56,14 @@ GRADIENTS: Final = {"noise": Noise}
 
 
 class NoisyWorkload(Workload):
-    """Contributions of which only the norms exist.
+    """Contributions that consist of norms only.
 
     Args:
-        law: says what they are like.
+        noise: the model of the gradients.
     """
 
-    def __init__(self, law: Noise) -> None:
-        self._law = law
+    def __init__(self, noise: Noise) -> None:
+        self._noise = noise
         self._key = 0
         self._before: NDArray[np.float64] | None = None
 
@@ -71,25 +71,25 @@ class NoisyWorkload(Workload):
         self._key = derived(seed, "gradients")
 
     def fold(self, effect: Fold) -> Folded:
-        law = self._law
+        noise = self._noise
         generator = np.random.Generator(np.random.Philox(key=self._key, counter=[0, 0, 0, effect.version]))
-        gradients = generator.normal(scale=math.sqrt(law.variance / law.dimensions), size=(len(effect.parts), law.dimensions))
-        gradients[:, 0] += math.sqrt(law.signal * law.decay**effect.version)
+        gradients = generator.normal(scale=math.sqrt(noise.variance / noise.dimensions), size=(len(effect.parts), noise.dimensions))
+        gradients[:, 0] += math.sqrt(noise.signal * noise.decay**effect.version)
         total = np.array([part.weight for part in effect.parts]) @ gradients
         difference = None if self._before is None else float(np.sum((total - self._before) ** 2))
         self._before = total
         squares = tuple(np.sum(gradients**2, axis=1).tolist())
-        return Folded(effect.version, squares, float(total @ total), law.lr * effect.scale, difference)
+        return Folded(effect.version, squares, float(total @ total), noise.lr * effect.scale, difference)
 
 
 def content(spec: str | Noise | None) -> Workload:
-    """Contributions of which a law tells the norms; None: nothing is told.
+    """Return contributions with norms drawn from a `Noise` or its text form; None: contributions without content.
 
     >>> type(content("noise(variance=4.0)")).__name__, type(content(None)).__name__
     ('NoisyWorkload', 'Workload')
 
     Raises:
-        ConfigurationError: there is no such law, or it refuses its settings.
+        ConfigurationError: there is no such model, or one of its settings is wrong.
     """
     if spec is None:
         return Workload()

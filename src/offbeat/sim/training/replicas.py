@@ -1,8 +1,8 @@
-"""Real training under virtual time in the allreduce family: the sum of a round's gradients, and the ranks' own optimizers.
+"""Train for real under virtual time in the allreduce family: sum a round's gradients, and step with the ranks' own optimizers.
 
-With ``delivery=replay`` every rank applies every result, so that replicas are equal whenever they are at the same version: one set of
-parameters and one optimizer serve all. With ``latest`` each rank has its own. A gradient is computed when it is folded, from the
-parameters that its rank had when it went on.
+With ``delivery=replay`` every rank applies every result, so that replicas at the same version are equal: one set of parameters and one
+optimizer serve all. With ``latest`` each rank has its own. A gradient is computed when it is folded, from the parameters that its rank had
+when it began to compute.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ State: TypeAlias = defaultdict[torch.Tensor, Any]
 
 
 class Replicas(Engine):
-    """Replicas that stay equal.
+    """The engine of rules with ``delivery=replay``: replicas stay equal.
 
-    ``carry_clip``: what was late is scaled down to this norm, over all parameters together, before it is added.
+    A late gradient is scaled down to the norm ``carry_clip``, taken over all parameters together, before it is added.
     """
 
     def __init__(self, model: Model, policy: RoundRule, schedule: Schedule | None, optimizer: torch.optim.Optimizer) -> None:
@@ -54,14 +54,14 @@ class Replicas(Engine):
         self.memory.copy_(self._stepped(self.memory, self._sum))
 
     def _parameters_of(self, push: Handed) -> torch.Tensor:
-        """Those that a contribution is computed from."""
+        """Return the parameters that a contribution is computed from."""
         return self._snapshots[push.version]
 
     def _add_up(self, effect: Fold) -> None:
         self._sum.zero_()
-        for part in sorted(effect.parts, key=lambda part: part.staleness):  # so that each version is loaded once
+        for part in sorted(effect.parts, key=lambda part: part.staleness):  # load each version only once
             push = self._handed[part.worker, part.incarnation, part.clock]
-            assert len(push.steps) == 1, "a gradient is of one iteration"
+            assert len(push.steps) == 1, f"a gradient covers one iteration, not {len(push.steps)}"
             self.model.load(self._parameters_of(push))
             gradient, _ = self.model.gradient(push.worker, push.steps[0])
             self.computed += 1
@@ -73,7 +73,8 @@ class Replicas(Engine):
                     place.add_(piece, alpha=weight)
 
     def _stepped(self, parameters: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-        """What a step of the optimizer, with the state that it has now, makes of these parameters: the model's own memory."""
+        """Make a step of the optimizer, with its present state, from these parameters. Returns the model's memory, which the next call
+        overwrites."""
         model = self.model
         model.stale()
         model.memory.copy_(parameters)
@@ -86,29 +87,29 @@ class Replicas(Engine):
 
 
 class DriftingReplicas(Replicas):
-    """Each rank takes only the newest of the results that it has missed, so that replicas differ.
+    """The engine of rules with ``delivery=latest``: a rank applies only the newest of the results that it missed, so that replicas differ.
 
-    After each ``model_sync_every`` rounds all are set to their mean, once every rank has the result of that round; so are the floating
-    point tensors of their optimizers' states. A rank that computes meanwhile has a gradient of its parameters of before. Who comes anew
-    copies the living rank with the lowest number. The model that is evaluated, and that the run ends with, is the mean.
+    After each ``model_sync_every`` rounds, once every rank has applied that round's result, the replicas and the floating point tensors of
+    the optimizer states are set to their means. The gradient of a rank that computes meanwhile is that of its earlier parameters. A joiner
+    copies the living rank with the lowest number. The model that is evaluated and returned is the mean of the replicas.
     """
 
     def __init__(self, model: Model, policy: RoundRule, schedule: Schedule | None, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(model, policy, schedule, optimizer)
         self._every = policy.model_sync_every
         self.replicas: dict[WorkerId, torch.Tensor] = {}
-        """Never changed in place: computations may still need what a rank had before."""
-        self._has: dict[WorkerId, Version] = {}
-        """The round that a rank applied last, plus one."""
+        """The parameters of each rank. Never changed in place: computations may still need a rank's earlier parameters."""
+        self._applied: dict[WorkerId, Version] = {}
+        """The version whose result each rank applied last."""
         self._states: dict[WorkerId, State] = {}
         self._begun: dict[WorkerId, torch.Tensor] = {}
-        """What each computes with."""
+        """The parameters with which each rank computes its next gradient."""
         self._from: dict[Key, torch.Tensor] = {}
-        """What the contributions without a fate were computed from."""
+        """The parameters from which each contribution without a fate is computed."""
         self._newest = (0, torch.zeros_like(self.memory))
-        """A version, and the sum that made it."""
+        """The newest version, and the sum that made it."""
         self._last = self.memory.clone()
-        """What was left when the last rank had gone."""
+        """The parameters of the last rank that left while no other was there."""
 
     def released(self, worker: WorkerId, version: Version) -> None:
         if worker not in self.replicas:
@@ -119,8 +120,8 @@ class DriftingReplicas(Replicas):
     def gone(self, worker: WorkerId) -> None:
         if self.replicas.keys() == {worker}:
             self._last = self.replicas[worker]
-        for book in (self.replicas, self._has, self._states, self._begun):
-            book.pop(worker, None)
+        for per_rank in (self.replicas, self._applied, self._states, self._begun):
+            per_rank.pop(worker, None)
 
     def handed_in(self, push: Handed) -> float | None:
         if push.worker in self._begun:
@@ -141,7 +142,7 @@ class DriftingReplicas(Replicas):
         return self._from[push.worker, push.incarnation, push.clock]
 
     def _apply(self, effect: Fold) -> None:
-        """Who waits takes the sum now, the others when they arrive."""
+        """Apply the sum to the replicas of the ranks that wait for it; the others apply it when they are released."""
         self._newest = effect.version, self._sum.clone()
         sync = self._every is not None and effect.version % self._every == 0
         for worker in list(self.replicas) if sync else [part.worker for part in effect.parts if not part.staleness]:
@@ -154,18 +155,18 @@ class DriftingReplicas(Replicas):
 
     def _catch_up(self, worker: WorkerId) -> None:
         version, total = self._newest
-        if self._has[worker] < version:
-            self._has[worker] = version
+        if self._applied[worker] < version:
+            self._applied[worker] = version
             self._optimizer.state = self._states[worker]
             self.replicas[worker] = self._stepped(self.replicas[worker], total).clone()
 
     def _adopt(self, worker: WorkerId) -> None:
-        donor = min(self.replicas, default=None)
-        self.replicas[worker] = self._last if donor is None else self.replicas[donor]
-        self._has[worker] = self._newest[0] if donor is None else self._has[donor]
+        source = min(self.replicas, default=None)
+        self.replicas[worker] = self._last if source is None else self.replicas[source]
+        self._applied[worker] = self._newest[0] if source is None else self._applied[source]
         state: State = defaultdict(dict)
-        if donor is not None:
-            state.update({parameter: deepcopy(values) for parameter, values in self._states[donor].items()})
+        if source is not None:
+            state.update({parameter: deepcopy(values) for parameter, values in self._states[source].items()})
         self._states[worker] = state
 
 
@@ -182,7 +183,7 @@ def _mean(model: Model, replicas: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _average_states(states: Sequence[State]) -> None:
-    """Every floating point tensor becomes its mean over those ranks that have one."""
+    """Replace every floating point tensor, in place, by its mean over the ranks that have one."""
     for parameter in {parameter for state in states for parameter in state}:
         values = [state[parameter] for state in states if parameter in state]
         for name in values[0]:

@@ -1,4 +1,4 @@
-"""Real training under rules of shard scope: a gradient is computed from blocks of different versions, and each shard folds its own part."""
+"""Train for real under rules of shard scope: a gradient is computed from blocks of different versions, and each shard folds its part."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class _Open:
 
     push: Handed
     shards: int
-    """How many."""
+    """The number of shards that have not settled it."""
     gradient: torch.Tensor | None = None
-    """All shards' parts, once one has asked for it."""
+    """The whole gradient, computed when the first shard folds its part."""
 
 
 class ShardGradients(Engine):
-    """Gradients of rules of shard scope.
+    """The engine of rules of shard scope.
 
     Args:
-        shards: into how many spans the parameters are cut.
+        shards: the number of shards into which the parameters are divided.
     """
 
     def __init__(self, model: Model, policy: ServerRule, schedule: Schedule | None, optimizer: torch.optim.Optimizer, shards: int) -> None:
@@ -46,7 +46,7 @@ class ShardGradients(Engine):
         self._blocks: list[Snapshots[Version]] = [Snapshots(own) for own in memories]
         self._versions = [0] * shards
         self._sent: dict[WorkerId, list[deque[Version]]] = {}
-        """Of each shard the versions that a worker holds or is about to, oldest first."""
+        """For each worker and shard: the versions of the blocks that the worker holds or that are in transit to it, oldest first."""
         self._open: dict[Key, _Open] = {}
         self._parameters = torch.empty_like(self.memory)
 
@@ -84,7 +84,7 @@ class ShardGradients(Engine):
             return
         entry.shards -= 1
         if not entry.shards:
-            self._let_go_of(entry)
+            self._drop_blocks(entry)
             del self._open[key]
 
     def fold(self, effect: Fold) -> Folded:
@@ -99,8 +99,8 @@ class ShardGradients(Engine):
         self._versions[shard] = effect.version
         return Folded(effect.version, (), 0.0, 0.0)
 
-    def _let_go_of(self, entry: _Open) -> None:
-        """Nobody needs the blocks any more from which its gradient is, or would have been, computed."""
+    def _drop_blocks(self, entry: _Open) -> None:
+        """Drop the blocks held for computing this gradient, unless it has been computed and they are dropped already."""
         if entry.gradient is None:
             for blocks, version in zip(self._blocks, entry.push.held, strict=True):
                 blocks.drop(version)
@@ -114,7 +114,7 @@ class ShardGradients(Engine):
             model.load(self._parameters)
             gradients, _ = model.gradient(push.worker, push.steps[0])
             self.computed += 1
-            self._let_go_of(entry)
+            self._drop_blocks(entry)
             entry.gradient = torch.zeros_like(self.memory)
             for tensor, gradient in zip(model.layout.tensors, gradients, strict=True):
                 if gradient is not None:

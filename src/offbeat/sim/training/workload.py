@@ -1,6 +1,6 @@
-"""What is inside the contributions of a simulated job: the interface between the world, which only knows times, and gradients.
+"""Define the interface between a simulation, which computes times, and the contents of its contributions.
 
-`Workload` itself is the time-only mode: contributions are empty. `noise.py` gives their norms by a law, `gradients.py` has real ones.
+`Workload` itself is the time-only mode with empty contributions. `noise.py` draws norms from a model, `gradients.py` trains a real model.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from offbeat.core.policy import Policy
 from offbeat.types import Clock, Epoch, Incarnation, Seconds, Version, WorkerId
 
 Exchanged: TypeAlias = Adopt | Share | Mix | Pair | WrittenOff
-"""What ranks that gossip do with each other."""
+"""The effects by which ranks of the gossip family exchange parameters."""
 
 
 class Step(NamedTuple):
     """One iteration of one worker."""
 
     number: int
-    """Counts the worker's iterations, from 0; with it and the worker's number goes everything that is drawn for it."""
+    """The number of the worker's iteration, from 0. All random draws of the iteration depend on (worker, number) only."""
     samples: int
     epoch: Epoch | None = None
     """None: samples are not dealt out."""
     start: int = 0
     stop: int = 0
     parts: tuple[tuple[int, int], ...] = ()
-    """Positions, as in `effects.Grant`."""
+    """``start``, ``stop`` and ``parts`` are positions of the sample order, as in `effects.Grant`."""
 
 
 class Handed(NamedTuple):
@@ -39,9 +39,9 @@ class Handed(NamedTuple):
     clock: Clock
     """The worker's clock after this push."""
     version: Version
-    """The version it was computed from; in rules of shard scope the worker's timestamp."""
+    """The version it was computed from; under rules of shard scope the worker's timestamp."""
     held: tuple[Version, ...]
-    """Shard scope: the version of each block that it was computed from."""
+    """Under rules of shard scope: the version of each block that it was computed from."""
     steps: tuple[Step, ...]
 
 
@@ -49,45 +49,45 @@ class Workload:
     """Contributions without content."""
 
     empty: bool = True
-    """Whether there is nothing to be told but folds."""
+    """Whether the simulation calls only `start`, `fold`, `gone` and `finish`."""
 
     def start(self, policy: Policy, workers: int, servers: int, seed: int) -> None:
-        """A run begins.
+        """Begin a run.
 
         Raises:
             ConfigurationError: this rule, or cluster, does not go with this content.
         """
 
     def released(self, worker: WorkerId, version: Version) -> None:
-        """The servers send this worker the parameters that they have now, of this version."""
+        """Note that the servers send this worker their present parameters, which have this version."""
 
     def published(self, shard: int, version: Version, workers: tuple[WorkerId, ...]) -> None:
-        """A server sends these workers the block that it has now."""
+        """Note that a server sends these workers its present block."""
 
     def gone(self, worker: WorkerId) -> None:
-        """A worker's process has ended, and what it held is lost, but for what it has handed in."""
+        """Note that a worker has left or died. Contributions that it has handed in stay valid."""
 
     def handed_in(self, push: Handed) -> float | None:
-        """A contribution is on its way to the servers. Returns its loss, where somebody asks for it."""
+        """Take a contribution that is sent to the servers; return its loss if the rule uses losses."""
         return None
 
     def exchanged(self, effect: Exchanged) -> None:
-        """Ranks of the gossip family mix their parameters."""
+        """Exchange parameters between ranks of the gossip family."""
 
     def fold(self, effect: Fold) -> Folded:
-        """The servers, or one shard, make a new version; what they measure."""
+        """Make a new version of the parameters, or of one shard; return the measured norms."""
         return Folded(effect.version, (), 0.0, 0.0)
 
     def settled(self, effect: Settle) -> None:
-        """A contribution has its fate."""
+        """Note the fate of a contribution."""
 
     def evaluate(self, version: Version, now: Seconds) -> Mapping[str, float] | None:
-        """What is to be noted in the journal of the version just made."""
+        """Return the metrics of the version just made, for the journal; None: there are none."""
         return None
 
     def finish(self) -> None:
-        """The run is over."""
+        """End the run."""
 
     def reached(self, values: Mapping[str, float]) -> bool:
-        """Whether what was evaluated is what the run was for."""
+        """Return whether these metrics of `evaluate` end the run."""
         return False
