@@ -7,6 +7,7 @@ judges the books only; what the numbers mean for a reader is `journal.summary`'s
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
@@ -33,7 +34,7 @@ class Audit:
 
     def __init__(self) -> None:
         self._arrivals = JournalArrivals()
-        self._senders: dict[tuple[int, int], Sender] = {}
+        self._senders: defaultdict[tuple[int, int], Sender] = defaultdict(Sender)
         self._parts: dict[Key, tuple[int, int]] = {}
         """Parts of folds whose fate has not been read yet: version and staleness."""
         self._fates: dict[Key, tuple[int, int]] = {}
@@ -87,11 +88,7 @@ class Audit:
     # Contributions and their fates.
 
     def _sender(self, record: Record) -> Sender:
-        key = record["worker"], record["incarnation"]
-        sender = self._senders.get(key)
-        if sender is None:
-            sender = self._senders[key] = Sender()
-        return sender
+        return self._senders[record["worker"], record["incarnation"]]
 
     def _pushed(self, record: Record) -> None:
         self._sender(record).pushed(self._arrivals.of(record), record.get("shard"))

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -50,7 +50,13 @@ def record(item: Event | Effect, t: Seconds) -> Record | None:
     cls: type[Any] = type(item)
     if cls in UNRECORDED:
         return None
-    return _add_fields({"kind": _kind(cls), "t": round(t, 6)}, item)  # type: ignore[arg-type]
+    return _add_fields({"kind": _kind(cls), "t": _microseconds(t)}, item)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=1)
+def _microseconds(t: Seconds) -> Seconds:
+    """Round a time to what a journal says; kept for the effects of one event, which have one time."""
+    return round(t, 6)
 
 
 @cache
@@ -70,21 +76,39 @@ def _add_fields(entry: Record, item: Any) -> Record:
     cls: Any = type(item)
     for name, value, spare in zip(cls._fields, item, _spare(cls), strict=True):
         if value != spare:
-            entry[name] = value if type(value) in AS_IT_IS else _plain(value)
+            entry[name] = value if type(value) in AS_IT_IS else _TO_PLAIN[type(value)](value)
     return entry
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can carry. It has no infinity and no NaN: these become strings that ``float()`` understands."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, list | tuple):
-        return _add_fields({}, value) if hasattr(value, "_fields") else [_plain(part) for part in value]
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
-    return value
+    """Return what JSON can carry in place of a value."""
+    return _TO_PLAIN[type(value)](value)
+
+
+class _Converters(dict[type, Callable[[Any], Any]]):
+    """What makes a value plain, by its class; found once for each class."""
+
+    def __missing__(self, cls: type[Any]) -> Callable[[Any], Any]:
+        self[cls] = found = _converter(cls)
+        return found
+
+
+_TO_PLAIN: Final = _Converters()
+
+
+def _converter(cls: type[Any]) -> Callable[[Any], Any]:
+    """JSON has no infinity and no NaN: these become strings that ``float()`` understands."""
+    if issubclass(cls, float):
+        return lambda value: value if math.isfinite(value) else str(value)
+    if hasattr(cls, "_fields"):
+        return lambda value: _add_fields({}, value)
+    if issubclass(cls, list | tuple):
+        return lambda value: [_TO_PLAIN[type(part)](part) for part in value]
+    if issubclass(cls, Enum):
+        return {member: member.value for member in cls}.__getitem__
+    if issubclass(cls, Mapping):
+        return lambda value: {str(key): _plain(part) for key, part in value.items()}
+    return lambda value: value
 
 
 def job_record(*, sync: str, workers: int, servers: int, seed: int, started: str, script: str) -> Record:

@@ -6,6 +6,7 @@ journal, a simulated one as well. It counts; whether the books are right is the 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,7 +45,7 @@ class Tally:
         self._last_fold: float | None = None
         self._version = 0
         self._blocks = 0
-        self._workers: dict[int, WorkerTally] = {}
+        self._workers: defaultdict[int, WorkerTally] = defaultdict(WorkerTally)
         self._shards: dict[int, _Shard] = {}
         self._folding: dict[tuple[int, int, int], tuple[int, bool]] = {}
         """Of pushes that some shards have settled: how many, and whether any of them has folded its block."""
@@ -64,15 +65,15 @@ class Tally:
             "job": self._on_job,
             "optimizer": lambda record: self._job.update(sync=record["sync"]),
             "pushed": self._on_pushed,
-            "abandoned": lambda record: self._worker(record["worker"]).gave_up(record, blocks=bool(self._shards)),
+            "abandoned": lambda record: self._workers[record["worker"]].gave_up(record, blocks=bool(self._shards)),
             "settle": self._on_settle,
-            "undone": lambda record: self._worker(record["worker"]).undone(record),
+            "undone": lambda record: self._workers[record["worker"]].undone(record),
             "fold": self._on_fold,
             "release": self._on_release,
             "interrupt": self._on_interrupt,
-            "paused": lambda record: self._worker(record["worker"]).turn("idle", record["t"]),
+            "paused": lambda record: self._workers[record["worker"]].turn("idle", record["t"]),
             "epoch_ended": self._on_epoch_ended,
-            "state_changed": lambda record: self._worker(record["worker"]).changed(record),
+            "state_changed": lambda record: self._workers[record["worker"]].changed(record),
             "metrics": self._on_metrics,
             "fault": self._on_fault,
             "warning": self._on_warning,
@@ -170,26 +171,20 @@ class Tally:
         found = ((number, tally.summary()) for number, tally in sorted(self._others.items()))
         return [{"optimizer": number, **{key: summary[key] for key in fields}} for number, summary in found]
 
-    def _worker(self, number: int) -> WorkerTally:
-        worker = self._workers.get(number)
-        if worker is None:
-            worker = self._workers[number] = WorkerTally()
-        return worker
-
     def _on_job(self, record: Record) -> None:
         self._job = dict(record)
         for number in range(record["workers"]):
-            self._worker(number)
+            self._workers.setdefault(number, WorkerTally())
 
     def _on_pushed(self, record: Record) -> None:
         self._blocks += 1
         if "shard" in record and not self._shards:
             self._shards = {shard: _Shard() for shard in range(len(record["held"]))}
         if self._arrivals.begins(record):
-            self._worker(record["worker"]).pushed(record, blocks=bool(self._shards))
+            self._workers[record["worker"]].pushed(record, blocks=bool(self._shards))
 
     def _on_settle(self, record: Record) -> None:
-        worker, folded = self._worker(record["worker"]), record["fate"] == "folded"
+        worker, folded = self._workers[record["worker"]], record["fate"] == "folded"
         worker.fates[record["fate"]] += 1
         if "shard" in record:
             folded = self._first_folded(record, folded)
@@ -216,19 +211,19 @@ class Tally:
         self._scale.add(float(record.get("scale", 1.0)))
         for part in parts:
             staleness = part["staleness"]
-            self._worker(part["worker"]).staleness.add(staleness)
+            self._workers[part["worker"]].staleness.add(staleness)
             if shard is not None:
                 shard.staleness.add(staleness)
 
     def _on_release(self, record: Record) -> None:
         if self._first_release is None:
             self._first_release = record["t"]
-        worker = self._worker(record["worker"])
+        worker = self._workers[record["worker"]]
         worker.released(record)
         self._planned = self._planned or worker.batch is not None
 
     def _on_interrupt(self, record: Record) -> None:
-        self._worker(record["worker"]).interrupts += 1
+        self._workers[record["worker"]].interrupts += 1
 
     def _on_epoch_ended(self, record: Record) -> None:
         epoch = {"pool": record["pool"], "epoch": record["epoch"], "t": record["t"], **record["report"]}
