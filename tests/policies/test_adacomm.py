@@ -75,7 +75,7 @@ def test_the_spelling_leaves_out_what_is_as_by_default() -> None:
     ("settings", "message"),
     [
         ({"steps": 0}, r"adacomm\(steps=0\): steps must be a whole number, at least 1"),
-        ({"overlap": 1.5}, "overlap is a fraction of the data, from 0 to 1"),
+        ({"overlap": 1.5}, "overlap must be a fraction of the data, from 0 to 1"),
         ({"combine": "trimmed_mean"}, "combine.* mean, samples"),
         ({"momentum": "drop"}, "momentum.* keep, reset"),
         ({"outer_lr": 0.0}, "more than 0"),

@@ -127,8 +127,8 @@ def test_only_what_differs_is_spelled() -> None:
     ("spec", "message"),
     [
         ("backup(lr_rule=linear)", "lr_rule must be one of constant, proportional, table"),
-        ("backup(lr_rule=table)", r"lr_rule=table, lr_table=\(\)\): give factors with lr_rule=table, and with no other"),
-        ("backup(lr_table=(1.0,))", "give factors with lr_rule=table, and with no other"),
+        ("backup(lr_rule=table)", r"lr_rule=table, lr_table=\(\)\): lr_rule=table needs factors in lr_table"),
+        ("backup(lr_table=(1.0,))", "lr_rule=table needs factors in lr_table"),
         ("backup(lr_rule=table, lr_table=(1.0, 0))", r"backup\(lr_table=0\): lr_table must be a number, above 0"),
         ("backup(lr_rule=table, lr_table=2)", "lr_table must be a tuple of factors"),
         ("backup(obsolete=drop)", "obsolete must be one of push_and_wait, pull_and_wait, push_and_interrupt"),

@@ -121,7 +121,7 @@ def test_replicas_stay_equal_unless_asked_otherwise() -> None:
     [
         ("solo(staleness=0)", "solo.staleness=0.: staleness must be a whole number, at least 1"),
         ("majority(delivery=newest)", "delivery must be replay or latest"),
-        ("majority(model_sync_every=5)", "with delivery=replay the replicas are equal already; leave it out, or say delivery=latest"),
+        ("majority(model_sync_every=5)", "with delivery=replay the replicas are equal already; leave it out, or set delivery=latest"),
         ("majority(delivery=latest, model_sync_every=0)", "model_sync_every must be a whole number, at least 1"),
         ("full(carry_clip=0)", "carry_clip must be a number above 0"),
         ("full(carry_clip=True)", "carry_clip must be a number above 0"),

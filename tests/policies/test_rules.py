@@ -92,7 +92,9 @@ def test_a_class_of_no_family_has_no_ledger() -> None:
 
 def test_a_rule_of_another_family_is_refused() -> None:
     assert rule_of(ServerRule, "bsp") == BSP()
-    with pytest.raises(ConfigurationError, match=r"solo is a rule of the allreduce family, and a ServerRule is needed: use one of .*bsp, "):
+    with pytest.raises(
+        ConfigurationError, match=r"solo is a rule of the allreduce family, but a ServerRule is required: use one of .*bsp, "
+    ):
         rule_of(ServerRule, "solo")
 
 
@@ -118,7 +120,7 @@ def test_errors_name_the_place_and_what_is_known(spec: str, message: str) -> Non
 
 
 def test_what_is_no_rule_at_all_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"sync=3: pass a rule such as offbeat.SSP\(staleness=3\), or its spelling"):
+    with pytest.raises(ConfigurationError, match=r"sync=3 is not a rule: pass one such as offbeat.SSP\(staleness=3\), or text"):
         rule(3)  # type: ignore[arg-type]
 
 

@@ -1,5 +1,5 @@
-"""The synchronization rules, one paper a file. Each module here is imported in the order of names, and a class with an ``about`` of its own
-is a rule: its spelling, its public name and its place in tests and tables follow from that, and no list has to name it."""
+"""The synchronization rules, one paper per file. All modules here are imported in the order of their names, and each class that defines
+``about`` is a rule: its name on the command line, its public name and its place in tests and tables follow, without any list of rules."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def _rules() -> Iterator[type[Policy]]:
 R = TypeVar("R", bound=Policy)
 
 RULES: Final[dict[str, type[Policy]]] = {rule.called(): rule for rule in _rules()}
-"""Every rule by the word that spells it."""
+"""Every rule by its name on the command line."""
 
-# What type checkers have in the lines above.
+# At run time, what the imports above declare to type checkers.
 globals().update(
     {rule.__name__: rule for rule in RULES.values()}, __all__=["RULES", "rule", "rule_of", *(rule.__name__ for rule in RULES.values())]
 )
 
 
 def rule(spec: str | Policy) -> Policy:
-    """The rule that ``spec`` spells, or ``spec`` itself if it is one.
+    """Return the rule that the text ``spec`` describes, or ``spec`` itself if it is a rule.
 
     >>> rule("ssp(staleness=3)")
     SSP(staleness=3)
@@ -69,17 +69,17 @@ def rule(spec: str | Policy) -> Policy:
     BSP()
 
     Raises:
-        ConfigurationError: there is no such rule, or it refuses its settings.
+        ConfigurationError: there is no such rule, or one of its settings is wrong.
     """
     if isinstance(spec, Policy):
         return spec
     if not isinstance(spec, str):
-        raise ConfigurationError(f"sync={spec!r}: pass a rule such as offbeat.SSP(staleness=3), or its spelling 'ssp(staleness=3)'")
+        raise ConfigurationError(f"sync={spec!r} is not a rule: pass one such as offbeat.SSP(staleness=3), or text: 'ssp(staleness=3)'")
     return build(spec, RULES, "synchronization rule")
 
 
 def rule_of(base: type[R], spec: str | Policy) -> R:
-    """The rule that ``spec`` spells, which must extend ``base``: that of a family.
+    """Return the rule that ``spec`` describes, which must extend ``base``, the base class of a family.
 
     >>> from offbeat.core.policy import ServerRule
     >>> rule_of(ServerRule, "asp")
@@ -92,6 +92,6 @@ def rule_of(base: type[R], spec: str | Policy) -> R:
     if not isinstance(found, base):
         known = ", ".join(word for word, kind in RULES.items() if issubclass(kind, base))
         raise ConfigurationError(
-            f"{found.spelling} is a rule of the {found.family} family, and a {base.__name__} is needed: use one of {known}"
+            f"{found.spelling} is a rule of the {found.family} family, but a {base.__name__} is required: use one of {known}"
         )
     return found

@@ -1,4 +1,4 @@
-"""AdaComm: local steps, then the parameters are averaged, more and more often as the loss falls."""
+"""AdaComm: local steps and averaging of parameters, with fewer steps between averages as the loss falls."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from offbeat.policies.rounds import AveragedRounds, Combine, Momentum, RoundsPol
 
 @dataclass(frozen=True, kw_only=True)
 class AdaComm(AveragedRounds):
-    """Let each worker make T optimizer steps of its own, then average all workers' parameters; T falls with the loss.
+    """Let each worker make T local optimizer steps, then average all workers' parameters; T falls with the loss.
 
     Update rule: that of `EnsembleSync` with T local steps, ``W <- (1/M) * sum_j W_j``. After epoch l,
-    ``T_l = ceil(sqrt(F_l / F_0) * T_0)``, or half of ``T_{l-1}``, rounded up, where that is not less. F is the mean of the losses that the
-    script has logged in the epoch, F_0 that of the first fold. Without logged losses T stays as it is.
+    ``T_l = ceil(sqrt(F_l / F_0) * T_0)`` if that is less than ``T_{l-1}``, else half of ``T_{l-1}``, rounded up. F_l is the mean of the
+    losses that the script logged in the epoch, F_0 that of the first fold. Without logged losses T does not change.
 
     Source: Wang and Joshi 2019, "Adaptive communication strategies to achieve the best error-runtime trade-off in local-update SGD"
-    (AdaComm). Departures: T changes with epochs, or every 50 folds where samples are not dealt out, not with intervals of time;
-    the learning rate does not enter. ``outer_momentum`` is the momentum of the averaged model, which the paper calls block momentum.
+    (AdaComm). Departures: T changes after each epoch, or every 50 folds if samples are not dealt out, not after intervals of time; it does
+    not depend on the learning rate. ``outer_momentum`` is the momentum of the averaged model, which the paper calls block momentum.
 
     >>> AdaComm(steps=20).spelling
     'adacomm(steps=20)'
@@ -49,14 +49,14 @@ class AdaComm(AveragedRounds):
     steps: int = 10
     """T_0, the local steps between two folds in the first epoch; at least 1."""
     overlap: float | None = None
-    """Each worker has a split of its own, this fraction of all data being in every one, 0 to 1. None: one pool for all, by batches."""
+    """The fraction of the data, 0 to 1, that all workers' splits share. None: no splits; workers take batches from one pool."""
     combine: Combine = "mean"
-    """What the parameters come to: ``mean``, all alike; ``samples``, weighted; ``median``, coordinate by coordinate."""
+    """How parameters are combined: ``mean``, equal weights; ``samples``, weighted by samples; ``median``, per coordinate."""
     outer_lr: float = 1.0
-    """See `Averaging`; 1 and no momentum: the combined parameters themselves."""
+    """See `Averaging`; with 1 and no momentum the new version is the combined parameters."""
     outer_momentum: float = 0.0
     momentum: Momentum = "keep"
-    """What becomes of the state of the workers' own optimizers at a fold."""
+    """What a fold does to the state of the workers' own optimizers."""
 
     def __post_init__(self) -> None:
         whole_number("adacomm", "steps", self.steps, least=1)
@@ -68,7 +68,7 @@ class AdaComm(AveragedRounds):
 
     @property
     def spelling(self) -> str:
-        """Return the rule with ``steps``, and the other settings that differ from their defaults."""
+        """The rule with ``steps`` and the settings that differ from their defaults."""
         return self.spelled(("steps",))
 
     def start(self) -> ServerRule:
@@ -82,7 +82,7 @@ class _AdaptedRounds(RoundsPolicy):
         super().__init__(rule)
         self._first_loss: float | None = None
         self._losses: list[float] = []
-        """Of the epoch under way."""
+        """The losses of the present epoch."""
 
     def _note(self, parts: Sequence[Contribution]) -> None:
         super()._note(parts)
@@ -97,12 +97,12 @@ class _AdaptedRounds(RoundsPolicy):
 
 
 def next_period(ratio: float, first: int, last: int) -> int:
-    """Return ``ceil(sqrt(F / F_0) * T_0)``, or half of the last period where that is not less.
+    """Return ``ceil(sqrt(F / F_0) * T_0)`` if that is less than ``last``, else half of ``last``, rounded up.
 
     Args:
-        ratio: ``F / F_0``, of the loss now and at the start.
+        ratio: ``F / F_0``, the loss now over the loss at the start.
         first: T_0.
-        last: the period so far; no greater than ``first``.
+        last: the present period, at most ``first``.
 
     >>> next_period(0.25, first=20, last=20), next_period(0.98, first=20, last=20)
     (10, 10)

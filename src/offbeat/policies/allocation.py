@@ -1,9 +1,9 @@
-"""Sharing out a budget of samples, the batch sizes of all workers, so that they finish an epoch's share at the same time.
+"""Divide a budget of samples into batch sizes such that all workers finish their shares of an epoch at the same time.
 
-Pure arithmetic over step times that a rule hands in: how long a worker's steps take (`Speed`, `StepTime`), what everybody should have
-(`equalised`), and the same in whole samples (`whole`). `Budget` puts these together over a run. It knows no view and no plan.
+Pure arithmetic over measured step times: how long a worker's steps take (`Speed`, `StepTime`), the ideal batch sizes (`equalised`), and
+these in whole samples (`whole`). `Budget` combines the three over a run.
 
-Source: EnsembleSync, section 3.2. The affine model, the whole numbers and what becomes of those who return are ours.
+Source: EnsembleSync, section 3.2. Departures: the affine model, the rounding to whole samples, and the treatment of returning workers.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ from offbeat.types import Epoch, Seconds, WorkerId
 Model: TypeAlias = Literal["none", "affine", "inverse"]
 
 HISTORY = 8
-"""The epochs over which step times are fitted. A line through the last two alone follows every hiccup: with 10 % of noise in the times,
-epochs then took 13 to 19 % longer than they need to, and 2 to 5 % with eight."""
+"""The number of epochs over which step times are fitted. A line through the last two alone follows the noise: with 10 % of noise in the
+times, epochs then took 13 to 19 % longer than necessary, and 2 to 5 % with eight."""
 DOUBT = 0.01
-"""How strongly a step is taken to be all fixed until batch sizes have differed: as much as two epochs 14 % apart can say."""
+"""The weight of the prior assumption that a step's time does not depend on its batch: that of two epochs whose batches differ by 14 %."""
 SAME = 0.1
-"""Batch sizes that differ less than this, relatively, are the same when it comes to telling whether a worker has changed."""
+"""Batch sizes with a smaller relative difference count as equal when a change of a worker's speed is detected."""
 CHANGED = 0.25
-"""A step this much longer or shorter at the same batch size, relatively: another tenant, a slower clock. What was known is forgotten."""
+"""The relative difference of a step's time, at equal batch size, from which on the worker's speed has changed (another tenant, a slower
+clock), so that earlier measurements are discarded."""
 FIXED = 0.05
-"""At least this part of a step is taken to be fixed. Else the time of an epoch would not depend on the batch size, and nothing moved."""
+"""The least fraction of a step that counts as fixed. Without it an epoch's time might not depend on the batch sizes, which could then not
+be adapted."""
 MEMORY: Epoch = 10
-"""For this many epochs what was measured of a worker that is away is believed."""
+"""The number of epochs for which measurements of an absent worker stay valid."""
 HALVINGS = 100
-"""Of the interval in which the common time is sought: more than a float has bits to tell."""
+"""The number of bisections of the interval of the common time: more than a float has bits."""
 
 
 class StepTime(NamedTuple):
@@ -45,15 +47,15 @@ class StepTime(NamedTuple):
 
 
 def equalised(times: Sequence[StepTime], samples: Sequence[int], budget: float) -> list[float]:
-    """The batch sizes x, not whole yet, with which all workers take equally long over their parts of an epoch.
+    """Return the batch sizes x, as floats, with which all workers take equally long over their shares of an epoch.
 
-    A worker with N samples takes ``t(x) = N/x * s(x) = N * (a/x + c)``; so ``x = N*a / (t - N*c)``, and the common t is where these add up
-    to the budget. With every c = 0 that is the paper's ``x_i = B * alpha_i / sum(alpha)``, ``alpha_i = t_i * x_i = N_i * a_i``.
+    A worker with N samples takes ``t(x) = N/x * s(x) = N * (a/x + c)``, so ``x = N*a / (t - N*c)``, and the common t is such that the
+    batch sizes add up to the budget. With all c = 0 this is the paper's ``x_i = B * alpha_i / sum(alpha)``, ``alpha_i = t_i * x_i``.
 
     Args:
-        times: of each worker; every ``fixed_s`` is more than 0.
-        samples: N of each worker.
-        budget: B, what the batch sizes add up to.
+        times: the step time of each worker; every ``fixed_s`` is more than 0.
+        samples: N, the samples of each worker.
+        budget: B, the sum of the batch sizes.
 
     >>> equalised([StepTime(0.1, 0.0), StepTime(0.3, 0.0)], [1000, 1000], 256)
     [64.0, 192.0]
@@ -62,7 +64,7 @@ def equalised(times: Sequence[StepTime], samples: Sequence[int], budget: float) 
     a, c = (N * np.array(column) for column in zip(*times, strict=True))
     if not c.any():
         return [float(x) for x in budget * a / a.sum()]
-    low, high = c.max(), float((a * len(a) / budget + c).max())  # even shares are possible, so that the common time is at most theirs
+    low, high = c.max(), float((a * len(a) / budget + c).max())  # the common time is at most the slowest worker's with equal batches
     for _ in range(HALVINGS):
         t = (low + high) / 2
         if (a / np.maximum(t - c, 1e-300)).sum() > budget:
@@ -73,17 +75,17 @@ def equalised(times: Sequence[StepTime], samples: Sequence[int], budget: float) 
 
 
 def whole(ideal: Sequence[float], budget: int, *, granularity: int = 1, least: int = 1, most: int | None = None) -> list[int]:
-    """Whole batch sizes near these, by largest remainder, which add up to the budget exactly; the first in order wins a tie.
+    """Round batch sizes to whole numbers that add up to the budget, by largest remainder; on ties the first worker gets more.
 
-    Only what is impossible gives way: where all are at ``most``, the rest of the budget is unused; where there are more workers than the
-    budget has units, each has one.
+    Two cases cannot add up to the budget: if all are at ``most``, the rest of the budget is unused; if there are more workers than the
+    budget has units, each worker has one unit.
 
     Args:
-        ideal: what each should have; only the proportions of what is above ``least`` count.
+        ideal: the ideal batch sizes; only the proportions of their parts above ``least`` count.
         budget: a multiple of ``granularity``.
         granularity: all sizes are multiples of it.
-        least: of each.
-        most: of each; None: no limit. What is above is shared out among the others.
+        least: the least size of each worker.
+        most: the greatest size of each worker; None: no limit. What exceeds it is given to the other workers.
 
     >>> whole([100.0, 100.0, 56.0], 256, granularity=8)
     [104, 96, 56]
@@ -105,7 +107,7 @@ def whole(ideal: Sequence[float], budget: int, *, granularity: int = 1, least: i
 
 
 def _spread(wants: Sequence[float], room: float, most: float) -> list[float]:
-    """Share out the room in proportion to the wants, no more than ``most`` to anybody; what that leaves goes to the others."""
+    """Divide ``room`` in proportion to ``wants``, at most ``most`` each; what exceeds that goes to the others."""
     given, free = [0.0] * len(wants), set(range(len(wants)))
     while True:
         total = sum(wants[i] for i in free)
@@ -121,7 +123,7 @@ def _spread(wants: Sequence[float], room: float, most: float) -> list[float]:
 
 @dataclass(slots=True)
 class Speed:
-    """How long one worker's steps have taken, at the batch sizes of its last epochs.
+    """The step times of one worker at the batch sizes of its last epochs.
 
     >>> speed = Speed()
     >>> speed.observe(100.0, 0.2, epoch=0)
@@ -133,12 +135,12 @@ class Speed:
     """
 
     epoch: Epoch = 0
-    """When it was measured last."""
+    """The epoch of the last measurement."""
     seen: list[tuple[float, Seconds]] = field(default_factory=list)
-    """Batch sizes and the seconds of a step, the newest last."""
+    """(batch size, seconds of a step), the newest last."""
 
     def observe(self, batch: float, step_s: Seconds, epoch: Epoch) -> None:
-        """A step with a batch of this size has taken so long, on average over an epoch."""
+        """Add the mean batch size and step time of an epoch; discard earlier ones if the worker's speed has changed."""
         same = [s for x, s in self.seen if abs(x - batch) <= SAME * batch]
         if same and abs(step_s - fmean(same)) > CHANGED * fmean(same):
             self.seen = []
@@ -146,10 +148,10 @@ class Speed:
         self.epoch = epoch
 
     def time(self, model: Model) -> StepTime:
-        """``inverse``: all of a step is fixed, as the last one was. ``affine``: the line nearest to all, by relative errors.
+        """Return the fitted step time. ``inverse``: the last one, all fixed. ``affine``: the line with the least relative errors.
 
-        ``c = sum(w * (x - X) * (s - S)) / (sum(w * (x - X)^2) + DOUBT * X^2)`` and ``a = S - c * X``, weights ``w ~ 1/s^2``, weighted means
-        X and S; so that batch sizes that are almost alike say nothing of c.
+        ``c = sum(w * (x - X) * (s - S)) / (sum(w * (x - X)^2) + DOUBT * X^2)`` and ``a = S - c * X``, with weights ``w ~ 1/s^2`` and
+        weighted means X and S. The term with DOUBT keeps c near 0 while batch sizes are almost equal.
         """
         if model == "inverse":
             return StepTime(self.seen[-1][1], 0.0)
@@ -164,14 +166,14 @@ class Speed:
 
 @dataclass(slots=True)
 class Budget:
-    """The batch sizes of a job's workers, dealt out anew for each epoch from what the last has shown.
+    """The batch sizes of a job's workers, set for each epoch from the measurements of earlier ones.
 
     Args:
-        total: B, what they add up to.
-        model: ``none``: even shares.
-        granularity: see `whole`, as ``least`` and ``most``.
-        hysteresis: leave everything as it is where no batch would change by this fraction or more.
-        humble: who has been away begins anew with the least; otherwise with what was measured of it, or if that is too old, the median.
+        total: B, the sum of the batch sizes.
+        model: the model of step times; ``none``: equal batch sizes.
+        granularity: see `whole`, also for ``least`` and ``most``.
+        hysteresis: keep all batch sizes if none would change by this fraction or more.
+        humble: a returning worker begins with the least batch; otherwise by its earlier measurements, or if they are too old the median.
     """
 
     total: int
@@ -182,21 +184,22 @@ class Budget:
     hysteresis: float = 0.0
     humble: bool = False
     batches: dict[WorkerId, int] = field(default_factory=dict)
-    """As last dealt out."""
+    """The present batch sizes."""
     speeds: dict[WorkerId, Speed] = field(default_factory=dict)
     _sums: dict[WorkerId, tuple[Seconds, int, int]] = field(default_factory=dict)
 
     def note(self, worker: WorkerId, compute_s: Seconds, samples: int, steps: int) -> None:
-        """So many steps over so many samples have taken so long, waiting left out."""
+        """Add the measurement of a push: the steps, their samples, and their compute time without waiting."""
         if compute_s > 0.0 and samples > 0 and steps > 0:
             seconds, s, n = self._sums.get(worker, (0.0, 0, 0))
             self._sums[worker] = seconds + compute_s, s + samples, n + steps
 
     def deal(self, shares: Mapping[WorkerId, int], epoch: Epoch) -> None:
-        """An epoch begins, or others take part than before.
+        """Set the batch sizes, at the beginning of an epoch or when workers have joined or left.
 
         Args:
-            shares: of each worker that takes part, how many samples it has in the epoch.
+            shares: the samples of each worker that takes part in the epoch.
+            epoch: the epoch that begins, or the present one.
         """
         for worker, (seconds, samples, steps) in self._sums.items():
             self.speeds.setdefault(worker, Speed()).observe(samples / steps, seconds / steps, epoch)

@@ -1,4 +1,4 @@
-"""Asynchronous parallel: nobody waits, every gradient counts, however stale; a stale one may count for less."""
+"""Asynchronous parallel: no worker waits, and every gradient is folded, however stale; stale gradients may be scaled down."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class ASP(OneByOne):
     """Fold each contribution as it arrives; admit every worker at once.
 
     Update rule: ``w[v+1] = step(w[v], g_i(w[v - s]))``, the step's learning rate times ``1``, ``1 / (1 + s)`` or ``1 / sqrt(1 + s)`` for a
-    staleness s. Nothing bounds the staleness: with n equal workers it is about n - 1, and it acts on momentum like a larger momentum.
-    Lower the learning rate or the momentum if training is rough, or discount what is stale.
+    staleness s. Nothing bounds the staleness: with n equal workers it is about n - 1, which acts like additional momentum. Lower the
+    learning rate or the momentum if training is unstable, or discount stale gradients.
 
-    Source: the asynchronous baseline of Zhao et al., "ElasticBSP", section I, and of the EnsembleSync paper. Steps that are divided by the
-    staleness: Zhang et al. 2016, "Staleness-aware async-SGD for distributed deep learning". Departure: 1 + s, so that a fresh gradient has
-    the script's rate.
+    Source: the asynchronous baseline of Zhao et al., "ElasticBSP", section I, and of the EnsembleSync paper. Division by the staleness:
+    Zhang et al. 2016, "Staleness-aware async-SGD for distributed deep learning". Departure: division by 1 + s, so that a fresh gradient
+    has the script's learning rate.
 
     >>> ASP().spelling, ASP(discount="inverse").spelling
     ('asp', 'asp(discount=inverse)')
@@ -46,7 +46,7 @@ class ASP(OneByOne):
     [1.0, 0.5]
 
     Raises:
-        ConfigurationError: another word for ``discount``.
+        ConfigurationError: ``discount`` is none of the three words.
     """
 
     about = About(
@@ -58,14 +58,14 @@ class ASP(OneByOne):
     )
 
     discount: Discount = "none"
-    """By what the learning rate is divided in a step with a gradient of staleness s: none, by 1; inverse, by 1 + s; sqrt, by its root."""
+    """The divisor of the learning rate for a gradient of staleness s: 1 (``none``), 1 + s (``inverse``) or sqrt(1 + s) (``sqrt``)."""
 
     def __post_init__(self) -> None:
         one_of("asp", "discount", self.discount, get_args(Discount))
 
     @property
     def spelling(self) -> str:
-        """Only what differs from the default."""
+        """The rule with the settings that differ from their defaults."""
         return short_spelling(self)
 
     def scale(self, staleness: Version) -> float:

@@ -1,4 +1,4 @@
-"""Backup workers, a fixed number of them: fold the first fresh gradients, drop what comes later."""
+"""A fixed number of backup workers: fold the first fresh gradients, drop later ones."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from offbeat.policies.fresh import FirstFresh, fresh, outdated
 class Backup(FirstFresh):
     """Fold the first n - b gradients of the newest version; drop a gradient of an older one. Workers push and wait.
 
-    Update rule: ``w[t+1] = step(w[t], mean of the first k gradients computed at w[t])``, k = n - b, n the number of workers that
-    have pushed or are still to push; at least one gradient makes a version, however few workers are left. Staleness in a fold is always 0.
+    Update rule: ``w[t+1] = step(w[t], mean of the first k gradients computed at w[t])``, k = n - b, at least 1, where n is the number of
+    workers that have pushed or will push. Staleness in a fold is always 0.
 
-    Samples of a dropped gradient have been used in vain; the epoch report counts them. A worker that is always slow then
-    contributes nothing, and its share of each epoch with it.
+    The samples of a dropped gradient are lost; the epoch report counts them. A worker that is always slow therefore contributes nothing,
+    and its share of each epoch is lost.
 
     Source: the static baseline of Xu et al., "Dynamic backup workers for parallel machine learning" (DBW), sections I and IV; ``b`` is
-    its n - k, and its learning rate is that of ``lr_rule=proportional``. n follows the living, a departure: the paper's workers do not
-    die. One that has died after its push counts, as in BSP: otherwise the dead would outrun the living.
+    its n - k, and its learning rate is that of ``lr_rule=proportional``. Departure: n follows the living workers, since the paper's
+    workers do not die. A worker that died after its push counts in n, as in BSP.
 
     >>> Backup(b=1).spelling
     'backup(b=1)'
@@ -45,7 +45,7 @@ class Backup(FirstFresh):
     always_spelled = frozenset({"b"})
 
     b: int = 1
-    """How many workers a fold does without; at least 0 (then it is BSP), less than the number of workers."""
+    """The number of workers that a fold does not wait for; at least 0 (which is BSP), less than the number of workers."""
 
     def __post_init__(self) -> None:
         whole_number("backup", "b", self.b, least=0)

@@ -1,8 +1,8 @@
 """Bimonotone regression: one row of the weighted least-squares fit to a table that rises along its rows and falls down its columns.
 
-It decides nothing about a job: DBW's tables of arrival times are what it is for, and `dbw_time` fills them. Cells without samples take no
-part in the fit; it bounds them. One row is what a decision needs, and cheaper than the table: the fit is found by cutting the cells
-at a threshold, and each of the two parts again, as long as a part has anything to say about that row.
+`dbw_time` fits DBW's tables of arrival times with it. Cells without samples take no part in the fit, which bounds their values. A decision
+needs one row, which is cheaper than the whole table: the cells are cut at a threshold into two parts, and each part is cut again as long
+as it affects the row.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ Columns: TypeAlias = NDArray[np.intp]
 Flags: TypeAlias = NDArray[np.bool_]
 
 PRECISION: Final = 1e-14
-"""Relative to the table's weighted deviation from its mean: what a cut must gain to be more than rounding."""
+"""The least gain of a cut that counts as more than rounding, relative to the table's weighted deviation from its mean."""
 
 
 class Bounds(NamedTuple):
-    """One row of the fit: between what each of its cells lies. Where there are samples the two are equal, and the fitted value."""
+    """Bounds of the cells of one row of the fit. In a cell with samples both are the fitted value."""
 
     lower: Table
-    """(columns,) the greatest fitted value of the cells that must not be greater; -inf where no such cell has samples."""
+    """(columns,) the greatest fitted value of all cells that must not exceed this one; -inf if no such cell has samples."""
     upper: Table
-    """(columns,) the least fitted value of the cells that must not be less; inf where no such cell has samples."""
+    """(columns,) the least fitted value of all cells that must not be below this one; inf if no such cell has samples."""
 
 
 def fitted_row(mean: Table, weight: Table, row: int) -> Bounds:
     """Fit ``x = argmin sum(weight * (x - mean)**2)`` with ``x[h, k] <= x[h', k']`` for h >= h' and k <= k', and return one row.
 
-    For any threshold c, the cells with ``x > c`` are the upper set U (with a cell, all that must not be less) that maximises
-    ``sum over U of weight * (mean - c)``. In two dimensions U is what lies beyond a staircase, one step in each row, and dynamic
-    programming finds the best in O(cells). What lies between two known staircases is cut at its own mean: either nothing is
-    gained, then that is its fitted value; or there are two smaller parts. Exact but for rounding; all cuts of one depth are made at once.
+    For any threshold c, the cells with ``x > c`` are the upper set U that maximises ``sum over U of weight * (mean - c)``. (An upper set
+    contains with a cell all cells that must not be less.) In two dimensions U is beyond a staircase with one step in each row, and dynamic
+    programming finds the best U in O(cells). The cells between two known staircases are cut at their own mean: if nothing is gained, this
+    is their fitted value; otherwise there are two smaller parts. Exact but for rounding; all cuts of one depth are made at once.
 
     Source: Spouge, Wan and Wilbur 2003, "Least squares isotonic regression in two dimensions" (J. Optim. Theory Appl. 117).
 
     Args:
-        mean: (rows, columns) of the samples in each cell; what it holds where there are none does not matter, if it is finite.
-        weight: (rows, columns) how much these samples count; 0 where there are none.
-        row: which row of the fit is wanted, from 0.
+        mean: (rows, columns) the mean of the samples in each cell; any finite value in a cell without samples.
+        weight: (rows, columns) the weight of these samples; 0 in a cell without samples.
+        row: the row of the fit to return, from 0.
 
     Raises:
-        ConfigurationError: tables of different shapes, or a row that is not in them.
+        ConfigurationError: the tables have different shapes, or do not have that row.
 
     >>> fitted_row(np.array([[1.0, 4.0, 2.0]]), np.array([[1.0, 1.0, 1.0]]), 0).lower
     array([1., 3., 3.])
@@ -55,7 +55,7 @@ def fitted_row(mean: Table, weight: Table, row: int) -> Bounds:
     Bounds(lower=array([-inf,   5.]), upper=array([1., 5.]))
     """
     if mean.ndim != 2 or mean.shape != weight.shape or not 0 <= row < len(mean):
-        raise ConfigurationError(f"row {row} of means {mean.shape} with weights {weight.shape}: two tables of one shape, with that row")
+        raise ConfigurationError(f"row {row} of means {mean.shape} with weights {weight.shape}: pass two tables of one shape with that row")
     bounds = Bounds(np.full(mean.shape[1], -np.inf), np.full(mean.shape[1], np.inf))
     rows: Flags = np.logical_or.reduce(weight, axis=1)
     if not rows.any():
@@ -82,14 +82,15 @@ class _Staircases(NamedTuple):
     """Upper sets, one per column of ``steps``, and sums over their cells."""
 
     steps: Columns
-    """(rows, sets) from which column on the cells of a row are in the set."""
+    """(rows, sets) the column from which on the cells of a row are in the set."""
     weighted: Table
     """(sets,) the sum of weight * mean."""
     weight: Table
+    """(sets,) the sum of the weights."""
     lower: Columns
-    """(sets,) from which column on the wanted row's lower bounds are in the set."""
+    """(sets,) the column from which on the requested row's lower bounds are in the set."""
     upper: Columns
-    """(sets,) from which column on the wanted row's upper bounds are in the set."""
+    """(sets,) the column from which on the requested row's upper bounds are in the set."""
 
     def of(self, which: Flags) -> _Staircases:
         return _Staircases._make(part[..., which] for part in self)
@@ -102,10 +103,10 @@ class _Cells:
     """A table whose rows all have samples.
 
     Args:
-        mean: (rows, columns) in each cell, the mean of all being 0.
-        weight: (rows, columns) of the samples in each cell.
-        above: how many rows there are down to the wanted one, and that one itself, if it has samples.
-        below: from which row on; equal to ``above`` where the wanted one has no samples.
+        mean: (rows, columns) the mean of the samples in each cell, shifted so that the mean of all samples is 0.
+        weight: (rows, columns) the weight of the samples in each cell.
+        above: the number of rows from the first one to the requested row, which counts if it has samples.
+        below: the number of rows before the requested row; equal to ``above`` if the requested row has no samples.
     """
 
     def __init__(self, mean: Table, weight: Table, above: int, below: int) -> None:
@@ -120,22 +121,22 @@ class _Cells:
         column, seen = np.arange(columns), weight > 0
         self._first = np.full((rows, columns + 1), columns)
         self._first[:, :columns] = np.minimum.accumulate(np.where(seen, column, columns)[:, ::-1], axis=1)[:, ::-1]
-        """The first column with samples from this one on."""
+        """(rows, columns + 1) the first column with samples at or after this one."""
         self._after = np.zeros((rows, columns + 1), dtype=np.intp)
         self._after[:, 1:] = np.maximum.accumulate(np.where(seen, column + 1, 0), axis=1)
-        """The column after the last one with samples before this one."""
+        """(rows, columns + 1) the column after the last one with samples before this one; 0 if there is none."""
 
     def staircases(self, steps: Columns) -> _Staircases:
-        # A lower bound is the greatest of some values: it is in the set if one of them is. An upper bound is, if all are.
+        # A lower bound is a maximum of values: it is in the set if one of them is. An upper bound, a minimum, is if all of them are.
         first, after, columns = self._first[self._row, steps], self._after[self._row, steps], self._weight.shape[1] - 1
         lower = first[self._below :].min(axis=0, initial=columns)
         upper = after[: self._above].max(axis=0, initial=0)
         return _Staircases(steps, self._weighted[self._row, steps].sum(axis=0), self._weight[self._row, steps].sum(axis=0), lower, upper)
 
     def best(self, level: Table) -> tuple[Columns, Table]:
-        """The staircase that gains most, for each level, and how much: the sum of ``weight * (mean - level)`` over its cells."""
+        """Return for each level the staircase that gains most, and its gain: the sum of ``weight * (mean - level)`` over its cells."""
         (rows, places), sets = self._weight.shape, len(level)
-        # gain[h, c, i]: for level i, of the best through rows 0 .. h whose step in row h is at c or before. Steps never go back.
+        # gain[h, c, i]: for level i, the gain of the best staircase in rows 0 .. h whose step in row h is at most c. Steps never decrease.
         gain = np.empty((rows, places, sets))
         current = np.empty((places, sets))
         for h in range(rows):
@@ -153,7 +154,7 @@ class _Cells:
 
 
 def _from(cells: Table) -> Table:
-    """(rows, columns + 1) the sum of each row from a column on."""
+    """Return the sums of each row from each column on, (rows, columns + 1)."""
     sums = np.zeros((cells.shape[0], cells.shape[1] + 1))
     sums[:, :-1] = cells[:, ::-1].cumsum(axis=1)[:, ::-1]
     return sums

@@ -1,4 +1,4 @@
-"""Bulk synchronous parallel: the plain barrier that every other rule is measured against."""
+"""Bulk synchronous parallel: a barrier after each iteration, the baseline of all other rules."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from offbeat.types import WorkerId
 
 @dataclass(frozen=True, kw_only=True)
 class BSP(ServerRule):
-    """Fold when every active worker has pushed; nobody goes on before that.
+    """Fold when every active worker has pushed; no worker continues before that.
 
-    Update rule: ``w[t+1] = step(w[t], sum_i samples_i * g_i / sum_i samples_i)`` over all that pushed in the round. A worker that
-    died after its push still counts in the fold; one that dies before it is not waited for.
+    Update rule: ``w[t+1] = step(w[t], sum_i samples_i * g_i / sum_i samples_i)`` over all workers that pushed in the round. The gradient
+    of a worker that died after its push is folded; a worker that died before its push is not waited for.
 
-    Source: the baseline of Zhao et al., "ElasticBSP", section I, with k = 1. The release condition is the set rule, active
-    workers being a subset of those that pushed; comparing counts would release too early when a worker pushes and dies.
+    Source: the baseline of Zhao et al., "ElasticBSP", section I, with k = 1. The barrier opens when the set of active workers is a subset
+    of the workers that pushed; comparing counts would open it too early when a worker pushes and dies.
 
     >>> BSP().spelling
     'bsp'

@@ -1,4 +1,4 @@
-"""Dynamic backup workers: how many gradients to wait for is chosen anew for each version, by what it gains and how long it takes."""
+"""Dynamic backup workers: choose for each version how many gradients to wait for, by expected gain and expected time."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def _drawn(workers: int) -> dict[str, Sequence[Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class BDBW(FirstFresh):
-    """Blind DBW: fold the first k gradients of the newest version, ``k = argmax k / T(k)``: gradients per second, whatever they are worth.
+    """Blind DBW: fold the first k gradients of the newest version, ``k = argmax k / T(k)``, the most gradients per second.
 
-    T(k), the expected time until the k-th gradient arrives, is fitted to the times measured so far, given how many the round before
-    waited for; see `dbw_time` and `bimonotone`. The first ``warm_up`` versions wait for all. Staleness in a fold is always 0, later
-    gradients are dropped, and n follows the living, as in `Backup`. A round during which an epoch has ended is not measured.
+    T(k), the expected time until the k-th gradient arrives, is fitted to measured times, given how many gradients the previous round
+    waited for; see `dbw_time` and `bimonotone`. The first ``warm_up`` versions wait for all gradients. Staleness in a fold is always 0,
+    later gradients are dropped, and n follows the living workers, as in `Backup`. A round in which an epoch ended is not measured.
 
     Source: the variant "B-DBW" of Xu et al. 2020, "Dynamic backup workers for parallel machine learning", section IV, after Teng and
-    Wood 2018, who predict T(k) by a neural network. The estimator is ours: the paper's is in a longer report.
+    Wood 2018, who predict T(k) by a neural network. Departure: the estimator, since the paper's is in a longer report.
 
     >>> BDBW(warm_up=10).spelling
     'b_dbw(warm_up=10)'
@@ -53,20 +53,20 @@ class BDBW(FirstFresh):
     word = "b_dbw"
 
     gamma: float = 0.98
-    """What a measured time keeps of its weight per round: after 34 rounds it counts half. 1: all history counts the same, as in
+    """The factor of a measured time's weight per round: with 0.98 it counts half after 34 rounds. 1: all history counts the same, as in
     the paper; then a cluster that has become slower is noticed late."""
     optimism: float = 0.5
-    """What has not been tried is taken to last between what its neighbours in the table say: 0 the longest of that, 1 the shortest."""
+    """Where between its bounds the time of an untried k is assumed: 0 at the longest, 1 at the shortest."""
     beta: float | None = None
-    """At least 1: if the mean loss has risen by this factor from one fold to the next, k is more than it was. None: losses are not looked
-    at; nor are they where workers do not say them."""
+    """At least 1: if the mean loss rises by more than this factor from one fold to the next, k increases. None: losses are not used; nor
+    are they if workers do not report them."""
     k_min: int = 1
-    """The least k that is chosen; at most the number of workers."""
+    """The least k that may be chosen; at most the number of workers."""
     warm_up: int = 2
-    """How many versions wait for all workers to begin with; at least 1."""
+    """The number of first versions that wait for all workers; at least 1."""
     censored: bool = False
-    """Also count the arrivals that are too late for the fold, until the next one. Only the earlier of the late ones are seen, so
-    the times of large k come out too short."""
+    """Also measure arrivals that are too late for their fold, until the next fold. As the latest of them are not seen, the times of large
+    k are underestimated."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,7 +78,7 @@ class BDBW(FirstFresh):
         whole_number(owner, "k_min", self.k_min, least=1)
         whole_number(owner, "warm_up", self.warm_up, least=1)
         if not isinstance(self.censored, bool):
-            raise ConfigurationError(f"{owner}(censored={self.censored!r}): censored is True or False")
+            raise ConfigurationError(f"{owner}(censored={self.censored!r}): censored must be True or False")
 
     def check(self, workers: int) -> None:
         super().check(workers)
@@ -101,16 +101,16 @@ class DBW(BDBW):
     """Fold the first k gradients of the newest version, ``k = argmax gain(k) / T(k)``: the expected decrease of the loss per second.
 
     The gain is the bound that follows from L-smoothness, ``(eta - L*eta^2/2) * N - (L*eta^2/2) * V/k``, with N the squared norm of the
-    full gradient and V the variance of one worker's, both estimated from the norms of the last folds; see `dbw_gain`. While the
-    gradients agree a few are enough; as N falls, near a minimum, more are waited for. T(k) and the rest are as in `BDBW`.
+    full gradient and V the variance of one worker's gradient, both estimated from the norms of the last folds; see `dbw_gain`. While the
+    gradients agree, few are enough; as N falls, near a minimum, the rule waits for more. T(k) and the rest are as in `BDBW`.
 
-    If no k promises a gain, or the times or the norms are not known yet, k = n; among equals the largest k. If the mean loss of a fold's
-    contributions is more than ``beta`` times that of the fold before, k is at least one more than it was. Where norms are not measured
-    (a simulation of time only) or not finite, the gain is taken to be k.
+    If no k has a positive gain, or times or norms are not known yet, k = n; on ties the largest k. If the mean loss of a fold's
+    contributions is more than ``beta`` times that of the previous fold, k increases by at least one. If norms are not measured (in a
+    simulation of time only) or not finite, the gain is assumed to be k.
 
-    Source: Xu et al. 2020, "Dynamic backup workers for parallel machine learning", section III. Departures: the paper leaves
-    the estimator of T, the warm-up and the use of the losses to a longer report, these are ours; its equation 11 uses the gradient that
-    is still to come, here it is the last D. Where batches differ a gradient's weight is its samples', as in every rule.
+    Source: Xu et al. 2020, "Dynamic backup workers for parallel machine learning", section III. Departures: the estimator of T, the
+    warm-up and the use of losses, which the paper leaves to a longer report; norms of the last D folds in place of equation 11's next
+    gradient. Gradients are weighted by their samples, as under every rule.
 
     >>> DBW().spelling, DBW(history=10, smoothness="auto", k_min=2).spelling
     ('dbw', 'dbw(k_min=2, history=10, smoothness=auto)')
@@ -136,14 +136,14 @@ class DBW(BDBW):
     word = "dbw"
 
     beta: float | None = 1.01
-    """As in `BDBW`."""
+    """See `BDBW`."""
     history: int = 5
-    """D: over how many folds the norms are averaged; at least 1."""
+    """D, the number of folds over which norms are averaged; at least 1."""
     smoothness: float | Literal["auto"] | None = None
-    """L: how fast the gradient changes with the parameters. None: the learning rate is 1/L, the best for the full gradient, as the
-    paper has it. auto: estimated from how far each gradient is from the one before, which costs the shards one more copy of it."""
+    """L, the Lipschitz constant of the gradient. None: 1/L is taken to be the learning rate, the optimum for the full gradient, as in the
+    paper. auto: estimated from the differences between successive gradients, for which shards keep one more copy of the gradient."""
     momentum: float = 0.0
-    """The heavy ball's of the optimizer, at least 0, less than 1: its step is in the end ``eta / (1 - momentum)``. Matters with L only."""
+    """The optimizer's heavy-ball momentum, at least 0, less than 1, which makes the step ``eta / (1 - momentum)``. Used only with L."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -151,7 +151,7 @@ class DBW(BDBW):
         smoothness: Any = self.smoothness
         if isinstance(smoothness, str):
             if smoothness != "auto":
-                raise ConfigurationError(f"dbw(smoothness={smoothness!r}): smoothness must be a number above 0, auto, or None")
+                raise ConfigurationError(f"dbw(smoothness={smoothness!r}): smoothness must be a number above 0, auto or None")
         elif smoothness is not None:
             number("dbw", "smoothness", smoothness, above=0.0)
         number("dbw", "momentum", self.momentum, least=0.0)

@@ -1,7 +1,7 @@
-"""One run of DBW or its blind form: what has been measured, and how many gradients the version under way waits for.
+"""One run of DBW or its blind form: the measurements, and the number of gradients for which the present version waits.
 
-k is chosen once per version, when what the shards have measured of the last fold is known; the blind form needs nothing and chooses at
-the fold. Where workers come, go or pause meanwhile, the same estimates are asked again for as many as there are then.
+k is chosen once per version, when the shards' measurements of the last fold arrive; the blind form needs none and chooses at the fold. If
+workers join, leave or pause during a round, k is chosen again from the same estimates for the new number of workers.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 
 class VersionRound(NamedTuple):
-    """A version, from its publication to the fold onto it."""
+    """The round of a version, from its publication to the fold onto it."""
 
     version: Version
     published: Seconds
     epoch: Epoch
     waited: int | None
-    """For how many gradients the round before has; None: this is the first."""
+    """The number of gradients for which the previous round waited; None in the first round."""
 
 
 class Run(ServerRule):
-    """The rule of one run.
+    """The state of the rule in one run.
 
     Args:
-        rule: its configuration.
-        gain: what estimates the gain; None: it is k.
+        rule: the configuration.
+        gain: estimates the gain of a fold; None: the gain of k gradients is k.
     """
 
     def __init__(self, rule: BDBW, gain: GainEstimator | None) -> None:
@@ -47,17 +47,17 @@ class Run(ServerRule):
         self._times = ArrivalTimes(rule.gamma, pooled=rule.obsolete == "push_and_interrupt")
         self._round: VersionRound | None = None
         self._before: tuple[VersionRound, int] | None = None
-        """The round before, and how many of its gradients have come by now."""
+        """The previous round, and the number of its gradients that have arrived."""
         self._rounds = 0
         self._chosen: Version | None = None
-        """The version for which `_row` stands."""
+        """The version for which `_row` is valid."""
         self._row: Table | None = None
-        """For the version under way, when its gradients are expected; None: wait for all."""
+        """The expected arrival times of the present version's gradients, in seconds after its publication; None: wait for all."""
         self._blind = gain is None
         self._picked: dict[int, tuple[int, str]] = {}
-        """For this many workers, which k, and why."""
+        """For each number of workers, the chosen k and the reason."""
         self._losses: tuple[float | None, float | None] = (None, None)
-        """Of the last two folds, the newer first."""
+        """The mean losses of the last two folds, the newer one first."""
         self._weights: tuple[float, ...] = ()
         self._scale = 1.0
 
@@ -88,7 +88,7 @@ class Run(ServerRule):
         if stale is not None:
             self._note_late(stale)
             return stale
-        if self._round is None:  # the first version, and nothing to choose by
+        if self._round is None:  # the first version: nothing is measured yet
             self._round = VersionRound(view.version, view.now, view.epoch, None)
             self._chosen = view.version
         elif self._gain is None and self._chosen != view.version:
@@ -104,7 +104,7 @@ class Run(ServerRule):
         return Decision(first[:k], f"k={k} of {n}: {why}", scale=self._scale)
 
     def observe(self, view: View, event: Folded) -> None:
-        if self._gain is None or self._before is None or event.version != view.version:  # of a fold that is not this run's, or not the last
+        if self._gain is None or self._before is None or event.version != view.version:  # not a fold of this run, or not the last one
             return
         self._blind = not self._gain.add(event, self._weights, self._scale)
         self._choose(view)
@@ -112,10 +112,10 @@ class Run(ServerRule):
     # A round.
 
     def _close(self, view: View, parts: tuple[Contribution, ...], n: int) -> None:
-        """These become the next version: measure the round, and begin the next."""
+        """Measure the round that the fold of these contributions ends, and begin the next one."""
         assert self._round is not None
         waited = self._round.waited or n
-        if view.epoch == self._round.epoch:  # else it has waited for an epoch to end, which is no worker's slowness
+        if view.epoch == self._round.epoch:  # otherwise the round includes the wait for the end of an epoch
             self._times.add(waited, [c.arrived - self._round.published for c in parts])
         losses = [c.loss for c in parts if c.loss is not None]
         self._losses = fmean(losses) if losses else None, self._losses[0]
@@ -151,7 +151,7 @@ class Run(ServerRule):
         return self._picked[n]
 
     def _best(self, row: Table, n: int) -> tuple[int, str]:
-        """Which k of n, and why."""
+        """Return the best k for n workers, and the reason."""
         gains = None if self._gain is None or self._blind else self._gain.gains([self.rule.scale(k, n) for k in range(1, n + 1)])
         why = "best gain per second"
         if gains is None:

@@ -1,7 +1,7 @@
-"""How long the k-th gradient of a version will take to arrive: DBW's table of what was measured, and what it says of a next round.
+"""Predict how long the k-th gradient of a version takes to arrive, from a table of measured times, for DBW.
 
-It owns the samples and their forgetting; the fit is `bimonotone`'s, and what to do with the answer is the rule's. A round's duration
-depends on how many gradients the round before waited for: those it did not wait for are still at the old version, and begin late.
+This file keeps the samples and discounts old ones; `bimonotone` fits the table. A round's duration depends on how many gradients the
+previous round waited for: workers for which it did not wait still compute from the old version, and begin late.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from offbeat.policies.bimonotone import Table, fitted_row
 from offbeat.types import Seconds
 
 FORGOTTEN = 1e-3
-"""A cell whose samples weigh less than this is empty again."""
+"""The weight below which a cell counts as empty again."""
 STEPS = 16
-"""So many values of h are told apart; with more workers neighbours are pooled. A round after one of 99 lasts as long as after one of
-100, and the fit takes a time in proportion."""
+"""The number of rows that are fitted; with more values of h neighbouring ones are pooled. A round that follows one of 99 gradients lasts
+as long as one that follows 100, and the time of a fit is proportional to the number of rows."""
 SHORTEST: Seconds = 1e-9
-"""No estimate is shorter, so that a rate is finite."""
+"""The least estimate, so that rates are finite."""
 
 
 class ArrivalTimes:
-    """Weighted means of the samples t[h, k]: when the k-th gradient came, in a round before which h gradients had been waited for.
+    """Weighted means of the samples t[h, k]: the arrival time of the k-th gradient in a round that follows a round of h gradients.
 
     Args:
-        gamma: each round multiplies the weight of all that is known by this; a sample counts half after ``log(0.5) / log(gamma)`` rounds.
-        pooled: the times do not depend on h: workers break off obsolete work, so that all begin a round together.
+        gamma: the factor by which each round reduces all weights; a sample counts half after ``log(0.5) / log(gamma)`` rounds.
+        pooled: the times do not depend on h, because workers abort obsolete work and all begin a round together.
 
     >>> times = ArrivalTimes(gamma=1.0, pooled=True)
     >>> times.add(3, [1.0, 2.0, 6.0])
@@ -40,22 +40,22 @@ class ArrivalTimes:
         self._gamma = gamma
         self._pooled = pooled
         self._mean: Table = np.zeros((0, 0))
-        """(h, k), from 0."""
+        """Indexed by (h - 1, k - 1)."""
         self._weight: Table = np.zeros((0, 0))
 
     def add(self, h: int, times_s: Sequence[Seconds]) -> None:
-        """One round is over: one sample for each of the cells (h, 1), (h, 2), ..., after everything before has lost some weight.
+        """Discount all samples, then add one sample to each of the cells (h, 1), (h, 2), ... for a round that has ended.
 
         Args:
-            h: how many gradients the round before had waited for, from 1.
-            times_s: when this round's gradients came, in seconds from the publication of their version, in the order of arrival.
+            h: the number of gradients for which the previous round waited, at least 1.
+            times_s: the arrival times of this round's gradients, in seconds after the publication of their version, ascending.
         """
         self._weight *= self._gamma
         self._weight[self._weight < FORGOTTEN] = 0.0
         self._sample(h, 1, times_s)
 
     def add_late(self, h: int, k: int, time_s: Seconds) -> None:
-        """One more sample of cell (h, k), of a gradient that came when the round was over."""
+        """Add a sample to cell (h, k) for a gradient that arrived after the end of its round."""
         self._sample(h, k, [time_s])
 
     def _sample(self, h: int, first: int, times_s: Sequence[Seconds]) -> None:
@@ -66,13 +66,13 @@ class ArrivalTimes:
         self._mean[cells] += (np.asarray(times_s) - self._mean[cells]) / self._weight[cells]
 
     def estimate(self, h: int, most: int, optimism: float) -> Table:
-        """When the 1st, 2nd, ... gradient of the next round will come, in seconds: (most,), in ascending order.
+        """Return the expected arrival times of the next round's gradients 1 .. most, in seconds, ascending.
 
         Args:
-            h: how many gradients the round before that has waited for.
-            most: for how many gradients, at least 1.
-            optimism: where nothing is known of a cell, between the bounds that its neighbours set: 0 is the upper one, 1 the lower,
-                which makes what is untried attractive. Where there is only one bound, that is it; where there is none, the mean of all.
+            h: the number of gradients for which the round before it waited.
+            most: the number of gradients, at least 1.
+            optimism: the position of a cell without samples between the bounds set by its neighbours: 0 at the upper bound, 1 at the lower
+                one, which favours untried k. With one bound only, the cell has its value; with none, the mean of all samples.
         """
         self._grow(max(h, most))
         size = len(self._weight)
@@ -85,7 +85,7 @@ class ArrivalTimes:
         between = np.where(below, lower, np.where(above, upper, self._average()))
         both = below & above
         between[both] = upper[both] - optimism * (upper[both] - lower[both])
-        # A cell between two bounds may be above the lower bound, all that is known, of a later one.
+        # A cell between two bounds may exceed a later cell that has only a lower bound.
         ascending: Table = np.maximum(np.maximum.accumulate(between), SHORTEST)
         return ascending[:most]
 

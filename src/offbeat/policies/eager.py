@@ -1,4 +1,4 @@
-"""Eager-SGD: partial allreduce. A round closes when its initiator arrives, and what comes late is carried into the next."""
+"""Eager-SGD: partial allreduce. A round closes when its initiator arrives; late gradients are carried into the next round."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from offbeat.errors import ConfigurationError
 
 @dataclass(frozen=True, kw_only=True)
 class Partial(RoundRule):
-    """What the rules of this family have in common; see `Majority` for the whole story."""
+    """The settings that all rules of this file share; see `Majority` for the algorithm."""
 
     staleness: int | None = None
-    """A round waits for a rank that would otherwise fall further behind: no gradient is folded onto a version more than this many
-    rounds from the one that it was computed from, but for those of ranks that were idle. At least 1. None: no bound."""
+    """The most rounds between the version that a gradient was computed from and the one onto which it is folded: a round waits for a rank
+    that would otherwise exceed it. Gradients of ranks that were idle are exempt. At least 1. None: no bound."""
     delivery: Literal["replay", "latest"] = "replay"
-    """replay: a rank applies every result, in order, so that replicas stay equal, bit by bit. latest: only the newest of those that it
-    has missed, as in the paper; replicas drift apart."""
+    """replay: a rank applies every result, in order, so that replicas stay equal, bit by bit. latest: a rank applies only the newest of
+    the results that it missed, as in the paper; replicas drift apart."""
     model_sync_every: int | None = None
-    """With ``latest``: after so many rounds the replicas are set to their mean. None: never."""
+    """With ``latest``: the number of rounds after which replicas are set to their mean. None: never."""
     carry_clip: float | None = None
-    """A gradient that comes late is scaled down to this norm, if it is longer. None: it is taken as it is."""
+    """A late gradient with a norm above this is scaled down to it. None: late gradients are not scaled."""
 
     def __post_init__(self) -> None:
         owner = self.called()
@@ -37,7 +37,7 @@ class Partial(RoundRule):
             if self.delivery == "replay":
                 raise ConfigurationError(
                     f"{owner}(model_sync_every={self.model_sync_every}): with delivery=replay the replicas are equal already; "
-                    "leave it out, or say delivery=latest"
+                    "leave it out, or set delivery=latest"
                 )
         clip: Any = self.carry_clip
         if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not 0.0 < clip < float("inf")):
@@ -45,7 +45,7 @@ class Partial(RoundRule):
 
     @property
     def spelling(self) -> str:
-        """Only what is not the default."""
+        """The rule with the settings that differ from their defaults."""
         return short_spelling(self)
 
 
@@ -54,12 +54,12 @@ _DRAWN = {"staleness": (None, 1, 2, 5)}
 
 @dataclass(frozen=True, kw_only=True)
 class Solo(Partial):
-    """A round closes with the first arrival: nobody ever waits for anybody.
+    """Close a round with the first arrival: no rank waits, but for the bound on staleness.
 
-    ``G = (1/P) * sum`` of what is in the send buffers of the P living ranks, most of it carried over from the round before.
+    ``G = (1/P) * sum`` of the gradients in the send buffers of the P living ranks, most of them carried over from the round before.
 
-    Source: Li et al. 2020, "Taming unbalanced training workloads in deep learning with partial collective operations", section 4.1.
-    As its code does, and its text does not say, rounds are bounded in how far they leave a rank behind.
+    Source: Li et al. 2020, "Taming unbalanced training workloads in deep learning with partial collective operations", section 4.1. The
+    bound on the staleness is in the paper's code, not in its text.
 
     >>> Solo().spelling, Solo(staleness=None).spelling
     ('solo', 'solo(staleness=None)')
@@ -73,7 +73,7 @@ class Solo(Partial):
     word = "solo"
 
     staleness: int | None = 32
-    """As in `Partial`; the bound of the paper's code, which has a synchronous round after every 32."""
+    """See `Partial`. The default is that of the paper's code, which makes every 32nd round synchronous."""
 
     def closes(self, view: RoundView) -> bool:
         return True
@@ -81,15 +81,15 @@ class Solo(Partial):
 
 @dataclass(frozen=True, kw_only=True)
 class Majority(Partial):
-    """A round closes when its initiator arrives, one rank that is drawn anew each round: on average half of the ranks are there by then.
+    """Close a round when its initiator arrives, a rank drawn at random for each round.
 
-    ``G = (1/P) * sum`` of what is in the send buffers of the P living ranks: gradients of those who have arrived, computed from the newest
-    version, and carried ones. Each gradient is in exactly one round. On average (P + 1) / 2 ranks arrive before a round closes; that is
-    an expectation, a single round may have one.
+    ``G = (1/P) * sum`` of the gradients in the send buffers of the P living ranks: those of ranks that have arrived, computed from the
+    newest version, and carried ones. Each gradient is in exactly one round. The expected number of arrivals in a round is (P + 1) / 2; a
+    single round may have one.
 
     Source: Li et al. 2020, "Taming unbalanced training workloads in deep learning with partial collective operations", section 4.2, and
-    the algorithm of section 5. Departures: every rank applies every result (``delivery=replay``); if the initiator dies another is
-    drawn; its code loses late gradients, here none is lost.
+    the algorithm of section 5. Departures: every rank applies every result (``delivery=replay``); if the initiator dies, another rank is
+    drawn; no late gradient is lost, while the paper's code loses them.
     """
 
     about = About(
@@ -112,10 +112,10 @@ class Majority(Partial):
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnInitiators(Partial):
-    """Rules that draw several ranks for each round."""
+    """Rules that draw several initiators for each round."""
 
     m: int
-    """How many ranks are drawn, at least 1; all of them if fewer live."""
+    """How many ranks are drawn, at least 1; all living ranks if there are fewer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,9 +128,9 @@ class DrawnInitiators(Partial):
 
 @dataclass(frozen=True, kw_only=True)
 class FirstOf(DrawnInitiators):
-    """A round closes when the first of m drawn ranks arrives: (P + 1) / (m + 1) arrive on average. m = 1 is `Majority`, m = P `Solo`.
+    """Close a round when the first of m drawn ranks arrives: (P + 1) / (m + 1) arrive on average. m = 1 is `Majority`, m = P `Solo`.
 
-    Source: the spectrum that the paper leaves to future work (Li et al. 2020, section 8), derived.
+    Source: derived from the spectrum of rules that the paper leaves to future work (Li et al. 2020, section 8).
     """
 
     about = About(
@@ -146,7 +146,7 @@ class FirstOf(DrawnInitiators):
 
 @dataclass(frozen=True, kw_only=True)
 class AllOf(DrawnInitiators):
-    """A round closes when all of m drawn ranks have arrived: m (P + 1) / (m + 1) on average. m = 1 is `Majority`, m = P `Full`.
+    """Close a round when all of m drawn ranks have arrived: m (P + 1) / (m + 1) on average. m = 1 is `Majority`, m = P `Full`.
 
     Source: as `FirstOf`.
     """
@@ -165,7 +165,7 @@ class AllOf(DrawnInitiators):
 
 @dataclass(frozen=True, kw_only=True)
 class Quorum(Partial):
-    """A round closes with the q-th arrival, whoever that is.
+    """Close a round with the q-th arrival, of any ranks.
 
     Source: as `FirstOf`.
     """
@@ -178,7 +178,7 @@ class Quorum(Partial):
     word = "quorum"
 
     q: int
-    """How many arrivals, at least 1; all that live if they are fewer."""
+    """The number of arrivals, at least 1; all living ranks if there are fewer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -194,7 +194,7 @@ class Quorum(Partial):
 
 @dataclass(frozen=True, kw_only=True)
 class Full(Partial):
-    """A round closes when everybody has arrived: a synchronous allreduce, without a server. The gradient is the mean over the ranks.
+    """Close a round when all ranks have arrived: a synchronous allreduce without a server. The gradient is the mean over the ranks.
 
     Source: the baseline "synch-SGD" of Li et al. 2020. Under it replicas have the parameters of DistributedDataParallel.
     """

@@ -1,4 +1,4 @@
-"""ElasticBSP: a barrier whose place is chosen anew each time, where the workers' predicted pushes lie closest together."""
+"""ElasticBSP: each barrier is placed where the workers' predicted pushes lie closest together."""
 
 from __future__ import annotations
 
@@ -25,31 +25,32 @@ _WAYS = {"weighting": ("gradients", "workers"), "objective": ("range", "sum")}
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticBSP(ServerRule):
-    """Let each worker push as often as fits before the next barrier, and put that where they will wait least for each other.
+    """Place each barrier where the workers wait least for each other, and let each worker push as often as fits before it.
 
-    After a barrier each worker's interval I_p is measured over its next ``monitor`` pushes. Then its pushes are predicted, the last
-    one being at L_p: ``e[p, i] = L_p + i * I_p``, i = i0 .. i0 + R - 1, with ``i0 = max(1, ceil((now - L_p) / I_p))`` so that none is in
-    the past. ZipLine chooses one of each worker with the least ``max(Z) - min(Z)``; that is worker p's quota, ``q_p = i - i0 + 1`` more
-    pushes, after which it waits. When all wait, all go on with the same version. In one superstep iterations differ by 2R at most.
+    After a barrier each worker's interval I_p is measured over its next ``monitor`` pushes. Then its pushes are predicted from the last
+    one, at L_p: ``e[p, i] = L_p + i * I_p``, i = i0 .. i0 + R - 1, with ``i0 = max(1, ceil((now - L_p) / I_p))``, so that none is in the
+    past. ZipLine chooses one prediction of each worker such that ``max(Z) - min(Z)`` of the chosen set Z is least. Worker p makes
+    ``q_p = i - i0 + 1`` more pushes and waits. When all wait, all continue with the same version. Within a superstep the workers' numbers
+    of iterations differ by at most 2R.
 
-    Three modes. ``async``: each push is folded as it arrives. ``bulk``: all pushes of a superstep are one fold at the barrier.
-    ``local``: worker p makes q_p local optimizer steps and the parameters are averaged at the barrier; the pushes themselves
-    are what is measured, and the first superstep has one step each.
+    Three modes. ``async``: each push is folded as it arrives. ``bulk``: all pushes of a superstep are folded at the barrier.
+    ``local``: worker p makes q_p local optimizer steps, and the parameters are averaged at the barrier; intervals are measured from these
+    pushes, and the first superstep has one step per worker.
 
-    A worker that is later than predicted by more than ``grace`` intervals makes the plan void: there is a new one, in which that
-    worker is expected to take as long again as it has been computing by now. (In mode ``local`` a plan stands once it is given.) The
-    dead and the paused are not waited for. Who comes in the middle goes on until the planned barrier.
+    If a worker is later than predicted by more than ``grace`` intervals, a new plan is made, in which that worker is expected to take as
+    long again as it has been computing. (In mode ``local`` a plan is not changed.) Dead and paused workers are not waited for. A worker
+    that joins during a superstep computes until the planned barrier.
 
-    Source: Zhao et al. 2019, "Elastic Bulk Synchronous Parallel Model for Distributed Deep Learning", sections II and III, and
-    the authors' notes. Departures: while intervals are measured nobody gets R pushes ahead of the slowest; and a worker that is late is
-    not given the pushes that it has missed (the paper does not speak of either).
+    Source: Zhao et al. 2019, "Elastic Bulk Synchronous Parallel Model for Distributed Deep Learning", sections II and III, and the
+    authors' notes. Departures, on points that the paper leaves open: while intervals are measured no worker gets R pushes ahead of the
+    slowest; and a late worker does not get additional pushes for those that it has missed.
 
     >>> ElasticBSP(R=30).spelling
     'elastic(R=30, mode=async, grace=3.0, history=1, monitor=2, weighting=gradients, objective=range, length_penalty=False)'
 
     Raises:
-        ConfigurationError: R or history below 1, a negative ``monitor``, a grace that is not more than 0, an unknown word, or a
-            weighting where each gradient is folded by itself.
+        ConfigurationError: R or history is below 1, ``monitor`` is negative, ``grace`` is not above 0, a word is unknown, or ``weighting``
+            is set in mode ``async``.
     """
 
     about = About(
@@ -72,35 +73,35 @@ class ElasticBSP(ServerRule):
     word = "elastic"
 
     R: int = 15
-    """How many pushes of each worker are predicted, and so the most that it makes before the barrier; at least 1."""
+    """The number of predicted pushes of each worker, and so the most that it makes between plan and barrier; at least 1."""
     mode: Literal["async", "bulk", "local"] = "async"
-    """Whether each gradient is folded as it arrives, or all of a superstep at its end, or workers step by themselves in between."""
+    """Fold each gradient as it arrives, or all gradients of a superstep at its end, or average parameters after local steps."""
     grace: float = 3.0
-    """How late a worker may be, in its own intervals, before the others get a new plan; more than 0; inf: never."""
+    """How late a worker may be, in its own intervals, before a new plan is made; more than 0; inf: never."""
     history: int = 1
-    """Over about how many intervals to average: the newest has weight 2 / (history + 1). 1: the last one alone."""
+    """The number of intervals to average over, roughly: the newest has weight 2 / (history + 1). 1: only the last interval counts."""
     monitor: int = 2
-    """How many pushes of each worker are measured after a barrier before the next is planned. 0: plan at once, from what is known; but
-    all leave a barrier together, and so near it many workers rarely meet again later than after one push."""
+    """How many pushes of each worker are measured after a barrier before the next is planned. 0: plan at once, from known intervals; but
+    as all workers leave a barrier together, many workers then rarely meet later than after one push."""
     weighting: Literal["gradients", "workers"] = "gradients"
-    """In a fold of many: in proportion to samples (in mode ``local`` to steps), or each worker the same whatever it has done."""
+    """The weights in a fold of many: in proportion to samples (in mode ``local`` to steps), or equal for all workers."""
     objective: Objective = "range"
-    """What ZipLine minimises: how long the first to arrive waits (the paper's), or the ``sum`` of what all wait."""
+    """What ZipLine minimises: the wait of the first to arrive (``range``, the paper's), or the ``sum`` of all waits."""
     length_penalty: bool = False
-    """Divide that by the time to the barrier, so that a small gain does not put it far away."""
+    """Divide the objective by the time to the barrier, so that a small gain does not choose a distant barrier."""
 
     def __post_init__(self) -> None:
         for name, value, least in (("R", self.R, 1), ("history", self.history, 1), ("monitor", self.monitor, 0)):
             whole_number("elastic", name, value, least=least)
         grace: Any = self.grace
         if isinstance(grace, bool) or not isinstance(grace, int | float) or not grace > 0.0:
-            raise ConfigurationError(f"elastic(grace={self.grace!r}): grace is a number of intervals, more than 0; inf: never plan anew")
+            raise ConfigurationError(f"elastic(grace={self.grace!r}): grace must be a number of intervals above 0; inf: never plan anew")
         words = (("mode", self.mode, MODES), ("weighting", self.weighting, WEIGHTINGS), ("objective", self.objective, OBJECTIVES))
         for name, word, known in words:
             if word not in known:
-                raise ConfigurationError(f"elastic({name}={word!r}): {name} is one of {', '.join(known)}")
+                raise ConfigurationError(f"elastic({name}={word!r}): {name} must be one of {', '.join(known)}")
         if not isinstance(self.length_penalty, bool):
-            raise ConfigurationError(f"elastic(length_penalty={self.length_penalty!r}): length_penalty is True or False")
+            raise ConfigurationError(f"elastic(length_penalty={self.length_penalty!r}): length_penalty must be True or False")
         if self.mode == "async" and self.weighting == "workers":
             raise ConfigurationError(
                 "elastic(mode='async', weighting='workers'): each gradient is folded by itself; weighting needs mode='bulk' or mode='local'"
@@ -133,7 +134,7 @@ class _Running(ServerRule):
 
 
 class _Counted(_Running):
-    """The modes ``async`` and ``bulk``: the rule holds a worker that has pushed as often as it may."""
+    """One run in mode ``async`` or ``bulk``: hold a worker that has reached its limit of pushes."""
 
     def __init__(self, rule: ElasticBSP) -> None:
         super().__init__(rule)
@@ -167,13 +168,13 @@ class _Counted(_Running):
 
 
 class _Local(_Running):
-    """The mode ``local``: a worker is told how many steps to make, and pushes once per superstep."""
+    """One run in mode ``local``: a worker's plan has its number of local steps, and it pushes once per superstep."""
 
     def __init__(self, rule: ElasticBSP) -> None:
         super().__init__(rule)
         self._intervals: dict[WorkerId, Seconds] = {}
         self._steps: dict[WorkerId, int] = {}
-        """Of those who will be released at the barrier."""
+        """The local steps of the workers that the barrier will release."""
         self._barrier: Seconds = 0.0
 
     def fold(self, view: View) -> Decision | None:
@@ -202,9 +203,9 @@ class _Local(_Running):
 
     def plan(self, view: View, worker: WorkerId) -> Plan:
         steps = self._steps.pop(worker, None)
-        if steps is None:  # it comes, or begins anew, in the middle: as many as fit
+        if steps is None:  # the worker joins, or starts again, during a superstep: as many steps as fit
             if view.pushed_at(worker) is None:
-                self._intervals.pop(worker, None)  # of another process
+                self._intervals.pop(worker, None)  # measured of an earlier process
             interval = self._intervals.get(worker)
             left = max(0.0, self._barrier - view.now)
             steps = 1 if interval is None else max(1, int(min(left / interval, self.rule.R)))
@@ -212,13 +213,14 @@ class _Local(_Running):
 
 
 def shares(parts: Iterable[Contribution], *, equal: bool) -> tuple[float, ...]:
-    """The weights of many contributions of each of many workers; what one worker has made is weighted by its samples in any case.
+    """Return the weights of the contributions of a fold to which workers contribute several each.
 
-    A worker's share of the whole is that of its samples, or of its contributions where somebody does not count samples.
+    A worker's share is that of its samples, or of its contributions if any of them has no count of samples. Within a worker's share
+    contributions are weighted by samples.
 
     Args:
         parts: the contributions of a fold.
-        equal: every worker has the same share.
+        equal: give every worker the same share.
 
     >>> from offbeat.core.policy import Contribution
     >>> def made(worker, samples):

@@ -1,4 +1,4 @@
-"""EnsembleSync: local steps, then the parameters are averaged; who is slow or dead has its work, and its batch, given to others."""
+"""EnsembleSync: local steps, then averaging of parameters; work of slow and dead workers, and their batches, are given to others."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ _COMBINED = ("mean", "samples", "median")
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleSync(AveragedRounds):
-    """Each worker makes T optimizer steps of its own; then the shards fold what the workers' parameters have come to.
+    """Let each worker make T local optimizer steps, then average all workers' parameters.
 
-    Update rule: ``W <- (1/M) * sum_j W_j`` over the M that handed in, when every active worker has. Parameters of a worker that
-    died after its push count; one that dies before it is not waited for; one that returns takes part from the next epoch on.
+    Update rule: ``W <- (1/M) * sum_j W_j`` over the M workers that pushed, when every active worker has pushed. Parameters of a worker that
+    died after its push count; a worker that dies before it is not waited for; a worker that returns takes part from the next epoch on.
     Communication is 1/T of that with a push each step. With an outer optimizer this is DiLoCo: ``outer_lr=0.7, outer_momentum=0.9``.
 
-    With ``overlap`` each worker has a split of its own (`core.partitions`), and the dead ones' go to the living at the next epoch. With
-    ``budget`` the rule sets the batch sizes: at each epoch's end so that all will take equally long over their splits, by the time
-    that their steps have taken, waiting left out. ``inverse`` takes the time of a step not to depend on its batch (the paper's
-    ``t = alpha/x``, by the last epoch alone); ``affine`` fits ``a + c*x`` to the last epochs, c being 0 until batch sizes have differed.
+    With ``overlap`` each worker has a split of its own (`core.partitions`), and the splits of dead workers go to the living at the next
+    epoch. With ``budget`` the rule sets the batch sizes at the end of each epoch such that all workers will take equally long over their
+    splits, by the measured times of their steps without waiting. ``inverse`` assumes that the time of a step does not depend on its batch
+    (the paper's ``t = alpha/x``, from the last epoch alone); ``affine`` fits ``a + c*x`` to the last epochs, c being 0 until batch sizes
+    have differed.
 
-    Source: Xie and Yasunaga, "EnsembleSync: Reliable Distributed SGD with Less Communication", section 3. Departures: the round is
-    complete when those that have handed in include all active workers, not when there are as many; heartbeats tell the slow from
-    the dead. DiLoCo: Douillard et al. 2023.
+    Source: Xie and Yasunaga, "EnsembleSync: Reliable Distributed SGD with Less Communication", section 3. Departures: a round is complete
+    when the workers that pushed include all active workers, not when there are as many; heartbeats distinguish slow from dead workers.
+    DiLoCo: Douillard et al. 2023.
 
     >>> EnsembleSync(per_epoch=10, overlap=0.5, budget=256, reallocate="affine").spelling
     'ensemble(per_epoch=10, overlap=0.5, budget=256, reallocate=affine)'
 
     Raises:
-        ConfigurationError: a setting out of its range, or one that has no sense without, or with, another.
+        ConfigurationError: a setting is out of its range, needs another setting, or excludes one.
     """
 
     about = About(
@@ -75,13 +76,13 @@ class EnsembleSync(AveragedRounds):
     steps: int = 10
     """T, the local steps between two folds; at least 1."""
     per_epoch: int | None = None
-    """Instead: fold so many times in an epoch, at equal fractions of each worker's own split; needs ``overlap``."""
+    """In place of ``steps``: the number of folds per epoch, at equal fractions of each worker's split; needs ``overlap``."""
     overlap: float | None = None
-    """Each worker has a split of its own, this fraction of all data being in every one, 0 to 1. None: one pool for all, by batches."""
+    """The fraction of the data, 0 to 1, that all workers' splits share. None: no splits; workers take batches from one pool."""
     budget: int | None = None
-    """B, what all workers' batch sizes add up to; None: they are the script's. A batch changes when its worker is next admitted."""
+    """B, the sum of all workers' batch sizes; None: the script sets them. A batch size changes when its worker is next admitted."""
     reallocate: Reallocate = "none"
-    """How the budget is shared out after each epoch; none: evenly."""
+    """How the budget is divided after each epoch; none: evenly."""
     granularity: int = 1
     """Batch sizes are multiples of this."""
     batch_min: int = 1
@@ -89,18 +90,20 @@ class EnsembleSync(AveragedRounds):
     batch_max: int | None = None
     """The greatest batch of a worker; None: the budget."""
     hysteresis: float = 0.0
-    """Leave the batches as they are where none would change by this fraction or more."""
+    """Keep all batch sizes if none would change by this fraction or more."""
     returning: Returning = "remembered"
-    """Who comes back begins with what was measured of it before, or if that is old the median; or with the least, as in figure 5."""
+    """The batch of a returning worker: by its earlier measurements, or if they are old by the median (``remembered``); or the ``least``
+    batch, as in figure 5."""
     combine: Combine = "mean"
-    """What the parameters come to: their mean, all alike or by samples; or, coordinate by coordinate, what outliers do not move."""
+    """How parameters are combined: ``mean``, equal weights; ``samples``, weighted by samples; ``median`` and ``trimmed_mean``, per
+    coordinate and robust against outliers."""
     trim: float = 0.1
-    """``trimmed_mean``: the fraction cut off at each end; less than 0.5."""
+    """For ``trimmed_mean``: the fraction cut off at each end; less than 0.5."""
     outer_lr: float = 1.0
-    """See `Averaging`; 1 and no momentum: the combined parameters themselves."""
+    """See `Averaging`; with 1 and no momentum the new version is the combined parameters."""
     outer_momentum: float = 0.0
     momentum: Momentum = "keep"
-    """What becomes of the state of the workers' own optimizers at a fold."""
+    """What a fold does to the state of the workers' own optimizers."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "per_epoch", "budget", "granularity", "batch_min", "batch_max"):
@@ -114,17 +117,17 @@ class EnsembleSync(AveragedRounds):
         self._agree()
 
     def _agree(self) -> None:
-        """Settings that need each other, or exclude each other."""
+        """Check the settings that need or exclude each other."""
         if self.per_epoch is not None and self.overlap is None:
             raise ConfigurationError(
-                f"ensemble(per_epoch={self.per_epoch}): these are fractions of a worker's own split of the data; "
-                "say overlap= too (overlap=0.0: the splits have nothing in common), or steps= instead"
+                f"ensemble(per_epoch={self.per_epoch}): per_epoch needs splits of the data; "
+                "set overlap= too (overlap=0.0: the splits have nothing in common), or steps= instead"
             )
         if self.reallocate != "none" and (self.budget is None or self.per_epoch is None):
             raise ConfigurationError(
-                f"ensemble(reallocate={self.reallocate}) needs {'budget=' if self.budget is None else 'per_epoch='}: it shares out a "
-                "budget of samples so that all take equally long over the same fraction of their splits; over a fixed number of steps a "
-                "larger batch makes a slow worker slower still"
+                f"ensemble(reallocate={self.reallocate}) needs {'budget=' if self.budget is None else 'per_epoch='}: it divides a "
+                "budget of samples such that all workers take equally long over the same fraction of their splits; over a fixed number of "
+                "steps a larger batch would make a slow worker slower still"
             )
         if self.budget is not None and self.budget % self.granularity:
             raise ConfigurationError(
@@ -133,7 +136,7 @@ class EnsembleSync(AveragedRounds):
         if self.batch_max is not None and self.batch_max < self._least:
             raise ConfigurationError(
                 f"ensemble(batch_max={self.batch_max}, batch_min={self.batch_min}, granularity={self.granularity}): "
-                f"the least batch is {self._least}, batch_max must not be less"
+                f"the least batch is {self._least}; batch_max must not be less"
             )
 
     @property
@@ -151,7 +154,7 @@ class EnsembleSync(AveragedRounds):
         if self.batch_max is not None and self.budget > workers * (self.batch_max - self.batch_max % self.granularity):
             raise ConfigurationError(
                 f"ensemble(budget={self.budget}) is more than {workers} workers may take with batch_max={self.batch_max}: "
-                "raise that, or leave it out"
+                "raise batch_max, or leave it out"
             )
 
     @property
@@ -160,7 +163,7 @@ class EnsembleSync(AveragedRounds):
 
     @property
     def spelling(self) -> str:
-        """Return the rule with the settings that differ from their defaults, of which there are many, and ``steps`` where it counts."""
+        """The rule with the settings that differ from their defaults, and ``steps`` unless ``per_epoch`` replaces it."""
         return self.spelled(("steps",) if self.per_epoch is None else ())
 
     def start(self) -> ServerRule:

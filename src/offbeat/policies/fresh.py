@@ -1,6 +1,7 @@
-"""What static and dynamic backup workers have in common: the first fresh gradients count, later ones are dropped, and how that scales eta.
+"""Base class of static and dynamic backup workers: fold the first fresh gradients, drop later ones, scale the learning rate.
 
-How many are waited for is the rule's own matter: `backup` has a fixed number of spare workers, `dbw` chooses anew for each version.
+Subclasses choose the number of gradients: `backup` leaves out a fixed number of workers, `dbw` chooses for each version. This file also
+has the checks of settings that several rules use.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ class FirstFresh(ServerRule):
     """Rules that fold the first k gradients of the newest version. Staleness in a fold is always 0."""
 
     always_spelled: ClassVar[frozenset[str]] = frozenset()
-    """The settings that the spelling names even at their defaults."""
+    """The settings that `spelling` contains even at their defaults."""
 
     lr_rule: LrRule = "constant"
-    """How the learning rate depends on k. The script's is meant for a fold of all n: ``constant`` keeps it, ``proportional`` takes
-    ``k / n`` of it, ``table`` looks the factor up in ``lr_table``."""
+    """The factor of the script's learning rate, which is meant for a fold of all n gradients: ``constant``, 1; ``proportional``,
+    ``k / n``; ``table``, taken from ``lr_table``."""
     lr_table: tuple[float, ...] = ()
-    """``table`` only: the factor for k = 1, 2, ...; at least as many as there are workers, the last one for more."""
+    """With ``table`` only: the factors for k = 1, 2, ..., at least one per worker; the last one holds for larger k too."""
     obsolete: ObsoleteWork = "push_and_wait"
-    """What workers do with a computation whose version has been overtaken: ``push_and_wait`` finishes it and hands it in, to be
-    dropped; ``pull_and_wait`` finishes it and goes on with the newest version; ``push_and_interrupt`` breaks it off."""
+    """What workers do with a computation from an older version than the newest: ``push_and_wait`` finishes and pushes it, to be dropped;
+    ``pull_and_wait`` finishes it and continues with the newest version; ``push_and_interrupt`` aborts it."""
 
     def __post_init__(self) -> None:
         one_of(self.called(), "lr_rule", self.lr_rule, get_args(LrRule))
@@ -39,7 +40,8 @@ class FirstFresh(ServerRule):
         object.__setattr__(self, "lr_table", tuple(self.lr_table))
         if bool(self.lr_table) != (self.lr_rule == "table"):
             raise ConfigurationError(
-                f"{self.called()}(lr_rule={self.lr_rule}, lr_table={self.lr_table}): give factors with lr_rule=table, and with no other"
+                f"{self.called()}(lr_rule={self.lr_rule}, lr_table={self.lr_table}): lr_rule=table needs factors in lr_table; "
+                "the other lr_rules take none"
             )
         for factor in self.lr_table:
             number(self.called(), "lr_table", factor, above=0.0)
@@ -56,11 +58,11 @@ class FirstFresh(ServerRule):
 
     @property
     def spelling(self) -> str:
-        """Only what differs from the defaults, and ``always_spelled``; what a running rule remembers is no setting."""
+        """The rule with its settings that differ from their defaults, and those in ``always_spelled``."""
         return short_spelling(self, self.always_spelled)
 
     def scale(self, k: int, n: int) -> float:
-        """The factor of the learning rate for a fold of k gradients where n workers could have contributed."""
+        """Return the factor of the learning rate for a fold of k gradients where n workers could have contributed."""
         if self.lr_rule == "proportional":
             return k / n
         return self.lr_table[min(k, len(self.lr_table)) - 1] if self.lr_table else 1.0
@@ -72,18 +74,18 @@ class FirstFresh(ServerRule):
 
 
 def fresh(view: View) -> tuple[Contribution, ...]:
-    """The pending gradients of the newest version, in the order of arrival."""
+    """Return the pending gradients of the newest version, in the order of arrival."""
     return tuple(c for c in view.pending.values() if c.version == view.version)
 
 
 def outdated(view: View) -> Decision | None:
-    """Drop the pending gradients of older versions; None: there are none."""
+    """Return a decision to drop the pending gradients of older versions; None if there are none."""
     stale = tuple(c for c in view.pending.values() if c.version != view.version)
     return Decision((), f"computed from an older version than {view.version}", drop=stale) if stale else None
 
 
 def number(owner: str, name: str, value: Any, *, above: float | None = None, least: float | None = None, most: float | None = None) -> None:
-    """Check one setting of a rule that is a number: greater than ``above``, at least ``least``, at most ``most``.
+    """Check that a setting is a finite number greater than ``above``, at least ``least``, at most ``most``.
 
     Raises:
         ConfigurationError: it is not.
@@ -99,10 +101,10 @@ def number(owner: str, name: str, value: Any, *, above: float | None = None, lea
 
 
 def one_of(owner: str, name: str, value: Any, known: tuple[str, ...]) -> None:
-    """Check one setting of a rule that is a word.
+    """Check that a setting is one of the words ``known``.
 
     Raises:
-        ConfigurationError: it is none of ``known``.
+        ConfigurationError: it is not.
     """
     if value not in known:
         raise ConfigurationError(f"{owner}({name}={value!r}): {name} must be one of {', '.join(known)}")

@@ -1,9 +1,9 @@
-"""The baselines that eager-SGD is compared to and that need no server either: gossip with a few neighbours, and a plain allreduce.
+"""The baselines without servers to which eager-SGD is compared: gossip with a few neighbours, and torch.distributed's allreduce.
 
-Each rank has a replica of the model and an optimizer of its own. The optimizer makes its step where the gradient was computed,
-``d = step(z, g(z)) - z``, and ``d`` is added to the rank's parameters; with plain SGD that is ``-lr * g``. Momentum and Adam's averages are
-each rank's own and are not exchanged: replicas have different ones, as in the papers' code. So it is with BatchNorm's running statistics
-until an epoch ends, when all take on their mean, as everywhere here. Weight decay pulls at the model that the gradient was computed with.
+Each rank has a replica of the model and an optimizer of its own. The optimizer steps from the model z at which the gradient was computed,
+and the difference ``d = step(z, g(z)) - z``, which includes weight decay, is added to the rank's parameters; with plain SGD d is
+``-lr * g``. Momentum and Adam's averages are not exchanged and differ between ranks, as in the papers' code. So do BatchNorm's running
+statistics, which are averaged at the end of each epoch, as under all rules.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from offbeat.errors import ConfigurationError
 
 @dataclass(frozen=True, kw_only=True)
 class DPSGD(GossipRule):
-    """D-PSGD: each rank takes the mean of its own parameters and its two neighbours' on a ring, and adds its own step.
+    """D-PSGD: average each rank's parameters with those of its two neighbours on a ring, and add the rank's own step.
 
     ``x_i[k+1] = (x_i[k] + x_left[k] + x_right[k]) / 3 - lr * g_i(x_i[k])``; with two ranks the mean of both. The weights are doubly
-    stochastic, so that without gradients the mean over the ranks stays what it is and every replica comes to it. A rank waits for
-    neighbours that have made fewer steps than itself: they feel a slow rank at once, and those further off a step later for each hop.
+    stochastic: without gradients the mean over the ranks is constant and every replica converges to it. A rank waits for neighbours that
+    have made fewer steps, so that a slow rank delays its neighbours at once, and other ranks one step later per hop.
 
-    Momentum is each rank's own and not exchanged. If a rank dies its neighbours become each other's, and
-    what it knew alone is lost; for the steps at which the two have made different numbers of them, the mean is not kept exactly.
+    Momentum is not exchanged. If a rank dies, its two neighbours become neighbours of each other, and the changes that only it had are
+    lost. While these neighbours have made different numbers of steps, the mean is not preserved exactly.
 
-    Neighbours' parameters are those of before the step, so that they travel beside the computation. Code that mixes after the step, and
-    waits for that, as that of stochastic gradient push does for this rule, is ``sgp(graph=ring, out_degree=2)``.
+    Neighbours' parameters are those before the step, so that they travel during the computation. Mixing after the step, as the code of
+    stochastic gradient push does for this rule, is ``sgp(graph=ring, out_degree=2)``.
 
     Source: Lian et al. 2017, "Can decentralized algorithms outperform centralized algorithms?", algorithm 1. Departure: with an optimizer
-    other than plain SGD its step takes the place of ``-lr * g``.
+    other than plain SGD, its step replaces ``-lr * g``.
 
     >>> DPSGD().edges.into(0, count=5, step=0)
     (4, 1)
@@ -60,20 +60,19 @@ class DPSGD(GossipRule):
 
 @dataclass(frozen=True, kw_only=True)
 class SGP(GossipRule):
-    """Stochastic gradient push: after its step a rank sends shares of its parameters to a few peers, others at each step.
+    """Stochastic gradient push: after its step a rank sends shares of its parameters to a few peers, which change with each step.
 
     A rank has parameters ``x``, a mass ``u`` that begins at 1, and the model ``z = x / u``. At its step k, with ``p = 1 / (1 + peers)``:
-    ``x <- x - lr * g(z)``; ``(p x, p u)`` goes to each peer whose turn it is, and ``p x``, ``p u`` stay; what others have sent at their
-    step k is added. Whatever the graph, ``sum of u`` is P and ``sum of x`` is changed by gradients only, what is on its way included.
-    A rank waits for those who send to it at step k. With ``overlap`` what is sent at step k is added at step k + overlap, so that it
-    travels while the next gradient is computed (overlap SGP).
+    ``x <- x - lr * g(z)``; the rank sends ``(p x, p u)`` to each peer of step k, keeps ``p x`` and ``p u``, and adds the shares that other
+    ranks sent to it at their step k. For any graph, and with shares in transit included, the sum of ``u`` is P and only gradients change
+    the sum of ``x``. A rank waits for the shares of step k. With ``overlap``, shares of step k are added at step k + overlap, so that they
+    travel while the next gradient is computed (overlap SGP).
 
-    Momentum is each rank's own and not exchanged; it is that of z's gradients. If a rank dies its mass,
-    and what is on its way to it, is written off, which the journal says; one that comes back begins with a living rank's z and a
-    mass of 1.
+    Momentum is that of the gradients at z, and is not exchanged. If a rank dies, its mass and the shares in transit to it are lost, which
+    the journal records; a returning rank begins with a living rank's z and a mass of 1.
 
     Source: Assran et al. 2019, "Stochastic gradient push for distributed deep learning", algorithms 1 and 2. Departures: the exponential
-    graph works with any number of ranks (hops 1, 2, 4 ... below it); what has come early is added at its step, not before.
+    graph works with any number of ranks (hops 1, 2, 4 ... below that number); shares that arrive early are added at their step.
 
     >>> SGP(out_degree=2, overlap=1).spelling, SGP().edges.out(0, count=8, step=2)
     ('sgp(out_degree=2, overlap=1)', (4,))
@@ -87,12 +86,12 @@ class SGP(GossipRule):
     exchange: ClassVar[Exchange] = "push"
 
     out_degree: int = 1
-    """How many peers a rank sends to at a step, at least 1; all others, where there are fewer."""
+    """The number of peers to which a rank sends at a step, at least 1; all other ranks if there are fewer."""
     overlap: int = 0
-    """How many steps later it is added, at least 0; 1 is overlap SGP."""
+    """The number of steps after which shares are added, at least 0; 1 is overlap SGP."""
     graph: Kind = "exponential"
-    """exponential: one hop of 1, 2, 4 ... after the other. linear: of 1, 3, 5 ... . bipartite_exponential and bipartite_linear: pairs of an
-    odd and an even place. ring: always the next, with an out_degree of 2 the one before too. n_peer: hops ``j * (out_degree + 1)^i``."""
+    """exponential: hops of 1, 2, 4 ... in turn. linear: 1, 3, 5 ... . bipartite_exponential and bipartite_linear: pairs of an odd and an
+    even place. ring: always the next rank, with an out_degree of 2 also the previous one. n_peer: hops ``j * (out_degree + 1)^i``."""
 
     def __post_init__(self) -> None:
         whole_number("sgp", "out_degree", self.out_degree, least=1)
@@ -110,24 +109,22 @@ class SGP(GossipRule):
 
     @property
     def spelling(self) -> str:
-        """Only what is not the default."""
+        """The rule with the settings that differ from their defaults."""
         return short_spelling(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ADPSGD(GossipRule):
-    """AD-PSGD: nobody waits; each time an odd rank has a gradient it takes on the mean with an even one, and both go on from there.
+    """AD-PSGD: when an odd rank has a gradient, average its parameters with those of an even rank; no rank waits.
 
-    ``x_i, x_j <- (x_i + x_j) / 2`` in one stroke, then ``x_i <- x_i - lr * g(x_i as it was when the gradient was begun)``. Places among
-    the living are odd or even; an odd one draws an even partner among those at a distance of 1, 3, 5, 9 ... from it. Even ones only add
-    their steps. So no rank ever waits for another's choice, and a slow rank holds up nobody; its gradients are stale by what others have
-    brought in meanwhile.
+    ``x_i, x_j <- (x_i + x_j) / 2`` atomically, then ``x_i <- x_i - lr * g(x_i at the beginning of the computation)``. Living ranks have odd
+    or even places; an odd rank draws an even partner at a distance of 1, 3, 5, 9 ... places. Even ranks only add their steps. A slow rank
+    therefore delays no other rank; its gradients are stale by the averages taken during its computation.
 
-    Momentum is each rank's own and not exchanged. If a rank dies, what it knew alone is lost, and others are
-    drawn.
+    Momentum is not exchanged. If a rank dies, the changes that only it had are lost, and other partners are drawn.
 
     Source: Lian et al. 2018, "Asynchronous decentralized parallel stochastic gradient descent", algorithm 1, with the bipartite graph that
-    its section on deadlocks asks for. Departure: the mean is taken when the gradient is ready, not while it is computed.
+    its section on deadlocks requires. Departure: the mean is taken when the gradient is ready, not while it is computed.
     """
 
     about = About(
@@ -143,14 +140,13 @@ class ADPSGD(GossipRule):
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce(RoundRule):
-    """A plain synchronous allreduce, the usual way to train: the gradient is the mean over the ranks, and everybody waits for everybody.
+    """Synchronous allreduce by torch.distributed, the usual way to train: the gradient is the mean over the ranks, and all ranks wait.
 
-    In a simulation it is `Full`. Live it is done by ``torch.distributed`` (gloo, since gradients are in the host's memory), so that a
-    comparison with it is a comparison with what people use. Replicas and optimizer states stay equal. A live run of it does not outlive
-    the death of a rank: take `Full` for that.
+    A simulation of it is that of `Full`. A live run uses ``torch.distributed`` (gloo, since gradients are in host memory), and so measures
+    the allreduce that users have today. Replicas and optimizer states stay equal. A live run ends when a rank dies; `Full` continues.
 
-    Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"; the baseline of all papers
-    here that have no server.
+    Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"; the baseline of the papers
+    without servers.
     """
 
     about = About(

@@ -1,4 +1,4 @@
-"""When workers are expected to push, from the intervals measured so far, and where these pushes lie closest together."""
+"""Predict the next pushes of workers from their measured intervals, and choose the pushes that lie closest together."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from offbeat.policies.elastic import ElasticBSP
 
 LEAST: Final = 1e-6
-"""The shortest interval in seconds: two pushes may arrive at what the clock calls the same time."""
+"""The shortest interval in seconds: two pushes of a worker may arrive at the same reading of the clock."""
 
 
 def averaged(rule: ElasticBSP, before: Seconds | None, measured: Seconds) -> Seconds:
-    """A worker's interval after one more measurement: ``before + 2 / (history + 1) * (measured - before)``.
+    """Return a worker's interval after one more measurement: ``before + 2 / (history + 1) * (measured - before)``.
 
     >>> from offbeat.policies.elastic import ElasticBSP
     >>> averaged(ElasticBSP(), 4.0, 8.0), averaged(ElasticBSP(history=3), 4.0, 8.0), averaged(ElasticBSP(history=3), None, 8.0)
@@ -29,14 +29,18 @@ def averaged(rule: ElasticBSP, before: Seconds | None, measured: Seconds) -> Sec
 
 
 def meet(rule: ElasticBSP, elapsed: Sequence[Seconds] | Times, interval: Sequence[Seconds] | Times) -> tuple[Times, ZipLine]:
-    """Predict the next R pushes of each worker, in seconds from now, and choose where they are to meet.
+    """Predict the next R pushes of each worker, in seconds from now, and choose the barrier among them.
 
-    ``ends[p, j] = (i0 + j) * interval[p] - elapsed[p]`` with ``i0 = max(1, ceil(elapsed / interval))``, j = 0 .. R-1: nothing in the past.
+    ``ends[p, j] = (i0 + j) * interval[p] - elapsed[p]``, j = 0 .. R-1, with ``i0 = max(1, ceil(elapsed / interval))``, so that no push is
+    predicted in the past.
 
     Args:
-        rule: its R, objective and penalty.
-        elapsed: how long each worker has been computing, in seconds.
-        interval: how long each is expected to take, in seconds.
+        rule: gives R, objective and penalty.
+        elapsed: the seconds for which each worker has been computing.
+        interval: the seconds that each worker is expected to take.
+
+    Returns:
+        The predicted pushes (workers x R), and the barrier.
     """
     step, late = np.asarray(interval)[:, None], np.asarray(elapsed)[:, None]
     first = np.maximum(1.0, np.ceil(late / step))

@@ -1,4 +1,4 @@
-"""Partially synchronous parallel: each shard folds without the slowest workers, each worker goes on without the slowest shards."""
+"""Partially synchronous parallel: a shard folds without the slowest workers, a worker continues without the slowest shards."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from offbeat.types import Seconds
 
 @dataclass(frozen=True, kw_only=True)
 class PSP(ServerRule):
-    """A shard folds once c gradients for its iteration are in; a worker goes on once it holds the fraction b of the blocks.
+    """Fold at a shard once c gradients for its iteration are in; continue at a worker once it holds the fraction b of the blocks.
 
     Update rule, per shard i at its version t: ``w_i[t+1] = step(w_i[t], mean of d gradients; learning rate d * eta)``, d >= c. A gradient
     of an earlier iteration than t is dropped. A worker whose iteration is t needs ``ceil(b * shards)`` blocks of version t or later, and
     computes with older values of the others; see `core.block_cache`. ``psp(c=n, b=1.0, scaling="none")`` with n workers is BSP.
 
-    Where fewer than c workers are left, a shard folds when each active one has responded; so nobody waits for the dead. A gradient of
-    a dead worker that has arrived still counts. A pull brings what the shards have folded; with b < 1 the worker's own last gradient may
-    still be on its way to one of them. A small c together with a small b adds noise: in the paper the error doubles at c = 20
-    of 32 and b = 75 %.
+    If fewer than c workers are left, a shard folds when each active worker has responded, so that no shard waits for the dead. A gradient
+    that a worker sent before its death is folded. With b < 1 the parameters that a worker pulls may lack its own last gradient, which may
+    still be in transit. A small c together with a small b adds noise: in the paper the error doubles at c = 20 of 32 and b = 75 %.
 
-    Source: "Partially Synchronous Parallelism SGD" (PSP-SGD), Algorithm 1. Departures, against its deadlocks and useless replays: a
-    worker counts every block that it holds and jumps to where the shards are; each worker counts once per fold, with its newest gradient.
+    Source: "Partially Synchronous Parallelism SGD" (PSP-SGD), Algorithm 1. Departures, which prevent its deadlocks and repeated work: a
+    worker counts every block that it holds and skips to the shards' iteration; each worker counts once per fold, with its newest gradient.
 
     >>> PSP(c=28, b=0.9).spelling
     'psp(c=28, b=0.9, tau1=0.0, tau2=0.0, future=accept, scaling=linear, interrupt=False, max_skew=None, tau_max=None)'
@@ -70,25 +69,25 @@ class PSP(ServerRule):
     tau2: Seconds = 0.0
     """How long a worker waits for more blocks once the fraction b is in, in seconds."""
     future: Literal["accept", "hold", "drop"] = "accept"
-    """A gradient of a later iteration than the shard's, from a worker that has gone on without this shard: it counts now, is kept for
-    its own iteration, or is dropped at the fold. If nothing else is to come, it counts in any case."""
+    """What a shard does with a gradient of a later iteration than its own, from a worker that has continued without this shard: fold it
+    now, keep it for its own iteration, or drop it at the fold. If no other gradient can arrive, it is folded in any case."""
     scaling: Literal["linear", "none"] = "linear"
-    """linear: the learning rate is meant for one gradient and multiplied by d. none: it is meant for their mean."""
+    """linear: the learning rate is meant for one gradient and multiplied by d. none: it is meant for the mean."""
     interrupt: bool = False
-    """Whether a worker breaks off an iteration once it could begin the next: else a lag of less than one iteration stays."""
+    """Whether a worker aborts an iteration once it could begin the next one; otherwise a lag of less than one iteration persists."""
     max_skew: int | None = None
-    """Workers wait for a shard that is more than this many versions behind their iteration; None: however far behind."""
+    """Workers wait for a shard that is more than this number of versions behind their iteration; None: they do not."""
     tau_max: Seconds | None = None
     """Fold with fewer than c gradients this long after the first, in seconds; None: never."""
 
     def __post_init__(self) -> None:
         whole_number("psp", "c", self.c, least=1)
         if not _number(self.b) or not 0.0 < self.b <= 1.0:
-            raise ConfigurationError(f"psp(b={self.b!r}): b is a fraction of the blocks, more than 0 and at most 1, for instance b=0.9")
+            raise ConfigurationError(f"psp(b={self.b!r}): b must be a fraction of the blocks, more than 0 and at most 1, such as b=0.9")
         for name in ("tau1", "tau2", "tau_max"):
             value = getattr(self, name)
             if (value is not None or name != "tau_max") and not (_number(value) and 0.0 <= value < inf):
-                raise ConfigurationError(f"psp({name}={value!r}): {name} is a time in seconds, at least 0")
+                raise ConfigurationError(f"psp({name}={value!r}): {name} must be a time in seconds, at least 0")
         for name, words in (("future", ("accept", "hold", "drop")), ("scaling", ("linear", "none"))):
             if getattr(self, name) not in words:
                 raise ConfigurationError(f"psp({name}={getattr(self, name)!r}): {name} must be one of {', '.join(words)}")
@@ -128,7 +127,7 @@ class PSP(ServerRule):
             reason = f"all {len(view.active)} active workers have responded"
         else:
             return None
-        if not counted:  # whoever could still send something for this iteration has gone beyond it
+        if not counted:  # all workers are beyond this iteration, so that no gradient for it can arrive
             first = min(c.version for c in later)
             counted, later = tuple(c for c in later if c.version == first), tuple(c for c in later if c.version != first)
         scale = float(len(counted)) if self.scaling == "linear" else 1.0
@@ -140,7 +139,7 @@ class PSP(ServerRule):
         return self._due(self._counted(view)[0])
 
     def _useless(self, view: View) -> Decision | None:
-        """What will not count, however long it waits."""
+        """Return a decision to drop gradients that can never be folded; None if there are none."""
         late = tuple(c for c in view.pending.values() if c.version < view.version)
         if late:
             return Decision((), f"of an earlier iteration than {view.version}, this shard's", drop=late)
@@ -150,13 +149,13 @@ class PSP(ServerRule):
         return Decision((), "its worker has sent a newer gradient", drop=replaced) if replaced else None
 
     def _replaced(self, view: View, earlier: Contribution) -> bool:
-        """Whether a gradient that the shard holds gives way to a newer one of its worker."""
+        """Return whether a newer gradient of the same worker replaces one that the shard holds."""
         if self.future == "accept" or view.pending[earlier.worker].version == earlier.version:
             return True
         return self.future == "drop" and earlier.version > view.version
 
     def _counted(self, view: View) -> tuple[tuple[Contribution, ...], tuple[Contribution, ...]]:
-        """What counts for this shard's iteration, in the order of arrival, and what is meant for later ones."""
+        """Return the gradients for this shard's iteration, in the order of arrival, and those for later iterations."""
         if not view.gathered and self.future == "accept":
             return tuple(view.pending.values()), ()
         everything = sorted([*view.gathered, *view.pending.values()], key=lambda c: c.arrived)
@@ -165,7 +164,7 @@ class PSP(ServerRule):
         return tuple(c for c in everything if c.version <= view.version), tuple(c for c in everything if c.version > view.version)
 
     def _due(self, counted: tuple[Contribution, ...]) -> Seconds | None:
-        """When to fold, if all that is to be is in already."""
+        """Return when to fold if no further gradient arrives; None: not before one does."""
         enough = counted[self.c - 1].arrived + self.tau1 if len(counted) >= self.c else None
         if self.tau_max is None or not counted:
             return enough

@@ -1,4 +1,4 @@
-"""Rennala SGD: a batch of gradients of one version, from whoever has them first."""
+"""Rennala SGD: a batch of gradients of one version, from any workers, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from offbeat.policies.fresh import fresh, outdated
 
 @dataclass(frozen=True, kw_only=True)
 class Rennala(ServerRule):
-    """Fold the mean of the first ``batch`` gradients of the newest version, however many of them one worker has; drop older ones.
+    """Fold the mean of the first ``batch`` gradients of the newest version, several of which may be one worker's; drop older ones.
 
-    Update rule: ``w[t+1] = step(w[t], mean of the first B gradients computed at w[t])``. A worker that has pushed goes on at once: with
+    Update rule: ``w[t+1] = step(w[t], mean of the first B gradients computed at w[t])``. A worker that has pushed continues at once, with
     the same version while the batch is not full, so that a fast worker gives several gradients and a slow one perhaps none. Staleness in a
-    fold is always 0: each version is that of one process with a batch of B pushes. With the authors' ``B = max(1, ceil(sigma^2 / eps))``
-    the time to a stationary point is of the best order that any method with these workers can have, whatever their speeds.
+    fold is always 0: a version equals that of one process with a batch of B pushes. With the authors' ``B = max(1, ceil(sigma^2 / eps))``
+    the time to a stationary point has the optimal order for these workers, for any speeds.
 
-    What has come in when all workers have paused, as at an epoch's end, is folded though the batch is not full. Samples of a dropped
-    gradient have been used in vain; the epoch report counts them.
+    When all workers have paused, as at the end of an epoch, a batch that is not full is folded too. The samples of a dropped gradient are
+    lost; the epoch report counts them.
 
     Source: Tyurin and Richtarik, "Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a Fixed Computation Model",
     NeurIPS 2023, arXiv 2305.12387. Departure: pushes are weighted by their samples, as under every rule here.
@@ -43,7 +43,7 @@ class Rennala(ServerRule):
     )
 
     batch: int
-    """B, the pushes that make a version; at least 1."""
+    """B, the number of pushes in a fold; at least 1."""
 
     def __post_init__(self) -> None:
         whole_number("rennala", "batch", self.batch, least=1)
@@ -63,5 +63,5 @@ class Rennala(ServerRule):
         return None
 
     def _all_of(self, gathered: tuple[Contribution, ...], reason: str) -> Decision:
-        samples = [c.samples or 1 for c in gathered]  # as they have been gathered: a worker that does not count its samples has one
+        samples = [c.samples or 1 for c in gathered]  # a push without a count of samples weighs as one sample
         return Decision(gathered, reason, weights=tuple(number / sum(samples) for number in samples))

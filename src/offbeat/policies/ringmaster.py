@@ -1,4 +1,4 @@
-"""Ringmaster ASGD: asynchronous steps, but none with a gradient that is too stale."""
+"""Ringmaster ASGD: asynchronous steps that drop gradients above a staleness threshold."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class Ringmaster(ServerRule):
     """Fold each gradient by itself if its staleness is below a threshold, drop it otherwise; admit every worker at once.
 
     Update rule: ``w[v+1] = step(w[v], g_i(w[v - s]))`` for a staleness ``s < threshold``. With ``threshold=1`` the first gradient of each
-    version wins; with one beyond any staleness the rule is `ASP`. The authors' threshold is ``max(1, ceil(sigma^2 / eps))``: the variance
-    of a gradient over the squared gradient norm that training is to reach. With that the time to a stationary point is of the best order
-    that any asynchronous method can have, whatever the workers' speeds.
+    version is folded; with a threshold above every staleness the rule is `ASP`. The authors' threshold is ``max(1, ceil(sigma^2 / eps))``,
+    the variance of a gradient over the squared gradient norm that training is to reach; with it the time to a stationary point has the
+    optimal order among asynchronous methods, for any speeds of the workers.
 
-    Samples of a dropped gradient have been used in vain; the epoch report counts them.
+    The samples of a dropped gradient are lost; the epoch report counts them.
 
     Source: Maranjyan, Tyurin and Richtarik, "Ringmaster ASGD: The First Asynchronous SGD with Optimal Time Complexity", ICML 2025, arXiv
-    2501.16168. Departure: its variant that stops a computation as soon as that is too stale is not here; such a gradient is
-    computed to its end and dropped.
+    2501.16168. Departure: the variant that aborts a computation as soon as its version is too stale is not implemented; the gradient is
+    computed and dropped.
 
     >>> Ringmaster(threshold=8).spelling
     'ringmaster(threshold=8)'

@@ -1,7 +1,7 @@
-"""Rounds of local steps whose parameters are averaged: the settings that such rules share, and one run of such a rule.
+"""Rounds of local steps after which parameters are averaged: the settings that such rules share, and the state of one run.
 
-A run says when parameters are folded, what is measured of the workers, and what their next plans say. `policies.ensemble` and
-`policies.adacomm` are the rules; `policies.allocation` turns measurements into batch sizes.
+A run decides when parameters are folded, measures the workers, and makes their next plans. `policies.ensemble` and `policies.adacomm` are
+the rules; `policies.allocation` turns measurements into batch sizes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from offbeat.policies.fresh import one_of
 from offbeat.types import Version, WorkerId
 
 INTERVAL = 50
-"""The folds that count as an epoch where samples are not dealt out."""
+"""The number of folds that count as an epoch if samples are not dealt out."""
 
 Combine: TypeAlias = Literal["mean", "samples", "median", "trimmed_mean"]
 Momentum: TypeAlias = Literal["keep", "reset", "average"]
@@ -35,7 +35,7 @@ class AveragedRounds(ServerRule):
     momentum: Momentum
 
     def check_averaging(self, combine: tuple[str, ...]) -> None:
-        """Check the shared settings but ``steps``; ``combine`` has the words that the rule takes for it.
+        """Check the shared settings except ``steps``; ``combine`` lists the words that the rule accepts for it.
 
         Raises:
             ConfigurationError: a setting is out of its range.
@@ -55,7 +55,7 @@ class AveragedRounds(ServerRule):
         """
         value: Any = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
-            raise ConfigurationError(f"{self.called()}({name}={value!r}): {name} is {what}")
+            raise ConfigurationError(f"{self.called()}({name}={value!r}): {name} must be {what}")
 
     @property
     def split_overlap(self) -> float | None:
@@ -78,12 +78,12 @@ class AveragedRounds(ServerRule):
 
 
 class RoundsPolicy(ServerRule):
-    """One run of the rule: what has been measured, and what is planned.
+    """The state of the rule in one run: measurements and plans.
 
     Args:
-        rule: its configuration.
-        per_epoch: how many times in an epoch workers push, instead of every ``rule.steps`` steps; 0: by steps.
-        budget: shares out the workers' batch sizes; None: they are the script's.
+        rule: the configuration.
+        per_epoch: the number of pushes per epoch, instead of one every ``rule.steps`` steps; 0: by steps.
+        budget: sets the workers' batch sizes; None: the script sets them.
     """
 
     def __init__(self, rule: AveragedRounds, per_epoch: int = 0, budget: Budget | None = None) -> None:
@@ -92,14 +92,15 @@ class RoundsPolicy(ServerRule):
         self._per_epoch = per_epoch
         self._budget = budget
         self._turn = 0
-        """The epoch; where samples are not dealt out, an interval of that many folds."""
+        """The epoch; if samples are not dealt out, the number of the interval of INTERVAL folds."""
         self._dealt = False
+        """Whether samples are dealt out, as far as known."""
         self._stale = True
-        """The batches are those of another epoch."""
+        """Whether the batch sizes are those of an earlier epoch."""
         self._given: dict[WorkerId, Version] = {}
-        """The version that each worker has been given last."""
+        """The last version that each worker received."""
         self._again: set[WorkerId] = set()
-        """Who is to begin again, there being nothing to combine."""
+        """Workers that are to compute again from the same version, since no contribution could be folded."""
 
     @property
     def averaging(self) -> Averaging:
@@ -124,7 +125,7 @@ class RoundsPolicy(ServerRule):
         if view.pushed_at(worker) is not None and self._given.get(worker) == view.version:
             if not view.pending and len(view.waiting) == len(view.active):
                 self._again = set(view.waiting)
-            if worker not in self._again:  # were it to begin again at once, all others would have to wait for its steps
+            if worker not in self._again:  # if it computed again at once, all others would wait for its steps
                 return Hold("what it has handed in is of no use: it goes on with what the others come to")
             self._again.remove(worker)
             return Admit("nothing that was handed in is of use: all begin again")
@@ -136,17 +137,17 @@ class RoundsPolicy(ServerRule):
         return Plan(self._steps, self._per_epoch, self._batch(view, worker))
 
     def _look(self, view: View) -> None:
-        """Notice whether an epoch has ended since the last call."""
+        """Check whether an epoch has ended since the last call."""
         turn = view.epoch if self._dealt or view.epoch else view.version // INTERVAL
         if turn != self._turn:
             self._turn, self._stale = turn, True
             self._epoch_ended()
 
     def _epoch_ended(self) -> None:
-        """Change what the plans of the next epoch say."""
+        """Adapt the plans of the next epoch; for subclasses."""
 
     def _note(self, parts: Sequence[Contribution]) -> None:
-        """Measure what is about to be folded."""
+        """Measure the contributions of a fold."""
         for c in parts:
             self._dealt = self._dealt or bool(c.leases)
             if self._budget is not None:
@@ -156,8 +157,9 @@ class RoundsPolicy(ServerRule):
         budget = self._budget
         if budget is None:
             return None
-        others = not self._dealt and len(view.active) != len(budget.batches)  # where samples are dealt, who pauses is not active either
-        if self._stale or others or worker not in budget.batches:
+        # If samples are dealt out, a worker that pauses at the end of an epoch is not active either: its share must not be dealt again.
+        changed = not self._dealt and len(view.active) != len(budget.batches)
+        if self._stale or changed or worker not in budget.batches:
             self._stale = False
             shares = {w: view.share(w) for w in {*view.active, *budget.batches, *budget.speeds, worker}}
             split = {w: share for w, share in shares.items() if share is not None}

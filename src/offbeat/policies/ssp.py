@@ -1,4 +1,4 @@
-"""Stale synchronous parallel, and its dynamic form: the fast may run ahead of the slowest, but only so far."""
+"""Stale synchronous parallel and its dynamic form: a worker may be ahead of the slowest by a bounded number of iterations."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from offbeat.types import Clock, WorkerId
 class SSP(OneByOne):
     """Fold each contribution as it arrives; hold a worker that is more than ``staleness`` iterations ahead of the slowest.
 
-    Worker p, having pushed t_p times, may go on iff ``t_p - min(t) <= staleness``. So a worker in iteration c (from 0) sees all
-    its own updates and every update of others from their iterations up to c - staleness - 1, and completed counts never differ by more than
-    staleness + 1. ``staleness=0`` is a barrier without summing: every push is still folded by itself.
+    Worker p, having pushed t_p times, may continue if and only if ``t_p - min(t) <= staleness``. A worker in iteration c (from 0) thus
+    sees all its own updates and every update of other workers from their iterations up to c - staleness - 1, and the numbers of completed
+    iterations never differ by more than staleness + 1. ``staleness=0`` is a barrier without summing: every push is folded by itself.
 
-    Against a worker that is *always* slow the bound is reached after a few iterations and then everybody goes at its pace; SSP
-    helps when slowness wanders.
+    If one worker is *always* slow, the others reach the bound after a few iterations and then proceed at its pace; SSP helps when
+    slowness moves from worker to worker.
 
-    Source: Ho et al. 2013, as described in Zhao et al., "ElasticBSP", section I, which uses ``staleness=3``. A dead worker
-    does not hold anybody; a returning one starts at the slowest clock.
+    Source: Ho et al. 2013, as described in Zhao et al., "ElasticBSP", section I, which uses ``staleness=3``. Dead workers do not count;
+    a returning worker starts at the slowest clock.
 
     >>> SSP(staleness=3).spelling
     'ssp(staleness=3)'
@@ -41,7 +41,7 @@ class SSP(OneByOne):
     )
 
     staleness: int
-    """How many iterations a worker may have completed more than the slowest and still go on; at least 0."""
+    """The largest lead over the slowest worker, in completed iterations, with which a worker may continue; at least 0."""
 
     def __post_init__(self) -> None:
         whole_number("ssp", "staleness", self.staleness, least=0)
@@ -60,14 +60,14 @@ def within(view: View, worker: WorkerId, bound: int) -> Admit | Hold:
 
 @dataclass(frozen=True, kw_only=True)
 class DSSP(OneByOne):
-    """SSP whose bound is chosen anew, between ``lower`` and ``upper``, each time the fastest worker would be held.
+    """SSP with a bound between ``lower`` and ``upper``, chosen each time the fastest worker would be held.
 
-    The fastest worker gets r extra iterations, r being where its predicted push falls nearest to a predicted push of the
-    slowest: with last push times A and last intervals I, ``r = argmin_r min_j |A_q + j*I_q - A_p - r*I_p|``, 0 <= r <= upper - lower
-    and j >= 1, the smallest r on ties. ``lower == upper`` is SSP.
+    The fastest worker p gets r extra iterations, such that its predicted push is nearest to a predicted push of the slowest worker q:
+    with last push times A and last intervals I, ``r = argmin_r min_j |A_q + j*I_q - A_p - r*I_p|``, 0 <= r <= upper - lower and j >= 1,
+    the smallest r on ties. ``lower == upper`` is SSP.
 
-    Source: Zhao et al. 2019, "Dynamic Stale Synchronous Parallel" (arXiv 1908.11848), after its authors' notes; the defaults are its
-    experiments'. Departure: ``t_p - min(t) <= upper`` holds always, not only at the time of a grant.
+    Source: Zhao et al. 2019, "Dynamic Stale Synchronous Parallel" (arXiv 1908.11848), and its authors' notes; the defaults are those of
+    its experiments. Departure: ``t_p - min(t) <= upper`` holds always, not only at the time of a grant.
 
     >>> DSSP(lower=1, upper=4).spelling
     'dssp(lower=1, upper=4)'

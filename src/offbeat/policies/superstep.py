@@ -1,7 +1,7 @@
-"""One superstep of ElasticBSP: who has pushed how often since the barrier, how fast each worker is, and where it is to stop for the next.
+"""One superstep of ElasticBSP: count each worker's pushes since the barrier, measure its speed, and plan where it stops for the next one.
 
-It decides nothing about contributions: `policies.elastic` does, and asks here. All is counted as it happens, so that a push costs the same
-however many workers there are; only a barrier, a plan, a worker's departure and, while paces are measured, a new slowest look at all.
+`policies.elastic` decides about contributions with this state. Counts are kept incrementally, so that the cost of a push does not depend on
+the number of workers. Only a barrier, a plan, a worker's departure and, while speeds are measured, a new slowest worker visit all workers.
 """
 
 from __future__ import annotations
@@ -23,53 +23,53 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Pace:
-    """One active worker in the superstep under way."""
+    """One active worker in the present superstep."""
 
     since: Seconds
-    """When it was released: its next push is expected one interval later."""
+    """When the worker was released: its next push is expected one interval later."""
     count: int = 0
-    """Its pushes since the barrier. Who comes later begins with the least of the others'."""
+    """The worker's pushes since the barrier. A worker that joins later begins with the least count of the others."""
     first: int = 0
-    """What it began with."""
+    """The count with which the worker began."""
     limit: int = 0
-    """At this count it waits for the barrier, once that is planned."""
+    """The count at which the worker waits for the barrier, once the barrier is planned."""
     most: int | None = None
-    """No later plan of this superstep puts the limit beyond this: R pushes after the first. Else workers that are often late, as with
-    exponential times, would have the barrier put off for ever."""
+    """The greatest limit that a later plan of this superstep may set: R pushes after the first plan. Without it workers that are often
+    late, as with exponential times, would postpone the barrier without end."""
     late: bool = False
-    """It has come after the plan, and has not pushed yet."""
+    """Whether the worker has joined after the plan and has not pushed yet."""
 
 
 class Superstep:
-    """The book of the superstep under way: first it measures, then it has a plan."""
+    """The state of the present superstep: first workers are measured, then there is a plan."""
 
     def __init__(self, rule: ElasticBSP) -> None:
         self._rule = rule
         self._intervals: dict[WorkerId, Seconds] = {}
-        """Also of workers that are away."""
+        """The measured interval of each worker, also of inactive ones."""
         self._paces: dict[WorkerId, Pace] = {}
-        """Of the active workers, from their first release on. Who goes and comes back begins anew."""
+        """The active workers, from their first release on. A worker that leaves and returns gets a new entry."""
         self._unmeasured: deque[WorkerId] = deque()
-        """Whoever is still to be measured is in here; who is in front and need not be is taken out when somebody looks."""
+        """All workers still to be measured, and others: `_all_measured` removes measured and departed workers from the front lazily."""
         self._planned = rule.monitor == 0
         self._barrier: Seconds = 0.0
         self._deadlines: list[tuple[Seconds, WorkerId]] = []
-        """When the plan has failed, the latest first."""
+        """For each worker when its lateness makes the plan fail, the latest first."""
         self._recalled: dict[WorkerId, None] = {}
-        """Held workers that may go on by now and are still to be asked, which is done at once."""
+        """Held workers that may continue now but have not been admitted yet; `wake_at` asks for this at once."""
         self._recalled_at: Seconds = 0.0
         self._leaving: set[WorkerId] = set()
-        """Who stood at the barrier when it opened, and is still to be told."""
+        """Workers that waited at the barrier when it opened and have not been admitted yet."""
         self._active = 0
         self._low = self._at_low = self._high = 0
-        """The least count of the active workers, how many have it, and the greatest count that anybody has had."""
+        """The least count of the active workers, how many workers have it, and the greatest count of any worker."""
         self._exact = True
-        """Whether the first two are; otherwise ``_low`` is at most what it should be."""
+        """Whether ``_low`` and ``_at_low`` are exact; otherwise ``_low`` is a lower bound."""
 
-    # What happens.
+    # Events.
 
     def look(self, view: View) -> None:
-        """To be called first, whatever has happened: begin, plan, or plan anew if it is time for that."""
+        """Update the state after any event: forget workers that have left, and plan, or plan again, if it is time."""
         active = view.active
         if len(active) < self._active:
             for worker in [worker for worker in self._paces if worker not in active]:
@@ -85,10 +85,10 @@ class Superstep:
                 self._plan(view)
 
     def pushed(self, view: View, c: Contribution) -> None:
-        """A contribution that counts has arrived."""
+        """Count and measure a contribution that has arrived."""
         worker = c.worker
         pace = self._paces.get(worker) or self._join(view, worker)
-        measured = max(view.now - pace.since, c.compute_s)  # a pull in the middle of an iteration counts as a release, too
+        measured = max(view.now - pace.since, c.compute_s)  # a pull during an iteration resets `since`
         self._intervals[worker] = averaged(self._rule, self._intervals.get(worker), measured)
         pace.count += 1
         self._high = max(self._high, pace.count)
@@ -103,12 +103,12 @@ class Superstep:
         self.look(view)
 
     def released(self, view: View, worker: WorkerId) -> None:
-        """A worker begins to compute, for the first time or again."""
+        """Note that a worker begins to compute."""
         pace = self._paces.get(worker) or self._join(view, worker)
         pace.since = view.now
 
     def over(self, view: View) -> bool:
-        """Whether nobody computes any more, all having come to the barrier, died, or paused."""
+        """Return whether the superstep is over: every worker is at the barrier, dead, or paused."""
         if not view.active:
             return True
         if not self._planned or len(view.waiting) < len(view.active):
@@ -116,7 +116,7 @@ class Superstep:
         return not any(worker not in self._paces or self._goes(worker) for worker in view.waiting)
 
     def begin(self, view: View) -> None:
-        """Open the barrier."""
+        """Open the barrier and begin the next superstep."""
         self._paces = {worker: Pace(view.now) for worker in view.active}
         self._unmeasured = deque(self._paces)
         self._planned = False
@@ -129,10 +129,10 @@ class Superstep:
         if self._rule.monitor == 0:
             self._plan(view)
 
-    # What is asked.
+    # Questions of the rule.
 
     def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
-        """Whether a worker may go on."""
+        """Decide whether a worker may continue."""
         self._recalled.pop(worker, None)
         if worker not in self._paces:
             return Admit("takes part in the superstep under way")
@@ -149,7 +149,7 @@ class Superstep:
         return Admit("is being measured")
 
     def wake_at(self, view: View) -> Seconds | None:
-        """When there is something to do even if nothing happens."""
+        """Return when the rule must be asked again without an event: at once for recalled workers, else at the plan's next deadline."""
         while self._recalled:
             worker = next(iter(self._recalled))
             if worker in view.waiting:
@@ -164,9 +164,9 @@ class Superstep:
         return pace.count < pace.limit
 
     def _join(self, view: View, worker: WorkerId) -> Pace:
-        """A worker takes part that was not there at the barrier."""
+        """Add a worker that was absent at the barrier."""
         if view.pushed_at(worker) is None:
-            self._intervals.pop(worker, None)  # of another process
+            self._intervals.pop(worker, None)  # measured of an earlier process
         count = self._slowest() if self._high >= self._rule.R else self._low
         self._at_low += 1
         pace = self._paces[worker] = Pace(view.now, count, count)
@@ -178,7 +178,7 @@ class Superstep:
         return pace
 
     def _room(self, view: View, worker: WorkerId) -> int:
-        """How many pushes this worker can still make until the barrier, as planned; 0 where its interval is not known."""
+        """Return how many pushes this worker can make until the planned barrier; 0 if its interval is not known."""
         interval = self._intervals.get(worker)
         return 0 if interval is None else int(min(max(0.0, self._barrier - view.now) / interval, self._rule.R))
 
@@ -192,7 +192,7 @@ class Superstep:
         return bool(self._paces)
 
     def _slowest(self) -> int:
-        """The least count of the active workers."""
+        """Return the least count of the active workers."""
         if not self._exact:
             counts = [pace.count for pace in self._paces.values()]
             self._low = min(counts, default=self._low)
@@ -201,12 +201,12 @@ class Superstep:
         return self._low
 
     def _capped(self, pace: Pace) -> bool:
-        """Without this a fast worker would run ahead without bound until the slowest has been measured."""
+        """Return whether a worker is R or more pushes ahead of the slowest: a bound on the lead while workers are measured."""
         bound = self._rule.R
         return pace.count - self._low >= bound and pace.count - self._slowest() >= bound
 
     def _recall(self, view: View) -> None:
-        """Have those asked again who may go on now."""
+        """Collect the held workers that may continue now, for `wake_at`."""
         self._recalled_at = view.now
         for worker in view.waiting:
             pace = self._paces.get(worker)
@@ -216,7 +216,7 @@ class Superstep:
     # The plan.
 
     def _plan(self, view: View) -> None:
-        """Choose for each active worker how often it pushes until the barrier. Who waits begins at this moment."""
+        """Choose for each active worker the number of pushes until the barrier. Waiting workers begin to compute now."""
         rule, now, intervals = self._rule, view.now, self._intervals
         self._planned, self._barrier = True, now
         self._deadlines.clear()
@@ -227,7 +227,7 @@ class Superstep:
         if known:
             elapsed = np.array([0.0 if worker in view.waiting else now - pace.since for worker, pace in known])
             interval = np.array([intervals[worker] for worker, _ in known])
-            # Of one that is late no more is known than how long it has been computing: it is expected to take as long again.
+            # A late worker's interval is out of date: it is expected to take as long again as it has been computing.
             expected = np.where(elapsed >= (1.0 + rule.grace) * interval - LEAST, 2.0 * elapsed, interval)
             ends, line = meet(rule, elapsed, expected)
             self._barrier = now + line.barrier
@@ -240,7 +240,7 @@ class Superstep:
         self._recall(view)
 
     def _deadline(self) -> Seconds | None:
-        """When the first worker that is still on its way will be too late for the plan to make sense."""
+        """Return when the first worker that has not reached its limit will be too late for the plan; None: no worker can be."""
         while self._deadlines:
             due, worker = self._deadlines[-1]
             if worker in self._paces and self._goes(worker):

@@ -1,8 +1,8 @@
-"""ZipLine: where to put the next barrier, given when each worker is expected to push. Pure arithmetic over predicted times.
+"""ZipLine: choose the next barrier of ElasticBSP from the predicted times of the workers' pushes.
 
-It decides nothing about a job: the rule that predicts, asks and then holds workers is ElasticBSP's. Two exact forms give one answer, and
-`zipline` takes the faster: a heap of one pointer per worker for a handful of points, a sliding window in NumPy from there on. The
-searches that the paper compares with, and its listing as printed, are in ``experiments/zipline_table2``: they are slower or inexact.
+Two exact algorithms give the same answer, and `zipline` takes the faster one: a heap with one pointer per worker for few points, a sliding
+window in NumPy for more. The searches that the paper compares with, and its listing as printed, are slower or inexact; they are in
+``experiments/zipline_table2``.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ Objective: TypeAlias = Literal["range", "sum"]
 
 OBJECTIVES: Final = ("range", "sum")
 SMALL: Final = 64
-"""Up to so many points in all the heap is the faster form: NumPy's calls cost about 20 microseconds however little there is to do."""
+"""The number of points up to which the heap is faster: NumPy's calls take about 20 microseconds even for few points."""
 
 
 class ZipLine(NamedTuple):
-    """A barrier: one predicted push of each worker, after which it waits for the others."""
+    """A barrier: one predicted push of each worker, after which the worker waits for the others."""
 
     range: Seconds
-    """How long the first to arrive waits: ``max(Z) - min(Z)``."""
+    """How long the first worker to arrive waits: ``max(Z) - min(Z)``."""
     barrier: Seconds
-    """When the last one arrives: ``max(Z)``."""
+    """When the last worker arrives: ``max(Z)``."""
     choice: tuple[int, ...]
-    """For each worker the index, from 0, of the chosen point in its list: its last one that is not after the barrier."""
+    """For each worker the index, from 0, of the chosen point in its list: the last point that is not after the barrier."""
 
 
 def zipline(
     ends: Sequence[Sequence[float]] | Times, *, objective: Objective = "range", length_penalty: bool = False, now: Seconds = 0.0
 ) -> ZipLine:
-    """Choose one predicted push of each worker so that they wait least for each other; the earliest barrier among equals.
+    """Choose one predicted push of each worker such that they wait least for each other; the earliest barrier among equals.
 
-    With Z holding one point of each worker, the default minimises ``max(Z) - min(Z)``: the smallest range that has a point of every
-    list. Up to 64 points a heap finds it in O(N log n) for N points of n workers; from there on the N windows are
-    compared at once, after a sort: 15 ms where 1,000 workers have 150 points each. Both forms are exact.
+    With Z the set of chosen points, one per worker, the default minimises ``max(Z) - min(Z)``: the smallest range with a point of every
+    list. Up to 64 points a heap finds it in O(N log n) for N points of n workers; for more points the N windows are compared at once,
+    after a sort: 15 ms for 1,000 workers with 150 points each. Both algorithms are exact.
 
     Source: Zhao et al. 2019, "Elastic Bulk Synchronous Parallel Model for Distributed Deep Learning", sections III and IV. Departures:
-    Algorithm 2 as printed also compares sets that lack a worker; and of the points of a worker between ``min(Z)`` and the
-    barrier the last is chosen, which changes neither and leaves less waiting.
+    Algorithm 2 as printed also compares sets that lack a worker; and of a worker's points between ``min(Z)`` and the barrier the last is
+    chosen, which changes neither of the two and leaves less waiting.
 
     Args:
-        ends: for each worker, in ascending order, when it is predicted to push, in seconds (any unit will do); at least one point
+        ends: for each worker the predicted times of its pushes, in ascending order, in seconds or any other unit; at least one point
             each. Lists may differ in length; an array has a row per worker.
-        objective: ``range``, the paper's, looks at the first to arrive only; ``sum`` adds up what everybody waits,
+        objective: ``range``, the paper's, is the waiting time of the first to arrive; ``sum`` is that of all workers,
             ``sum over p of max(Z) - z_p``, to the precision of a running sum.
-        length_penalty: divide by how far off the barrier is, ``max(Z) - now``, so that a small gain does not put it
-            many iterations away; a barrier at or before ``now`` is taken only if nobody waits for it.
+        length_penalty: divide by the time to the barrier, ``max(Z) - now``, so that a small gain does not delay the barrier by many
+            iterations; a barrier at or before ``now`` is chosen only if no worker waits for it.
         now: used by ``length_penalty`` only, in the unit of ``ends``.
 
     Raises:
-        ConfigurationError: no worker, a worker without points, a list that is not ascending or not finite, an unknown objective.
+        ConfigurationError: there is no worker, a worker has no points, a list is not ascending or not finite, or the objective is unknown.
 
     >>> zipline([[1.0, 2.0, 3.0], [2.5, 5.0], [2.9]])
     ZipLine(range=0.5, barrier=3.0, choice=(2, 0, 0))
@@ -74,20 +74,20 @@ def zipline(
     ZipLine(range=4.0, barrier=14.0, choice=(1, 1, 1))
     """
     if objective not in OBJECTIVES:
-        raise ConfigurationError(f"zipline(objective={objective!r}): the objectives are {' and '.join(OBJECTIVES)}")
+        raise ConfigurationError(f"zipline(objective={objective!r}): objective must be {' or '.join(OBJECTIVES)}")
     lengths = [len(row) for row in ends]
     if 0 in lengths or not lengths:
-        who = f"worker {lengths.index(0)} of {len(lengths)} has none" if lengths else "there are no workers"
-        raise ConfigurationError(f"zipline: every worker needs at least one predicted push, and {who}")
+        found = f"worker {lengths.index(0)} of {len(lengths)} has none" if lengths else "there are no workers"
+        raise ConfigurationError(f"zipline: every worker needs at least one predicted push, but {found}")
     if objective == "range" and not length_penalty and sum(lengths) <= SMALL:
         return by_heap([[float(end) for end in row] for row in ends])
     return by_windows(ends, objective=objective, length_penalty=length_penalty, now=now)
 
 
 def by_heap(rows: Sequence[Sequence[float]]) -> ZipLine:
-    """The smallest range with one pointer per list: again and again advance the one at the least time, until its list is at its end.
+    """Find the smallest range with one pointer per list: repeatedly advance the pointer at the least time, until its list ends.
 
-    A window that starts at the least time cannot be bettered without giving that point up, so every candidate is looked at.
+    A window that starts at the least time can only be improved by giving up that point, so that every candidate is examined.
     """
     for worker, row in enumerate(rows):
         if not all(a <= b for a, b in pairwise(row)) or not (isfinite(row[0]) and isfinite(row[-1])):
@@ -112,13 +112,13 @@ def by_heap(rows: Sequence[Sequence[float]]) -> ZipLine:
 def by_windows(
     ends: Sequence[Sequence[float]] | Times, *, objective: Objective = "range", length_penalty: bool = False, now: Seconds = 0.0
 ) -> ZipLine:
-    """All windows at once: for each point as the barrier the others' last points before it, then the best of them."""
+    """Compare all windows at once: for each point as the barrier, the window of all workers' last points up to it."""
     time, first = _flat(ends)
-    order = np.argsort(time, kind="stable")  # equal times in the order of workers; the rows are runs, which this sort merges
+    order = np.argsort(time, kind="stable")  # keeps equal times in the order of workers; fast, since it merges the sorted rows
     sorted_time = time[order]
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    complete = int(rank[first].max())  # from this point on every worker has been seen
+    complete = int(rank[first].max())  # from this place on the window has a point of every worker
     left = _leftmost(rank, first)[complete:]
     barriers = sorted_time[complete:]
     ranges = barriers - sorted_time[left]
@@ -132,7 +132,7 @@ def by_windows(
 
 
 def _flat(ends: Sequence[Sequence[float]] | Times) -> tuple[Times, Indices]:
-    """All points, worker after worker, and where each worker's begin; checked."""
+    """Check the points; return them in one array, worker after worker, and the index at which each worker's points begin."""
     lengths = np.fromiter(map(len, ends), np.intp, len(ends))
     first = np.cumsum(lengths) - lengths
     if isinstance(ends, np.ndarray):
@@ -150,10 +150,10 @@ def _flat(ends: Sequence[Sequence[float]] | Times) -> tuple[Times, Indices]:
 
 
 def _leftmost(rank: Indices, first: Indices) -> Indices:
-    """For each place i of the sorted order where the window that ends there begins: at the least place of all workers' last points.
+    """Return for each place i of the sorted order where the window that ends at i begins: the least place of all workers' last points.
 
-    A point leaves the window at its worker's next one, so the places that have left by i are those whose ``gone`` is at most i;
-    and as none before the window's begin is in it, it begins at their running maximum's count.
+    The point at a place leaves the window at ``gone``, the place of its worker's next point. The window begins at the first place that has
+    not left, so at the number of places at which the running maximum of ``gone`` is at most i.
     """
     count = len(rank)
     gone = np.full(count, count, dtype=np.intp)
@@ -165,8 +165,8 @@ def _leftmost(rank: Indices, first: Indices) -> Indices:
 
 
 def _total_wait(time: Times, first: Indices, order: Indices) -> Times:
-    """For each place of the sorted order as the barrier, what all workers wait for it: ``n * t - sum of their last points``."""
-    base = float(time.min())  # small numbers add up more precisely, and the same whatever the clock's origin
+    """Return for each place of the sorted order as the barrier the workers' total wait: ``n * t - sum of their last points``."""
+    base = float(time.min())  # small numbers add up more precisely, and independently of the clock's origin
     step = np.diff(time, prepend=base)
     step[first] = time[first] - base
     total: Times = len(first) * (time[order] - base) - np.cumsum(step[order])
