@@ -134,8 +134,8 @@ class LiveCoordinators:
         if len(self._live) == 1:
             return
         for number, live in enumerate(self._live):
-            if number not in self._coordinators and live.coordinator is not None:
-                self._coordinators[number] = live.coordinator
+            if number not in self._coordinators and live.job.coordinator is not None:
+                self._coordinators[number] = live.job.coordinator
         for live in self._live:
             live.catch_up(now)
         if any(live.has_backlog for live in self._live):
@@ -146,7 +146,7 @@ class LiveCoordinators:
             if isinstance(event, Lost):
                 self._live[number].on_lost(event.worker, event.reason, now)
             else:
-                self._live[number].feed(event, now)
+                self._live[number].job.feed(event, now)
 
     # The end of the job.
 

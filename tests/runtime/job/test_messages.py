@@ -141,8 +141,8 @@ def test_samples_are_not_dealt_to_who_waits_for_its_push() -> None:
     with pytest.raises(ProtocolError, match="'epoch' before the job let it go on"):
         first.say("epoch", 0.3, want=early)
     second.push(0.4)
-    assert host.first.coordinator is not None
-    assert host.first.coordinator.version == 1
+    assert host.first.job.coordinator is not None
+    assert host.first.job.coordinator.version == 1
     host.close(True, "enough", 1.0)
 
 

@@ -2,8 +2,10 @@
 
 Who calls whom::
 
-    runtime/coordinator.py  LiveCoordinator
-      |   one message in -> one event for `core.job.Coordinator` -> effects -> messages out
+    runtime/coordinator.py           LiveCoordinator: one message in, and what follows from it, for one optimizer
+      +-- runtime/admission.py       Admission: from a process's hello to its welcome or refusal
+      +-- runtime/worker_requests.py WorkerRequests: what a message of a welcomed worker asks for
+      +-- runtime/live_job.py        LiveJob: one event for `core.job.Coordinator` -> effects -> journal, backend, messages
       |
       +-- peers.py            which connection speaks for which worker
       +-- backend.py          the interface of what differs with and without servers:

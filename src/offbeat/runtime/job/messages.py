@@ -2,7 +2,7 @@
 connection.
 
 What a message may say at the moment, given what has happened before, is checked where that is known: incarnations and versions in
-``runtime/coordinator.py``, memory and gradients in ``runtime/parameter_server/shard.py`` and ``runtime/parameter_server/per_shard.py``.
+``runtime/worker_requests.py``, memory and gradients in ``runtime/parameter_server/shard.py`` and ``runtime/parameter_server/per_shard.py``.
 Long data that comes with every push, such as an optimizer's settings and the layout of buffers, is checked by its receiver when it changes.
 Messages between ranks of several hosts are in ``runtime/allreduce/multi_host/messages.py``.
 """

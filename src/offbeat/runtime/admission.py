@@ -1,0 +1,146 @@
+"""Admit workers' processes to the job of one optimizer: from hello to welcome, or to a refusal.
+
+The first hello brings the job spec: the coordinator is made for its rule. With servers the backend is made at once. Without servers it is
+made once no further rank is expected, since it depends on whether all ranks share memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from offbeat.core.job.coordinator import Coordinator
+from offbeat.core.policy import ServerRule
+from offbeat.errors import ConfigurationError, JobError, ProtocolError
+from offbeat.runtime.job.job_spec import JobSpec
+from offbeat.runtime.live_job import LiveJob
+from offbeat.runtime.parameter_server.coordinator_side import ServerCoordinatorSide
+from offbeat.runtime.sides import checked_vector, ranks_of, side_of
+from offbeat.transport.base import Connection, Hub, Message, SharedMemory
+from offbeat.types import Seconds, WorkerId, WorkerState
+
+
+class Admission:
+    """Compare each joining process with the job, and make the coordinator and the backend of a `LiveJob`.
+
+    Args:
+        job: the optimizer's.
+        shards: connections to the other servers, by number.
+        hub: the listening hub of this process; gives the network interface on which ranks of several hosts meet.
+        allocate: makes a block that every process of this host can map, or raises `ConfigurationError`.
+        now: the job's clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        job: LiveJob,
+        shards: Mapping[int, Connection],
+        hub: Hub,
+        allocate: Callable[[int, str], SharedMemory],
+        now: Callable[[], Seconds],
+    ) -> None:
+        self._job, self._shards = job, shards
+        self._hub, self._allocate, self._now = hub, allocate, now
+        self._awaiting_welcome: dict[WorkerId, None] = {}
+        """Ranks that have said hello and wait until the backend exists."""
+        self._vector: Mapping[str, Any] = {}
+        """The header of the first rank's hello, which describes its gradients."""
+
+    def accepts(self, connection: Connection, message: Message, now: Seconds) -> bool:
+        """Check a hello against the job, or take the job's spec from it if it is the first. A process that does not fit is refused.
+
+        Raises:
+            ProtocolError: the worker's number is not one of the job's, or its hello breaks the protocol.
+            JobError: the process does not fit, and no worker has begun to train: the job cannot begin.
+        """
+        job, worker, header = self._job, message.header["worker"], message.header
+        if worker >= job.settings.workers:
+            raise ProtocolError(
+                f"worker {worker} is not one of this job's {job.settings.workers} workers (expected 0 to {job.settings.workers - 1})"
+            )
+        job.peers.missing.pop(worker, None)
+        try:
+            self._check_spec(worker, header, now)
+            if not isinstance(job.side, ServerCoordinatorSide):
+                vector = checked_vector(header)
+                self._vector = self._vector or vector
+            if job.side is not None:
+                job.side.check(worker, connection, message)
+        except ConfigurationError as error:
+            connection.send({"kind": "refused", "reason": str(error)})
+            if job.coordinator is None or not job.coordinator.start.begun:
+                raise JobError(str(error)) from None
+            return False
+        return True
+
+    def welcome(self, worker: WorkerId, connection: Connection, message: Message) -> None:
+        """Let an accepted process take part; without servers, as soon as no further rank is expected."""
+        job = self._job
+        if isinstance(job.side, ServerCoordinatorSide):
+            job.side.welcome(worker, connection, message)
+            job.peers[worker].welcomed = True
+        else:
+            self._awaiting_welcome[worker] = None
+            self._welcome_ranks()
+
+    def lost(self, worker: WorkerId) -> None:
+        """Wait no longer for a rank that has ended before the backend was made."""
+        self._awaiting_welcome.pop(worker, None)
+        if self._awaiting_welcome:
+            self._welcome_ranks()
+
+    def _check_spec(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> None:
+        """Take the first worker's job spec as the job's, or compare a later worker's with it."""
+        job = self._job
+        if job.spec is None:
+            job.supervisor.send({"kind": "loading"})  # importing the optimizer's modules may take long
+        spec = JobSpec.of(header, job.settings.sync)
+        if job.spec is not None:
+            job.spec.check(worker, spec)
+        else:
+            self._set_up(spec, header)
+            job.spec = spec
+            job.write_header(spec.policy.spelling, now)
+
+    def _set_up(self, spec: JobSpec, header: Mapping[str, Any]) -> None:
+        """Create the coordinator and, with servers, the backend.
+
+        Only when this has succeeded is the worker's spec the job's: after a refused worker another one may bring a different spec.
+        """
+        job, policy = self._job, spec.policy
+        settings, shards = job.settings, job.settings.servers
+        coordinator = Coordinator(policy, settings.workers, settings.timeout_s, shards, seed=settings.seed, follows=True)
+        if isinstance(policy, ServerRule):
+            parts = (job.peers, job.notifier, self._allocate, job.feed, job.perform, self._now)
+            job.side = ServerCoordinatorSide(policy, spec, settings, coordinator, self._shards, *parts, in_place=job.number == 0)
+        else:
+            if shards > 1:
+                raise ConfigurationError(
+                    f"--servers {shards}: {policy.spelling} has no servers that could share the parameters; leave --servers out"
+                )
+            checked_vector(header)
+        job.coordinator = coordinator
+
+    def _welcome_ranks(self) -> None:
+        """Welcome the ranks that have said hello, once no other rank is expected."""
+        job = self._job
+        assert job.spec is not None, "a rank waits for its welcome, so that the spec of the first hello is known"
+        policy, peers = job.spec.policy, job.peers
+        if job.side is None:
+            if any(worker not in self._awaiting_welcome for worker in job.core.membership.in_state(WorkerState.EXPECTED)):
+                return
+            together = all(peers[worker].connection.shares_memory for worker in self._awaiting_welcome)
+            parts = (job.core, peers, job.notifier, job.feed, job.perform, self._now)
+            ranks = ranks_of(self._vector, job.settings.workers, job.settings.seed, together=together)
+            try:
+                job.side = side_of(policy, ranks, self._hub, parts)
+            except ConfigurationError as error:
+                for worker in self._awaiting_welcome:
+                    peers[worker].connection.send({"kind": "refused", "reason": str(error)})
+                raise JobError(str(error)) from None
+        side = job.ranks
+        for worker in self._awaiting_welcome:
+            welcome = {"kind": "welcome", "in_place": False, "sync": policy.spelling, "backend": side.backend, **side.welcome}
+            peers[worker].connection.send(welcome, memory=side.memory)
+            peers[worker].welcomed = True
+        self._awaiting_welcome.clear()

@@ -1,0 +1,143 @@
+"""Hold the pure coordinator of one optimizer together with what surrounds it: its journal, its peers and the backend of its rule.
+
+Each event passes `LiveJob.feed`: it is journaled, handed to the pure `Coordinator`, and the effects are journaled and carried out.
+"""
+
+from __future__ import annotations
+
+from offbeat.core.effects import Effect, StateChanged
+from offbeat.core.events import Event
+from offbeat.core.job.coordinator import Coordinator
+from offbeat.errors import ProtocolError
+from offbeat.journal.causes import Causes
+from offbeat.journal.records import Journal, PartOfJournal, fault_record, job_record, optimizer_record
+from offbeat.runtime.coordination.backend import Backend
+from offbeat.runtime.coordination.fault_injection import Kills, announced
+from offbeat.runtime.coordination.notifier import Notifier
+from offbeat.runtime.coordination.peers import Peers
+from offbeat.runtime.coordination.standings import Standings
+from offbeat.runtime.job.job_spec import JobSpec
+from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.parameter_server.coordinator_side import ServerCoordinatorSide
+from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
+from offbeat.transport.base import Connection
+from offbeat.types import NO_CAUSE, RecordId, Seconds
+
+
+class LiveJob:
+    """Journal and carry out what the pure `Coordinator` of one optimizer is told and says.
+
+    Args:
+        settings: the job as the launcher knows it.
+        supervisor: connection for status and failures.
+        journal: records events and effects.
+        started: the wall-clock time of the start, for the journal's first line.
+        number: number of the optimizer.
+    """
+
+    def __init__(self, settings: JobSettings, supervisor: Connection, journal: Journal | PartOfJournal, started: str, number: int) -> None:
+        self.settings, self.supervisor, self.journal, self.number = settings, supervisor, journal, number
+        self.coordinator: Coordinator | None = None
+        """None until the first worker has said hello."""
+        self.spec: JobSpec | None = None
+        """What all workers of the job have in common; None until the first worker has said hello."""
+        self.side: Backend | None = None
+        """None until the first worker has said hello; without servers, until the hosts of all ranks are known."""
+        self.peers = Peers()
+        self.notifier = Notifier(self.peers)
+        self.standings = Standings(settings, self.peers, supervisor if number == 0 else None)
+        self._started = started
+        self._causes = Causes()
+        self._kills = Kills(settings.kill if number == 0 else ())  # each ordered kill happens once, not once for each optimizer
+
+    @property
+    def core(self) -> Coordinator:
+        """Return the pure coordinator. It exists once a worker has said hello."""
+        assert self.coordinator is not None, "no worker has said hello yet: the coordinator is made for the rule of the first hello"
+        return self.coordinator
+
+    @property
+    def backend(self) -> Backend:
+        """Return the backend. It exists once workers have been welcomed."""
+        assert self.side is not None, "no worker has been welcomed yet: the backend is chosen after hello"
+        return self.side
+
+    @property
+    def served(self) -> ServerCoordinatorSide:
+        """Return the backend of a job with servers. Raises `ProtocolError` if the job has none."""
+        side = self.backend
+        if not isinstance(side, ServerCoordinatorSide):
+            raise ProtocolError("the peer sent a message that is for jobs with servers, and this job has none")
+        return side
+
+    @property
+    def ranks(self) -> RankCoordinatorSide:
+        """Return the backend of a job without servers. Raises `ProtocolError` if the job has servers."""
+        side = self.backend
+        if not isinstance(side, RankCoordinatorSide):
+            raise ProtocolError("the peer sent a message that is for jobs without servers, and this job has servers")
+        return side
+
+    def feed(self, event: Event, now: Seconds) -> RecordId:
+        """Journal an event, pass it to the coordinator, and perform the effects. Returns the event's number in the journal."""
+        number = self.journal.log(event, now, self._causes.of(event))
+        self.perform(self.core.on(event, now), now, number)
+        return number
+
+    def perform(self, effects: list[Effect], now: Seconds, cause: RecordId = NO_CAUSE) -> None:
+        """Journal effects and carry them out; ``cause``: the event they follow from, none where they follow from the time."""
+        for effect in effects:
+            self._causes.told(effect, self.journal.log(effect, now, cause))
+            if isinstance(effect, StateChanged):
+                self.standings.changed(effect)
+        if self.side is not None:  # None: ranks are still expected, and no message is due
+            self.side.perform(effects)
+            self._inject_kills(now)
+            self.side.pass_on(now)
+
+    def follow(self, now: Seconds) -> None:
+        """Process what has happened elsewhere, such as among ranks."""
+        if self.side is None:
+            return
+        self.side.follow(now)
+        for worker in self.side.too_late():
+            self.standings.too_late(worker)
+
+    def wake(self, now: Seconds) -> None:
+        """Handle the timers of the coordinator that are due."""
+        due = self.coordinator.wake_at() if self.coordinator is not None else None
+        if due is None or now < due:
+            return
+        if self.side is not None:
+            self.side.wake(now)
+        else:
+            self.perform(self.core.wake(now), now)
+
+    def wake_at(self) -> Seconds | None:
+        """Return when a timer is due; None if none is set."""
+        times = [part.wake_at() for part in (self.coordinator, self.side) if part is not None]
+        return min((t for t in times if t is not None), default=None)
+
+    def close(self, now: Seconds) -> None:
+        """Journal the end of the job, and its header if no worker has ever said hello."""
+        if self.coordinator is not None:
+            self.perform(self.coordinator.close(now, "the job has ended"), now)
+        if self.spec is None:
+            self.write_header(self.settings.sync or "", now)
+
+    def write_header(self, sync: str, now: Seconds) -> None:
+        """Journal what the job is: ``sync`` is the spelling of its rule. Of a later optimizer, only the rule is new."""
+        if self.number:
+            self.journal.write(optimizer_record(now, sync=sync))
+            return
+        settings = self.settings
+        job = {"workers": settings.workers, "servers": settings.servers, "seed": settings.seed}
+        self.journal.write(job_record(sync=sync, started=self._started, script=settings.script, **job))
+        for entry in announced(settings, now):
+            self.journal.write(entry)
+
+    def _inject_kills(self, now: Seconds) -> None:
+        """Have the supervisor kill the workers for which ``--kill`` orders it at this version."""
+        for worker in self._kills.due(self.core.version):
+            self.journal.write(fault_record(now, worker, "kill", f"at version {self.core.version}"))
+            self.supervisor.send({"kind": "kill", "worker": worker})

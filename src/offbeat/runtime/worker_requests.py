@@ -1,0 +1,219 @@
+"""Do what a worker's message asks for, once the job has accepted the worker.
+
+Messages that say something about the past become events. Requests, for instance for samples, wait until all earlier events are known.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from offbeat.core.events import Abandoned, EpochWanted, Heard, LeaseWanted, Left, PullWanted, Stands
+from offbeat.core.leases import checked_ranges
+from offbeat.errors import JobError, ProtocolError
+from offbeat.journal.records import metrics_record, warning_record
+from offbeat.runtime.coordination.peers import Peer
+from offbeat.runtime.coordination.save_points import Checkpoints
+from offbeat.runtime.job.first_steps import FirstStepsWatch
+from offbeat.runtime.job.loading import Loaded
+from offbeat.runtime.live_job import LiveJob
+from offbeat.transport.base import Connection, Message
+from offbeat.types import Seconds, WorkerId, WorkerState
+
+ALWAYS: Final = ("heard", "left", "abort", "metrics")
+"""Kinds of messages that a process may send before it is welcomed."""
+
+AFTER_ALL_EVENTS: Final = ("samples", "epoch", "place")
+"""Kinds of messages whose answer depends on events that ranks report late."""
+
+INCARNATION_FIELD: Final = {
+    "push": "push",
+    "abandoned": "work",
+    "samples": "want",
+    "epoch": "want",
+    "heard": "",
+    "stands": "",
+    "outside": "",
+    "pull": "",
+    "place": "",
+    "left": "",
+}
+"""By kind of message, the header field that holds the sender's incarnation; "": the header itself."""
+
+
+class WorkerRequests:
+    """Handle the messages of the workers of one optimizer.
+
+    Args:
+        job: the optimizer's.
+        left: handles a worker's announcement that it leaves.
+    """
+
+    def __init__(self, job: LiveJob, left: Callable[[Left, Seconds], object]) -> None:
+        self._job, self._left = job, left
+        self._deferred: deque[tuple[Connection, Message]] = deque()
+        """Messages of `AFTER_ALL_EVENTS` that wait."""
+        self._loaded = Loaded()
+        self._checkpoints = Checkpoints()
+        self._first_steps = FirstStepsWatch(job.settings.workers)
+        self._handlers: dict[str, Callable[[Peer, Message, Seconds], object]] = {
+            "ready": self._ready,
+            "push": self._push,
+            "place": self._place,
+            "part": lambda peer, message, now: self._checkpoints.hand_in(peer.worker, message),
+            "parts": self._parts,
+            "got": lambda peer, message, now: job.served.shard.got(peer.connection),
+            "abandoned": self._abandoned,
+            "initial": lambda peer, message, now: job.backend.initial(peer.worker, message, now),
+            "buffers": self._take_buffers,
+            "metrics": self._metrics,
+            "heard": self._heard,
+            "stands": self._stands,
+            "met": lambda peer, message, now: job.ranks.met(peer.worker),
+            "outside": self._outside,
+            "voided": lambda peer, message, now: job.ranks.voided(message.header["number"], now),
+            "leaving": lambda peer, message, now: job.ranks.joiners.on_leaving(peer.worker),
+            "donation": lambda peer, message, now: job.ranks.joiners.on_donation(peer.worker, message),
+            "pull": self._pull,
+            "samples": self._wants,
+            "epoch": self._wants,
+            "left": self._leave,
+            "abort": self._abort,
+            "state": lambda peer, message, now: job.served.shard.answer_state(peer.connection, message),
+        }
+
+    def handle(self, peer: Peer, kind: str, message: Message, now: Seconds) -> None:
+        """Handle a message, or defer it until all events before it are known.
+
+        Raises:
+            ProtocolError: the worker has not been welcomed yet, or names an incarnation that it cannot have been given yet. An earlier
+                one is allowed: the worker may not know of its death.
+        """
+        if not peer.welcomed and kind not in ALWAYS:
+            raise ProtocolError(f"worker {peer.worker} sent {kind!r} before the job accepted it (expected to wait for 'welcome')")
+        if (part := INCARNATION_FIELD.get(kind)) is not None:
+            seen = (message.header[part] if part else message.header)["incarnation"]
+            if seen > peer.incarnation:
+                raise ProtocolError(f"worker {peer.worker} sent {kind!r} with incarnation = {seen} (expected at most {peer.incarnation})")
+        side = self._job.side
+        if kind in AFTER_ALL_EVENTS and side is not None and side.has_backlog_for(peer.worker):
+            self._deferred.append((peer.connection, message))
+        else:
+            self._handlers[kind](peer, message, now)
+
+    def answer_deferred(self, now: Seconds) -> None:
+        """Handle the deferred messages before which nothing is unknown any more; those of closed connections are dropped."""
+        while (found := next(filter(self._may_answer, self._deferred), None)) is not None:
+            self._deferred.remove(found)
+            connection, message = found
+            if (peer := self._job.peers.at(connection)) is not None:
+                self._handlers[message.header["kind"]](peer, message, now)
+                self._job.backend.follow(now)
+
+    def check_push(self, worker: WorkerId, header: Mapping[str, Any]) -> None:
+        """Check the fields of a push against this job and its present state. Raises `ProtocolError`."""
+        leases = header["push"].get("leases", ())
+        if len(set(leases)) < len(leases):
+            raise ProtocolError(f"worker {worker} sent 'push' with a lease named twice in push.leases (expected each lease once)")
+        self._job.backend.check_push(worker, header)
+
+    def _may_answer(self, deferred: tuple[Connection, Message]) -> bool:
+        """True if everything that happened before a deferred request is known, or its sender is gone."""
+        job, peer = self._job, self._job.peers.at(deferred[0])
+        return job.side is None or peer is None or not job.side.has_backlog_for(peer.worker)
+
+    # Taking part.
+
+    def _ready(self, peer: Peer, message: Message, now: Seconds) -> None:
+        self._job.notifier.send_buffers(peer.worker)  # before the parameters, since those let the worker go on
+        self._job.backend.ready(peer.worker, message.header, now)
+
+    def _heard(self, peer: Peer, message: Message, now: Seconds) -> None:
+        """Handle a heartbeat. For a process that does not take part yet, only the bytes received count."""
+        if message.header["incarnation"]:
+            self._job.feed(Heard(peer.worker, message.header["incarnation"]), now)
+        self._job.standings.progress(peer, message.header["stuck_s"])
+
+    def _stands(self, peer: Peer, message: Message, now: Seconds) -> None:
+        self._job.feed(Stands(peer.worker, message.header["incarnation"], message.header["still"]), now)
+
+    def _outside(self, peer: Peer, message: Message, now: Seconds) -> None:
+        self._job.ranks.outside(peer.worker, message.header["incarnation"], message.header["reason"], now)
+
+    def _leave(self, peer: Peer, message: Message, now: Seconds) -> None:
+        self._left(Left(peer.worker, message.header["incarnation"], message.header["noticed"]), now)
+
+    def _abort(self, peer: Peer, message: Message, now: Seconds) -> None:
+        raise JobError(f"worker {peer.worker} stopped the job: {message.header['reason']}")
+
+    # Work.
+
+    def _push(self, peer: Peer, message: Message, now: Seconds) -> None:
+        self.check_push(peer.worker, message.header)
+        loaded = message.header.get("loaded")
+        if loaded is not None:
+            self._loaded.note(peer.worker, loaded)
+        self._checkpoints.stepped(peer.worker, message.header["steps"])
+        for warned in self._first_steps.note(peer.worker, message.header.get("first", ())):
+            self._job.journal.write(warning_record(now, warned.about, warned.workers, warned.step, warned.detail))
+        self._job.backend.push(peer.worker, message, now)
+
+    def _abandoned(self, peer: Peer, message: Message, now: Seconds) -> None:
+        work = message.header["work"]
+        leases = tuple(work.get("leases", ()))
+        assert self._job.served is self._job.side
+        self._job.feed(Abandoned(peer.worker, work["incarnation"], work["version"], work["compute_s"], leases), now)
+
+    def _pull(self, peer: Peer, message: Message, now: Seconds) -> None:
+        self._job.served.pull(PullWanted(peer.worker, message.header["incarnation"]), now)
+
+    def _wants(self, peer: Peer, message: Message, now: Seconds) -> None:
+        """Handle a request for samples or for the end of an epoch."""
+        want, kind = message.header["want"], message.header["kind"]
+        member = self._job.core.membership[peer.worker]
+        current = member.state is WorkerState.ALIVE and want["incarnation"] == member.incarnation
+        if current and not self._job.backend.may_request(peer.worker):
+            raise ProtocolError(f"worker {peer.worker} sent {kind!r} before the job let it go on (expected to wait for 'parameters')")
+        try:
+            rest = checked_ranges(want["rest"], want["size"]) if "rest" in want else None
+        except ValueError as error:
+            raise ProtocolError(f"worker {peer.worker} sent {kind!r}: {error}") from None
+        fields = want["incarnation"], want["pool"], want["epoch"], want["size"]
+        wanted = LeaseWanted(peer.worker, *fields, want["batch"], rest) if kind == "samples" else EpochWanted(peer.worker, *fields)
+        self._job.feed(wanted, now)
+
+    # Checkpoints, buffers and metrics.
+
+    def _place(self, peer: Peer, message: Message, now: Seconds) -> None:
+        """Tell a worker that writes a checkpoint the samplers' places.
+
+        If the worker pulls, no event may come between the pull and the reply, so that parameters, optimizer state and places are of one
+        version.
+        """
+        serial = peer.serial
+        if message.header["pull"]:
+            self._job.feed(PullWanted(peer.worker, message.header["incarnation"]), now)
+        released = peer.serial > serial
+        if released:
+            self._job.served.state(peer.worker)
+        places = list(self._job.core.epochs.places().items())
+        peer.connection.send({"kind": "place", "released": released, "version": self._job.core.version, "places": places})
+
+    def _parts(self, peer: Peer, message: Message, now: Seconds) -> None:
+        """Send the worker that writes a checkpoint the parts that other workers have handed in."""
+        job = self._job.core
+        others = [worker for worker in job.membership.in_state(WorkerState.ALIVE) if worker != peer.worker]
+        steps = message.header["steps"]
+        computing = [worker for worker in others if not job.epochs.waits(worker)]
+        assert self._job.spec is not None
+        awaited = self._checkpoints.awaited(computing, steps) if self._job.spec.policy.in_step else []
+        parts, payload = self._checkpoints.parts(peer.worker, steps)
+        peer.connection.send({"kind": "parts", "awaited": awaited, "parts": parts}, payload=payload)
+
+    def _take_buffers(self, peer: Peer, message: Message, now: Seconds) -> None:
+        self._job.notifier.buffers.put(peer.worker, message.header["layout"], message.payload)
+
+    def _metrics(self, peer: Peer, message: Message, now: Seconds) -> None:
+        version = self._job.coordinator.version if self._job.coordinator is not None else 0
+        self._job.journal.write(metrics_record(now, peer.worker, version, message.header["values"]))
