@@ -183,14 +183,14 @@ def test_a_small_data_set_that_is_fetched_ahead_as_a_whole(workers: int) -> None
         (lambda: offbeat.elastic(range(4)), "needs batch_size="),
         (lambda: offbeat.elastic(7), "got a int"),
         (lambda: offbeat.elastic(range(4), batch_size=0), "batch_size"),
-        (lambda: offbeat.elastic(range(4), batch_size=8, drop_last=True), "leaves nothing"),
+        (lambda: offbeat.elastic(range(4), batch_size=8, drop_last=True), "leaves no batch"),
         (lambda: offbeat.elastic(Stream(), batch_size=2, shuffle=True), "keeps its own order"),
         (lambda: offbeat.elastic(Stream(), batch_size=2, num_workers=2), "num_workers"),
         (lambda: offbeat.elastic(DataLoader(range(4)), batch_size=2), "set it on the DataLoader"),  # type: ignore[arg-type]
         (lambda: offbeat.elastic(DataLoader(range(4), batch_size=None)), "batch_size=None"),  # type: ignore[arg-type]
         (lambda: offbeat.elastic(DataLoader(range(10), batch_size=4, sampler=Every())), "order="),  # type: ignore[arg-type]
         (lambda: offbeat.elastic(DataLoader(range(4), batch_sampler=[[0, 1], [2, 3]])), "order="),  # type: ignore[arg-type]
-        (lambda: offbeat.elastic(range(4), batch_size=2, order=range, shuffle=True), "order= says it all"),
+        (lambda: offbeat.elastic(range(4), batch_size=2, order=range, shuffle=True), "order= sets the whole order"),
     ],
 )
 def test_what_is_refused(make: Any, words: str) -> None:

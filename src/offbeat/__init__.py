@@ -54,7 +54,7 @@ _HOME = {
     "save": "offbeat.checkpoint",
     "world_size": "offbeat.session",
 }
-"""Where each public name lives that is not a rule's. Those are in `offbeat.policies`."""
+"""The module of each public name, except the rules, which are in `offbeat.policies`."""
 
 if "OFFBEAT_WORKER" in os.environ:  # a launcher has started this process, and asks for its stacks if it hangs
     import_module("offbeat.runtime.worker.stacks").register()
@@ -65,7 +65,7 @@ def __getattr__(name: str) -> Any:
         value: Any = sorted([*_HOME, "__version__", *_rules()])
     elif name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
-    elif name[:1].isupper() and name in (rules := _rules()):  # the name of a module is none, and looking it up loads nothing
+    elif name[:1].isupper() and name in (rules := _rules()):  # the names of rules are capitalized: a module's name loads no rules
         value = rules[name]
     else:
         raise AttributeError(f"module 'offbeat' has no attribute {name!r}")

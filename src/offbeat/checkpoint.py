@@ -36,15 +36,15 @@ def save(
 ) -> None:
     """Write a checkpoint, from which `load` resumes.
 
-    Call it on every worker, at the same place of the script: the main process (`offbeat.chief`) writes the file, the others only send their
-    random generators and BatchNorm statistics, and do not wait. If only the main process calls it, the file lacks those of the others. The
-    file is either complete or absent: it is written under another name in the same folder, flushed to the disk, and renamed.
+    Call it on every worker, at the same place of the script: the main process (`offbeat.chief`) writes the file, the others send the states
+    of their random generators and their BatchNorm statistics, and do not wait. If only the main process calls it, the file lacks these
+    parts. The file is either complete or absent: it is written under another name in the same folder, flushed to the disk, and renamed.
 
     ``torch.load(path, weights_only=True)`` reads it without offbeat: under ``"model"`` and ``"optimizer"`` it has the results of
     ``state_dict()``, under ``"own"`` the script's own values.
 
     Args:
-        path: of the file; its folder exists.
+        path: the path of the file; its folder must exist.
         model, optimizer, sampler, scheduler: one object each with a ``state_dict``, or a list or dict of them (a GAN's two models, say).
             ``sampler`` is that of `DistributedOptimizer.batch_sampler`.
         own: the script's own values: numbers, words, tensors, None, and lists, tuples and dicts of these.
@@ -109,7 +109,7 @@ def load(
     epoch number, the schedulers, and the script's own values.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         model, optimizer, sampler, scheduler: as they were given to `save`.
 
     Returns:
@@ -121,10 +121,10 @@ def load(
     """
     content = torch.load(path, weights_only=True, map_location="cpu")
     if not isinstance(content, dict) or not isinstance(content.get("offbeat"), dict) or set(PARTS) - set(content):
-        raise ConfigurationError(f"{path} is not a file of offbeat.save: read it with torch.load and load its parts yourself")
+        raise ConfigurationError(f"{path} was not written by offbeat.save: read it with torch.load and load its parts yourself")
     if content["offbeat"]["format"] > FORMAT:
         raise ConfigurationError(
-            f"{path} has format {content['offbeat']['format']}, this version of offbeat reads up to {FORMAT}: use the version that wrote it"
+            f"{path} has format {content['offbeat']['format']}, but this offbeat reads up to {FORMAT}: use the version that wrote it"
         )
     wrapped = [o for o in _objects(optimizer) if isinstance(o, DistributedOptimizer)]
     session = wrapped[0]._session if wrapped else sessions.current
@@ -177,12 +177,13 @@ def _load_each(name: str, given: Any, saved: Any, what: Callable[[Any, Any], Any
         raise ConfigurationError(f"load({name}=...): the checkpoint has no {name}; leave it out, or give it to save")
     if isinstance(given, Mapping):
         if set(given) != set(saved):
-            raise ConfigurationError(f"load({name}=...): the checkpoint has {sorted(saved)}, and {sorted(given)} were given")
+            raise ConfigurationError(f"load({name}=...): the checkpoint has {sorted(saved)}, but {sorted(given)} were given; pass the same")
         for key, one in given.items():
             what(one, saved[key])
     elif isinstance(given, list | tuple):
         if not isinstance(saved, list) or len(saved) != len(given):
-            raise ConfigurationError(f"load({name}=...): a list of {len(given)} was given, and another arrangement was saved")
+            saved_as = f"a list of {len(saved)}" if isinstance(saved, list) else "no list"
+            raise ConfigurationError(f"load({name}=...): got a list of {len(given)}, but {saved_as} was saved; pass what was saved")
         for one, state in zip(given, saved, strict=True):
             what(one, state)
     else:

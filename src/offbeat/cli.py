@@ -1,4 +1,4 @@
-"""The command line: it reads options, checks them before any process is started, and hands over."""
+"""The command line: read the options, check them before any process is started, and call the package that does the work."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def _main() -> None:
 )
 def run(
     context: typer.Context,
-    script: Annotated[str, typer.Argument(help="The training script; what follows are its own arguments.", show_default=False)],
+    script: Annotated[str, typer.Argument(help="The training script; arguments after it are its own.", show_default=False)],
     module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module's name, as after python -m.")] = False,
     workers: Annotated[int, typer.Option(help="Processes that compute gradients.")] = 2,
-    servers: Annotated[int, typer.Option(help="Processes that share the parameters among them.")] = 1,
+    servers: Annotated[int, typer.Option(help="Processes that hold the parameters, a shard each.")] = 1,
     sync: Annotated[str | None, typer.Option(help="Synchronization rule, for instance 'ssp(staleness=3)'; overrides the script's.")] = None,
     max_restarts: Annotated[int, typer.Option(help="How often each worker is restarted when its process dies.")] = 3,
     slow: Annotated[
@@ -62,18 +62,18 @@ def run(
     late: Annotated[list[str] | None, typer.Option(help="SERVER=SECONDS\\[@PERCENT%] or any=SECONDS...: delay blocks, under psp.")] = None,
     preload: Annotated[
         list[str] | None,
-        typer.Option(help="MODULE, for instance torch: it is imported once, and workers are forks that have it."),
+        typer.Option(help="MODULE, for instance torch: import it once, and start workers as forks of that process."),
     ] = None,
     journal: Annotated[Path | None, typer.Option(help="Write every event to this file (docs/journal.md).")] = None,
     summary: Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Append each worker's and server's whole output to files in this folder.")] = None,
-    seed: Annotated[int, typer.Option(help="Of sample orders and of injected slowness.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of sample orders and of injected slowness.")] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds of silence after which a worker counts as dead.")] = 10.0,
     progress_timeout: Annotated[
-        float, typer.Option(help="Seconds after which a worker is killed whose script neither calls offbeat nor waits in it; 0: never.")
+        float, typer.Option(help="Seconds without a call of offbeat after which a worker's script counts as stuck and is killed; 0: never.")
     ] = 1800.0,
-    grace: Annotated[float, typer.Option(help="Seconds that scripts have to end after Ctrl-C (KeyboardInterrupt) or SIGTERM.")] = 30.0,
-    port: Annotated[int, typer.Option(help="Where server 0 listens; 0: any free port.")] = 0,
+    grace: Annotated[float, typer.Option(help="Seconds for scripts to end after Ctrl-C (KeyboardInterrupt) or SIGTERM.")] = 30.0,
+    port: Annotated[int, typer.Option(help="The port on which server 0 listens; 0: any free port.")] = 0,
     no_torchrun_env: Annotated[
         bool, typer.Option("--no-torchrun-env", help="Do not set RANK, WORLD_SIZE and so on in the workers.")
     ] = False,
@@ -102,7 +102,7 @@ def run(
     screen = console()
     progress = LiveProgress(screen)
     if not 0.0 <= grace < float("inf"):
-        raise ConfigurationError(f"--grace {grace:g}: seconds, at least 0")
+        raise ConfigurationError(f"--grace {grace:g}: must be a number of seconds of at least 0")
     try:
         supervisor = Supervisor(
             settings,
@@ -124,33 +124,33 @@ def run(
 @app.command(epilog=f"Rules: {', '.join(sorted(RULES))}. Latency models: {', '.join(sorted(LAWS))}. See docs/simulate.md.")
 def simulate(
     sync: Annotated[list[str] | None, typer.Option(help="Synchronization rule, by default bsp; several are shown side by side.")] = None,
-    workers: Annotated[int | None, typer.Option(help="How many compute gradients.  [default: the replayed job's, or 4]")] = None,
-    servers: Annotated[int, typer.Option(help="How many share the parameters among them.")] = 1,
+    workers: Annotated[int | None, typer.Option(help="The number of workers.  [default: the replayed job's, or 4]")] = None,
+    servers: Annotated[int, typer.Option(help="The number of servers, each of which holds a shard of the parameters.")] = 1,
     compute: Annotated[
         str | None, typer.Option(help="Latency model of the seconds of an iteration.  [default: constant(seconds=1)]")
     ] = None,
-    per_sample: Annotated[str | None, typer.Option(help="Latency model of seconds in addition for each sample of a batch.")] = None,
-    replay: Annotated[Path | None, typer.Option(help="Iterations take as long as in this JOURNAL.")] = None,
+    per_sample: Annotated[str | None, typer.Option(help="Latency model of the additional seconds for each sample.")] = None,
+    replay: Annotated[Path | None, typer.Option(help="Take the times of iterations from this JOURNAL.")] = None,
     delay: Annotated[str | None, typer.Option(help="Latency model of the seconds that parameters take from a server to a worker.")] = None,
     push_delay: Annotated[
         str | None, typer.Option(help="Latency model of the seconds that a push takes from a worker to a server.")
     ] = None,
-    update_s: Annotated[float, typer.Option(help="Seconds of a server for each fold.")] = 0.0,
+    update_s: Annotated[float, typer.Option(help="Seconds for which each fold occupies a server.")] = 0.0,
     faults: Annotated[str | None, typer.Option(help="SCRIPT or its file, such as 'kill worker=2 at=9; restart worker=2 at=30'.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds of silence after which a worker is dead.")] = 10.0,
-    versions: Annotated[int | None, typer.Option(help="Stop with this version.  [default: 1000, if nothing else is said]")] = None,
-    time: Annotated[float | None, typer.Option(help="Stop after so many simulated seconds.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Stop after so many epochs of --samples.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds of silence after which a worker counts as dead.")] = 10.0,
+    versions: Annotated[int | None, typer.Option(help="Stop at this version.  [default: 1000, without --time and --epochs]")] = None,
+    time: Annotated[float | None, typer.Option(help="Stop after this number of simulated seconds.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Stop after this number of epochs of --samples.")] = None,
     samples: Annotated[int | None, typer.Option(help="Deal out a data set of this size in leases, as a live job does.")] = None,
     batch: Annotated[int, typer.Option(help="Samples of one iteration.")] = 1,
     gradient: Annotated[
-        str | None, typer.Option(help="Model of gradients' norms, for rules that look at them: 'noise(variance=4)'.")
+        str | None, typer.Option(help="Model of the norms of gradients, for rules that use them: 'noise(variance=4)'.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn; the same for every rule.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random draws; the same for every rule.")] = 0,
     journal: Annotated[Path | None, typer.Option(help="Write every event to this file, as a live job does (docs/journal.md).")] = None,
     summary: Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")] = None,
 ) -> None:
-    """Run synchronization rules under a virtual clock, without processes: the same rules, thousands of workers, seconds."""
+    """Simulate synchronization rules under a virtual clock: the rules of live jobs, without worker processes."""
     check_files(journal, summary)
     simulation = command.check(
         sync=sync or ["bsp"],
@@ -185,13 +185,13 @@ def simulate(
 @app.command()
 def report(
     journals: Annotated[list[Path], typer.Argument(help="Journals of one or more jobs.", show_default=False)],
-    picture: Annotated[Path | None, typer.Option(help="Draw who computed, waited and died when, into this PNG file.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw a timeline of the workers' states to this PNG file.")] = None,
     why: Annotated[
         str | None,
-        typer.Option(help="Tell backwards what led to push=WORKER@CLOCK, to the end of wait=WORKER@SECONDS, or to a record's number."),
+        typer.Option(help="List the causes, the latest first, of push=WORKER@CLOCK, of the end of wait=WORKER@SECONDS, or of a record."),
     ] = None,
 ) -> None:
-    """Show what the journals of finished jobs say."""
+    """Summarize the journals of finished jobs."""
     screen = console()
     if why is not None:
         for path in journals:
@@ -229,20 +229,20 @@ def check(
     log_dir: Path | None = None,
     no_torchrun_env: bool = False,
 ) -> JobSettings:
-    """The job's settings, if they make sense.
+    """Check the options of ``run`` and return the job's settings. No process is started.
 
     Raises:
-        ConfigurationError: they do not; nothing has been started yet.
+        ConfigurationError: an option is wrong, or two options contradict each other.
     """
     for name, value, least in (("workers", workers, 1), ("servers", servers, 1), ("max-restarts", max_restarts, 0), ("port", port, 0)):
         if value < least:
             raise ConfigurationError(f"--{name} {value}: must be at least {least}")
     if port > 65535:
-        raise ConfigurationError(f"--port {port}: ports end at 65535; 0 chooses a free one")
+        raise ConfigurationError(f"--port {port}: must be at most 65535; 0 chooses a free port")
     if not 0.1 <= timeout_s < float("inf"):
-        raise ConfigurationError(f"--timeout {timeout_s:g}: seconds, at least 0.1")
+        raise ConfigurationError(f"--timeout {timeout_s:g}: must be a number of seconds of at least 0.1")
     if not (progress_timeout_s == 0.0 or 0.1 <= progress_timeout_s < float("inf")):
-        raise ConfigurationError(f"--progress-timeout {progress_timeout_s:g}: seconds, at least 0.1; 0 lets a worker hang for ever")
+        raise ConfigurationError(f"--progress-timeout {progress_timeout_s:g}: must be at least 0.1 seconds, or 0 for no limit")
     program.check()
     check_preload(preload, program)
     spelling = None
@@ -251,9 +251,9 @@ def check(
         chosen.check(workers)
         spelling = chosen.spelling
         if servers > 1 and not isinstance(chosen, ServerRule):
-            raise ConfigurationError(f"--servers {servers}: {spelling} has no servers that could share the parameters; leave it out")
+            raise ConfigurationError(f"--servers {servers}: {spelling} has no servers that could share the parameters; leave --servers out")
         if late and not (isinstance(chosen, ServerRule) and chosen.scope == "shard"):
-            raise ConfigurationError(f"--late {late[0]}: under {spelling} servers send nothing that could be late; use --sync 'psp(...)'")
+            raise ConfigurationError(f"--late {late[0]}: under {spelling} servers send no blocks to delay; use --sync 'psp(...)'")
     check_files(journal, summary)
     if log_dir is not None:
         _check_folder(log_dir)
@@ -275,16 +275,16 @@ def check(
 
 
 def check_files(journal: Path | None, summary: Path | None) -> None:
-    """Whether these can be written.
+    """Check that the two files can be written.
 
     Raises:
-        ConfigurationError: they cannot, or they are the same.
+        ConfigurationError: one of them cannot be written, or they are the same file.
     """
     for option, path in (("journal", journal), ("summary", summary)):
         if path is not None:
             _check_writable(f"--{option} {path}", path.absolute())
     if journal is not None and summary is not None and journal.absolute() == summary.absolute():
-        raise ConfigurationError(f"--journal and --summary are the same file, {journal}: the one would overwrite the other")
+        raise ConfigurationError(f"--journal and --summary are the same file, {journal}: name two different files")
 
 
 def _check_writable(option: str, path: Path) -> None:
@@ -297,17 +297,17 @@ def _check_writable(option: str, path: Path) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Make it, if need be."""
+    """Create the folder of ``--log-dir`` if it does not exist, and check that it can be written."""
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"--log-dir {folder}: this folder cannot be made ({error.strerror}); name one that can") from None
+        raise ConfigurationError(f"--log-dir {folder}: cannot create this folder ({error.strerror}); name another one") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigurationError(f"--log-dir {folder}: no permission to write there")
 
 
 def finish(screen: Console, outcome: Outcome, summary: Path | None) -> None:
-    """Print the table, or why there is none, and write the summary."""
+    """Print the table of a finished job and its failure, if any, and write the summary."""
     figures: dict[str, Any] | None = outcome.summary
     if figures is not None and figures["pushes"]:
         screen.print(job_table(figures))
@@ -320,13 +320,13 @@ def finish(screen: Console, outcome: Outcome, summary: Path | None) -> None:
 
 
 def fail(reason: str) -> None:
-    """Say why it did not work."""
+    """Print the reason of a failure to stderr."""
     width = shutil.get_terminal_size().columns
     Console(stderr=True, width=width, soft_wrap=True, highlight=False).print(f"offbeat: {reason}", markup=False)
 
 
 def main() -> None:
-    """The entry point; a mistake of the user's ends in one sentence and status 2, a job that cannot go on in status 1."""
+    """Run the command line. A mistake of the user ends with one sentence and status 2, a failed job with status 1."""
     try:
         app()
     except BrokenPipeError:  # the reader of the output has ended, as in offbeat run ... | head -1

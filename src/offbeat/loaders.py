@@ -1,7 +1,7 @@
 """`elastic`: makes a loader whose batches the job deals out, from any source. Data sets with a length use the batch sampler.
 
-Each worker reads all of a stream and keeps the positions that it is granted: reading is repeated, computing is not. So a stream is as exact
-as a sampler, if it has the same elements in the same order on every worker. An epoch ends when a worker has reached the end of the stream.
+Each worker reads the whole stream and keeps the elements at the positions granted to it: reading is repeated, computing is not. Each
+element is used once, as with a sampler, if the stream is the same on every worker. An epoch ends when a worker has reached the end.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def elastic(
         shuffle: a new order in each epoch; default for a data set with a length: True. A stream keeps its own order.
         drop_last: leave out the last samples of an epoch if they do not fill a batch.
         order: the indices of an epoch, given its number, the same on every worker; instead of ``shuffle``.
-        seed: of the orders; default: the job's.
+        seed: the seed of the orders; default: the job's.
         optimizer: the optimizer in whose job the samples are dealt out; default: the main session's `DistributedOptimizer`.
-        options: of the ``DataLoader``: ``num_workers``, ``collate_fn``, ``pin_memory`` ... For a stream only ``collate_fn``.
+        options: options of the ``DataLoader``: ``num_workers``, ``collate_fn``, ``pin_memory`` ... For a stream only ``collate_fn``.
 
     Returns:
         A ``DataLoader``; for a stream an `ElasticStream`.
@@ -83,7 +83,7 @@ def elastic(
     if batch_size is None:
         raise ConfigurationError("elastic(dataset) needs batch_size=, the number of samples in one worker's batch")
     if order is not None and shuffle is not None:
-        raise ConfigurationError("elastic(dataset, order=..., shuffle=...): order= says it all, leave shuffle= out")
+        raise ConfigurationError("elastic(dataset, order=..., shuffle=...): order= sets the whole order; leave shuffle= out")
     chosen = Order.of_script(order) if order is not None else Order.plain(len(data), shuffle=shuffle is not False)
     return ElasticLoader(data, batch_sampler=_sampler(chosen, batch_size, drop_last, seed, session), **options)
 
@@ -95,17 +95,17 @@ def _sampler(order: Order, batch_size: int, drop_last: bool, seed: int | None, s
 
 def _of_loader(loader: DataLoader[Any], seed: int | None, session: Session | None) -> DataLoader[Any] | ElasticStream:
     if isinstance(loader.batch_sampler, ElasticBatchSampler):
-        raise ConfigurationError("this DataLoader is elastic already: it has an elastic batch_sampler, use it as it is")
+        raise ConfigurationError("this DataLoader has an elastic batch_sampler already: use it without elastic()")
     if isinstance(loader.dataset, IterableDataset):
         if seed is not None:
             raise ConfigurationError("a stream keeps its own order: seed it where it is made, the same on every worker")
-        if loader.num_workers:  # its processes read and collate, so only whole batches can be dealt out
+        if loader.num_workers:  # the loader's processes read and collate, so that only whole batches can be dealt out
             return ElasticStream(_again(loader), None, lambda batch: batch, session=session)
         if loader.batch_size is None:
             return ElasticStream(_epochs(loader.dataset), None, loader.collate_fn, session=session)
         return ElasticStream(_epochs(loader.dataset), loader.batch_size, loader.collate_fn, drop_last=loader.drop_last, session=session)
     if loader.batch_sampler is None:
-        raise ConfigurationError("elastic(DataLoader) deals out batches, and this one has batch_size=None: give it a batch size")
+        raise ConfigurationError("elastic(DataLoader) deals out batches, but this DataLoader has batch_size=None: give it a batch size")
     sampler, batch_size, drop_last = batches_of(loader.batch_sampler)
     batch_sampler = _sampler(Order.of_sampler(sampler), batch_size, drop_last, seed, session)
     return ElasticLoader(loader.dataset, batch_sampler=batch_sampler, **{name: getattr(loader, name) for name in _KEPT})
@@ -128,8 +128,8 @@ def _epochs(data: Any) -> Callable[[Epoch], Iterable[Any]]:
     if isinstance(data, Iterable):
         if iter(data) is data:
             raise ConfigurationError(
-                f"a {type(data).__name__} can be gone through only once, and a worker may have to read again what another has not lived to "
-                "use: pass a function that makes it, offbeat.elastic(lambda epoch: ...), or an IterableDataset"
+                f"a {type(data).__name__} can be iterated only once, but a worker may have to read elements again for a worker that died: "
+                "pass a function that makes the iterable, offbeat.elastic(lambda epoch: ...), or an IterableDataset"
             )
         return _again(data)
     if callable(data):
@@ -140,18 +140,18 @@ def _epochs(data: Any) -> Callable[[Epoch], Iterable[Any]]:
 
 
 def _again(data: Iterable[Any]) -> Callable[[Epoch], Iterable[Any]]:
-    told = getattr(getattr(data, "dataset", data), "set_epoch", None)  # streams of Hugging Face have this method
+    set_epoch = getattr(getattr(data, "dataset", data), "set_epoch", None)  # a method of Hugging Face's streams
 
     def epoch_of(epoch: Epoch) -> Iterable[Any]:
-        if told is not None:
-            told(epoch)
+        if set_epoch is not None:
+            set_epoch(epoch)
         return data
 
     return epoch_of
 
 
 class ElasticLoader(DataLoader[Any]):
-    """A ``DataLoader`` over an `ElasticBatchSampler` that reports each delivered batch: with ``num_workers > 0`` it has fetched more."""
+    """A ``DataLoader`` over an `ElasticBatchSampler` that reports each batch when the script receives it, not when it is fetched."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return _Deliveries(super().__iter__(), self)
@@ -169,7 +169,7 @@ class _Deliveries:
         assert isinstance(loader.batch_sampler, ElasticBatchSampler)
         self._batches, self._loader, self._sampler = batches, loader, loader.batch_sampler
         self._grants = self._sampler.dealt if loader.num_workers else None
-        """Grants of this pass. Without worker processes the sampler begins the pass at the first batch, with them it has begun already."""
+        """The grants of this pass. Without worker processes the sampler begins the pass at the first batch; with them, earlier."""
         self._delivered = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -190,7 +190,7 @@ class _Deliveries:
 class ElasticStream(Passes):
     """Batches of a stream; made by `elastic`. Iterate over it once for each epoch.
 
-    The stream of an epoch must be the same on every worker: the same elements in the same order, all of them, not each worker's own part.
+    The stream of an epoch must be the same on every worker: all elements, in the same order, not a part for each worker.
 
     Args:
         stream: makes the stream of an epoch.
@@ -216,7 +216,9 @@ class ElasticStream(Passes):
 
     def _join(self, session: Session) -> None:
         if session.overlap is not None:
-            raise ConfigurationError("this rule gives each worker a split of the data set, and of a stream nobody knows the length")
+            raise ConfigurationError(
+                "this rule gives each worker a split of the data set, which needs its length: use a data set, not a stream, or another rule"
+            )
         super()._join(session)
 
     def __iter__(self) -> Iterator[Any]:
@@ -229,7 +231,7 @@ class ElasticStream(Passes):
             if grant is None:
                 return
             if self._single and grant.stop - grant.start > 1:
-                raise ConfigurationError("this rule says how large batches are: pass a stream of elements, and batch_size=")
+                raise ConfigurationError("this rule sets the batch size: pass a stream of elements, not of batches, and batch_size=")
             found = reader.read(grant.start, grant.stop)
             amended = self._amended(grant, found)
             if self._size is None and len(found) < grant.stop - grant.start:
@@ -241,7 +243,7 @@ class ElasticStream(Passes):
                 batch = self._collate(found[0] if self._single else found)
                 self._note(amended, amended._replace(rows=_rows(batch)) if self._single else amended)
                 yield batch
-            if early == [None]:  # the batches that this worker held have been used: now it waits for the others
+            if early == [None]:  # this worker's batches have been used: the next request waits for the other workers
                 early, grants = [], self._grants(self._session, epoch)
 
     def _grants(self, session: Session, epoch: Epoch) -> Iterator[LeasedRange]:

@@ -1,4 +1,4 @@
-"""`DistributedOptimizer`, the line that a user's script changes: its ``step`` pushes, waits to be admitted, and pulls."""
+"""`DistributedOptimizer`, which wraps the optimizer of a user's script: its ``step`` pushes, waits to be admitted, and pulls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIBLINGS: list[Any] = []
 
 @contextmanager
 def _job_is_told() -> Iterator[None]:
-    """Report a `ConfigurationError` to the launcher, which prints it once, beside the n tracebacks of the workers."""
+    """Report a `ConfigurationError` of the body to the launcher, which prints it once, besides the n tracebacks of the workers."""
     try:
         yield
     except ConfigurationError as error:
@@ -48,21 +48,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
     lowest-numbered that is connected when the job begins. A parameter without a gradient counts as one with a gradient of zero.
     BatchNorm's statistics are each worker's own until an epoch's end, when they are averaged.
 
-    Under rules without servers (``majority``, ``solo``, ``full`` ...) the wrapped optimizer steps in this process, on a replica, with the
-    sum of the
-    gradients of a round divided by the living workers; it may be of any class.
+    Under rules without servers (``majority``, ``solo``, ``full`` ...) the wrapped optimizer, of any class, steps in this process, on a
+    replica, with the sum of the gradients of a round divided by the number of living workers.
 
     Args:
         optimizer: SGD, Adam, AdamW and the other elementwise classes of ``torch.optim``; classes that need whole tensors, such as
-        Adafactor, work too, on servers that keep tensors whole.
+            Adafactor, work too, on servers that keep tensors whole.
         model: the model whose parameters the optimizer has.
         sync: the rule, as an object (``offbeat.SSP(staleness=3)``) or as a string (``"ssp(staleness=3)"``); ``--sync`` on the command line
-        replaces it.
+            replaces it.
         nonfinite: for a gradient with infinity or NaN: ``"reject"`` it, so that the fold does not contain it, or ``"stop"`` the job.
 
     Raises:
         ConfigurationError: the optimizer cannot run on a server, or has other parameters than the model, or no parameter is trainable, or
-        the rule does not exist; or another launcher, such as torchrun, has started several processes of the script.
+            the rule does not exist; or another launcher, such as torchrun, has started several processes of the script.
         RefusedError: the job's other workers have a different model, optimizer or rule.
 
     >>> model = torch.nn.Linear(3, 1)
@@ -83,9 +82,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         nonfinite: Literal["reject", "stop"] = "reject",
     ) -> None:
         if nonfinite not in ("reject", "stop"):
-            raise ConfigurationError(f"nonfinite={nonfinite!r}: say 'reject' or 'stop'")
+            raise ConfigurationError(f"nonfinite={nonfinite!r}: must be 'reject' or 'stop'")
         if isinstance(optimizer, DistributedOptimizer):
-            raise ConfigurationError("this optimizer is distributed already: wrap an optimizer of torch.optim")
+            raise ConfigurationError("this optimizer is a DistributedOptimizer already: wrap an optimizer of torch.optim")
         with _job_is_told():
             policy = rule(sync)
             layout = Layout.of(model, optimizer)
@@ -122,7 +121,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def version(self) -> int:
-        """The number of folds in the parameters of the model."""
+        """The version of the model's parameters: the number of folds in them."""
         return self._session.version
 
     @property
@@ -137,7 +136,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def reports(self) -> list[dict[str, Any]]:
-        """The counts of all indices: an entry for each epoch whose end this worker has seen, with the fields of ``core/leases.py``."""
+        """One report per epoch whose end this worker has seen: the counts of all indices, with the fields of ``core/leases.py``."""
         return self._session.reports
 
     def batch_sampler(self, dataset: Sized, *, batch_size: int, shuffle: bool = True, seed: int | None = None) -> ElasticBatchSampler:
@@ -147,7 +146,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             dataset: anything with a length; the same on all workers.
             batch_size: samples in one worker's batch.
             shuffle: a new order each epoch.
-            seed: of the orders; default: the job's.
+            seed: the seed of the orders; default: the job's.
 
         Raises:
             ConfigurationError: the data set has no length, or fewer samples than the job has workers, or the batch size is below 1.
@@ -159,15 +158,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Args:
             closure: clears the gradients, computes the loss, calls ``backward`` and returns the loss. It is evaluated once, with gradients
-                enabled, before the push. None: the gradients are there.
-            samples: the number of samples of which the gradient is the mean, its weight in the fold. Known without this argument when the
-            batches come from `batch_sampler`; without either, contributions weigh the same.
+                enabled, before the push. None: the gradients are computed already.
+            samples: the number of samples of which the gradient is the mean, which is its weight in the fold. Known without this argument
+                if the batches come from `batch_sampler`; without either, all contributions have the same weight.
 
         Returns:
             The closure's result; None without a closure.
 
         Raises:
-            JobError: the servers are gone.
+            JobError: the servers have ended.
 
         >>> model = torch.nn.Linear(3, 1)
         >>> optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -186,18 +185,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if isinstance(self._session, LocalSession) and (name := self._first_nonfinite()) is not None:
             if self._nonfinite == "stop":
                 raise FloatingPointError(f"the gradient of {name} is not finite")
-            warnings.warn(f"the gradient of {name} is not finite: this step is left out", stacklevel=2)
+            warnings.warn(f"the gradient of {name} is not finite: this step is skipped", stacklevel=2)
             self._session.reject(f"gradient not finite in {name}")
         else:
             self._session.step(samples)
         return loss
 
     def interruptible(self) -> AbstractContextManager[None]:
-        """Return a context manager whose body ends early when the gradient computed in it has become useless; for rules that interrupt.
+        """Return a context manager whose body ends early when the gradient computed in it is obsolete, under rules that interrupt.
 
-        Put the forward and backward pass of one batch in it. Under ``dbw(obsolete=push_and_interrupt)`` and similar rules, a worker whose
-        version is outdated stops between two modules of its model, or two gradients, and the `step` after the body takes the
-        newest parameters instead of pushing. Under other rules, and without a launcher, it does nothing.
+        Put the forward and backward pass of one batch in the body. Under ``dbw(obsolete=push_and_interrupt)`` and similar rules, a worker
+        with an outdated version stops between two modules of its model, or two gradients, and the `step` after the body loads the
+        newest parameters instead of pushing. Under other rules, and without a launcher, the context manager does nothing.
 
         >>> model = torch.nn.Linear(3, 1)
         >>> optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -208,11 +207,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._session.interruptible()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients; ``set_to_none`` is cheaper, and safe."""
+        """Clear the gradients, as the wrapped optimizer does."""
         self.wrapped.zero_grad(set_to_none)
 
     def pull(self) -> None:
-        """Load the newest parameters into the model without a push, for instance before an evaluation in mid-epoch."""
+        """Load the newest parameters into the model without a push, for instance before an evaluation during an epoch."""
         self._session.pull()
 
     def state_dict(self) -> dict[str, Any]:
@@ -245,7 +244,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return None
 
     def close(self) -> None:
-        """Leave the job; the model keeps its parameters. The end of the script calls it."""
+        """Leave the job; the model keeps its parameters. Called automatically at the end of the script."""
         self._session.close()
 
 
@@ -255,7 +254,7 @@ def _spec_of(optimizer: torch.optim.Optimizer) -> tuple[OptimizerSpec, str | Non
     try:
         return spec_of(optimizer), None
     except ConfigurationError as error:
-        if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):  # a closure, or sparse gradients, wherever they step
+        if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):  # need closures or sparse gradients: no process can run them
             raise
         groups = [{"params": group["params"]} for group in optimizer.param_groups]
         return spec_of(torch.optim.SGD(groups, lr=0.0)), str(error)

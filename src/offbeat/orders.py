@@ -23,7 +23,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.types import Epoch
 
 BLOCK = 1 << 16
-"""How many indices a sampler that repeats draws at a time."""
+"""The number of indices drawn at a time for a sampler with replacement."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,16 @@ class Order:
     """
 
     size: int
-    """How many positions an epoch has."""
+    """The number of positions in an epoch."""
     draw: Callable[[torch.Generator, Epoch], torch.Tensor]
-    """The indices, at least `size` of them, or `block` if it is set; positions beyond are not dealt."""
+    """Returns the indices, at least `size` of them, or `block` if that is set; further ones are not dealt."""
     shuffles: bool
+    """Whether the order changes with the epoch."""
     splits: bool = False
-    """Whether it is a permutation of the whole data set, which rules may cut into splits of the workers."""
+    """Whether the order is a permutation of the whole data set, which rules may divide into splits of the workers."""
     block: int = 0
-    """How many positions are drawn at a time, each block from a generator of its own; 0: all of the epoch's. Samplers that repeat may be
-    asked for more indices than memory holds (``RandomSampler(..., replacement=True, num_samples=10**10)``)."""
+    """The number of positions drawn at a time, each block from a generator of its own; 0: all of the epoch. A sampler with replacement may
+    have more indices than fit in memory (``RandomSampler(..., replacement=True, num_samples=10**10)``)."""
 
     def indices(self, generator: torch.Generator, epoch: Epoch) -> torch.Tensor:
         """Return the index at each position of an epoch that is drawn as a whole.
@@ -53,7 +54,7 @@ class Order:
         """
         drawn = self.draw(generator, epoch)
         if len(drawn) < self.size:
-            raise ConfigurationError(f"order({epoch}) has {len(drawn)} indices, order(0) has {self.size}: they must be as many")
+            raise ConfigurationError(f"order({epoch}) has {len(drawn)} indices, but order(0) has {self.size}: make them equal in number")
         return drawn[: self.size]
 
     def whole_batches(self, batch_size: int) -> Order:
@@ -64,7 +65,7 @@ class Order:
         """
         size = self.size // batch_size * batch_size
         if size == 0:
-            raise ConfigurationError(f"drop_last=True leaves nothing of {self.size} samples in batches of {batch_size}: make these smaller")
+            raise ConfigurationError(f"drop_last=True leaves no batch: {self.size} samples are less than batch_size={batch_size}; lower it")
         return replace(self, size=size, splits=self.splits and size == self.size)
 
     @classmethod
@@ -105,7 +106,7 @@ class Order:
             case SubsetRandomSampler():
                 indices = torch.as_tensor(list(sampler.indices), dtype=torch.int64)
                 return cls(len(indices), lambda generator, epoch: indices[torch.randperm(len(indices), generator=generator)], shuffles=True)
-            case DistributedSampler():  # it would cut the data by rank: here they are dealt out as a whole
+            case DistributedSampler():  # its division of the data by rank is not used: the job deals out the whole data set
                 return cls.plain(len(sampler.dataset), shuffle=sampler.shuffle)  # type: ignore[arg-type]
         raise ConfigurationError(
             f"elastic() does not know the order of a {type(sampler).__name__}: pass the data set with order=, a function that returns the "
@@ -125,9 +126,9 @@ class DrawnOrder:
     """The indices of one epoch of an order that is drawn in blocks, each block when it is needed.
 
     Args:
-        order: its ``block`` is above 0.
-        generator: makes a generator of the numbers of an epoch and of a block.
-        epoch: whose order this is.
+        order: an order with ``block`` above 0.
+        generator: makes a generator from the number of an epoch and of a block.
+        epoch: the number of the epoch.
 
     >>> order = Order.of_sampler(RandomSampler(range(3), num_samples=7))
     >>> drawn = DrawnOrder(order, lambda epoch, block: torch.Generator().manual_seed(block), 0)
@@ -143,7 +144,7 @@ class DrawnOrder:
         parts, at, block = [], positions.start, self._order.block
         while at < positions.stop:
             number, offset = divmod(at, block)
-            if number != self._number:  # leases come in ascending order but for those that come back, so one block is kept
+            if number != self._number:  # leases come in ascending order, except returned ones: keeping one block is enough
                 self._number, self._newest = number, self._order.draw(self._generator(self._epoch, number), self._epoch)
             parts.append(self._newest[offset : offset + positions.stop - at])
             at += len(parts[-1])
@@ -154,7 +155,7 @@ def batches_of(batch_sampler: Sampler[list[int]] | object) -> tuple[object, int,
     """Return a batch sampler's sampler, its batch size, and whether it leaves out a last smaller batch.
 
     Raises:
-        ConfigurationError: it is no plain `torch.utils.data.BatchSampler`.
+        ConfigurationError: it is of another class than `torch.utils.data.BatchSampler`.
     """
     if type(batch_sampler) is not BatchSampler:
         raise ConfigurationError(

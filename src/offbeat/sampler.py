@@ -1,10 +1,10 @@
-"""The elastic batch sampler: which samples this worker computes on next, decided batch by batch while the epoch runs.
+"""The elastic batch sampler: chooses this worker's next samples, batch by batch while the epoch runs.
 
-A standard ``DataLoader`` takes it as ``batch_sampler``. Workers lease positions of the epoch's order from the coordinator, so the fast take
-more than the slow, and what a dead worker held is dealt out again: each index of an epoch is used once, and its report lists exceptions.
-Where the rule gives each worker a split of its own, a worker goes through that, in an order of its own, and leases positions in it.
+A standard ``DataLoader`` takes it as ``batch_sampler``. Workers lease positions of the epoch's order from the coordinator. Fast workers
+therefore take more than slow ones, and the positions of a dead worker are dealt out again: each index of an epoch is used once, and the
+epoch's report lists exceptions. If the rule gives each worker a split, the worker leases positions of its split, in an order of its own.
 
-`Passes` is what any elastic source of batches has in common, also one of a stream (``loaders.py``): epochs, grants, and looks at the data.
+`Passes` is the base of all elastic sources of batches, also of streams (``loaders.py``): epochs, grants, and passes without a step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from offbeat.types import Epoch
 
 
 class Passes:
-    """Passes over the data, an epoch each, in which this worker is granted positions.
+    """Passes over the data, one per epoch, in which the job grants positions to this worker.
 
     Args:
         session: this worker's part in the job; None: that of the `DistributedOptimizer` made last, or of the first that will be made.
@@ -36,9 +36,9 @@ class Passes:
     """
 
     _size: int | None
-    """How many positions an epoch has; None: a stream, whose length is known only at its end."""
+    """The number of positions in an epoch; None for a stream, whose length is known only at its end."""
     _seed: int | None = None
-    """Of the orders; None: the job's."""
+    """The seed of the orders; None: the job's seed."""
 
     def __init__(self, session: Session | None, batch_size: int) -> None:
         self._batch_size = batch_size
@@ -46,7 +46,7 @@ class Passes:
         """The session, and the number of this source's pool in it."""
         self._epoch = 0
         self._chosen = False
-        """`set_epoch` has named the epoch of the next pass."""
+        """Whether `set_epoch` has set the epoch of the next pass."""
         self._begun: Epoch | None = None
         """The epoch of the last pass."""
         self._dealt: list[LeasedRange] = []
@@ -73,8 +73,8 @@ class Passes:
     def _membership(self) -> tuple[Session, int]:
         if self._joined is None:
             raise ConfigurationError(
-                "elastic data are dealt out by the job, and this process has none yet: make the offbeat.DistributedOptimizer first, and "
-                "look at the data set itself if the model's size depends on it (dataset[0])"
+                "the job deals out elastic data, and this process is not in a job yet: make the offbeat.DistributedOptimizer first; "
+                "if the model's size depends on the data, look at the data set itself (dataset[0])"
             )
         return self._joined
 
@@ -89,18 +89,18 @@ class Passes:
         return self._pool
 
     def set_epoch(self, epoch: int) -> None:
-        """The next pass over the loader is this epoch, for resuming; otherwise epochs count by themselves."""
+        """Set the epoch of the next pass, for resuming. Without this call each pass is the next epoch."""
         self._epoch, self._chosen = epoch, True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch, and what is left of it if it has begun and not ended, also after a loop that was left early.
+        """Return the epoch and, if it has begun and not ended, the positions left of it.
 
-        Positions that a worker has been dealt and not stepped on are left; in a job, also those whose step has no fate yet.
+        Positions that a worker was dealt but has not used in a step are left; in a job, also those whose step has no fate yet.
         """
         return self.state_at(self._session.place(self._pool))
 
     def state_at(self, place: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the `state_dict` for this place of the job's, see `core.leases.Leases.place`."""
+        """Return the `state_dict` for this place of the job's data; see `core.leases.Leases.place`."""
         epoch = place["epoch"] if place is not None and place["epoch"] == self._begun and not self._chosen else self._next
         seed = self._session.seed if self._seed is None else self._seed
         state = {"epoch": epoch, "size": self._size, "seed": seed, "rest": None}
@@ -109,16 +109,16 @@ class Passes:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where a `state_dict` was taken: the next pass is of that epoch, and of what was left of it.
+        """Resume from a `state_dict`: the next pass is over the positions left of its epoch.
 
-        On a worker that comes to a running job the job decides what is left.
+        On a worker that joins a running job, the job decides which positions are left.
 
         Raises:
-            ConfigurationError: the state is of a data set of another size.
+            ConfigurationError: the state belongs to a data set of another size.
         """
         if None not in (self._size, state.get("size")) and state["size"] != self._size:
             raise ConfigurationError(
-                f"the sampler's saved state is of a data set of {state['size']} samples, this one has {self._size}: take the same data"
+                f"the sampler's saved state is of a data set of {state['size']} samples, this one has {self._size}: use the same data"
             )
         self.set_epoch(state["epoch"])
         self._seed = state.get("seed", self._seed)
@@ -126,7 +126,7 @@ class Passes:
             self._session.go_on_from(self._pool, state["epoch"], state["rest"])
 
     def _pass(self) -> tuple[Epoch, Iterator[LeasedRange]]:
-        """Begin the next pass: its epoch, and its grants as they come."""
+        """Begin the next pass; return its epoch, and an iterator over its grants."""
         session, epoch = self._session, self._next
         kept = list(self._dealt) if self._peeked and epoch == self._begun else []
         if kept:
@@ -155,8 +155,8 @@ class Passes:
         if dealt and self._peeked and not torch.is_grad_enabled() and not self._warned:
             self._warned = True
             warnings.warn(
-                "an elastic loader was gone through without gradients: what it deals out belongs to this worker's next steps, and counts "
-                "as their samples. To evaluate, use a plain DataLoader, on the chief or over a slice by offbeat.rank()",
+                "an elastic loader was iterated without gradients: its batches belong to this worker's next steps and count as their "
+                "samples. To evaluate, use a plain DataLoader, on the main process or over a slice by offbeat.rank()",
                 stacklevel=2,
             )
 
@@ -165,7 +165,7 @@ class Passes:
 
     @property
     def _peeked(self) -> bool:
-        """Whether the last pass was only a look at the data: it took batches, and no step has used any of them."""
+        """Whether the last pass took batches and no step has used any of them."""
         return bool(self._dealt) and self._session.held(self._pool) == self._dealt
 
     @property
@@ -177,20 +177,20 @@ class Passes:
 class ElasticBatchSampler(Passes, Sampler[list[int]]):
     """Batches of indices for a ``DataLoader``; made by `DistributedOptimizer.batch_sampler` and `offbeat.elastic`.
 
-    The epoch ends for all workers together: one that finds no samples left waits until every index is settled (taking over those of
-    workers that die meanwhile), and then has the newest parameters. With ``num_workers > 0`` a loader takes batches ahead of their use;
-    then the wait is at the start of the next epoch.
+    The epoch ends for all workers together: a worker without samples waits until every index is settled (taking over the samples of
+    workers that die meanwhile), and then has the newest parameters. With ``num_workers > 0`` a loader fetches batches before their use;
+    the wait is then at the start of the next epoch.
 
-    A look at the data costs nothing: after a pass of which no batch was stepped on, such as ``next(iter(loader))``, the next pass is of the
-    same epoch and begins with the batches that this worker has already been dealt.
+    A look at the data does not use it up: after a pass without a step, such as ``next(iter(loader))``, the next pass is of the same epoch
+    and begins with the batches that this worker has already been dealt.
 
-    A rule may ask for another batch size (``Plan.batch``): then batches have that, from the next one taken on.
+    If the rule sets another batch size (``Plan.batch``), batches have that size from the next one on.
 
     Args:
         session: this worker's part in the job; None: see `Passes`.
-        order: of the indices in an epoch. Splits of workers are cut from an order that is the same in every epoch, drawn from the seed.
-        batch_size: samples in a batch; the last of an epoch may be smaller.
-        seed: of the orders; None: the job's.
+        order: the order of the indices in an epoch. Workers' splits are cut from one order for all epochs, drawn from the seed.
+        batch_size: samples in a batch; the last batch of an epoch may be smaller.
+        seed: the seed of the orders; None: the job's seed.
     """
 
     _size: int
@@ -198,13 +198,13 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
     def __init__(self, session: Session | None, order: Order, batch_size: int, *, seed: int | None) -> None:
         self._order, self._size, self._seed = order, order.size, seed
         self._parts: Parts | None = None
-        """This worker's split in the epoch that it has taken samples of last; empty: it has none of its own."""
+        """This worker's split in its last epoch; empty: the rule gives no splits. None before the first batch."""
         super().__init__(session, batch_size)
 
     def _join(self, session: Session) -> None:
         if self._size < session.workers:
             raise ConfigurationError(
-                f"the data set has {self._size} samples for {session.workers} workers: each needs at least one, use fewer workers"
+                f"the data set has {self._size} samples for {session.workers} workers: each needs at least one; use fewer workers"
             )
         super()._join(session)
 
@@ -222,7 +222,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
             yield indices[grant.start : grant.stop].tolist()
 
     def __len__(self) -> int:
-        """This worker's number of batches in an epoch: of its own split, or of an equal part, the slow taking fewer and the fast more."""
+        """Return the number of batches in this worker's split, or in an equal share of the data, of which slow workers take less."""
         parts, session = self._parts, self._session
         if parts is None and session.overlap is not None:
             parts = Splits(self._size, session.workers, session.overlap).among(range(session.workers))[session.worker]
@@ -234,19 +234,22 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         reach = max((stop for _, stop in grant.parts), default=grant.stop)
         if reach > self._size:
             raise ConfigurationError(
-                f"this worker's data set has {self._size} samples, that of the workers before it at least {reach}: "
+                f"this worker's data set has {self._size} samples, but that of the other workers at least {reach}: "
                 "every worker needs the same data set"
             )
 
     def _indices(self, epoch: Epoch, parts: Parts) -> torch.Tensor | DrawnOrder:
-        """The indices that positions count along: of all data, or of a split."""
+        """Return the indices at all positions of an epoch: of the whole data set, or of a split."""
         if not parts and self._order.block:
             return DrawnOrder(self._order, self._generator, epoch)
         if not parts:
             return self._order.indices(self._generator(epoch), epoch)
         if not self._order.splits:
-            raise ConfigurationError("this rule gives each worker a split of the data set: it needs all of that, in order or shuffled")
-        fixed = self._order.indices(self._generator(-1), -1)  # no epoch's number: the same in all
+            raise ConfigurationError(
+                "this rule gives each worker a split of the data set, which needs every index once in the order: remove order=, drop_last= "
+                "or the sampler, or use a rule without splits"
+            )
+        fixed = self._order.indices(self._generator(-1), -1)  # -1 is no epoch's number: the order is the same in all epochs
         split = torch.cat([fixed[start:stop] for start, stop in parts])
         if not self._order.shuffles:
             return split
@@ -266,7 +269,7 @@ def elastic_batch_sampler(session: Session, dataset: Sized, batch_size: int, *, 
     """Check the user's arguments and make the sampler.
 
     Raises:
-        ConfigurationError: a batch size below 1, a data set without a length, or with fewer samples than the job has workers.
+        ConfigurationError: the batch size is below 1, or the data set has no length or fewer samples than the job has workers.
     """
     whole_number("batch_sampler", "batch_size", batch_size, least=1)
     try:

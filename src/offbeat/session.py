@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class LeasedRange(NamedTuple):
-    """Positions ``start`` to ``stop``, of an epoch's order or of this worker's split, are this worker's."""
+    """A grant of positions ``start`` to ``stop``, of an epoch's order or of this worker's split, to this worker."""
 
     pool: int
     lease: LeaseId
     start: int
     stop: int
     parts: Parts = ()
-    """This worker's split in this epoch, ranges of the data's fixed order, along which the positions count. Empty: all have one order."""
+    """This worker's split in this epoch, as ranges of the data's fixed order; positions are positions of the split. Empty: no splits."""
     rows: int | None = None
-    """The number of samples; None: one at each position. 0: unknown."""
+    """The number of samples; None: one at each position; 0: unknown."""
 
     @property
     def samples(self) -> int:
@@ -41,7 +41,7 @@ class LeasedRange(NamedTuple):
 
 @dataclass(slots=True)
 class SplitProgress:
-    """How far a worker has come in its own split of an epoch; for plans that push at fractions of it. Each epoch begins with a new one.
+    """A worker's progress through its split of an epoch, for plans that push at fractions of the split. Each epoch has a new object.
 
     >>> progress = SplitProgress()
     >>> progress.deal(((0, 10),), samples=4, batch=4)
@@ -50,9 +50,9 @@ class SplitProgress:
     """
 
     done: int = 0
-    """Batches stepped on."""
+    """Batches used in a step."""
     batches: int | None = None
-    """Batches in the split; None: this worker has no split of its own, or has not asked for samples yet."""
+    """Batches in the split; None: this worker has no split, or has not requested samples yet."""
     dealt: int = 0
     """Batches dealt to the worker, used or not."""
     samples: int = 0
@@ -67,7 +67,7 @@ class SplitProgress:
 
 
 class Snapshot(NamedTuple):
-    """The contents of a checkpoint, all of one version where the rule has one. The model then has the parameters of that version."""
+    """The contents of a checkpoint, all of one version if the rule has one; the model then has the parameters of that version."""
 
     version: Version
     optimizer: dict[str, Any]
@@ -87,11 +87,11 @@ class Session(ABC):
     version: Version = 0
     chief: bool = True
     batch: int | None = None
-    """The batch size that the rule wants of the samplers; None: the script's."""
+    """The batch size that the rule sets for the samplers; None: the script's."""
     resumes: bool = True
     """Whether state that the script loads is used. False: this worker has joined a running job and takes the job's state."""
     overlap: float | None = None
-    """Each worker has a split of its own, this fraction of the data being in all of them; None: samples are dealt out from one pool."""
+    """The fraction of the data that all workers' splits share; None: no splits, samples are dealt out from one pool."""
 
     def __init__(self) -> None:
         self.progress = SplitProgress()
@@ -102,9 +102,9 @@ class Session(ABC):
         """By sampler: an epoch, and the ranges left of it according to the checkpoint that the script has loaded."""
         self._loss: float | None = None
         self._outstanding: list[LeasedRange] = []
-        """Dealt to this worker and not pushed yet, oldest first."""
+        """Grants dealt to this worker and not pushed yet, oldest first."""
         self._in_hand: dict[int, set[LeaseId]] = {}
-        """Delivered to the script and not pushed yet, by sampler; only of those whose loader says what it delivers."""
+        """Leases delivered to the script and not pushed yet, by sampler; only of samplers whose loader reports deliveries."""
         self._backwards = 0
         """Backward passes in the last step over samples."""
         self._warned_of_passes = False
@@ -172,7 +172,7 @@ class Session(ABC):
     def deliver(self, grant: LeasedRange) -> None:
         """Note that the script has received the batch of this grant; a step does not use batches that a loader has only fetched ahead."""
         in_hand = self._in_hand.setdefault(grant.pool, set())
-        if grant in self._outstanding:  # a grant of a pass that was left early may have gone back to the job
+        if grant in self._outstanding:  # a grant of an abandoned pass may have gone back to the job
             in_hand.add(grant.lease)
 
     def take_back(self, pool: int) -> None:
@@ -185,7 +185,7 @@ class Session(ABC):
             warnings.warn(
                 f"a step of the first optimizer was over {self._backwards} backward passes, and counts as many batches, while its "
                 "DataLoader fetches batches ahead. If the passes were over one batch, as in a GAN, its pushes have wrong weights: make the "
-                "loader with offbeat.elastic(dataset, ...), which says what it delivers, or with num_workers=0",
+                "loader with offbeat.elastic(dataset, ...), which reports the batches that it delivers, or with num_workers=0",
                 stacklevel=4,
             )
 
@@ -209,8 +209,7 @@ class Session(ABC):
 
     @abstractmethod
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
-        """Return the next samples of an epoch, ``self.batch`` of them or, if that is None, ``batch``; None once the epoch is over for this
-        worker."""
+        """Return the next samples of an epoch, ``self.batch`` or else ``batch`` of them; None once the epoch is over for this worker."""
 
     @abstractmethod
     def pull(self) -> None:
@@ -353,15 +352,15 @@ def when_made(call: Callable[[Session], None]) -> None:
 
 
 def log(**metrics: float) -> None:
-    """Report numbers of this worker: ``loss`` shows in the job's progress line, the others in its table and summary.
+    """Report metrics of this worker: ``loss`` is shown in the job's progress line, the others in its table and summary.
 
-    A metric's value in the summary is the one that was logged last.
+    The summary has the value of each metric that was logged last.
 
     Args:
         metrics: plain numbers; call ``.item()`` on tensors.
 
     Raises:
-        TypeError: a value is no number.
+        TypeError: a value is not a number.
     """
     for name, value in metrics.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -373,8 +372,8 @@ def log(**metrics: float) -> None:
 def rank() -> int:
     """Return this worker's number in the job, from 0; 0 without a launcher.
 
-    Usable before the optimizer exists, for a seed or a share of the data that differs from worker to worker. A restarted worker has the
-    number of the process before it.
+    Usable before the optimizer exists, for a seed or a share of the data that differs from worker to worker. A restarted worker keeps its
+    number.
 
     >>> rank()
     0
@@ -383,7 +382,9 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """Return how many workers the job was started with, whether they live or not; 1 without a launcher. Usable before the optimizer exists.
+    """Return the number of workers with which the job was started, dead ones included; 1 without a launcher.
+
+    Usable before the optimizer exists.
 
     >>> world_size()
     1
@@ -394,9 +395,9 @@ def world_size() -> int:
 def chief() -> bool:
     """Return whether this is the worker that evaluates, prints and saves; True without a launcher.
 
-    The chief is the lowest-numbered worker that is connected when the job begins. If it dies, or is told to leave (SIGTERM), the
-    lowest-numbered living worker becomes chief and stays it, even when the first one returns. When the chief's script ends, no other worker
-    becomes chief: workers that end later do not save the same files again. Before the optimizer exists, only worker 0 is chief.
+    The chief is the lowest-numbered worker that is connected when the job begins. If the chief dies or is told to leave (SIGTERM), the
+    lowest-numbered living worker becomes chief, and stays chief even when the first one returns. When the chief's script ends, no other
+    worker becomes chief, so that workers that end later do not save the same files again. Before the optimizer exists, worker 0 is chief.
 
     >>> chief()
     True
@@ -405,10 +406,10 @@ def chief() -> bool:
 
 
 def is_main_process() -> bool:
-    """Return `chief()`; the name is that of other libraries.
+    """Return `chief()`, under the name that other libraries use.
 
     >>> if is_main_process():
-    ...     print("one worker says this")
-    one worker says this
+    ...     print("printed by one worker")
+    printed by one worker
     """
     return chief()

@@ -1,4 +1,4 @@
-"""Spelled objects: ``ssp(staleness=3)`` in a script or on the command line, read with Python's own parser, nothing executed."""
+"""Parse specs such as ``ssp(staleness=3)``, from a script or the command line, with Python's own parser; no code is executed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from offbeat.errors import ConfigurationError
 T = TypeVar("T")
 
 _ASYNC = re.compile(r"(?<==)(\s*)async(?=\s*[,)])")
-"""A word like any other here, but a keyword to Python's parser, which is shown another one of the same length."""
+"""The value ``async``, which is a keyword of Python: the parser gets ``Async`` instead, which has the same length."""
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
-    """Split a spelling into its name and keyword arguments; values are Python literals or bare words.
+    """Split a spec into its name and keyword arguments; values are Python literals or bare words.
 
     >>> parse_call("ssp(staleness=3)")
     ('ssp', {'staleness': 3})
@@ -28,11 +28,11 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
     ('elastic', {'R': 30, 'mode': 'async'})
 
     Raises:
-        ConfigurationError: it does not parse; the message names the position and what was expected.
+        ConfigurationError: the text does not parse; the message names the position and what was expected.
     """
     try:
         tree = _parsed(_ASYNC.sub(r"\1Async", text.strip()))
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deep for Python's parser
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deeply for Python's parser
         position = getattr(error, "offset", None) or 1
         raise ConfigurationError(f"{text!r}: cannot read it at character {position}; write name or name(key=value, ...)") from None
     if isinstance(tree, ast.Name):
@@ -56,7 +56,7 @@ def _parsed(text: str) -> ast.expr:
     try:
         return ast.parse(text, mode="eval").body
     except SystemError:
-        # Python 3.11 counts a tree's depth once for all threads, and fails if another has parsed something meanwhile (gh-106905).
+        # Python 3.11 counts a tree's depth once for all threads, and fails if another thread parses at the same time (gh-106905).
         return _parsed(text)
 
 
@@ -72,10 +72,15 @@ def _literal(text: str, node: ast.expr) -> Any:
 
 
 def build(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
-    """Make the object that ``text`` spells; ``kinds`` are the dataclasses to choose from, ``what`` is their common noun.
+    """Make the object that ``text`` describes.
+
+    Args:
+        text: the spec.
+        kinds: the dataclasses to choose from, by name.
+        what: their common noun, for messages.
 
     Raises:
-        ConfigurationError: an unknown name or setting, or a value that the object refuses.
+        ConfigurationError: the name or a setting is unknown, or the object refuses a value.
     """
     name, arguments = parse_call(text)
     kind = kinds.get(name.lower())

@@ -1,28 +1,28 @@
 """The vocabulary: one word per idea, used with this meaning everywhere.
 
 worker        a process that computes gradients. Numbered 0 .. n-1 for the whole job; a restarted process keeps its number.
-incarnation   how often a worker has joined the job, from 1. What an earlier incarnation sends is fenced: it is rejected.
+incarnation   the number of times that a worker has joined the job, from 1. Messages of earlier incarnations are fenced: they are rejected.
 rank          a worker of a job without servers: it has a replica of the model and an optimizer of its own.
 server        a process that holds parameters. Numbered 0 .. S-1. Server 0 also hosts the coordinator.
 shard         the part of the parameters, and of the optimizer's state, that one server holds.
 coordinator   the ledger, the membership and the sample leases of a job, and the one rule it runs.
-rule          a synchronization model: which contributions fold now, and which worker may go on.
+rule          a synchronization model: decides which contributions fold now, and which workers may continue.
 push          a worker hands in one contribution and waits to be admitted.
-contribution  what one push hands in: a gradient, the mean over ``samples`` samples, or the parameters that local steps have come to.
-              Each has exactly one fate; in rules of shard scope, one at each shard.
-gather        a contribution leaves its worker's memory for a sum that a later fold uses up.
+contribution  the content of one push: a gradient, the mean over ``samples`` samples, or the parameters after local steps. Each has exactly
+              one fate; under rules of shard scope, one at each shard.
+gather        a contribution moves from its worker's memory into a sum that a later fold uses.
 fold          a weighted sum of contributions becomes one optimizer step: the next version of the parameters.
-version       how many folds the parameters have seen, from 0.
-staleness     the version a contribution is folded onto, minus the version it was computed from.
-mass          push-sum: what a rank's parameters are divided by to give its model.
-clock         how many iterations a worker has completed and pushed; a returning worker is set to the slowest clock.
-plan          what an admitted worker does until its next push: how many local steps, with which batch size.
-superstep     ElasticBSP: from one barrier to the next.
-block         one shard's parameters at one version, as a worker of a rule of shard scope holds them.
-split         the part of the data that is one worker's own, where the rule gives each one.
+version       the number of folds in the parameters, from 0.
+staleness     the version onto which a contribution is folded, minus the version from which it was computed.
+mass          push-sum: the number by which a rank's parameters are divided to give its model.
+clock         the number of iterations that a worker has completed and pushed; a returning worker gets the slowest clock.
+plan          the work of an admitted worker until its next push: the number of local steps and the batch size.
+superstep     ElasticBSP: the time from one barrier to the next.
+block         one shard's parameters at one version, held by a worker under a rule of shard scope.
+split         one worker's own part of the data, under rules that divide the data.
 pull          an admitted worker receives the newest parameters.
 lease         a range of positions of one epoch's sample order that one worker holds until it pushes or dies.
-active        alive and not idle: a worker that the rule may wait for. Idle: it waits for an epoch to end.
+active        alive and not idle: a worker that the rule may wait for. An idle worker waits for an epoch to end.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ RecordId: TypeAlias = int
 """The number of an event's or effect's record in the journal, from 1."""
 
 NO_CAUSE: Final[RecordId] = 0
-"""Stands for the number of a record where there is none."""
+"""The record number of an effect that no event has caused."""
 
 
 class Fate(StrEnum):
-    """What became of a contribution."""
+    """The fate of a contribution."""
 
     FOLDED = "folded"
-    """It is part of a version of the parameters."""
+    """Part of a version of the parameters."""
     CARRIED = "carried"
-    """It waits in its sender for a later round (partial collectives only)."""
+    """Kept by its sender for a later round (partial collectives only)."""
     DROPPED = "dropped"
-    """The rule had no use for it, for instance because it came too late."""
+    """Not used by the rule, for instance because it arrived too late."""
     REJECTED = "rejected"
-    """It must not be used: sent by a fenced incarnation, not finite, or over samples that went to somebody else."""
+    """Not usable: sent by a fenced incarnation, not finite, or computed over samples that were dealt to another worker meanwhile."""
 
 
 class WorkerState(StrEnum):
-    """A worker in the coordinator's eyes (EnsembleSync, section 3.3; the transitions are in ``core/membership.py``)."""
+    """The state of a worker as the coordinator sees it (EnsembleSync, section 3.3; transitions: ``core/membership.py``)."""
 
     EXPECTED = "expected"
-    """Announced, not heard of yet."""
+    """Part of the job, but has not joined yet."""
     ALIVE = "alive"
     DEAD = "dead"
-    """Silent for longer than the timeout, disconnected, or reported dead. Nobody waits for it."""
+    """Silent for longer than the timeout, disconnected, or reported dead. No rule waits for a dead worker."""
     RECOVERED = "recovered"
-    """Dead, then heard of again: told to rejoin, and counted again only once it has."""
+    """Dead, then sent a message: it has been told to rejoin, and counts again once it has rejoined."""
     FINISHED = "finished"
-    """Left by itself: its script has come to its end."""
+    """Left the job after its script ended."""

@@ -99,7 +99,7 @@ def check_rule(policy: Policy, cluster: Cluster, work: Work) -> None:
     """
     policy.check(cluster.workers)
     if work.samples is not None and work.samples < cluster.workers:
-        raise ConfigurationError(f"{work.samples} samples for {cluster.workers} workers: each needs at least one, use fewer workers")
+        raise ConfigurationError(f"{work.samples} samples for {cluster.workers} workers: each needs at least one; use fewer workers")
     if policy.split_overlap is not None and work.samples is None:
         raise ConfigurationError(
             f"{policy.spelling} gives each worker a split of the data, and the size of the data is not given; set the number of samples"
