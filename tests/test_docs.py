@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import offbeat
 import offbeat.types
 from offbeat.cli import app, check
+from offbeat.core.policy import ServerRule
 from offbeat.launch.program import Program
 from offbeat.policies import RULES
 from offbeat.sim.latency.registry import LAWS
@@ -99,6 +100,24 @@ def test_every_rule_has_a_section_with_its_settings_and_their_defaults(word: str
     assert dict(rows) == {f.name: "(required)" if f.default is MISSING else str(f.default) for f in settings}
     for part in ("*Choose it*", "*Paper:*"):
         assert part in said
+
+
+def test_every_rule_is_in_the_measured_table_or_named_as_missing_from_it() -> None:
+    text = section((ROOT / "docs" / "rules.md").read_text(encoding="utf-8"), "## Which one")
+    rows = set(re.findall(r"^\| `(\w+)", text, re.MULTILINE))
+    missing = re.search(r"^Rules without a row:.*?^$", text, re.MULTILINE | re.DOTALL)
+    assert missing is not None, "docs/rules.md, Which one: no paragraph 'Rules without a row: ...'"
+    named = set(re.findall(r"`(\w+)`", missing[0]))
+    assert set(RULES) <= rows | named, f"rules without a row and not in the paragraph: {set(RULES) - rows - named}"
+    assert named & rows <= set(re.findall(r"as `(\w+)`", missing[0])), "a rule with a row is named as missing"
+
+
+def test_every_rule_with_servers_is_in_the_table_of_what_it_exchanges() -> None:
+    text = section((ROOT / "docs" / "rules.md").read_text(encoding="utf-8"), "## What all rules have in common")
+    rows = re.findall(r"^\| (`.*?) \| (?:gradients|parameters)", text, re.MULTILINE)
+    assert {word for word, kind in RULES.items() if issubclass(kind, ServerRule)} == {
+        word for row in rows for word in re.findall(r"`(\w+)", row)
+    }
 
 
 def test_every_word_of_the_vocabulary_is_in_the_glossary() -> None:
