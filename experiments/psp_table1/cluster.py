@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from offbeat.core.effects import Effect, Fold, Publish, Release
 from offbeat.core.events import Pushed
 from offbeat.core.server.per_shard_ledger import ShardedLedger
 from offbeat.policies import PSP
+from offbeat.types import Incarnation
 
 
 class Setting(NamedTuple):
@@ -50,6 +51,10 @@ class Outcome(NamedTuple):
     """The mean, over blocks and gradients, of the versions between a gradient's block and the fold."""
 
 
+_FIRST: Final = Incarnation(1)
+"""The incarnation of every worker: none is ever restarted here."""
+
+
 @dataclass(eq=False)
 class _Worker:
     number: int
@@ -77,7 +82,7 @@ class Cluster:
     def run(self) -> Outcome:
         """From the first release until the last shard has made its last version."""
         for worker in self._workers:
-            self._do(self._ledger.enter(worker.number, 1, now=0.0))
+            self._do(self._ledger.enter(worker.number, _FIRST, now=0.0))
         while self._finished < self._setting.shards:
             self._now, _, worker, shard, version = heapq.heappop(self._heap)
             if shard >= 0:
@@ -130,7 +135,7 @@ class Cluster:
         t, used = blocks.t, blocks.used  # the first shards may answer, and the worker go on, before the last has the push
         worker.busy = False
         for shard in self._rng.permutation(setting.shards).tolist():
-            push = Pushed(worker.number, 1, t, setting.samples, setting.base_s, shard=shard, held=used)
+            push = Pushed(worker.number, _FIRST, t, setting.samples, setting.base_s, shard=shard, held=used)
             self._do(self._ledger.push(push, self._now))
         self._start_if_ready(worker)
 

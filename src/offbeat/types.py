@@ -28,19 +28,26 @@ active        alive and not idle: a worker that the rule may wait for. An idle w
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, NewType, TypeAlias
 
-WorkerId: TypeAlias = int
-Incarnation: TypeAlias = int
-Version: TypeAlias = int
-Clock: TypeAlias = int
-LeaseId: TypeAlias = int
-Epoch: TypeAlias = int
-Seconds: TypeAlias = float
-RecordId: TypeAlias = int
+# Identifiers are types of their own, so that mypy finds a worker's number where an incarnation is due. An identifier is made where it
+# begins (a counter, a message header, the command line, a journal) and nowhere else; at run time it is the int itself.
+Incarnation = NewType("Incarnation", int)
+LeaseId = NewType("LeaseId", int)
+RecordId = NewType("RecordId", int)
 """The number of an event's or effect's record in the journal, from 1."""
 
-NO_CAUSE: Final[RecordId] = 0
+# Counts and times stay aliases: rules and ledgers add, subtract and divide them, and the result would be a plain number at each step.
+Version: TypeAlias = int
+Clock: TypeAlias = int
+Epoch: TypeAlias = int
+Seconds: TypeAlias = float
+
+WorkerId: TypeAlias = int
+
+NOT_JOINED: Final = Incarnation(0)
+"""Stands for the incarnation of a worker that has not joined yet."""
+NO_CAUSE: Final = RecordId(0)
 """The record number of an effect that no event has caused."""
 
 

@@ -114,7 +114,7 @@ class Cluster:
     def __init__(self, model: Model, *times: StepTime, total: int = 256, **limits: object) -> None:
         self.times = dict(enumerate(times))
         self.living = list(self.times)
-        self.budget = Budget(total, model, **limits)  # type: ignore[arg-type]
+        self.budget = Budget(total, model, **limits)
         self.budget.deal(dict.fromkeys(self.living, 1), 0)
         self.epoch_number = 0
 

@@ -35,7 +35,7 @@ def test_asp_may_discount_what_is_stale(discount: Discount, scale: float) -> Non
 
 def test_asp_refuses_a_discount_that_it_does_not_know() -> None:
     with pytest.raises(ConfigurationError, match=r"asp\(discount='half'\): discount must be one of none, inverse, sqrt"):
-        ASP(discount="half")  # type: ignore[arg-type]
+        ASP(discount="half")
 
 
 def test_asp_folds_one_at_a_time_and_admits_everybody() -> None:

@@ -278,7 +278,7 @@ def test_quotas_and_leads_stay_within_their_bounds(speeds: list[int], lookahead:
 
     def planned(view: object) -> None:
         before = {worker: pace.count for worker, pace in superstep._paces.items()}
-        plan(view)  # type: ignore[arg-type]
+        plan(view)
         quotas.extend(pace.limit - before[worker] for worker, pace in superstep._paces.items())
 
     superstep._plan = planned  # type: ignore[method-assign]

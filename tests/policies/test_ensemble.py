@@ -40,7 +40,7 @@ def test_all_weigh_the_same_or_by_samples() -> None:
     pushed = (contribution(0), contribution(1)._replace(samples=24))
     view = StillView({0: 1, 1: 1}, pushed)
     for combine, weights in (("mean", (0.5, 0.5)), ("median", (0.5, 0.5)), ("samples", None)):
-        decision = EnsembleSync(combine=combine).start().fold(view)  # type: ignore[arg-type]
+        decision = EnsembleSync(combine=combine).start().fold(view)
         assert decision is not None and decision.weights == weights
     job = Hand(EnsembleSync(combine="samples"), 2)
     job.push(0, 0)
@@ -198,7 +198,7 @@ def test_where_samples_are_not_dealt_the_budget_follows_the_living() -> None:
 
 @pytest.mark.parametrize("model", ["inverse", "affine"])
 def test_the_slow_have_more_at_the_next_epoch_the_dead_nothing_and_the_returned_their_own(model: str) -> None:
-    job = Hand(EnsembleSync(per_epoch=1, overlap=0.0, budget=40, reallocate=model), 2)  # type: ignore[arg-type]
+    job = Hand(EnsembleSync(per_epoch=1, overlap=0.0, budget=40, reallocate=model), 2)
     assert [p.batch for p in plans(job.said).values()] == [20, 20]
     epoch(job, 0, 0, compute_s=1.0)
     epoch(job, 1, 0, compute_s=3.0)

@@ -44,7 +44,7 @@ def test_every_rule_keeps_the_contract(spelling: str) -> None:
 def test_every_rule_brings_examples_and_draws_of_its_own(word: str) -> None:
     kind = RULES[word]
     assert kind.about.examples and {rule(spelling).called() for spelling in kind.about.examples} == {word}
-    names = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    names = {f.name for f in dataclasses.fields(kind)}
     for workers in (1, 6):
         assert all(draws.keys() <= names and all(len(values) for values in draws.values()) for draws in kind.about.draws(workers))
 
@@ -121,7 +121,7 @@ def test_errors_name_the_place_and_what_is_known(spec: str, message: str) -> Non
 
 def test_what_is_no_rule_at_all_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"sync=3 is not a rule: pass one such as offbeat.SSP\(staleness=3\), or text"):
-        rule(3)  # type: ignore[arg-type]
+        rule(3)
 
 
 def test_values_are_literals_or_words() -> None:

@@ -110,7 +110,7 @@ def test_dssp_grants_nothing_where_waiting_is_nearest() -> None:
 @pytest.mark.parametrize("missing", ["last_fast", "step_fast", "last_slow", "step_slow"])
 def test_dssp_is_ssp_until_everybody_has_pushed_twice(missing: str) -> None:
     known = {"last_fast": 10.0, "step_fast": 2.0, "last_slow": 5.5, "step_slow": 10.0}
-    assert granted(DSSP(lower=1, upper=6), dssp_view(2, **{**known, missing: None})) == 0  # type: ignore[arg-type]
+    assert granted(DSSP(lower=1, upper=6), dssp_view(2, **{**known, missing: None})) == 0
 
 
 def test_dssp_grants_to_the_fastest_only_and_never_beyond_upper() -> None:
@@ -153,4 +153,4 @@ def test_impossible_settings_are_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match=r"dssp\(lower=5, upper=4\): upper must be at least lower"):
         DSSP(lower=5, upper=4)
     with pytest.raises(ConfigurationError, match="upper must be a whole number"):
-        DSSP(lower=1, upper=4.5)  # type: ignore[arg-type]
+        DSSP(lower=1, upper=4.5)

@@ -175,4 +175,4 @@ def test_what_is_no_prediction_is_refused(rows: Rows, complaint: str) -> None:
 
 def test_an_unknown_objective_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="objective must be range or sum"):
-        zipline([[1.0]], objective="mean")  # type: ignore[arg-type]
+        zipline([[1.0]], objective="mean")

@@ -28,7 +28,7 @@ from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import spec_of
 from offbeat.transport.base import Closed, Message
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
-from offbeat.types import Incarnation, Seconds, Version, WorkerId
+from offbeat.types import NOT_JOINED, Incarnation, Seconds, Version, WorkerId
 
 if TYPE_CHECKING:
     from tests.sim.stepped import SteppedJob
@@ -61,8 +61,8 @@ class StubProcess(ABC):
         self.mail: dict[str, dict[str, Any]] = {}
         self.memory: Any = ()
         self.serials: dict[int, int] = {}
-        self.incarnation: Incarnation = 0
-        self.left_behind: Incarnation = 0
+        self.incarnation: Incarnation = NOT_JOINED
+        self.left_behind: Incarnation = NOT_JOINED
         self.fenced = False
         self.version: Version = 0
         self.plan = Plan()

@@ -118,7 +118,7 @@ class Leases:
         self._pools: dict[int, _Pool] = {}
         self._leases: dict[LeaseId, Lease] = {}
         self._held: dict[WorkerId, dict[LeaseId, Lease]] = {}
-        self._next_id: LeaseId = 0
+        self._next_id = 0
 
     def epoch(self, pool: int) -> Epoch:
         """Return the current epoch of this pool, or the next one between two epochs."""
@@ -209,7 +209,7 @@ class Leases:
         drawn = deck.draw(batch) if deck is not None else None
         if drawn is None:
             return None
-        lease = Lease(self._next_id, worker, pool, state.epoch, *drawn)
+        lease = Lease(LeaseId(self._next_id), worker, pool, state.epoch, *drawn)
         self._next_id += 1
         state.open += 1
         state.begun = True

@@ -21,7 +21,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from offbeat.types import Incarnation, Seconds, WorkerId, WorkerState
+from offbeat.types import NOT_JOINED, Incarnation, Seconds, WorkerId, WorkerState
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Member:
     """The state of one worker."""
 
     state: WorkerState = WorkerState.EXPECTED
-    incarnation: Incarnation = 0
+    incarnation: Incarnation = NOT_JOINED
     heard_at: Seconds = 0.0
     completed: bool = False
     """Whether it has left at the end of its script: it was not told to leave, and no later failure of its process is known."""
@@ -105,7 +105,7 @@ class Membership:
         """Begin a new incarnation of the worker and return its number."""
         member = self[worker]
         member.state = WorkerState.ALIVE
-        member.incarnation += 1
+        member.incarnation = Incarnation(member.incarnation + 1)
         member.completed = False
         self._note(worker, member, now)
         return member.incarnation

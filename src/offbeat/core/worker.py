@@ -52,7 +52,7 @@ from offbeat.core.worker_messages import (
     Woken,
 )
 from offbeat.errors import ProtocolError
-from offbeat.types import NO_CAUSE, Clock, Epoch, Incarnation, LeaseId, RecordId, Seconds, Version, WorkerId
+from offbeat.types import NO_CAUSE, NOT_JOINED, Clock, Epoch, Incarnation, LeaseId, RecordId, Seconds, Version, WorkerId
 
 
 class State(IntEnum):
@@ -125,7 +125,7 @@ class Worker:
     def __init__(self, number: WorkerId, blocks: Callable[[], Blocks] | None = None) -> None:
         self.number = number
         self.state = State.WAITING
-        self.incarnation: Incarnation = 0
+        self.incarnation: Incarnation = NOT_JOINED
         self.version: Version = 0
         """The version that this worker computes from; in rules of shard scope, its iteration."""
         self.clock: Clock = 0
@@ -140,7 +140,7 @@ class Worker:
         self.at_once = False
         """And the script need not finish it."""
         self._make_blocks = blocks
-        self._left_behind: Incarnation = 0
+        self._left_behind: Incarnation = NOT_JOINED
         """The newest incarnation that was declared dead and has been given up."""
         self._newer: Version = 0
         """The newest version of which an `Interrupt` has told."""
@@ -227,7 +227,7 @@ class Worker:
         self._since, self._cause = now, cause
         return [Compute(grant, over, cause)]
 
-    def _compute(self, grant: Grant | None, now: Seconds, cause: int, *, over: bool = False) -> list[Instruction]:
+    def _compute(self, grant: Grant | None, now: Seconds, cause: RecordId, *, over: bool = False) -> list[Instruction]:
         self.state = State.COMPUTING
         self._since, self._cause = now, cause
         return [Compute(grant, over, cause)]

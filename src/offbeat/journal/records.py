@@ -226,7 +226,7 @@ class Journal:
 
     def write_numbered(self, entry: Record, cause: RecordId) -> RecordId:
         """Take one record, with the next number and that of its cause; returns the former."""
-        self._ids = entry["id"] = number = self._ids + 1
+        self._ids = entry["id"] = number = RecordId(self._ids + 1)
         if cause != NO_CAUSE:
             entry["cause"] = cause
         self.write(entry)

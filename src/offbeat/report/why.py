@@ -111,7 +111,7 @@ def _find(numbered: dict[RecordId, Record], what: str) -> RecordId:
         return _first(numbered, "release", int(waiter), what, since=float(since))
     if int(number) not in numbered:
         raise ConfigurationError(f"--why {number}: the journal's records have the numbers {min(numbered)} to {max(numbered)}")
-    return int(number)
+    return RecordId(int(number))
 
 
 def _first(
@@ -120,7 +120,7 @@ def _first(
     its = [record for record in numbered.values() if record["kind"] == kind and record["worker"] == worker]
     for record in its:
         if record["t"] >= since and (clock is None or record["clock"] == clock):
-            return int(record["id"])
+            return RecordId(int(record["id"]))
     if not its:
         raise ConfigurationError(f"--why {what}: the journal has no {kind} of worker {worker}")
     last = its[-1]

@@ -21,7 +21,7 @@ from offbeat.core.worker_messages import Compute, Finished, Instruction, Samples
 from offbeat.session import SplitProgress
 from offbeat.sim.latency.registry import stretched
 from offbeat.sim.training.workload import Handed, Step
-from offbeat.types import Epoch, Incarnation, LeaseId, RecordId, Seconds, WorkerId
+from offbeat.types import NOT_JOINED, Epoch, Incarnation, LeaseId, RecordId, Seconds, WorkerId
 
 if TYPE_CHECKING:
     from offbeat.sim.simulation import Simulation
@@ -44,7 +44,7 @@ class SimulatedProcess(ABC):
         self.simulation, self.number, self.iteration = simulation, number, iteration
         self.queue = simulation.queue
         self.machine = Worker(number, blocks)
-        self.incarnation: Incarnation = 0
+        self.incarnation: Incarnation = NOT_JOINED
         self.gone = False
         self.windows = simulation.cluster.script.windows(number)
         self.due = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from offbeat.runtime.coordination.peers import Peers
 from offbeat.transport.memory import MemoryHub, MemoryNetwork
+from offbeat.types import Incarnation
 
 
 def test_what_a_process_has_sent_last_is_no_sign_of_life_once_its_connection_has_closed() -> None:
@@ -13,7 +14,7 @@ def test_what_a_process_has_sent_last_is_no_sign_of_life_once_its_connection_has
     link.send({"kind": "hello"})
     [(connection, _)] = server.poll(0.0)
     peers.enter(0, connection)
-    peers[0].incarnation = 1
+    peers[0].incarnation = Incarnation(1)
     assert [peer.worker for peer in peers if peer.stirred()] == [0]
     link.send({"kind": "the last push"})
     server.poll(0.0)

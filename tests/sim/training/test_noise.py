@@ -9,6 +9,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.policies import BSP
 from offbeat.sim.training.noise import Noise, NoisyWorkload, content
 from offbeat.sim.training.workload import Workload
+from offbeat.types import Incarnation
 
 
 def started(law: Noise, seed: int = 0) -> NoisyWorkload:
@@ -18,7 +19,7 @@ def started(law: Noise, seed: int = 0) -> NoisyWorkload:
 
 
 def fold(version: int, weights: list[float], scale: float = 1.0) -> Fold:
-    return Fold(version, tuple(Part(worker, 1, version, weight, 0) for worker, weight in enumerate(weights)), "", scale)
+    return Fold(version, tuple(Part(worker, Incarnation(1), version, weight, 0) for worker, weight in enumerate(weights)), "", scale)
 
 
 def test_the_moments_are_those_of_the_law() -> None:

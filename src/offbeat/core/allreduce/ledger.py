@@ -21,7 +21,7 @@ from offbeat.core.allreduce.rounds import Rounds
 from offbeat.core.effects import Effect, Fold, Part, Release, Settle, Undone
 from offbeat.core.events import Abandoned, Folded, Pushed, Voided, Withdrawn
 from offbeat.core.policy import Contribution
-from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
+from offbeat.types import NOT_JOINED, Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
 
 ROOM = 16
 """Ranks, at the start; the table grows when others come."""
@@ -33,7 +33,7 @@ REMEMBERED = 512
 class _Standing:
     """What the ledger remembers of a rank, also while it is away."""
 
-    incarnation: Incarnation = 0
+    incarnation: Incarnation = NOT_JOINED
     clock: Clock = 0
 
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from offbeat.core.effects import Effect, Fold, Gather, Interrupt, Part, Release, Settle
 from offbeat.core.events import Abandoned, Folded, Pushed
 from offbeat.core.policy import Admit, Contribution, Decision, ServerRule, by_samples
-from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
+from offbeat.types import NOT_JOINED, Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
 
 
 @dataclass(slots=True)
 class _Standing:
     """What the ledger remembers of a worker, also while it is away."""
 
-    incarnation: Incarnation = 0
+    incarnation: Incarnation = NOT_JOINED
     clock: Clock = 0
     pushed_at: Seconds | None = None
     interval: Seconds | None = None

@@ -10,14 +10,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from offbeat.core.policy import Contribution, ServerRule
-from offbeat.types import Clock, Epoch, Incarnation, Seconds, Version, WorkerId
+from offbeat.types import NOT_JOINED, Clock, Epoch, Incarnation, Seconds, Version, WorkerId
 
 
 @dataclass(slots=True)
 class WorkerRecord:
     """What is remembered of a worker, also while it is away."""
 
-    incarnation: Incarnation = 0
+    incarnation: Incarnation = NOT_JOINED
     clock: Clock = 0
     pushed_at: Seconds | None = None
     interval: Seconds | None = None

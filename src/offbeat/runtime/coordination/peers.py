@@ -8,7 +8,7 @@ from typing import Final
 
 from offbeat.errors import OffbeatError
 from offbeat.transport.base import Connection
-from offbeat.types import Incarnation, WorkerId
+from offbeat.types import NOT_JOINED, Incarnation, WorkerId
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class Peer:
     connection: Connection
     pid: int = 0
     """The process number in its hello."""
-    incarnation: Incarnation = 0
+    incarnation: Incarnation = NOT_JOINED
     serial: int = 0
     """Number of its releases so far; every shard's ``parameters`` message carries it."""
     bytes_received: int = 0

@@ -24,7 +24,7 @@ from offbeat.runtime.coordination.peers import Peers
 from offbeat.runtime.ranks.group import Group
 from offbeat.runtime.ranks.state_transfer import Joiners
 from offbeat.transport.base import Connection, Message, SharedMemory
-from offbeat.types import NO_CAUSE, Incarnation, RecordId, Seconds, Version, WorkerId, WorkerState
+from offbeat.types import NO_CAUSE, NOT_JOINED, Incarnation, RecordId, Seconds, Version, WorkerId, WorkerState
 
 LOOK_S: Seconds = 0.005
 """Seconds between two reads of the log while entries are expected: no process signals a new entry."""
@@ -192,7 +192,7 @@ class RankCoordinatorSide:
                 event = self._departures.pop(rank, None)
                 if event is None and self._is_alive(rank):
                     return None
-                self._reported.pop((rank, self._incarnations.get(rank, 0)), None)
+                self._reported.pop((rank, self._incarnations.get(rank, NOT_JOINED)), None)
                 return () if event is None else (event,)
             case EntryKind.LOST:
                 return (Withdrawn(rank, entry.version),)
@@ -206,7 +206,7 @@ class RankCoordinatorSide:
 
         If the rank died before it sent the message, only the arrival is known: the push then has 0 samples, and counts as not finite.
         """
-        incarnation = self._incarnations.get(entry.rank, 0)
+        incarnation = self._incarnations.get(entry.rank, NOT_JOINED)
         reported = self._reported.get((entry.rank, incarnation))
         if reported:
             return reported.popleft()
@@ -245,7 +245,7 @@ class RankCoordinatorSide:
     def push(self, worker: WorkerId, message: Message, now: Seconds) -> None:
         """Keep the description of a gradient until its arrival is read in the log. Pushes of dead incarnations are fenced at once."""
         event = pushed(worker, message.header["push"])
-        current = self._incarnations.get(worker, 0)
+        current = self._incarnations.get(worker, NOT_JOINED)
         if event.incarnation < current or (event.incarnation == current and not self._is_alive(worker)):
             self._feed(event, now)
         else:
@@ -270,7 +270,7 @@ class RankCoordinatorSide:
             self._feed(event, now)
         else:
             self._departures[worker] = event
-            self._perform(list(self._group.leave(worker, self._incarnations.get(worker, 0))), now, NO_CAUSE)
+            self._perform(list(self._group.leave(worker, self._incarnations.get(worker, NOT_JOINED))), now, NO_CAUSE)
         self.follow(now)
         self.joiners.ask()
 

@@ -18,7 +18,7 @@ from offbeat.errors import JobError, RefusedError
 from offbeat.runtime.job import last_words, messages
 from offbeat.runtime.worker.library_calls import Calls
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message, SharedMemory
-from offbeat.types import Incarnation, Seconds, WorkerId
+from offbeat.types import NOT_JOINED, Incarnation, Seconds, WorkerId
 
 AtOnce: TypeAlias = Mapping[
     Literal["parameters", "block", "provide", "buffers", "interrupt", "donate", "absent", "meet", "chief"], Callable[[Message], None]
@@ -56,7 +56,7 @@ class WorkerConnection:
         self.worker = worker
         self.servers = [hub.connect(address) for address in addresses]
         self.coordinator = self.servers[0]
-        self.incarnation: Incarnation = 0
+        self.incarnation: Incarnation = NOT_JOINED
         self.sync = ""
         """The job's rule, spelled; known from `introduce` on."""
         self.closed = threading.Event()
@@ -70,7 +70,7 @@ class WorkerConnection:
         self._seen = 0
         """The release that the worker goes on with."""
         self._fenced = False
-        self._left_behind: Incarnation = 0
+        self._left_behind: Incarnation = NOT_JOINED
         """The one that was declared dead and has been given up."""
         self._mail: dict[str, Message] = {}
         self._states: dict[Connection, Message] = {}
