@@ -15,6 +15,8 @@ TESTS ?=
 # Of the random tests; each run has its own.
 SEED := $(or $(SEED),$(shell od -An -N3 -tu4 /dev/urandom | tr -d ' '))
 SIDE_BY_SIDE := -n logical --maxprocesses 8 --dist worksteal --hypothesis-seed=$(SEED)
+# The tests start a thousand processes: without compiled modules on the disk, each compiles the package for itself.
+unexport PYTHONDONTWRITEBYTECODE
 # Tests that kill and stop processes, with deadlines: each starts up to seven, so two at a time on any machine, and nothing else beside them.
 FAULTS := tests/faults
 

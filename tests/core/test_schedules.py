@@ -32,7 +32,7 @@ def some_of(name: str, number: int) -> int:
 
 @pytest.mark.parametrize("name", rules)
 def test_promises_hold_in_any_schedule(name: str) -> None:
-    @examples(some_of(name, 1000), quick=150)
+    @examples(some_of(name, 600), quick=150)
     @given(schedules(name))
     def check(schedule: Schedule) -> None:
         World(schedule).run()
