@@ -158,7 +158,9 @@ PLAIN: dict[Make, dict[str, Tensor]] = {}
 @pytest.mark.parametrize("job", JOBS)
 def test_a_job_equals_the_joined_batch(make: Make, job: str) -> None:
     case = Case(optimizer=make, job=JOBS[job])
-    check(case, PLAIN.setdefault(make, case.plain()))
+    if make not in PLAIN:
+        PLAIN[make] = case.plain()
+    check(case, PLAIN[make])
 
 
 def test_unequal_batches_weigh_by_their_samples() -> None:
