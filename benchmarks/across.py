@@ -40,16 +40,17 @@ from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.transport.base import Address
 from offbeat.transport.hub import SocketHub
+from offbeat.types import WorkerId, worker_ids
 
 WARM_UP = 5
 HOST_VARIABLE = "OFFBEAT_HOST"
 
 
-def joined(store: TCPStore, args: argparse.Namespace, name: str, nbytes: int, rank: int) -> MultiHostRounds:
+def joined(store: TCPStore, args: argparse.Namespace, name: str, nbytes: int, rank: WorkerId) -> MultiHostRounds:
     """The rounds of one configuration, connected; addresses go through the store."""
     found = rule(name)
     assert isinstance(found, RoundRule), f"{name} is no rule of partial allreduce"
-    key, peers = f"{name}-{nbytes}", [*([SEQUENCER] if args.sequencer else []), *range(args.ranks)]
+    key, peers = f"{name}-{nbytes}", [*([SEQUENCER] if args.sequencer else []), *worker_ids(args.ranks)]
     me = None if rank == SEQUENCER else rank
     rounds = MultiHostRounds(found, args.ranks, nbytes // 4, rank=me, sequencer_peer=peers[0], hub=SocketHub(args.token))
     store.set(f"{key}-{rank}", json.dumps(rounds.listen()))
@@ -86,7 +87,7 @@ def averaged(values: list[float]) -> list[float]:
     return [float(value) for value in total / dist.get_world_size()]
 
 
-def be_rank(args: argparse.Namespace, rank: int) -> None:
+def be_rank(args: argparse.Namespace, rank: WorkerId) -> None:
     """One process: each configuration in turn, gloo and ours by turns."""
     gc.freeze()
     store = TCPStore("127.0.0.1", args.port, is_master=rank == 0, wait_for_workers=False)

@@ -20,6 +20,7 @@ from offbeat.launch.outcome import Outcome
 from offbeat.launch.program import Program
 from offbeat.policies import RULES
 from offbeat.runtime.job.settings import InjectedKill, InjectedSlowdown, JobSettings
+from offbeat.types import WorkerId
 
 SCRIPT = str(Path(__file__).parent / "faults" / "scripts" / "train.py")
 
@@ -47,7 +48,10 @@ def test_a_good_command_line(tmp_path: Path) -> None:
     journal = tmp_path / "j.jsonl"
     settings = checked(sync=" SSP( staleness = 3 ) ", slow=["2=0.5"], kill=["1@40"], journal=journal, seed=7, servers=2)
     assert settings.sync == "ssp(staleness=3)"
-    assert (settings.slow, settings.kill) == ((InjectedSlowdown(worker=2, seconds=0.5),), (InjectedKill(worker=1, version=40),))
+    assert (settings.slow, settings.kill) == (
+        (InjectedSlowdown(worker=WorkerId(2), seconds=0.5),),
+        (InjectedKill(worker=WorkerId(1), version=40),),
+    )
     assert (settings.workers, settings.servers, settings.seed, settings.journal) == (4, 2, 7, str(journal))
 
 
@@ -150,7 +154,7 @@ def test_a_loss_that_is_not_finite_is_printed(capsys: pytest.CaptureFixture[str]
     tally = Tally.of(
         [
             job_record(sync="asp", workers=1, servers=1, seed=0, started="2026-01-01T00:00:00+00:00", script="train.py"),
-            metrics_record(0.5, 0, 1, {"loss": math.nan, "top": math.inf, "rate": 0.25}),
+            metrics_record(0.5, WorkerId(0), 1, {"loss": math.nan, "top": math.inf, "rate": 0.25}),
         ]
     )
     finish(Console(), Outcome(0, "", {**tally.summary(), "pushes": 1}), None)

@@ -116,5 +116,5 @@ class _AsLong(Sampler):
     def __init__(self, law: AsLong) -> None:
         self._seconds, self._batches = law.seconds, Batches(len(law.seconds), law.drawn)
 
-    def draw(self, worker: WorkerId, clock: Clock, now: Seconds) -> Seconds:
-        return self._seconds[int(self._batches.of(worker, Step(clock, 1)))]
+    def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
+        return self._seconds[int(self._batches.of(WorkerId(worker), Step(clock, 1)))]

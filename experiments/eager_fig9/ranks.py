@@ -34,6 +34,7 @@ from offbeat.core.allreduce.policy import RoundRule
 from offbeat.policies import rule
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.transport.shm import MemoryBlock
+from offbeat.types import WorkerId
 
 WARM_UP: Final = 8
 """Iterations before those that count. All come at once in them, so that everybody has met others in its way by then: a process that does so
@@ -114,7 +115,7 @@ def timed(case: Case, rank: int, gate: Gate, send: Callable[[], torch.Tensor], c
     return found[WARM_UP:]
 
 
-def offbeat_rank(case: Case, rank: int, gate: Gate, where: str) -> list[tuple[float, bool, int]]:
+def offbeat_rank(case: Case, rank: WorkerId, gate: Gate, where: str) -> list[tuple[float, bool, int]]:
     """A rank of offbeat's; ``where`` is its block, as the kernel names it."""
     rounds = OneHostRounds.attach(MemoryBlock.receive(os.open(where, os.O_RDWR)), rank)
     rounds.enter(rank, 0)
@@ -144,7 +145,7 @@ def gloo_rank(case: Case, rank: int, gate: Gate, where: str) -> list[tuple[float
     return found
 
 
-def _main(case: Case, rank: int, gate: Gate, where: str, answer: Connection) -> None:
+def _main(case: Case, rank: WorkerId, gate: Gate, where: str, answer: Connection) -> None:
     torch.set_num_threads(1)
     answer.send((gloo_rank if case.system == "gloo" else offbeat_rank)(case, rank, gate, where))
 

@@ -22,6 +22,7 @@ from experiments.result import COLOURS, Row, label, new_figure, save
 from offbeat.core.partitions import Splits
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import Result
+from offbeat.types import worker_ids
 
 PAPER = "EnsembleSync, table 1: minutes and test accuracy of 100 epochs, ResNet-10 on CIFAR-10, two workers"
 SEED: Final = 0
@@ -78,6 +79,6 @@ def trained(sync: str, quick: bool) -> Result:
 
 def doubled(images: Images) -> Images:
     """Both workers' splits in one pool, for the rules that deal samples out."""
-    parts = Splits(len(images.train_x), WORKERS, 0.5).among(range(WORKERS))
-    rows = torch.cat([torch.arange(start, stop) for worker in range(WORKERS) for start, stop in parts[worker]])
+    parts = Splits(len(images.train_x), WORKERS, 0.5).among(worker_ids(WORKERS))
+    rows = torch.cat([torch.arange(start, stop) for worker in parts for start, stop in parts[worker]])
     return images._replace(train_x=images.train_x[rows], train_y=images.train_y[rows])

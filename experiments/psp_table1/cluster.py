@@ -17,7 +17,7 @@ from offbeat.core.effects import Effect, Fold, Publish, Release
 from offbeat.core.events import Pushed
 from offbeat.core.server.per_shard_ledger import ShardedLedger
 from offbeat.policies import PSP
-from offbeat.types import Incarnation
+from offbeat.types import Incarnation, WorkerId, worker_ids
 
 
 class Setting(NamedTuple):
@@ -57,7 +57,7 @@ _FIRST: Final = Incarnation(1)
 
 @dataclass(eq=False)
 class _Worker:
-    number: int
+    number: WorkerId
     blocks: Blocks
     runs: int = 0
     """Iterations begun; what belongs to an earlier one is void."""
@@ -71,7 +71,7 @@ class Cluster:
         self._setting = setting
         self._rng = np.random.default_rng(seed)
         self._ledger = ShardedLedger(policy, setting.shards)
-        self._workers = [_Worker(number, policy.blocks(setting.shards)) for number in range(setting.workers)]
+        self._workers = [_Worker(number, policy.blocks(setting.shards)) for number in worker_ids(setting.workers)]
         self._heap: list[tuple[float, int, _Worker, int, int]] = []
         """(time, serial, worker, shard, version) for a block that is under way; shard -1: the end of that run."""
         self._serial = 0

@@ -19,6 +19,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.sampler import Passes
 from offbeat.session import Snapshot
+from offbeat.types import FIRST_WORKER
 
 FORMAT = 1
 """The format number in the file's ``offbeat`` part."""
@@ -69,7 +70,7 @@ def save(
         session.hand_in(mine)
         return
     snapshots: dict[int, Snapshot] = {id(one): one.snapshot() for one in ours}
-    worker = session.worker if session is not None else 0
+    worker = session.worker if session is not None else FIRST_WORKER
     others = snapshots[id(session)].others if session is not None and id(session) in snapshots else {}
     parts = {**others, worker: mine}
 
@@ -136,7 +137,7 @@ def load(
         _load_each("optimizer", optimizer, content["optimizer"], _load_settings)
     _load_each("sampler", sampler, content["sampler"], lambda one, state: one.load_state_dict(state))
     _load_each("scheduler", scheduler, content["scheduler"], lambda one, state: one.load_state_dict(state))
-    worker = session.worker if session is not None else 0
+    worker = session.worker if session is not None else FIRST_WORKER
     if resumes and worker in content["random"]:
         _load_buffers(model, content["buffers"][worker])
         _set_random_state(content["random"][worker])

@@ -24,7 +24,7 @@ from offbeat.core.policy import whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.orders import DrawnOrder, Order
 from offbeat.session import LeasedRange, Session, SplitProgress
-from offbeat.types import Epoch
+from offbeat.types import Epoch, worker_ids
 
 
 class Passes:
@@ -225,7 +225,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         """Return the number of batches in this worker's split, or in an equal share of the data, of which slow workers take less."""
         parts, session = self._parts, self._session
         if parts is None and session.overlap is not None:
-            parts = Splits(self._size, session.workers, session.overlap).among(range(session.workers))[session.worker]
+            parts = Splits(self._size, session.workers, session.overlap).among(worker_ids(session.workers))[session.worker]
         if parts:
             return _ceil(size_of(parts), self._batch)
         return _ceil(_ceil(self._size, self._batch), session.workers)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offbeat.core.leases import Leases
 from offbeat.core.partitions import Parts, size_of
-from offbeat.types import Epoch, Fate, LeaseId, Version, WorkerId
+from offbeat.types import FIRST_WORKER, Epoch, Fate, LeaseId, Version, WorkerId
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +81,7 @@ class Snapshot(NamedTuple):
 class Session(ABC):
     """One worker's part in a job."""
 
-    worker: WorkerId = 0
+    worker: WorkerId = FIRST_WORKER
     workers: int = 1
     seed: int = 0
     version: Version = 0

@@ -27,11 +27,13 @@ active        alive and not idle: a worker that the rule may wait for. An idle w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final, NewType, TypeAlias
+from typing import Final, NewType, TypeAlias, cast
 
 # Identifiers are types of their own, so that mypy finds a worker's number where an incarnation is due. An identifier is made where it
 # begins (a counter, a message header, the command line, a journal) and nowhere else; at run time it is the int itself.
+WorkerId = NewType("WorkerId", int)
 Incarnation = NewType("Incarnation", int)
 LeaseId = NewType("LeaseId", int)
 RecordId = NewType("RecordId", int)
@@ -43,12 +45,23 @@ Clock: TypeAlias = int
 Epoch: TypeAlias = int
 Seconds: TypeAlias = float
 
-WorkerId: TypeAlias = int
-
+FIRST_WORKER: Final = WorkerId(0)
+"""The number of a job's first worker, and of the only one where a script runs alone."""
+NO_WORKER: Final = WorkerId(-1)
+"""Stands for a worker's number where none is meant."""
 NOT_JOINED: Final = Incarnation(0)
 """Stands for the incarnation of a worker that has not joined yet."""
 NO_CAUSE: Final = RecordId(0)
 """The record number of an effect that no event has caused."""
+
+
+def worker_ids(workers: int) -> Sequence[WorkerId]:
+    """Return the numbers of the workers of a job: 0 .. workers - 1.
+
+    >>> list(worker_ids(3))
+    [0, 1, 2]
+    """
+    return cast("Sequence[WorkerId]", range(workers))
 
 
 class Fate(StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from offbeat.core.membership import Membership
-from offbeat.types import WorkerState
+from offbeat.types import WorkerId, WorkerState
 
 
 def test_everybody_is_expected_at_first_and_joining_begins_an_incarnation() -> None:
@@ -28,7 +28,7 @@ def test_only_the_newest_incarnation_of_an_alive_worker_speaks() -> None:
 def test_who_was_never_announced_does_not_speak_and_is_not_counted() -> None:
     members = Membership(1, None)
     assert not members.speaks(7, 1, 0.0)
-    assert 7 not in members and len(members) == 1 and list(members) == [0]
+    assert WorkerId(7) not in members and len(members) == 1 and list(members) == [0]
 
 
 def test_silence_is_measured_from_the_last_sign_of_life() -> None:

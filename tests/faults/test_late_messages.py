@@ -16,6 +16,7 @@ from offbeat.runtime.parameter_server.worker_side import WorkerSession
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import spec_of
 from offbeat.transport.base import Address
+from offbeat.types import WorkerId
 
 
 @pytest.mark.parametrize("when", ["before anybody has trained", "after a fold"])
@@ -57,7 +58,7 @@ def test_a_release_from_before_the_fence_does_not_count() -> None:
     hub = Mailbox()
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    settings = WorkerSettings(worker=0, workers=2, token="x", servers=(Address("", ("", 0), ""),))
+    settings = WorkerSettings(worker=WorkerId(0), workers=2, token="x", servers=(Address("", ("", 0), ""),))
     session = WorkerSession(settings, Layout.of(model, optimizer), spec_of(optimizer), model, optimizer, hub=hub)
     fence = {"kind": "fence", "incarnation": 1, "reason": "incarnation 1 was declared dead"}
     hub.bundles = [[{"kind": "welcome", "in_place": False, "sync": "bsp"}], [{"kind": "joined", "incarnation": 1}, released(1, 1, 0)]]

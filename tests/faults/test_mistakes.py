@@ -15,6 +15,7 @@ from tests.faults.job import DEADLINE_S, MISTAKEN, SCRIPTS, TRAIN, Job
 from tests.tiers import marked
 
 from offbeat.runtime.job.settings import WorkerSettings
+from offbeat.types import WorkerId
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 Start = Callable[..., Job]
@@ -120,7 +121,7 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    settings = WorkerSettings(worker=0, workers=1, token="x", servers=())
+    settings = WorkerSettings(worker=WorkerId(0), workers=1, token="x", servers=())
     for name, value in settings.to_environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("OFFBEAT_SERVERS", json.dumps([["elsewhere", ["127.0.0.1", port], ""]]))

@@ -12,8 +12,9 @@ import pytest
 from offbeat.launch.environment import server_environment, worker_environment
 from offbeat.runtime.job.settings import InjectedSlowdown, JobSettings, WorkerSettings, read_addresses
 from offbeat.transport.base import Address
+from offbeat.types import WorkerId
 
-JOB = JobSettings(workers=2, servers=3, seed=7, timeout_s=1.5, slow=(InjectedSlowdown(worker=1, seconds=0.5),))
+JOB = JobSettings(workers=2, servers=3, seed=7, timeout_s=1.5, slow=(InjectedSlowdown(worker=WorkerId(1), seconds=0.5),))
 HERE, THERE = Address("host", ("127.0.0.1", 80), "one"), Address("host", ("127.0.0.1", 81), "two")
 USER = {"PATH": "/bin", "OFFBEAT_TOKEN": "of another job"}
 PAGE_FAULTS = """
@@ -29,7 +30,7 @@ print(faults(10))
 
 
 def of_worker(**user: str) -> dict[str, str]:
-    return worker_environment(1, JOB, token="t", servers=(HERE, THERE), user={**USER, **user})
+    return worker_environment(WorkerId(1), JOB, token="t", servers=(HERE, THERE), user={**USER, **user})
 
 
 def of_server(**user: str) -> dict[str, str]:
@@ -45,15 +46,15 @@ def test_a_workers() -> None:
     environment = of_worker()
     assert environment["PATH"] == "/bin"
     assert WorkerSettings.from_environment(environment) == WorkerSettings(
-        worker=1, workers=2, token="t", servers=(HERE, THERE), seed=7, timeout_s=1.5, slow=JOB.slow
+        worker=WorkerId(1), workers=2, token="t", servers=(HERE, THERE), seed=7, timeout_s=1.5, slow=JOB.slow
     )
     assert "OMP_WAIT_POLICY" not in environment
 
 
 def test_a_worker_has_torchruns_variables_if_wanted() -> None:
     user = {**USER, "RANK": "7", "WORLD_SIZE": "9", "MASTER_ADDR": "elsewhere"}
-    plain = worker_environment(1, JOB, token="t", servers=(HERE, THERE), user=user)
-    placed = worker_environment(1, JOB, token="t", servers=(HERE, THERE), group_port=4321, user=user)
+    plain = worker_environment(WorkerId(1), JOB, token="t", servers=(HERE, THERE), user=user)
+    placed = worker_environment(WorkerId(1), JOB, token="t", servers=(HERE, THERE), group_port=4321, user=user)
     assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "LOCAL_RANK", "MASTER_PORT"} & plain.keys(), "another launcher's are not passed on"
     assert [placed[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")] == ["1", "1", "2", "2"]
     assert (placed["MASTER_ADDR"], placed["MASTER_PORT"]) == ("127.0.0.1", "4321")
@@ -72,7 +73,7 @@ def test_a_servers() -> None:
 def test_cores_are_shared_out() -> None:
     assert of_worker()["OMP_NUM_THREADS"] == "2"
     assert of_server()["OMP_NUM_THREADS"] == "1"
-    many = worker_environment(0, JobSettings(workers=9), token="t", servers=(HERE,), user={})
+    many = worker_environment(WorkerId(0), JobSettings(workers=9), token="t", servers=(HERE,), user={})
     assert many["OMP_NUM_THREADS"] == "1"
 
 
@@ -93,6 +94,6 @@ def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has other habits, and is left to them")
 def test_memory_is_kept() -> None:
     """Each of ten blocks would be 6144 pages: a threshold that the library refuses makes it map each anew."""
-    environment = worker_environment(0, JOB, token="t", servers=(HERE,))
+    environment = worker_environment(WorkerId(0), JOB, token="t", servers=(HERE,))
     result = subprocess.run([sys.executable, "-c", PAGE_FAULTS], env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert int(result.stdout) < 6144

@@ -7,15 +7,16 @@ import pytest
 from offbeat.errors import ConfigurationError
 from offbeat.launch.faults import parse_all, parse_kill, parse_late, parse_slow
 from offbeat.runtime.job.settings import ANY, InjectedKill, InjectedSlowdown, Late
+from offbeat.types import WorkerId
 
 
 @pytest.mark.parametrize(
     ("text", "slow"),
     [
-        ("2=0.2", InjectedSlowdown(worker=2, seconds=0.2)),
-        ("0=3", InjectedSlowdown(worker=0, seconds=3.0)),
+        ("2=0.2", InjectedSlowdown(worker=WorkerId(2), seconds=0.2)),
+        ("0=3", InjectedSlowdown(worker=WorkerId(0), seconds=3.0)),
         ("any=.5", InjectedSlowdown(worker=ANY, seconds=0.5)),
-        ("1=2.@5-5", InjectedSlowdown(worker=1, seconds=2.0, start=5, stop=5)),
+        ("1=2.@5-5", InjectedSlowdown(worker=WorkerId(1), seconds=2.0, start=5, stop=5)),
         ("any=0.1@0-100", InjectedSlowdown(worker=ANY, seconds=0.1, start=0, stop=100)),
     ],
 )
@@ -44,7 +45,7 @@ def test_what_is_no_straggler(text: str, message: str) -> None:
 
 
 def test_deaths() -> None:
-    assert parse_kill("0@200", workers=1) == InjectedKill(worker=0, version=200)
+    assert parse_kill("0@200", workers=1) == InjectedKill(worker=WorkerId(0), version=200)
     for text in ("", "1", "1@", "@5", "any@5", "1@-5", "1@5.0"):
         with pytest.raises(ConfigurationError, match=f"^--kill {text}: write WORKER@VERSION"):
             parse_kill(text, workers=3)
@@ -81,5 +82,5 @@ def test_what_is_not_late(text: str, message: str) -> None:
 
 def test_a_whole_command_line() -> None:
     slow, kill = parse_all(["0=0.1", "any=1@2-3"], ["1@7"], workers=2)
-    assert slow == (InjectedSlowdown(worker=0, seconds=0.1), InjectedSlowdown(worker=ANY, seconds=1.0, start=2, stop=3))
-    assert kill == (InjectedKill(worker=1, version=7),)
+    assert slow == (InjectedSlowdown(worker=WorkerId(0), seconds=0.1), InjectedSlowdown(worker=ANY, seconds=1.0, start=2, stop=3))
+    assert kill == (InjectedKill(worker=WorkerId(1), version=7),)

@@ -10,6 +10,7 @@ import pytest
 from offbeat.launch.outcome import End, verdict
 from offbeat.launch.processes import describe, start
 from offbeat.launch.restarts import FailureReport, WorkerProcess, why_not_restarted
+from offbeat.types import WorkerId, worker_ids
 
 LEAVE = "it was told to leave"
 AGAIN = "it failed before its first step and would fail again"
@@ -52,7 +53,7 @@ def test_no_restarts_wanted() -> None:
 )
 def test_whether_it_has_made_a_step(failure: FailureReport | None, snapshot: dict[str, Any] | None, pushed: bool) -> None:
     process = WorkerProcess(start(["true"], os.environ), failure=failure)
-    assert process.has_pushed(1, snapshot) is pushed
+    assert process.has_pushed(WorkerId(1), snapshot) is pushed
 
 
 def test_last_words_explain_a_status_but_no_signal() -> None:
@@ -90,4 +91,4 @@ def plain(status: int) -> End:
     ],
 )
 def test_the_verdict(ends: list[End], joined: bool, status: int, reason: str) -> None:
-    assert verdict(dict(enumerate(ends)), joined=joined, script="train.py") == (status, reason)
+    assert verdict(dict(zip(worker_ids(len(ends)), ends, strict=True)), joined=joined, script="train.py") == (status, reason)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.job.settings import InjectedKill, InjectedSlowdown, JobSettings, Late, WorkerSettings, read_addresses
 from offbeat.transport.base import Address
+from offbeat.types import WorkerId
 
 SECONDS = st.floats(0.0, 1e6)
 VERSIONS = st.integers(0, 1 << 40)
@@ -62,7 +63,7 @@ def test_no_launcher() -> None:
 
 
 def test_half_an_environment() -> None:
-    whole = WorkerSettings(worker=0, workers=1, token="t", servers=(Address("h", ("127.0.0.1", 1), ""),)).to_environment()
+    whole = WorkerSettings(worker=WorkerId(0), workers=1, token="t", servers=(Address("h", ("127.0.0.1", 1), ""),)).to_environment()
     for name in ("OFFBEAT_WORKER", "OFFBEAT_WORKERS", "OFFBEAT_TOKEN"):
         rest = {key: value for key, value in whole.items() if key != name}
         with pytest.raises(ConfigurationError, match=f"OFFBEAT_SERVERS is set but {name} is not: start the script with 'offbeat run'"):
@@ -78,7 +79,7 @@ def test_half_an_environment() -> None:
 
 
 def test_the_token_stays_out_of_sight() -> None:
-    assert "secret" not in repr(WorkerSettings(worker=0, workers=1, token="secret", servers=()))
+    assert "secret" not in repr(WorkerSettings(worker=WorkerId(0), workers=1, token="secret", servers=()))
 
 
 def test_addresses_keep_their_parts() -> None:
@@ -97,7 +98,7 @@ print(subprocess.run([sys.executable, "-c", refused], capture_output=True, text=
 
 
 def test_a_worker_keeps_the_token_from_what_its_script_starts_and_logs() -> None:
-    settings = WorkerSettings(worker=0, workers=1, token="secret", servers=(Address("h", ("127.0.0.1", 1), ""),))
+    settings = WorkerSettings(worker=WorkerId(0), workers=1, token="secret", servers=(Address("h", ("127.0.0.1", 1), ""),))
     command = [sys.executable, "-c", SEEN]
     ran = subprocess.run(command, env={**os.environ, **settings.to_environment()}, capture_output=True, text=True, timeout=60)
     mine, others, refused = ran.stdout.split("\n", 2)

@@ -31,6 +31,7 @@ from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Address, Connection, Message
 from offbeat.transport.hub import SocketHub
+from offbeat.types import WorkerId
 
 DEADLINE_S = 30.0
 HERE = "here"
@@ -60,7 +61,7 @@ class Death(BaseException):
 class Worker:
     """What a worker's script gets instead of a process of its own."""
 
-    def __init__(self, job: Job, number: int, host: str) -> None:
+    def __init__(self, job: Job, number: WorkerId, host: str) -> None:
         self.job = job
         self.number = number
         self.hub = FreezableHub(SocketHub(job.token, host=host))
@@ -281,7 +282,7 @@ class Job:
 
     def start(self, number: int, script: Script) -> threading.Thread:
         """Let one worker run the script in a thread: at first, or again after its death."""
-        worker = Worker(self, number, self._hosts.get(number, HERE))
+        worker = Worker(self, WorkerId(number), self._hosts.get(number, HERE))
         self._workers.append(worker)
 
         def body() -> None:

@@ -22,6 +22,7 @@ from offbeat.runtime.allreduce.round_member import RoundMember
 from offbeat.runtime.ranks.member import RankMember
 from offbeat.runtime.ranks.worker_side import RankSession
 from offbeat.runtime.worker import job_session
+from offbeat.types import WorkerId
 
 
 class Trainer:
@@ -201,7 +202,7 @@ def test_who_is_asked_for_its_replica_while_it_waits_to_leave_waits_for_the_newc
         called("asked")
         on_donate(self, message)
 
-    def spied_give_to(self: MultiHostMember, rank: int | None, ticket: Any) -> Any:
+    def spied_give_to(self: MultiHostMember, rank: WorkerId | None, ticket: Any) -> Any:
         called("gave")
         return give_to(self, rank, ticket)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.tiers import examples
 
 from offbeat.policies.allocation import HISTORY, MEMORY, Budget, Model, Speed, StepTime, equalised, whole
+from offbeat.types import WorkerId
 
 quick = examples(300)
 seconds = st.floats(1e-4, 10.0)
@@ -118,7 +119,7 @@ class Cluster:
         self.budget.deal(dict.fromkeys(self.living, 1), 0)
         self.epoch_number = 0
 
-    def epoch(self, epochs: int = 1) -> dict[int, int]:
+    def epoch(self, epochs: int = 1) -> dict[WorkerId, int]:
         for _ in range(epochs):
             for worker in self.living:
                 x, time = self.budget.batches[worker], self.times[worker]

@@ -17,6 +17,7 @@ from offbeat.sim.run import Result, simulate
 from offbeat.sim.training.batches import Batches
 from offbeat.sim.training.gradients import Training
 from offbeat.sim.training.workload import Step
+from offbeat.types import WorkerId
 
 SIZE, BATCH, SEED = 90, 6, 4
 RANDOM = "shifted_exponential(shift=0.3, scale=0.7)"
@@ -80,7 +81,7 @@ class Plain:
     def parameters(self) -> list[torch.Tensor]:
         return [p.detach().clone() for p in self.model.parameters()]
 
-    def gradient(self, version: int, worker: int, number: int) -> list[torch.Tensor]:
+    def gradient(self, version: int, worker: WorkerId, number: int) -> list[torch.Tensor]:
         with torch.no_grad():
             for p, value in zip(self.model.parameters(), self.versions[version], strict=True):
                 p.copy_(value)

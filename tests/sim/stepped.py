@@ -28,7 +28,7 @@ from offbeat.sim.event_queue import FAULT, WAKE, EventQueue
 from offbeat.sim.faults import Fault, Join, Kill, Restart, Vanish
 from offbeat.sim.latency.registry import derived
 from offbeat.transport.base import Address, Closed, Connection
-from offbeat.types import Incarnation, Seconds, Version, WorkerId
+from offbeat.types import Incarnation, Seconds, Version, WorkerId, worker_ids
 
 NEVER_S: Final = 1e9
 """The timeout where nobody falls silent."""
@@ -105,7 +105,7 @@ class SteppedJob:
             for worker in sorted(cluster.script.absent):
                 self._links[0].send({"kind": "lost", "worker": worker, "reason": "joins later"})
             self.settle()
-            for worker in range(cluster.workers):
+            for worker in worker_ids(cluster.workers):
                 if worker not in cluster.script.absent:
                     self._start(worker)
             while not self._over() and self.agenda.step(float("inf") if until is None else until):

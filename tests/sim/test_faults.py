@@ -13,6 +13,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.sim.fault_kinds import FAULTS, SETTINGS
 from offbeat.sim.faults import Fault, Freeze, Join, Kill, Restart, Script, Slow, Stop, Vanish, script, spelled
 from offbeat.sim.latency.base import stretched
+from offbeat.types import WorkerId
 
 TEXT = """\
 # a bad day
@@ -24,13 +25,13 @@ FREEZE worker=1 at=5 for=20
 stop server=1 at=8 for=3 ; vanish worker=3 at=5
 """
 FAULTY = [
-    Slow(at_s=3.0, worker=0, for_s=10.0, factor=4.0),
-    Freeze(at_s=5.0, worker=1, for_s=20.0),
-    Vanish(at_s=5.0, worker=3),
+    Slow(at_s=3.0, worker=WorkerId(0), for_s=10.0, factor=4.0),
+    Freeze(at_s=5.0, worker=WorkerId(1), for_s=20.0),
+    Vanish(at_s=5.0, worker=WorkerId(3)),
     Stop(at_s=8.0, server=1, for_s=3.0),
-    Kill(at_s=12.5, worker=2),
-    Restart(at_s=30.0, worker=2),
-    Join(at_s=40.0, worker=7),
+    Kill(at_s=12.5, worker=WorkerId(2)),
+    Restart(at_s=30.0, worker=WorkerId(2)),
+    Join(at_s=40.0, worker=WorkerId(7)),
 ]
 
 
@@ -175,13 +176,13 @@ def test_how_many_workers_there_are_in_all() -> None:
 
 def test_windows_of_one_worker() -> None:
     read = script("slow worker=1 at=2 for=4 factor=4; freeze worker=1 at=10 for=5; slow worker=0 at=0 for=1 factor=2")
-    assert read.windows(1) == [(2.0, 6.0, 4.0), (10.0, 15.0, math.inf)]
-    assert read.windows(7) == []
-    assert stretched(3.0, 1.0, read.windows(1)) == 1.0 + 4.0 + 1.0
-    assert stretched(3.0, 9.0, read.windows(1)) == 1.0 + 5.0 + 2.0
+    assert read.windows(WorkerId(1)) == [(2.0, 6.0, 4.0), (10.0, 15.0, math.inf)]
+    assert read.windows(WorkerId(7)) == []
+    assert stretched(3.0, 1.0, read.windows(WorkerId(1))) == 1.0 + 4.0 + 1.0
+    assert stretched(3.0, 9.0, read.windows(WorkerId(1))) == 1.0 + 5.0 + 2.0
 
 
 def test_a_process_that_dies_takes_the_ice_with_it() -> None:
-    assert script("freeze worker=1 at=1 for=50; kill worker=1 at=5").windows(1) == [(1.0, 5.0, math.inf)]
-    assert script("freeze worker=1 at=1 for=3; kill worker=1 at=5").windows(1) == [(1.0, 4.0, math.inf)]
-    assert script("slow worker=1 at=1 for=50 factor=2; kill worker=1 at=5").windows(1) == [(1.0, 51.0, 2.0)]
+    assert script("freeze worker=1 at=1 for=50; kill worker=1 at=5").windows(WorkerId(1)) == [(1.0, 5.0, math.inf)]
+    assert script("freeze worker=1 at=1 for=3; kill worker=1 at=5").windows(WorkerId(1)) == [(1.0, 4.0, math.inf)]
+    assert script("slow worker=1 at=1 for=50 factor=2; kill worker=1 at=5").windows(WorkerId(1)) == [(1.0, 51.0, 2.0)]

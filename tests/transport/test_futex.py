@@ -14,6 +14,7 @@ from tests.rank_processes import DEADLINE_S, Ranks, open_block, until
 from offbeat.transport import futex
 from offbeat.transport.futex import WORD_NBYTES, Futex, RobustLock, process_state, started_at
 from offbeat.transport.shm import MemoryBlock
+from offbeat.types import FIRST_WORKER
 
 
 def test_a_lock_excludes_and_knows_its_holder() -> None:
@@ -75,19 +76,19 @@ def hold(rank: int, where: str, pipe: Connection) -> None:
 def test_the_lock_of_the_dead_is_free_and_that_of_the_stopped_is_freed(stopped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     block = MemoryBlock.allocate(WORD_NBYTES, "lock")
     lock = RobustLock(block.view, fresh=True)
-    with Ranks(block, hold, ranks=[0]) as ranks:
-        pid = ranks.hear(0)
+    with Ranks(block, hold, ranks=[FIRST_WORKER]) as ranks:
+        pid = ranks.hear(FIRST_WORKER)
         assert lock.holder == pid and not lock.attempt()
         if stopped:
             monkeypatch.setattr(futex, "PATIENCE_S", 0.3)
-            ranks.stop(0)
+            ranks.stop(FIRST_WORKER)
             began = time.monotonic()
             assert lock.acquire(DEADLINE_S)
             assert time.monotonic() - began >= 0.3
-            ranks.processes[0].join(DEADLINE_S)
-            assert ranks.processes[0].exitcode == -signal.SIGKILL
+            ranks.processes[FIRST_WORKER].join(DEADLINE_S)
+            assert ranks.processes[FIRST_WORKER].exitcode == -signal.SIGKILL
         else:
-            ranks.kill(0)
+            ranks.kill(FIRST_WORKER)
             assert lock.attempt()
         lock.release()
         assert lock.attempt(), "it is an ordinary lock again"
@@ -99,14 +100,14 @@ def test_a_holder_that_is_stopped_for_a_moment_is_left_alone(monkeypatch: pytest
     monkeypatch.setattr(futex, "PATIENCE_S", DEADLINE_S)
     block = MemoryBlock.allocate(WORD_NBYTES, "lock")
     lock = RobustLock(block.view, fresh=True)
-    with Ranks(block, hold, ranks=[0]) as ranks:
-        pid = ranks.hear(0)
-        ranks.stop(0)
+    with Ranks(block, hold, ranks=[FIRST_WORKER]) as ranks:
+        pid = ranks.hear(FIRST_WORKER)
+        ranks.stop(FIRST_WORKER)
         assert not lock.acquire(0.25)
         os.kill(pid, signal.SIGCONT)
         until(lambda: process_state(pid) == "S")
         assert not lock.acquire(0.15)
-        assert ranks.processes[0].is_alive()
+        assert ranks.processes[FIRST_WORKER].is_alive()
 
 
 def test_processes_are_told_apart_by_when_they_began() -> None:

@@ -21,7 +21,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from offbeat.types import NOT_JOINED, Incarnation, Seconds, WorkerId, WorkerState
+from offbeat.types import NOT_JOINED, Incarnation, Seconds, WorkerId, WorkerState, worker_ids
 
 
 @dataclass(slots=True)
@@ -44,9 +44,9 @@ class Membership:
     """
 
     def __init__(self, workers: int, timeout_s: Seconds | None) -> None:
-        self._members = {worker: Member() for worker in range(workers)}
+        self._members = {worker: Member() for worker in worker_ids(workers)}
         self._timeout_s = timeout_s
-        self._expected = list(range(workers))
+        self._expected = list(worker_ids(workers))
         """Workers not seen yet; pruned lazily by `expecting`."""
         self._heard: list[tuple[Seconds, WorkerId]] = []
         """A heap with one entry for each worker that can fall silent; the time may be older than the last sign of life."""

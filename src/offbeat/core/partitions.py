@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple, TypeAlias
 
-from offbeat.types import WorkerId
+from offbeat.types import WorkerId, worker_ids
 
 Parts: TypeAlias = tuple[tuple[int, int], ...]
 """Ranges of positions, start and stop. A position *in* a split is one in the concatenation of its parts."""
@@ -64,7 +64,7 @@ class Splits(NamedTuple):
         for worker in present:
             if worker < self.workers:
                 parts[worker].append(self.private(worker))
-        orphans = [owner for owner in range(self.workers) if owner not in parts]
+        orphans = [owner for owner in worker_ids(self.workers) if owner not in parts]
         for number, owner in enumerate(orphans if present else ()):
             parts[present[number % len(present)]].append(self.private(owner))
         return {worker: _joined(ranges) for worker, ranges in parts.items()}

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from offbeat.runtime.job.settings import JobSettings, WorkerSettings
 from offbeat.transport.base import Address
-from offbeat.types import WorkerId
+from offbeat.types import FIRST_WORKER, WorkerId
 
 MMAP_THRESHOLD_BYTES = 1 << 30
 OLD_MMAP_THRESHOLD_BYTES = 32 << 20
@@ -50,7 +50,7 @@ def common_environment(job: JobSettings, user: Mapping[str, str] = os.environ) -
         job: their job.
         user: the variables that the job was started with. Variables of an outer torchrun are removed.
     """
-    rest = {name: value for name, value in user.items() if name not in torchrun_variables(0, 1, 0)}
+    rest = {name: value for name, value in user.items() if name not in torchrun_variables(FIRST_WORKER, 1, 0)}
     return _defaults({"OMP_NUM_THREADS": str(_share(job.workers)), **_keep_memory(*platform.libc_ver())}, rest)
 
 

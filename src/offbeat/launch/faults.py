@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.job.settings import ANY, InjectedKill, InjectedSlowdown, Late
+from offbeat.types import WorkerId
 
 _SLOW = re.compile(r"(any|\d+)=(\d+(?:\.\d*)?|\.\d+)(?:@(\d+)-(\d+))?")
 _KILL = re.compile(r"(\d+)@(\d+)")
@@ -77,7 +78,7 @@ def parse_all(slow: Sequence[str], kill: Sequence[str], workers: int) -> tuple[t
     return tuple(parse_slow(text, workers) for text in slow), tuple(parse_kill(text, workers) for text in kill)
 
 
-def _existing(worker: int, workers: int, where: str) -> int:
+def _existing(worker: int, workers: int, where: str) -> WorkerId:
     if worker >= workers:
         raise ConfigurationError(f"{where}: there is no worker {worker}, {workers} workers are numbered 0 to {workers - 1}")
-    return worker
+    return WorkerId(worker)

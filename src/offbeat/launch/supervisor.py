@@ -30,7 +30,7 @@ from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.worker import stacks
 from offbeat.transport.base import Address, Connection, Message
 from offbeat.transport.hub import SocketHub
-from offbeat.types import Seconds, WorkerId
+from offbeat.types import Seconds, WorkerId, worker_ids
 
 __all__ = ["Outcome", "Supervisor"]
 
@@ -142,7 +142,7 @@ class Supervisor:
             self._record("server", number, "started", f"pid {self._servers[number].pid}")
         if not self._wait_for_start(self._forkserver_settled):  # the servers load, too, meanwhile
             return
-        for worker in range(self._settings.workers):
+        for worker in worker_ids(self._settings.workers):
             self._workers[worker] = WorkerProcess(self._spawn(worker), standing=ProcessStanding(self._clock.now()))
             self._record("worker", worker, "started", f"pid {self._workers[worker].child.pid}")
 

@@ -209,7 +209,7 @@ class LiveCoordinator:
         except ProtocolError as error:
             # The other server passes on what a worker has sent to it: the worker is to blame, if it is known.
             worker = message.header.get("worker")
-            connection = self.job.peers.predecessor(worker) if isinstance(worker, int) else None
+            connection = self.job.peers.predecessor(WorkerId(worker)) if isinstance(worker, int) else None
             if connection is None:
                 raise JobError(f"server {shard} broke the protocol: {error}") from error
             self.job.served.discard(shard, message.header)

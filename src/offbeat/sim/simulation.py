@@ -45,7 +45,7 @@ from offbeat.sim.parts import parts_of
 from offbeat.sim.process import SimulatedProcess
 from offbeat.sim.training.workload import Exchanged, Workload
 from offbeat.sim.uplink import Uplink
-from offbeat.types import RecordId, Seconds, Version, WorkerId, WorkerState
+from offbeat.types import FIRST_WORKER, RecordId, Seconds, Version, WorkerId, WorkerState, worker_ids
 
 
 class Point(NamedTuple):
@@ -120,10 +120,10 @@ class Simulation:
         absent = self.cluster.script.absent
         for fault in self.cluster.script.faults:
             self.queue.at(fault.at_s, partial(self._strike, fault), FAULT)
-        for worker in range(self.cluster.workers):
+        for worker in worker_ids(self.cluster.workers):
             if worker in absent:
                 self.send(Lost(worker, "joins later"))
-        for worker in range(self.cluster.workers):
+        for worker in worker_ids(self.cluster.workers):
             if worker not in absent:
                 self._start(worker)
         until = self.work.time_s if self.work.time_s is not None else float("inf")
@@ -171,7 +171,7 @@ class Simulation:
         if values is None:
             return
         self.curve.append(Point(self.queue.now, version, dict(values)))
-        self._note(metrics_record(self.queue.now, 0, version, values))
+        self._note(metrics_record(self.queue.now, FIRST_WORKER, version, values))
         if self.content.reached(values):
             self._end(True, f"version {version} is good enough")
 

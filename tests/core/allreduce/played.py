@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from offbeat.core.allreduce.schedule import OperationKind, Passage, Schedule
 from offbeat.sim.latency.base import Law, derived
-from offbeat.types import Seconds, WorkerId
+from offbeat.types import Seconds
 
-Delay: TypeAlias = Callable[[WorkerId, WorkerId, int], Seconds]
+Delay: TypeAlias = Callable[[int, int, int], Seconds]
 """Of a message from one rank to another, of so many elements, from the moment it is sent until it is there."""
 
 
@@ -51,7 +51,7 @@ def play(
     schedule: Schedule,
     delay: Delay,
     *,
-    starts: Mapping[WorkerId, Seconds],
+    starts: Mapping[int, Seconds],
     vectors: Sequence[Vector] | None = None,
     send_s: Seconds = 0.0,
 ) -> Played:
@@ -64,14 +64,14 @@ def play(
         vectors: of each rank; None: only times.
         send_s: a rank is busy for so long with each message that it sends, one after another.
     """
-    heap: list[tuple[Seconds, int, WorkerId, int, int, Any]] = []
+    heap: list[tuple[Seconds, int, int, int, int, Any]] = []
     serial = messages = elements = 0
     passages = [Passage(program) for program in schedule]
     free_s = [0.0] * len(schedule)
     on_s: list[Seconds | None] = [None] * len(schedule)
     done_s: list[Seconds | None] = [None] * len(schedule)
 
-    def turn(rank: WorkerId, now: Seconds) -> None:
+    def turn(rank: int, now: Seconds) -> None:
         nonlocal serial, messages, elements
         passage = passages[rank]
         while (index := passage.take()) is not None:
@@ -109,7 +109,7 @@ def play(
 
 
 def latency(
-    schedule: Schedule, law: Law, *, seed: int, rounds: int, initiator: WorkerId = 0, element_s: Seconds = 0.0, send_s: Seconds = 0.0
+    schedule: Schedule, law: Law, *, seed: int, rounds: int, initiator: int = 0, element_s: Seconds = 0.0, send_s: Seconds = 0.0
 ) -> NDArray[np.float64]:
     """(rounds, ranks): seconds from the initiator's start until each rank is done, in rounds of their own.
 
@@ -131,7 +131,7 @@ def latency(
     sampler = law.start(derived(seed, "schedule"), ranks * ranks)
     sent = [0] * (ranks * ranks)
 
-    def delay(sender: WorkerId, receiver: WorkerId, numel: int) -> Seconds:
+    def delay(sender: int, receiver: int, numel: int) -> Seconds:
         pair = sender * ranks + receiver
         sent[pair] += 1
         return sampler.draw(pair, sent[pair] - 1, 0.0) + numel * element_s

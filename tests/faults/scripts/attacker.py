@@ -28,6 +28,7 @@ from offbeat.transport import wire
 from offbeat.transport.base import Closed, Connection, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.transport.shm import MemoryBlock
+from offbeat.types import WorkerId
 
 KINDS = [
     *(5 * [malformed.FROM_WORKER]),
@@ -73,7 +74,7 @@ class Attacker:
         self._address, self._local, self._served, self._draw = settings.servers[0], local, sync == "asp", draw
         self._hello: dict[str, Any] = {**malformed.HELLO, "kind": "hello", "sync": sync}
         if not self._served:
-            replica = Replica(Layout.of(malformed._model, malformed._optimizer), malformed._model, malformed._optimizer, 2, 3)
+            replica = Replica(Layout.of(malformed._model, malformed._optimizer), malformed._model, malformed._optimizer, WorkerId(2), 3)
             self._hello["vector"] = {"dtype": "float32", "numel": replica.numel, "size": replica.size}
         self._blocks = [MemoryBlock.allocate(NBYTES, name) for name in ("push", "pull")] if local else []
         self._live: list[Connection] = []

@@ -19,6 +19,7 @@ from offbeat.core.allreduce.policy import RoundView
 from offbeat.runtime.allreduce.multi_host.executor import Executor
 from offbeat.runtime.allreduce.one_host.reduce import Folder
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
+from offbeat.types import WorkerId
 
 
 def options() -> argparse.Namespace:
@@ -70,7 +71,7 @@ def die_when_sending(once: Path, after: int) -> None:
     """A rank that is alone on its host dies with a gradient that a closed round is to have, before it has sent any of it."""
     go = Executor.go
 
-    def going(self: Executor, what: Start, sender: int | None = None, tag: int = 0) -> None:
+    def going(self: Executor, what: Start, sender: WorkerId | None = None, tag: int = 0) -> None:
         if what.number >= after and self._parts(what):
             strike(once)
         go(self, what, sender, tag)

@@ -16,7 +16,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.journal.records import Journal, job_record
 from offbeat.sim.latency.registry import Trace, law
 from offbeat.sim.latency.trace_files import read
-from offbeat.types import Incarnation
+from offbeat.types import Incarnation, WorkerId
 
 DATA = Path(os.environ.get("OFFBEAT_DATA") or Path(__file__).parents[4] / "shared" / "data") / "traces"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"there is no {DATA}; OFFBEAT_DATA names the folder of data sets")
@@ -93,11 +93,11 @@ def test_a_journal_as_a_job_writes_it(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     journal = Journal(path, now=lambda: 0.0)
     journal.write(job_record(sync="bsp", workers=2, servers=2, seed=0, started="", script=""))
-    push = Pushed(worker=0, incarnation=Incarnation(1), version=0, samples=1, compute_s=0.5)
+    push = Pushed(worker=WorkerId(0), incarnation=Incarnation(1), version=0, samples=1, compute_s=0.5)
     journal.log(push._replace(steps=4, compute_s=3.0), 0.1)
     journal.log(push, 0.2)
     for shard in (1, 0):
-        journal.log(push._replace(worker=1, compute_s=0.25, shard=shard), 0.3)
+        journal.log(push._replace(worker=WorkerId(1), compute_s=0.25, shard=shard), 0.3)
     journal.close()
     assert read(path).tolist() == [[0.75, 0.25], [0.5, 0.25]]
 

@@ -17,7 +17,7 @@ from offbeat.policies import BSP, PSP, Backup, EnsembleSync
 from offbeat.sim.cluster import Work
 from offbeat.sim.training.batches import Batches
 from offbeat.sim.training.workload import Step
-from offbeat.types import WorkerId
+from offbeat.types import WorkerId, worker_ids
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
@@ -54,7 +54,7 @@ def test_a_barrier_is_a_large_batch() -> None:
     plain, batches, (x, y) = network(), Batches(SIZE, SEED), data()
     optimizer = optimizer_of("momentum", plain)
     for number in range(5):
-        indices = torch.cat([batches.of(worker, Step(number, BATCH)) for worker in range(4)])
+        indices = torch.cat([batches.of(worker, Step(number, BATCH)) for worker in worker_ids(4)])
         optimizer.zero_grad()
         functional.cross_entropy(plain(x[indices]), y[indices]).backward()
         optimizer.step()
@@ -101,7 +101,7 @@ def test_local_steps_are_those_of_plain_torch(momentum: str, watched: bool) -> N
     velocity = [torch.zeros_like(p) for p in newest]
     for fold in range(4):
         results = []
-        for worker in range(4):
+        for worker in worker_ids(4):
             own = network()
             with torch.no_grad():
                 for p, value in zip(own.parameters(), newest, strict=True):
@@ -165,7 +165,7 @@ def test_norms_are_those_of_the_gradients() -> None:
     train(Watching(), "sgd", Work(versions=4, batch=BATCH))
     plain, before = Plain("sgd"), None
     for version, event in enumerate(seen):
-        gradients = [torch.cat([g.flatten() for g in plain.gradient(version, worker, version)]) for worker in range(4)]
+        gradients = [torch.cat([g.flatten() for g in plain.gradient(version, worker, version)]) for worker in worker_ids(4)]
         total = torch.stack(gradients).mean(dim=0)
         by_size = sorted(float(g.square().sum()) for g in gradients)
         assert sorted(event.squares) == pytest.approx(by_size, rel=1e-4)  # in the order of arrival

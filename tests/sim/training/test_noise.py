@@ -9,7 +9,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.policies import BSP
 from offbeat.sim.training.noise import Noise, NoisyWorkload, content
 from offbeat.sim.training.workload import Workload
-from offbeat.types import Incarnation
+from offbeat.types import Incarnation, worker_ids
 
 
 def started(law: Noise, seed: int = 0) -> NoisyWorkload:
@@ -19,7 +19,8 @@ def started(law: Noise, seed: int = 0) -> NoisyWorkload:
 
 
 def fold(version: int, weights: list[float], scale: float = 1.0) -> Fold:
-    return Fold(version, tuple(Part(worker, Incarnation(1), version, weight, 0) for worker, weight in enumerate(weights)), "", scale)
+    parts = (Part(worker, Incarnation(1), version, weight, 0) for worker, weight in zip(worker_ids(len(weights)), weights, strict=True))
+    return Fold(version, tuple(parts), "", scale)
 
 
 def test_the_moments_are_those_of_the_law() -> None:

@@ -20,6 +20,7 @@ from offbeat.sim.run import simulate
 from offbeat.sim.training.batches import Batches
 from offbeat.sim.training.gradients import Training
 from offbeat.sim.training.workload import Step
+from offbeat.types import WorkerId, worker_ids
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
@@ -38,15 +39,15 @@ def test_blocks_of_different_versions(servers: int) -> None:
 
 def test_samples_are_those_that_a_live_job_deals() -> None:
     session = LocalSession(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0))
-    session.worker = 2
+    session.worker = worker = WorkerId(2)
     sampler = ElasticBatchSampler(session, Order.plain(SIZE, shuffle=True), BATCH, seed=SEED)
     batches = Batches(SIZE, SEED)
     for epoch in (0, 3):
-        whole = batches.of(2, Step(0, SIZE, epoch, 0, SIZE))
+        whole = batches.of(worker, Step(0, SIZE, epoch, 0, SIZE))
         assert torch.equal(whole, sampler._indices(epoch, ())[:SIZE])
         assert sorted(whole.tolist()) == list(range(SIZE))
-        parts = Splits(SIZE, workers=4, overlap=0.5).among(range(4))[2]
-        assert torch.equal(batches.of(2, Step(0, 20, epoch, 10, 30, parts)), sampler._indices(epoch, parts)[10:30])
+        parts = Splits(SIZE, workers=4, overlap=0.5).among(worker_ids(4))[worker]
+        assert torch.equal(batches.of(worker, Step(0, 20, epoch, 10, 30, parts)), sampler._indices(epoch, parts)[10:30])
 
 
 @pytest.mark.parametrize("sync", ["ssp(staleness=2)", "psp(c=3)", "ensemble(steps=2)", "ensemble(per_epoch=2, overlap=0.5)"])

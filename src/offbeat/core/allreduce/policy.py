@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.core.policy import Policy
-from offbeat.types import Version, WorkerId
+from offbeat.types import Version, WorkerId, worker_ids
 
 Table: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -78,6 +78,7 @@ class RoundView:
         self._columns = table[1:].T
         self._seed = seed
         self._rows = range(WIDTH, len(self._cells), WIDTH)
+        self._ranks = worker_ids(len(self._rows))
         self._places = PLACES << max(0, (len(self._rows) - 1).bit_length() - (PLACES - 1).bit_length())
         self._drawn: dict[int, Sequence[WorkerId]] = {}
         self._drawn_at = (-1, -1)
@@ -126,7 +127,7 @@ class RoundView:
     def _draw(self, count: int) -> Sequence[WorkerId]:
         cells = self._cells
         if count >= cells[ACTIVES]:
-            return [rank for rank, row in enumerate(self._rows) if cells[row + STATE] == ACTIVE]
+            return [rank for rank, row in zip(self._ranks, self._rows, strict=True) if cells[row + STATE] == ACTIVE]
         # Ranks are drawn until so many active ones are among them. To draw an order of all would be simpler, but whoever is on time draws,
         # in its own process and under the lock that the next waits for.
         rows, ranks, last = self._rows, len(self._rows), self._places - 1
@@ -139,7 +140,7 @@ class RoundView:
             number = (number + _STEP) & _WORD
             rank = (x ^ (x >> 31)) & last
             if rank < ranks and cells[rows[rank] + STATE] == ACTIVE:
-                drawn[rank] = None
+                drawn[self._ranks[rank]] = None
         return list(drawn)
 
 

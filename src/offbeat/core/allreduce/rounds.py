@@ -195,9 +195,11 @@ class Rounds:
         """Return the closed round to fold next; None: all closed rounds are folded."""
         if self.done == self.number:
             return None
-        parts = tuple(RoundPart(rank, buffer) for rank, bits in enumerate(self._column(FROZEN)) if bits for buffer in _BUFFERS_IN[bits])
+        parts = tuple(
+            RoundPart(WorkerId(rank), buffer) for rank, bits in enumerate(self._column(FROZEN)) if bits for buffer in _BUFFERS_IN[bits]
+        )
         initiator = self._cells[INITIATOR]
-        return Round(self.done, parts, self._cells[LIVE], None if initiator < 0 else initiator)
+        return Round(self.done, parts, self._cells[LIVE], None if initiator < 0 else WorkerId(initiator))
 
     # What happens. Everything that may close a round returns whether it has.
 

@@ -23,7 +23,7 @@ from offbeat.core.allreduce.policy import ABSENT, RoundRule
 from offbeat.core.allreduce.rounds import RoundPart, Rounds
 from offbeat.core.allreduce.view_change import ViewChange
 from offbeat.core.rank_log import Entry, EntryKind, Fenced, TooOld
-from offbeat.types import Version, WorkerId
+from offbeat.types import NO_WORKER, Version, WorkerId, worker_ids
 
 LOG_ENTRIES = 1 << 14
 """Entries kept in the log if `Sequencer.follow` is never called."""
@@ -258,9 +258,10 @@ class Sequencer:
         self._wrote(EntryKind.LEAVE, rank, version, self._rounds.leave(rank))
         host = self._hosts[rank]
         if all(self._hosts[other] != host for other in self._present):
-            self._lose([other for other, name in enumerate(self._hosts) if name == host])
+            its_ranks = [other for other, name in zip(worker_ids(len(self._hosts)), self._hosts, strict=True) if name == host]
+            self._lose(its_ranks)
             for going in self._going.values():
-                going.gone.update(other for other, name in enumerate(self._hosts) if name == host)
+                going.gone.update(its_ranks)
         # Always a new view, also if it led nobody: it may have been about to pass a result on.
         fence = Exclude(rank, f"rank {rank} does not take part any more: {why}")
         return [fence, *self._new_view(), *self._settled(), *self._parted()]
@@ -307,7 +308,7 @@ class Sequencer:
         while (round_ := self._rounds.closed()) is not None:
             parts = [self._pending.pop(part) for part in round_.parts if part in self._pending]
             self._going[round_.number] = _Going(parts, round_.divisor, round_.initiator)
-            self._wrote(EntryKind.FOLD_DONE, -1, round_.number + 1, self._rounds.fold_done())
+            self._wrote(EntryKind.FOLD_DONE, NO_WORKER, round_.number + 1, self._rounds.fold_done())
             if self._change is None:
                 orders.append(self._go(round_.number))
         return orders

@@ -298,12 +298,12 @@ class Gossip:
         take = iter(words)
         self._floor, self.entered, self.lost = int(next(take)), next(take), next(take)
         before, there = int(next(take)), int(next(take))
-        self._before = {int(next(take)): int(next(take)) for _ in range(before)}
+        self._before = {WorkerId(int(next(take))): int(next(take)) for _ in range(before)}
         self._there, self._active = {}, []
         for _ in range(there):
-            rank, active, steps, oldest = (int(next(take)) for _ in range(4))
+            rank, active, steps, oldest = WorkerId(int(next(take))), next(take), int(next(take)), int(next(take))
             mass, own, count = next(take), next(take), int(next(take))
-            inbox = [GossipMessage(int(next(take)), int(next(take)), next(take), next(take)) for _ in range(count)]
+            inbox = [GossipMessage(WorkerId(int(next(take))), int(next(take)), next(take), next(take)) for _ in range(count)]
             self._there[rank] = _Standing(steps, oldest, mass, own, inbox)
             if active:
                 insort(self._active, rank)

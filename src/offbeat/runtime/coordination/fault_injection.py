@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from offbeat.journal.records import Record, fault_record
 from offbeat.runtime.job.settings import ANY, InjectedKill, JobSettings, WorkerSettings
-from offbeat.types import Seconds, Version, WorkerId
+from offbeat.types import NO_WORKER, Seconds, Version, WorkerId
 
 
 def lateness(settings: WorkerSettings, step: int, version: Version) -> Seconds:
@@ -32,7 +32,7 @@ def lateness(settings: WorkerSettings, step: int, version: Version) -> Seconds:
 
 def drawn(seed: int, step: int, workers: int) -> WorkerId:
     """Return the worker that ``any`` means in step number ``step``: the same draw in every process."""
-    return random.Random(seed * 1_000_003 + step).randrange(workers)
+    return WorkerId(random.Random(seed * 1_000_003 + step).randrange(workers))
 
 
 class Kills:
@@ -62,5 +62,5 @@ def announced(settings: JobSettings, now: Seconds) -> list[Record]:
         records.append(fault_record(now, slow.worker, "slow", f"{slow.seconds:g} s, {who}"))
     for late in settings.late:
         whose = "every server" if late.server == ANY else f"server {late.server}"
-        records.append(fault_record(now, -1, "late", f"{late.seconds:g} s, {late.share:.4g} of the blocks of {whose}"))
+        records.append(fault_record(now, NO_WORKER, "late", f"{late.seconds:g} s, {late.share:.4g} of the blocks of {whose}"))
     return records

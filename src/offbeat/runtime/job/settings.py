@@ -18,7 +18,7 @@ from offbeat.types import Seconds, Version, WorkerId
 TOKEN: Final = "OFFBEAT_TOKEN"
 _token: str | None = None
 """The token that this process found in its environment, kept for further optimizers and for the report of a failure."""
-ANY = -1
+ANY: Final = WorkerId(-1)
 """In an `InjectedSlowdown`: a worker drawn anew for each step. In a `Late`: every server."""
 
 
@@ -122,7 +122,7 @@ class WorkerSettings:
             return None
         try:
             return cls(
-                worker=int(environment["OFFBEAT_WORKER"]),
+                worker=WorkerId(int(environment["OFFBEAT_WORKER"])),
                 workers=int(environment["OFFBEAT_WORKERS"]),
                 token=take_token() if environment is os.environ else environment["OFFBEAT_TOKEN"],
                 servers=read_addresses(environment["OFFBEAT_SERVERS"]),

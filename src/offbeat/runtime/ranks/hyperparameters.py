@@ -67,7 +67,7 @@ class PiggybackedHyperparameters:
         for at in np.flatnonzero(rows[:, 0] >= least).tolist():
             # The first number was 1: the factor that it was multiplied by applies to the others, too.
             words = np.rint(rows[at, 1:] / rows[at, 0]).astype(np.uint16)
-            found, rank = tuple(words.view(np.float64).tolist()), at // BUFFERS
+            found, rank = tuple(words.view(np.float64).tolist()), WorkerId(at // BUFFERS)
             steps_before = self.known[rank][0] if rank in self.known and at % BUFFERS and rows[at - 1, 0] else -1.0
             if found[0] > steps_before:
                 self.known[rank] = found

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.errors import ConfigurationError
-from offbeat.types import Clock, Seconds, WorkerId
+from offbeat.types import Clock, Seconds
 
 SHIFT: Final = 6
 BLOCK: Final = 1 << SHIFT
@@ -34,7 +34,7 @@ class Sampler(ABC):
     """The draws of one law in one run."""
 
     @abstractmethod
-    def draw(self, worker: WorkerId, clock: Clock, now: Seconds) -> Seconds:
+    def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
         """Return the seconds that an iteration, or a message, of ``worker`` takes. Equal arguments give equal results.
 
         Args:
@@ -150,12 +150,12 @@ class DrawnSampler(Sampler):
         self._numbers = [-1] * workers
         self._blocks: list[list[float]] = [[]] * workers
 
-    def draw(self, worker: WorkerId, clock: Clock, now: Seconds) -> Seconds:
+    def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
         if self._numbers[worker] != clock >> SHIFT:
             self._fetch(worker, clock >> SHIFT)
         return self._blocks[worker][clock & MASK]
 
-    def _fetch(self, worker: WorkerId, number: int) -> None:
+    def _fetch(self, worker: int, number: int) -> None:
         self._generator.bit_generator.state = {
             "bit_generator": "Philox",
             "state": {"counter": np.array([0, number, worker, 0], dtype=np.uint64), "key": self._key},

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from offbeat.errors import ConfigurationError
 from offbeat.sim.latency.base import DrawnSampler, Law, Sampler
-from offbeat.types import Clock, Seconds, WorkerId
+from offbeat.types import Clock, Seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class _Same(Sampler):
     def __init__(self, seconds: Seconds) -> None:
         self._seconds = seconds
 
-    def draw(self, worker: WorkerId, clock: Clock, now: Seconds) -> Seconds:
+    def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
         return self._seconds
 
 
@@ -170,5 +170,5 @@ class _Rotating(Sampler):
         step = (law.high - law.low) / max(1, workers - 1)
         self._times = [law.low + step * place for place in range(workers)]
 
-    def draw(self, worker: WorkerId, clock: Clock, now: Seconds) -> Seconds:
+    def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
         return self._times[(worker + clock) % len(self._times)]

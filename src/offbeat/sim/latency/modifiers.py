@@ -14,7 +14,7 @@ from typing import Any
 from offbeat.core.policy import whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.sim.latency.base import DrawnSampler, Law, Sampler, derived, stretched
-from offbeat.types import Clock, Seconds, WorkerId
+from offbeat.types import Clock, Seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Windows(Nested):
     ([1.0, 3.0, 5.0, 1.0], 1.0)
     """
 
-    worker: WorkerId
+    worker: int
     begin: Seconds
     """Seconds since the job began; at least 0."""
     end: Seconds
@@ -87,7 +87,7 @@ class _Windows(Sampler):
         self._law = law
         self._inner = inner
 
-    def draw(self, worker: WorkerId, clock: Clock, now: Seconds) -> Seconds:
+    def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
         work_s = self._inner.draw(worker, clock, now)
         return stretched(work_s, now, self._windows(now)) if worker == self._law.worker else work_s
 
@@ -140,7 +140,7 @@ class _PerWorker(Sampler):
         self._factors = factors
         self._inner = inner
 
-    def draw(self, worker: WorkerId, clock: Clock, now: Seconds) -> Seconds:
+    def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
         return self._inner.draw(worker, clock, now) * self._factors[worker]
 
 
@@ -182,9 +182,9 @@ class _OneOf(Sampler):
         self._workers = workers
         self._uniform = DrawnSampler(seed, law.count, lambda generator, n: generator.random(n))
         self._clock = -1
-        self._chosen: set[WorkerId] = set()
+        self._chosen: set[int] = set()
 
-    def draw(self, worker: WorkerId, clock: Clock, now: Seconds) -> Seconds:
+    def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
         if clock != self._clock:
             self._choose(clock)
         seconds = self._inner.draw(worker, clock, now)
@@ -230,5 +230,5 @@ class _Plus(Sampler):
         self._inner = inner
         self._extra = extra
 
-    def draw(self, worker: WorkerId, clock: Clock, now: Seconds) -> Seconds:
+    def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
         return self._inner.draw(worker, clock, now) + self._extra.draw(worker, clock, now)

@@ -14,7 +14,7 @@ from offbeat.core.policy import whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.sim.latency.base import Law, Sampler
 from offbeat.sim.latency.trace_files import Times, read
-from offbeat.types import Clock, Seconds, WorkerId
+from offbeat.types import Clock, Seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,5 +69,5 @@ class _Cycle(Sampler):
         self._columns: list[list[float]] = np.roll(times, -offset, axis=0).T.tolist()
         self._steps = len(times)
 
-    def draw(self, worker: WorkerId, clock: Clock, now: Seconds) -> Seconds:
+    def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
         return self._columns[worker][clock % self._steps]

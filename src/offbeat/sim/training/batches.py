@@ -10,7 +10,7 @@ import torch
 from offbeat.core.partitions import Parts
 from offbeat.sim.latency.registry import derived
 from offbeat.sim.training.workload import Step
-from offbeat.types import Epoch, WorkerId
+from offbeat.types import NO_WORKER, Epoch, WorkerId
 
 REMEMBERED = 64
 """The number of epoch orders kept; where workers have splits of their own, each has its own order."""
@@ -37,7 +37,7 @@ class Batches:
         if step.epoch is None:
             generator = np.random.Generator(np.random.Philox(key=self._key, counter=[0, 0, worker, step.number]))
             return torch.from_numpy(generator.integers(self._size, size=step.samples))
-        key = step.epoch, worker if step.parts else -1, step.parts
+        key = step.epoch, worker if step.parts else NO_WORKER, step.parts
         order = self._orders.get(key)
         if order is None:
             order = self._order(*key)

@@ -29,6 +29,7 @@ from offbeat.runtime.allreduce.multi_host.node import Node
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.transport.base import Address
 from offbeat.transport.hub import SocketHub
+from offbeat.types import WorkerId
 
 DEADLINE_S = 60.0
 RULES = ["solo", "majority", "full", "quorum(q=2)", "first_of(m=2)", "all_of(m=2)", "solo(staleness=1)"]
@@ -63,7 +64,7 @@ def test_every_gradient_is_in_one_round_whatever_happens(
 def _run(network: Network, ranks: int, deaths: bool, partings: bool, draws: random.Random) -> None:
     while network.made < 60:
         what = draws.random()
-        number = draws.randrange(ranks)
+        number = WorkerId(draws.randrange(ranks))
         rank = network.ranks.get(number)
         if deaths and what < 0.01 and rank is not None and any(other != number for other in network.sequencer.present):
             network.die(number, draws.randrange(4))
@@ -585,7 +586,7 @@ def test_a_process_is_killed_and_the_others_go_on() -> None:
             assert child.stdin is not None
             child.stdin.write(json.dumps(addresses) + "\n")
             child.stdin.flush()
-        sequencer.connect({peer: address for peer, address in addresses.items() if isinstance(address, Address)}, DEADLINE_S)
+        sequencer.connect({WorkerId(peer): address for peer, address in addresses.items() if isinstance(address, Address)}, DEADLINE_S)
         victim = children[1]
         assert victim.stdout is not None
         while victim.stdout.readline().strip() != "5":

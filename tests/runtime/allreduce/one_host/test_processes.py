@@ -32,6 +32,7 @@ from offbeat.core.allreduce.policy import ABSENT
 from offbeat.core.rank_log import EntryKind, Fenced
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.transport.futex import PATIENCE_S
+from offbeat.types import WorkerId, worker_ids
 
 pytestmark = pytest.mark.faults
 
@@ -90,7 +91,7 @@ def test_nothing_is_lost_and_all_see_the_same(word: str, numel: int) -> None:
     expected = replayed(host.follow(0), host, word)
     check(found, expected)
     assert all(len(results) == len(expected) == host.done for results in found), "from the first round to the last"
-    produced = sum(worth(rank, count) for rank in range(RANKS) for count in range(steps))
+    produced = sum(worth(rank, count) for rank in worker_ids(RANKS) for count in range(steps))
     assert RANKS * sum(expected.values()) == produced
 
 
@@ -190,7 +191,7 @@ def test_a_fold_is_finished_by_those_who_are_left(stopped: bool) -> None:
         ranks.processes[1].join(DEADLINE_S)
         assert ranks.processes[1].exitcode == -signal.SIGKILL, "one that is stopped with a slice in hand is killed"
     expected = replayed(host.follow(0), host, "full")
-    assert expected == {0: sum(worth(rank, 0) for rank in range(RANKS)) / RANKS}, "with the gradient of the dead"
+    assert expected == {0: sum(worth(rank, 0) for rank in worker_ids(RANKS)) / RANKS}, "with the gradient of the dead"
     check([results for results, _ in found], expected)
 
 
@@ -232,7 +233,7 @@ def test_a_change_that_was_left_half_made_has_not_been_made(numel: int, stopped:
         ranks.processes[1].join(DEADLINE_S)
         assert ranks.processes[1].exitcode == -signal.SIGKILL
     expected = replayed(host.follow(0), host, "quorum(q=3)")
-    assert expected == {0: sum(worth(rank, 0) for rank in (0, 2, 3)) / RANKS}
+    assert expected == {0: sum(worth(WorkerId(rank), 0) for rank in (0, 2, 3)) / RANKS}
     check([results for results, _ in found], expected)
 
 

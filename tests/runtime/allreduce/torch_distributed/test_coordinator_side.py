@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from offbeat.core.rank_log import EntryKind
 from offbeat.runtime.allreduce.torch_distributed.coordinator_side import TorchGroup
+from offbeat.types import WorkerId
 
 
 class Seen:
@@ -21,7 +22,7 @@ class Seen:
         for rank in range(3):
             self.table.enter(rank, 0)
 
-    def rounds(self) -> list[tuple[int, ...]]:
+    def rounds(self) -> list[tuple[WorkerId, ...]]:
         """The ranks that arrived in each closed round."""
         found, arrived = [], []
         for entry in self.table.follow(0):

@@ -21,7 +21,7 @@ from offbeat.types import WorkerId
 
 log = logging.getLogger(__name__)
 
-SEQUENCER: Final = -1
+SEQUENCER: Final = WorkerId(-1)
 """Number of a peer that is the sequencer and no rank."""
 POLL_S = 1.0
 OnMessage: TypeAlias = Callable[[WorkerId, Message | None], None]

@@ -30,7 +30,7 @@ from offbeat.runtime.allreduce.one_host.rounds import RoundOutcome
 from offbeat.runtime.shared_memory.layout import VECTOR_DTYPES
 from offbeat.transport.base import Address, Hub, Message
 from offbeat.transport.shm import available_nbytes
-from offbeat.types import Version, WorkerId
+from offbeat.types import FIRST_WORKER, Version, WorkerId, worker_ids
 
 _UNBOUNDED_SLOTS, _SPARE_SLOTS = 256, 4
 
@@ -77,7 +77,7 @@ class MultiHostRounds:
         *,
         rank: WorkerId | None,
         hub: Hub,
-        sequencer_peer: WorkerId = 0,
+        sequencer_peer: WorkerId = FIRST_WORKER,
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         slots: int | None = None,
@@ -130,7 +130,7 @@ class MultiHostRounds:
         here, node, connections = self._connections.hub.host, self._node, self._connections
         ranks = sorted(peer for peer in addresses if peer != SEQUENCER)
         if self._me == self._sequencer_peer:
-            hosts = [addresses[rank].host if rank in addresses else f"rank {rank}" for rank in range(self.ranks)]
+            hosts = [addresses[rank].host if rank in addresses else f"rank {rank}" for rank in worker_ids(self.ranks)]
             node.sequencer = Sequencer(
                 self.rule, hosts, clock_ns=time.monotonic_ns, seed=self._seed, slots=self.slots, followed=self._followed
             )

@@ -15,7 +15,7 @@ from offbeat.core.allreduce.rounds import Arrival, Round, RoundPart, Rounds
 from offbeat.core.rank_log import EntryKind, Fenced, TooOld
 from offbeat.runtime.allreduce.one_host.layout import RoundsLayout
 from offbeat.runtime.shared_memory.log import EntryLog
-from offbeat.types import Version, WorkerId
+from offbeat.types import NO_WORKER, Version, WorkerId
 
 _ARRIVE = int(EntryKind.ARRIVE)
 """Written in every step. In Python 3.11 reading a member of an enumeration is a call."""
@@ -140,7 +140,7 @@ class State:
 
     def fold_done(self) -> None:
         """Count the closed round as folded."""
-        self._closed(EntryKind.FOLD_DONE, -1, self.rounds.fold_done())
+        self._closed(EntryKind.FOLD_DONE, NO_WORKER, self.rounds.fold_done())
 
     def _closed(self, kind: EntryKind, rank: WorkerId, closed: bool) -> None:
         """Log something that may have closed a round, and place the result of the round if it did."""

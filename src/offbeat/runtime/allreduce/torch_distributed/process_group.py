@@ -16,7 +16,7 @@ import torch
 import torch.distributed
 
 from offbeat.errors import ConfigurationError, JobError
-from offbeat.types import Seconds, WorkerId
+from offbeat.types import Seconds
 
 dist: Any = torch.distributed
 """`torch.distributed`; it does not declare all names public that are used here."""
@@ -57,7 +57,7 @@ class TorchAllreduce:
     """Take part in the process group as one rank.
 
     Args:
-        rank: its number, from 0.
+        rank: its position among the ranks of the group, from 0.
         ranks: the number of ranks; all must come.
         meeting: where they meet.
         round_: number of the meeting; ranks that meet again need a new number.
@@ -72,7 +72,7 @@ class TorchAllreduce:
 
     def __init__(
         self,
-        rank: WorkerId,
+        rank: int,
         ranks: int,
         meeting: Meeting,
         *,
@@ -113,7 +113,7 @@ class TorchAllreduce:
         del self._group
 
 
-def _gloo(store: Any, rank: WorkerId, ranks: int, timeout: timedelta, host: str) -> Any:
+def _gloo(store: Any, rank: int, ranks: int, timeout: timedelta, host: str) -> Any:
     kind = getattr(dist, "ProcessGroupGloo", None)
     if kind is None:
         raise ConfigurationError("sync=allreduce: this torch has been built without gloo; use sync=full, which does the same")
@@ -123,7 +123,7 @@ def _gloo(store: Any, rank: WorkerId, ranks: int, timeout: timedelta, host: str)
     return kind(store, rank, ranks, options)
 
 
-def _nccl(store: Any, rank: WorkerId, ranks: int, timeout: timedelta) -> Any:
+def _nccl(store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
     kind = getattr(dist, "ProcessGroupNCCL", None)
     if kind is None:
         raise ConfigurationError("sync=allreduce: this torch has been built without NCCL; keep the gradients on the CPU, or use sync=full")
