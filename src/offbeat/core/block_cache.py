@@ -1,4 +1,4 @@
-"""A worker's side of a rule of shard scope: which blocks it holds, at which versions, and when it may go on.
+"""Run a worker's part of a rule of shard scope: the blocks that it holds, their versions, and when it continues.
 
 One state machine per worker and incarnation. A shell tells it what arrives, asks whether the worker may begin its next iteration, and
 begins it; the values of the blocks are the shell's. Versions of a block are iterations of its shard, and the worker's own iteration t is
@@ -16,7 +16,7 @@ from offbeat.types import Seconds, Version
 
 
 class Blocks:
-    """The blocks that one worker holds, one of each shard.
+    """Keep the blocks that one worker holds, one of each shard.
 
     With h the held versions and K the ``ceil(fraction * shards)``-th largest of them, iteration t may begin when K >= t, and then
     ``timeout_s`` has passed or every h >= t. It begins as iteration ``max(t, K)``: a worker does not make gradients that come too late
@@ -58,9 +58,9 @@ class Blocks:
         self._interrupt = interrupt
         self._next: Version = 0
         self._count = 0
-        """How many blocks are held at version ``_next`` or later."""
+        """Number of held blocks at version ``_next`` or later."""
         self._enough_at: Seconds | None = None
-        """When that many were first held as the iteration needs."""
+        """When the worker first held as many such blocks as the iteration needs."""
         self._heard_at: Seconds = 0.0
         self.held: list[Version] = [-1] * shards
         """The newest version of each block; -1: none yet."""
@@ -71,11 +71,11 @@ class Blocks:
 
     @property
     def needed(self) -> int:
-        """How many blocks the next iteration needs."""
+        """Number of blocks that the next iteration needs."""
         return self._need if self._next else len(self.held)
 
     def received(self, shard: int, version: Version, now: Seconds) -> None:
-        """A block has arrived. An older one than is held changes nothing."""
+        """Take a block that has arrived. A block older than the held one is ignored."""
         before = self.held[shard]
         if version <= before:
             return
@@ -86,24 +86,24 @@ class Blocks:
             self._look(now)
 
     def released(self) -> None:
-        """Every block of a `Release` is in: the worker may go on from what it holds, even where none is newer than before."""
+        """Note that every block of a `Release` has arrived: the worker may continue from its blocks, even if none is newer than before."""
         assert min(self.held) >= 0, f"released without all blocks: {self.held}"
         self._begin_waiting(0)
 
     def ready(self, now: Seconds) -> bool:
-        """Whether the worker, having nothing to compute, may begin its next iteration."""
+        """Return True if a worker without a computation may begin its next iteration."""
         if self._enough_at is None or not self._within_skew():
             return False
         return self._count == len(self.held) or now >= self._enough_at + self._timeout_s
 
     def wake_at(self) -> Seconds | None:
-        """When to ask `ready` again even if nothing arrives; None: never."""
+        """Return the time at which to ask `ready` again even if no block arrives, in seconds; None: never."""
         if self._enough_at is None or self._count == len(self.held) or not self._within_skew():
             return None
         return self._enough_at + self._timeout_s
 
     def advance(self) -> Version:
-        """Begin the next iteration, which must be `ready`; its number."""
+        """Begin the next iteration, which must be `ready`; returns its number."""
         assert self._enough_at is not None and self._within_skew(), f"not ready: {self.held} held, {self._next} awaited"
         self.t = max(self._next, sorted(self.held)[-self._need])
         if self._max_skew is not None:
@@ -114,7 +114,7 @@ class Blocks:
 
     @property
     def overtaken(self) -> bool:
-        """Whether the running iteration is to be broken off: enough newer blocks are in for the next one."""
+        """True if the running iteration is to be broken off, since enough newer blocks have arrived for the next one."""
         return self._interrupt and self._enough_at is not None and self._within_skew()
 
     def _begin_waiting(self, t: Version) -> None:

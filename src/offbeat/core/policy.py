@@ -1,4 +1,4 @@
-"""The contract of a synchronization rule: two questions, and what the rule may look at to answer them.
+"""Define the contract of a synchronization rule: its two questions, and the view of the job from which it answers them.
 
 A rule never sees a tensor, a socket or a clock. It sees who has pushed what, and says which contributions become the next
 version now (`ServerRule.fold`) and whether a waiting worker may go on (`ServerRule.admit`). The ledger asks after each event.
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from offbeat.core.events import Folded
 
 ObsoleteWork: TypeAlias = Literal["push_and_wait", "pull_and_wait", "push_and_interrupt"]
-"""What a worker does with a computation whose version has been overtaken: hand it in all the same; leave it at that once it is
-finished, and pull; or break it off."""
+"""What a worker does with a computation from a version that a fold has overtaken: push the result all the same; finish the step,
+discard the result and pull; or break the step off at once."""
 
 
 Family: TypeAlias = Literal["server", "allreduce", "gossip"]
@@ -29,41 +29,41 @@ from the same sum of gradients (allreduce) or each from its own gradient, mixing
 
 
 class Contribution(NamedTuple):
-    """What a push hands in, a gradient or parameters, as far as a rule is concerned."""
+    """Describe the content of one push, a gradient or parameters, to a rule."""
 
     worker: WorkerId
     incarnation: Incarnation
     clock: Clock
     """The worker's clock after this push."""
     version: Version
-    """The version it was computed from."""
+    """The version from which the contribution was computed."""
     samples: int
     arrived: Seconds
     compute_s: Seconds
     loss: float | None
     leases: tuple[LeaseId, ...]
     steps: int = 1
-    """The local optimizer steps in it; 1 where gradients are exchanged."""
+    """The number of local optimizer steps in the contribution; 1 where gradients are exchanged."""
 
 
 class Decision(NamedTuple):
-    """An answer to *fold*: what becomes the next version, and what is of no more use. An empty ``fold`` makes no version."""
+    """Answer *fold*: the contributions of the next version, and those to drop or gather. An empty ``fold`` makes no version."""
 
     fold: tuple[Contribution, ...]
     reason: str
     drop: tuple[Contribution, ...] = ()
     gather: tuple[Contribution, ...] = ()
-    """Of the pending: taken over from their workers into a sum that a later fold will use. They have no fate yet, and do not
-    keep their workers from being admitted."""
+    """Pending contributions to add to their workers' sums, which a later fold uses. They have no fate yet, and their workers may be
+    admitted."""
     weights: tuple[float, ...] | None = None
-    """Of each in ``fold``, adding up to 1; None: in proportion to their samples, which what was gathered from one worker must keep
-    among itself in any case."""
+    """The weight of each contribution in ``fold``; the weights add up to 1. None: in proportion to the samples. Contributions gathered
+    from one worker must keep that proportion among each other in any case, since the worker has only their sum."""
     scale: float = 1.0
-    """The factor of the learning rate in this one step."""
+    """The factor by which this one step multiplies the learning rate."""
 
 
 class Plan(NamedTuple):
-    """What an admitted worker does until its next push."""
+    """Say how much an admitted worker computes until its next push."""
 
     steps: int = 1
     """Local optimizer steps; 1 where gradients are exchanged."""
@@ -73,7 +73,7 @@ class Plan(NamedTuple):
     """The batch size of its samplers from now on; None: the script's."""
 
     def due(self, since: int, done: int, batches: int, taken: int = 1) -> bool:
-        """Whether to push now: ``since`` local steps after the last push, ``done`` of ``batches`` batches into the epoch.
+        """Return True if the worker pushes now: ``since`` local steps after the last push, ``done`` of ``batches`` batches into the epoch.
 
         With ``per_epoch`` the boundaries are ``round(i * batches / per_epoch)``, so that every worker has as many as every other,
         whatever the sizes of its share and its batches. A step over more batches than one, ``taken``, may go past some.
@@ -91,7 +91,7 @@ class Plan(NamedTuple):
 
 
 class Averaging(NamedTuple):
-    """How parameters are exchanged instead of gradients: workers step by themselves, and shards fold what they have come to."""
+    """Describe an exchange of parameters instead of gradients: workers make local steps, and shards fold the resulting parameters."""
 
     combine: Literal["mean", "median", "trimmed_mean"] = "mean"
     """Mean: weighted. Median and trimmed mean are taken for each coordinate, without weights."""
@@ -102,25 +102,27 @@ class Averaging(NamedTuple):
     torch has it). 1 and 0: the combined parameters themselves."""
     outer_momentum: float = 0.0
     momentum: Literal["keep", "reset", "average"] = "keep"
-    """What becomes of the state of the workers' own optimizers at a fold."""
+    """Whether the state of the workers' own optimizers is kept, reset or averaged at a fold."""
 
 
 class Admit(NamedTuple):
-    """An answer to *admit*: go on, with the newest version."""
+    """Answer *admit*: the worker continues with the newest version."""
 
     reason: str
 
 
 class Hold(NamedTuple):
-    """An answer to *admit*: wait. The rule is asked again when the worker's contribution is settled or gathered, when the slowest active
-    clock has reached ``slowest``, when every active worker waits, whenever an active worker comes or goes, and at `ServerRule.wake_at`."""
+    """Answer *admit*: the worker waits. The rule is asked again when the worker's contribution is settled or gathered, when the slowest
+    active clock has reached ``slowest``, when every active worker waits, whenever an active worker comes or goes, and at
+    `ServerRule.wake_at`.
+    """
 
     reason: str
     slowest: Clock | None = None
 
 
 class View(Protocol):
-    """What a rule may look at. Every attribute costs O(1)."""
+    """Show a rule the state of its job. Each attribute costs O(1)."""
 
     @property
     def now(self) -> Seconds: ...
@@ -146,11 +148,11 @@ class View(Protocol):
 
     @property
     def epoch(self) -> Epoch:
-        """How many epochs of the job's first sampler have ended; 0 where samples are not dealt out."""
+        """Number of ended epochs of the job's first sampler; 0 where samples are not dealt out."""
 
     @property
     def missing(self) -> int:
-        """How many active workers have nothing pending."""
+        """Number of active workers without a pending contribution."""
 
     @property
     def slowest(self) -> Clock:
@@ -161,22 +163,23 @@ class View(Protocol):
         """The greatest clock of the active workers; 0 where there are none."""
 
     def slowest_worker(self) -> WorkerId:
-        """The active worker with the least clock, the lowest number among equals. This one costs O(active)."""
+        """Return the active worker with the least clock, the lowest number among equals. Costs O(active)."""
 
     def clock(self, worker: WorkerId) -> Clock: ...
 
     def pushed_at(self, worker: WorkerId) -> Seconds | None:
-        """When the worker's last push arrived; None before its first."""
+        """Return when the worker's last push arrived, in seconds; None before its first."""
 
     def interval(self, worker: WorkerId) -> Seconds | None:
-        """Between the worker's last two pushes; None before its second."""
+        """Return the time between the worker's last two pushes, in seconds; None before its second."""
 
     def share(self, worker: WorkerId) -> int | None:
-        """How many samples the worker's own split has in the epoch under way; None: samples are dealt out from one pool, or not at all."""
+        """Return the number of samples in the worker's own split of this epoch; None: one pool for all workers, or no dealt samples."""
 
 
 class Policy:
-    """One synchronization rule: what is asked of rules of all families. A rule extends `ServerRule`, `RoundRule` or `GossipRule`.
+    """Base class of all synchronization rules: the questions that every family answers. A rule extends `ServerRule`, `RoundRule` or
+    `GossipRule`.
 
     Subclasses are frozen dataclasses: the configuration, checked when it is made.
     """
@@ -196,17 +199,17 @@ class Policy:
 
     @property
     def local_optimizer(self) -> bool:
-        """Whether each worker steps an optimizer of its own, which then may be of any class."""
+        """True if each worker steps an optimizer of its own, which then may be of any class."""
         return True
 
     @property
     def entry(self) -> Literal["at_once", "next_epoch"]:
-        """When a worker that joins a running job takes part: at once, or from the next epoch on, if samples are dealt out."""
+        """When a worker that joins a running job begins: at once, or, if samples are dealt out, with the next epoch."""
         return "at_once"
 
     @property
     def split_overlap(self) -> float | None:
-        """Each worker has its own split of the data, this fraction of all data being in every split; None: one pool for all."""
+        """Fraction of the data that is in every worker's split, where each worker has a split of its own; None: one pool for all."""
         return None
 
     def check(self, workers: int) -> None:
@@ -219,7 +222,7 @@ class Policy:
 
     @property
     def spelling(self) -> str:
-        """How the rule is written in a script or on the command line, for instance ``ssp(staleness=3)``."""
+        """Spell the rule as in a script or on the command line, for instance ``ssp(staleness=3)``."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
         arguments = ", ".join(f"{name}={_spell(value)}" for name, value in values.items())
         name = self.called()
@@ -227,9 +230,9 @@ class Policy:
 
 
 class ServerRule(Policy):
-    """A rule of the server family: says what the servers fold, and which waiting worker may go on. ``core/server/ledger.py`` asks it.
+    """Base class of the server family: a rule says what the servers fold and which waiting workers continue.
 
-    A rule that keeps state during a run returns a fresh object from `start`; the others are their own rule.
+    ``core/server/ledger.py`` asks it. A rule that keeps state during a run returns a fresh object from `start`; the others are their own rule.
     """
 
     family = "server"
@@ -239,59 +242,59 @@ class ServerRule(Policy):
 
     @property
     def scope(self) -> Literal["job", "shard"]:
-        """Whether one ledger decides for the job, or each shard has one of its own (see ``core/server/per_shard_ledger.py``)."""
+        """Whether one ledger decides for the whole job, or one for each shard (see ``core/server/per_shard_ledger.py``)."""
         return "job"
 
     @property
     def obsolete_work(self) -> ObsoleteWork:
-        """What workers do with a computation whose version has been overtaken by a fold."""
+        """What workers do with a computation from a version that a fold has overtaken."""
         return "push_and_wait"
 
     @property
     def averaging(self) -> Averaging | None:
-        """How parameters are exchanged; None: gradients are."""
+        """The exchange of parameters; None: workers push gradients."""
         return None
 
     @property
     def local_optimizer(self) -> bool:
-        """Whether each worker steps an optimizer of its own: where parameters are exchanged."""
+        """True if each worker steps an optimizer of its own, as it does where parameters are exchanged."""
         return self.averaging is not None
 
     @property
     def measures(self) -> Literal["nothing", "norms", "differences"]:
-        """What the shards measure at each fold for `observe`: the gradients' norms, and that of g[t] - g[t-1] too."""
+        """The norms that the shards measure at each fold for `observe`: of the gradients, and of ``g[t] - g[t-1]``."""
         return "nothing"
 
     @property
     def uses_loss(self) -> bool:
-        """Whether the rule looks at the losses of contributions; the simulator computes them only then."""
+        """True if the rule reads the losses of contributions; the simulator computes losses only then."""
         return False
 
     def start(self) -> ServerRule:
-        """Return the rule of one run."""
+        """Return the object that keeps the rule's state in one run; the rule itself where it has no state."""
         return self
 
     def fold(self, view: View) -> Decision | None:
-        """Which contributions become the next version now? None: nothing to do yet. Asked again until it says so."""
+        """Return the contributions of the next version, None if none is due. The ledger asks again until the answer is None."""
         raise NotImplementedError(f"{type(self).__name__} is a rule with servers: it must define fold(), or start() with a rule that does")
 
     def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
-        """May this waiting worker go on? At once, unless the rule says otherwise. Not asked under rules of shard scope."""
+        """Return whether this waiting worker continues. By default it does at once. Not asked under rules of shard scope."""
         return Admit("nobody waits")
 
     def blocks(self, shards: int) -> Blocks:
-        """Return a worker's side of a rule of shard scope: for which blocks it waits. For all, unless the rule says otherwise."""
+        """Return the part of a rule of shard scope that a worker runs: the blocks for which it waits, by default all."""
         return Blocks(shards)
 
     def plan(self, view: View, worker: WorkerId) -> Plan:
-        """What this worker, which is being released, does until its next push."""
+        """Return the work of a worker that is being released, until its next push."""
         return Plan()
 
     def observe(self, view: View, event: Folded) -> None:
-        """Every shard has made a version, and this is what they have measured."""
+        """Take what the shards have measured at a fold; called once all shards have made the version."""
 
     def wake_at(self, view: View) -> Seconds | None:
-        """When the rule wants to be asked again even if nothing happens; None: never."""
+        """Return the time at which to ask the rule again even without an event, in seconds; None: never."""
         return None
 
 
@@ -300,7 +303,7 @@ def _spell(value: Any) -> str:
 
 
 def short_spelling(rule: Policy, always: Collection[str] = ()) -> str:
-    """A rule spelled with what differs from the defaults, and ``always``; what a running rule remembers is no setting."""
+    """Spell a rule with its settings that differ from the defaults and those in ``always``. State of a running rule is no setting."""
     settings = [f for f in fields(rule) if f.repr and (f.name in always or getattr(rule, f.name) != f.default)]  # type: ignore[arg-type]
     arguments = ", ".join(f"{f.name}={_spell(getattr(rule, f.name))}" for f in settings)
     return f"{rule.called()}({arguments})" if arguments else rule.called()
@@ -317,7 +320,7 @@ def whole_number(owner: str, name: str, value: Any, *, least: int) -> None:
 
 
 def by_samples(contributions: Sequence[Contribution]) -> tuple[float, ...]:
-    """Weights in proportion to the samples; equal ones where a worker does not know how many it has used."""
+    """Return weights in proportion to the samples, or equal weights if a worker does not know its number of samples."""
     if len(contributions) == 1:
         return (1.0,)
     known = all(c.samples > 0 for c in contributions)

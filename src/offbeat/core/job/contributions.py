@@ -1,4 +1,4 @@
-"""What participants send: contributions, what becomes of them elsewhere, and questions for samples and parameters.
+"""Handle what participants send: contributions, reports about earlier contributions, and requests for samples and parameters.
 
 A message counts if its sender is alive, in its newest incarnation, and has been told to go on. For a push that counts, its samples are
 claimed, and then the ledger is asked; each other push is rejected with a reason.
@@ -69,13 +69,13 @@ class Contributions:
         self._work.deal(now)
 
     def folded(self, event: Folded, now: Seconds) -> None:
-        """Tell the ledger what was measured at a fold, or of a round that ranks have closed."""
+        """Pass the measurements of a fold, or a round that ranks have closed, to the ledger."""
         self._work.note(self._ledger.folded(event, now))
         # A rule that has waited for measurements folds now, and that may have been all that an epoch's end waited for.
         self._work.deal(now)
 
     def withdrawn(self, event: Withdrawn, now: Seconds) -> None:
-        """Take back a gradient that went with its host before its round was summed."""
+        """Take back a gradient that was lost with its host before its round was summed."""
         assert isinstance(self._ledger, RoundLedger), "only a gradient that is summed among hosts can go with one"
         if event.number >= self._ledger.version:
             self._epochs.withdraw(self._ledger.recalled(event.worker))

@@ -1,4 +1,4 @@
-"""One job: its membership, its ledger with one rule, and its sample leases, behind one entrance.
+"""Combine the membership, the ledger and the sample leases of one job behind one method that takes events and returns effects.
 
 `Coordinator.on` takes an event and the time and returns what is to be done, in order; `Coordinator.wake_at` says when to call
 `Coordinator.wake` even if nothing happens. The live server and the simulator drive the same object.
@@ -45,7 +45,7 @@ from offbeat.types import Seconds, Version, WorkerId, WorkerState
 
 
 class Coordinator:
-    """The pure part of a job.
+    """Turn the events of one job into effects.
 
     Args:
         policy: the synchronization rule.
@@ -73,7 +73,7 @@ class Coordinator:
         policy.check(workers)
         self._policy = policy
         self._effects: list[Effect] = []
-        """What the event in hand has led to so far; all parts append to it."""
+        """The effects of the present event so far; all parts append to it."""
         self.membership = Membership(workers, timeout_s)
         self.start = Start(self.membership, self._effects)
         self.participants = Participants(self.membership, self._effects)
@@ -111,16 +111,16 @@ class Coordinator:
 
     @property
     def version(self) -> Version:
-        """The newest version of the parameters; 0 also before it exists."""
+        """Newest version of the parameters; 0 also before version 0 exists."""
         return self.ledger.version
 
     @property
     def over(self) -> bool:
-        """Whether nobody takes part any more and nobody is expected."""
+        """True if no worker takes part any more and none is expected."""
         return not self.membership.in_state(WorkerState.EXPECTED, WorkerState.ALIVE, WorkerState.RECOVERED)
 
     def on(self, event: Event, now: Seconds) -> list[Effect]:
-        """Take note of an event; return what to do about it, in order."""
+        """Handle an event; return its effects, in the order in which to carry them out."""
         self._handlers[type(event)](event, now)
         return self._flush()
 
@@ -132,7 +132,7 @@ class Coordinator:
         return min(silent, rule)
 
     def wake(self, now: Seconds) -> list[Effect]:
-        """Declare the silent dead, and let the rule look again: time has passed."""
+        """Declare silent workers dead, and ask the rule again; called when time has passed."""
         for worker in self.membership.silent(now):
             silence = now - self.membership[worker].heard_at
             self._take_out(worker, WorkerState.DEAD, f"not heard of for {silence:.1f} s", now)

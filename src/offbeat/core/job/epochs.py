@@ -1,4 +1,4 @@
-"""Dealing samples while an epoch runs, and its end.
+"""Deal samples while an epoch runs, and end the epoch.
 
 A worker for whom an epoch has nothing left is paused until its end, so that the samples of those who die still find somebody; the rule
 does not wait for the paused. An epoch ends when every index is settled, or when every living worker waits for its end. It does not end
@@ -30,7 +30,7 @@ from offbeat.types import Clock, Epoch, Incarnation, LeaseId, Seconds, WorkerId
 
 
 class Epochs:
-    """The sample pools of one job.
+    """Deal the sample pools of one job.
 
     Each method that changes something returns the effects, the ledger's own among them.
 
@@ -69,16 +69,16 @@ class Epochs:
 
     @property
     def under_way(self) -> bool:
-        """Whether some samples of an epoch have been dealt, and it has not ended."""
+        """True if samples of an epoch have been dealt and the epoch has not ended."""
         return bool(self._leases.under_way())
 
     @property
     def idle(self) -> Collection[WorkerId]:
-        """The workers that wait for an epoch's end, or for samples to come back."""
+        """Return the workers that wait for an epoch's end, or for samples to come back."""
         return self._idle.keys()
 
     def want(self, event: LeaseWanted | EpochWanted, now: Seconds) -> list[Effect]:
-        """A worker asks for samples, or for the end of an epoch of which it will take no more."""
+        """Answer a worker that asks for samples, or for the end of an epoch from which it takes no more samples."""
         worker, incarnation, pool, epoch = event.worker, event.incarnation, event.pool, event.epoch
         begun = self._leases.begun(pool)
         if not begun:
@@ -109,18 +109,18 @@ class Epochs:
         return self.deal(now)
 
     def resume(self, worker: WorkerId, now: Seconds) -> list[Effect]:
-        """A worker that was to wait works after all."""
+        """Let a worker that was to wait for an epoch's end work again."""
         if self._idle.pop(worker, None) is not None:
             self._do(self._ledger.resume(worker, now))
         return self._flush()
 
     def prepare(self) -> None:
-        """Others take part than before: splits of epochs of which nothing has been dealt yet are decided anew."""
+        """Decide the splits anew after workers have come or gone, in epochs of which no sample has been dealt yet."""
         for pool in self._leases.between():
             self._open(pool, self._leases.epoch(pool), self._leases.size(pool), self._alive())
 
     def claim(self, push: Pushed, clock: Clock) -> str | None:
-        """A contribution over these leases has arrived: from here on they share its fate. Returns why not, if they are not its worker's.
+        """Bind leases to the contribution that has arrived: they share its fate. Returns the reason if its worker does not hold them.
 
         ``clock`` is the worker's after the push: with it the fate of the contribution will be told.
         """
@@ -133,7 +133,7 @@ class Epochs:
         return None
 
     def abandon(self, event: Abandoned) -> None:
-        """What these leases were taken for will not be pushed."""
+        """Return the leases of work that will not be pushed."""
         if self._leases.valid(event.worker, event.leases):
             self._leases.withdraw(event.leases)
 
@@ -147,16 +147,16 @@ class Epochs:
             self._leases.settle(leases, fate.fate, fate.reason)
 
     def withdraw(self, leases: tuple[LeaseId, ...]) -> None:
-        """A contribution over these leases will not be used: somebody else is to do the work."""
+        """Return the leases of a contribution that is not used, so that another worker does the work."""
         self._leases.withdraw(leases)
 
     def gone(self, worker: WorkerId) -> None:
-        """A worker is dead or has finished: what it holds goes back."""
+        """Return the leases of a worker that is dead or has finished."""
         self._idle.pop(worker, None)
         self._leases.close(worker)
 
     def deal(self, now: Seconds) -> list[Effect]:
-        """Give samples that have come back to workers that wait for some, and end the epochs that have no more to wait for."""
+        """Deal samples that have come back to workers that wait for some, and end the epochs of which nothing is outstanding."""
         if not self._idle:
             return self._flush()
         for worker, event in list(self._idle.items()):
@@ -177,7 +177,7 @@ class Epochs:
         return self._flush()
 
     def close(self, workers: Sequence[WorkerId], now: Seconds) -> list[Effect]:
-        """The job is over: report the epochs under way as they stand."""
+        """Report the epochs under way at the end of the job, with their samples so far."""
         for worker in workers:
             self._leases.give_back(worker)
         for pool in self._leases.under_way():
@@ -197,13 +197,13 @@ class Epochs:
         return True
 
     def _may_begin(self, worker: WorkerId, pool: int) -> bool:
-        """Whether the worker may take the first samples of this epoch, or they have been taken."""
+        """Return True if the worker may take the first samples of this epoch, or another worker has taken them."""
         if self._leases.begun(pool) or pool not in self._users or self._first(worker):
             return True
         return not self._ended() and not self._others_begin(pool)
 
     def _others_begin(self, pool: int) -> bool:
-        """Whether a worker is there that has used this sampler since the job began."""
+        """Return True if a worker takes part that has used this sampler since the job began."""
         return any(self._first(worker) and worker in self._users.get(pool, ()) for worker in self._alive())
 
     def _no_epoch(self, event: LeaseWanted) -> NoMore:
@@ -211,17 +211,17 @@ class Epochs:
         return NoMore(event.worker, event.incarnation, event.pool, event.epoch, False, reason)
 
     def places(self) -> dict[int, dict[str, Any]]:
-        """Where each sampler stands, for a checkpoint: see `Leases.place`."""
+        """Return each sampler's position for a checkpoint: see `Leases.place`."""
         return {pool: place for pool in self._leases.pools() if (place := self._leases.place(pool)) is not None}
 
     def waits(self, worker: WorkerId) -> bool:
-        """Whether the worker waits for samples, or for an epoch's end."""
+        """Return True if the worker waits for samples, or for an epoch's end."""
         return worker in self._idle
 
     def _open(
         self, pool: int, epoch: Epoch, size: int | None, workers: list[WorkerId], rest: Sequence[Sequence[int]] | None = None
     ) -> None:
-        """Prepare an epoch of which nothing has been dealt yet."""
+        """Prepare an epoch of which no sample has been dealt yet."""
         splits = None if self._overlap is None or size is None else Splits(size, self._workers, self._overlap).among(workers)
         self._leases.open(pool, epoch, size, splits, rest)
         if pool == 0:

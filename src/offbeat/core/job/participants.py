@@ -1,4 +1,4 @@
-"""Which workers take part: the living ones that have been let in. Changes of their states become effects here, and the fenced are told.
+"""Keep the workers that take part: those alive and let in. Changes of their states become effects, and fenced workers are told.
 
 Where the rule lets newcomers in at the next epoch only, they are alive and outside until then, and no other worker waits for them.
 """
@@ -11,7 +11,7 @@ from offbeat.types import Incarnation, Seconds, WorkerId, WorkerState
 
 
 class Participants:
-    """The members of a job that take part, and those that are to.
+    """Keep the members of a job that take part, and those that will with the next epoch.
 
     Args:
         membership: of the job.
@@ -54,7 +54,7 @@ class Participants:
         return True
 
     def speaks(self, worker: WorkerId, incarnation: Incarnation, now: Seconds) -> bool:
-        """Note a sign of life; return whether to listen.
+        """Note a sign of life; return whether its sender may speak.
 
         A dead worker's own process is told, once, to join again. A process whose place another one has taken is not answered.
         """

@@ -1,4 +1,4 @@
-"""Several optimizers in one job, for instance of a GAN's two models: each has a `Coordinator` of its own, and the workers are the same.
+"""Connect the coordinators of a job with several optimizers, for instance of a GAN's two models; the workers are the same.
 
 A worker waits in one of these jobs at a time, and cannot push in the others meanwhile. A rule that waits for it there may wait for ever:
 under bsp, worker 0 waits for worker 1 with the first optimizer, and worker 1 for worker 0 with the second. So each coordinator is told of
@@ -21,7 +21,7 @@ GONE = (WorkerState.DEAD, WorkerState.RECOVERED, WorkerState.FINISHED)
 
 
 class Several:
-    """What the coordinators of one job have to tell each other. It changes nothing by itself: it says which events to feed to whom.
+    """Say which events to feed to which coordinator, so that each knows of waits and deaths at the others. It feeds none itself.
 
     Args:
         jobs: the coordinators by the numbers of their optimizers, 0 first; more may be added while the job runs.
@@ -33,21 +33,21 @@ class Several:
         self._jobs = jobs
         self.patience_s = patience_s
         self._still_since: Seconds | None = None
-        """Since when every living worker waits, and waits for the same."""
+        """The time since which every living worker has waited for the same."""
         self._waits: frozenset[tuple[int, WorkerId, int]] = frozenset()
 
     def wake_at(self) -> Seconds | None:
-        """When to ask `next` again even if nothing happens; None: only events matter."""
+        """Return the time at which to ask `next` again even without an event, in seconds; None: never."""
         return None if self._still_since is None else self._still_since + self.patience_s
 
     def next(self, now: Seconds) -> tuple[int, Event] | None:
-        """The next event to feed, and the number of the optimizer; None: no more for now. To be asked until then after every event."""
+        """Return the number of an optimizer and the event to feed to it, None if there is none. Ask after every event until None."""
         if len(self._jobs) < 2:
             return None
         return next(self._overdue(), None) or next(self._standstill(now), None)
 
     def _overdue(self) -> Iterator[tuple[int, Event]]:
-        """What is to be said at once: who is idle elsewhere, who has returned, and who will not come."""
+        """Return an event that is due at once: a worker is idle elsewhere, has returned, or will not come."""
         for number, job in self._jobs.items():
             others = [other for key, other in self._jobs.items() if key != number]
             held = set().union(*(other.waiting.held for other in others)) if job.waiting.aside else set()
@@ -64,7 +64,7 @@ class Several:
                     yield number, Elsewhere(worker, "waits for the end of an epoch with another optimizer")
 
     def _standstill(self, now: Seconds) -> Iterator[tuple[int, Event]]:
-        """If nobody can go on: whom not to wait for."""
+        """Return the worker for which not to wait, if no worker can continue."""
         held = {number: job.waiting.held for number, job in self._jobs.items()}
         living = {worker for job in self._jobs.values() for worker in job.membership.in_state(WorkerState.ALIVE)}
         if not living or not living <= set().union(*held.values()):

@@ -1,4 +1,4 @@
-"""The start of a job: which worker provides version 0, and which workers were there when it came to be."""
+"""Begin a job: choose the worker that provides version 0, and remember the workers that were there then."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from offbeat.types import Incarnation, WorkerId, WorkerState
 
 
 class Start:
-    """Version 0 and the workers that began with it.
+    """Begin a job with version 0, and keep the workers that began with it.
 
     Args:
         membership: of the job.
@@ -18,7 +18,7 @@ class Start:
     def __init__(self, membership: Membership, effects: list[Effect]) -> None:
         self._membership, self._effects = membership, effects
         self.begun = False
-        """Whether version 0 exists."""
+        """True once version 0 exists."""
         self.initialiser: WorkerId | None = None
         """The worker that has been asked for the initial parameters; None: no worker has."""
         self._beginners: frozenset[tuple[WorkerId, Incarnation]] = frozenset()

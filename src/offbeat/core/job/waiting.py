@@ -1,4 +1,4 @@
-"""Which workers wait, and which of them the rule does not wait for, since they wait in the job of another optimizer of their process.
+"""Keep the workers that wait, and those set aside since they wait in the job of another optimizer of their process.
 
 The ledger knows who waits to be admitted, and the epochs know who waits for samples. Ranks that decide among themselves say here when they
 have to wait. `core.job.several_optimizers` looks at all of them.
@@ -15,7 +15,7 @@ from offbeat.types import Seconds, WorkerId
 
 
 class Waiting:
-    """The waiting workers of one job.
+    """Keep the waiting workers of one job.
 
     Args:
         start: of the job.
@@ -33,12 +33,12 @@ class Waiting:
 
     @property
     def idle(self) -> set[WorkerId]:
-        """Living workers that have nothing to do here before an epoch ends, or samples come back."""
+        """Return the living workers that have no work here before an epoch ends, or samples come back."""
         return {worker for worker in self._participants.alive() if worker in self._work.epochs.idle or worker in self._participants.outside}
 
     @property
     def held(self) -> set[WorkerId]:
-        """Living workers that wait here: for version 0, to be admitted, or because they are `idle`."""
+        """Return the living workers that wait here: for version 0, for admission, or because they are `idle`."""
         alive = self._participants.alive()
         if not self._start.begun:
             return set(alive)
@@ -46,7 +46,7 @@ class Waiting:
         return waiting.intersection(alive)
 
     def admitted(self, worker: WorkerId) -> bool:
-        """Return whether a living worker has been told to go on: what the others send is a mistake of theirs, and does no harm."""
+        """Return True if a living worker has been told to continue. Pushes of other workers are mistakes, and are rejected."""
         return self._start.begun and worker not in self._work.ledger.waiting and worker not in self._participants.outside
 
     def expected(self, worker: WorkerId) -> bool:
@@ -74,7 +74,7 @@ class Waiting:
         self.take_back(event.worker, now)
 
     def take_back(self, worker: WorkerId, now: Seconds) -> None:
-        """Let a worker count again, if it was set aside: it is said to have returned, or it speaks."""
+        """Let a worker count again if it was set aside, after it has returned or sent a message."""
         if worker in self.aside:
             del self.aside[worker]
             self._effects.append(TakenBack(worker, self._participants.membership[worker].incarnation))

@@ -1,4 +1,4 @@
-"""What the participants work on: contributions in the ledger and samples in the epochs, kept in step.
+"""Keep the contributions in the ledger and the samples in the epochs consistent.
 
 Fates that the ledger tells settle the samples of those contributions. After each change free samples are dealt to workers that wait for
 some, and where an epoch has ended by that, the workers outside are let in.
@@ -17,7 +17,7 @@ from offbeat.types import Seconds, WorkerId
 
 
 class Work:
-    """The ledger and the epochs of a job.
+    """Call the ledger and the epochs of a job together.
 
     Args:
         ledger: of the job's family.

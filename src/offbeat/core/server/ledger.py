@@ -1,7 +1,7 @@
-"""Who contributed what to which version. The ledger keeps the books, asks the rule its two questions, and gives each push one fate.
+"""Record the contributions to each version, ask the rule what to fold and whom to admit, and give each push one fate.
 
-It owns versions, clocks, contributions without a fate, and who waits for admission. It does not know who is alive or which samples
-belong to whom: `core.job.coordinator` tells it who enters, leaves, or pauses at the end of an epoch.
+The ledger owns versions, clocks, contributions without a fate, and the set of workers that wait for admission. It knows neither which
+workers are alive nor which samples they hold: `core.job.coordinator` tells it which workers enter, leave, or pause at the end of an epoch.
 """
 
 from __future__ import annotations
@@ -18,20 +18,26 @@ from offbeat.types import NOT_JOINED, Clock, Epoch, Fate, Incarnation, LeaseId, 
 
 @dataclass(slots=True)
 class _Standing:
-    """What the ledger remembers of a worker, also while it is away."""
+    """Hold a worker's numbers. They are kept while the worker is dead or paused."""
 
     incarnation: Incarnation = NOT_JOINED
     clock: Clock = 0
     pushed_at: Seconds | None = None
     interval: Seconds | None = None
     told: bool = False
-    """That what it computes is of no more use."""
+    """True if the worker has been sent an `Interrupt` for its present computation."""
 
 
 class Ledger:
-    """The books of one job, and the `View` that its rule looks at.
+    """Keep the contributions, clocks and versions of one job with servers. The rule reads them through the `View` interface.
 
-    Each method that changes something returns the effects, in the order in which they are to be carried out.
+    Each method that changes the ledger returns effects, in the order in which the caller carries them out.
+
+    Invariants: a worker has at most one pending contribution; each contribution gets exactly one fate; ``version`` grows by one with each
+    `Fold`; no worker is admitted while its contribution has no fate, unless the contribution has been gathered.
+
+    Args:
+        policy: the rule; the ledger asks a fresh copy of it (`Policy.start`).
     """
 
     def __init__(self, policy: ServerRule) -> None:
@@ -40,14 +46,14 @@ class Ledger:
         self._active: dict[WorkerId, None] = {}
         self._pending: dict[WorkerId, Contribution] = {}
         self._gathered: dict[Contribution, float] = {}
-        """Each with the factor with which it is in its worker's sum."""
+        """Contributions that have been added to their workers' sums, each with its factor there."""
         self._shares: dict[WorkerId, int] = {}
         self._obsolete_work = self._policy.obsolete_work
         self._waiting: dict[WorkerId, None] = {}
         self._missing = 0
         self._census: dict[Clock, int] = {}
         self._slowest: Clock = 0
-        """The least clock of the active workers; while there are none, of the last that was. It never falls."""
+        """The least clock of the active workers. It never falls: while no worker is active, it stays at its last value."""
         self._ask: dict[WorkerId, None] = {}
         self._gates: list[tuple[Clock, WorkerId]] = []
         self._effects: list[Effect] = []
@@ -59,13 +65,13 @@ class Ledger:
         self.pending: Mapping[WorkerId, Contribution] = self._pending
         self.gathered: Collection[Contribution] = self._gathered.keys()
         self.waiting: Collection[WorkerId] = self._waiting.keys()
-        """Workers that have pushed or entered and are not admitted yet."""
+        """Workers that have entered, pushed or given up, and have not been admitted since."""
 
-    # What a rule may look at.
+    # The view of the rule.
 
     @property
     def unsettled(self) -> Collection[WorkerId]:
-        """Workers, dead ones too, with contributions that have no fate yet."""
+        """Return the workers that have contributions without a fate, dead workers included."""
         return self._pending.keys() | {contribution.worker for contribution in self._gathered}
 
     @property
@@ -95,27 +101,33 @@ class Ledger:
     def share(self, worker: WorkerId) -> int | None:
         return self._shares.get(worker)
 
-    # What the coordinator asks, here as in `core.server.per_shard_ledger`, where a push arrives shard by shard.
+    # Questions of the coordinator, which it also asks `core.server.per_shard_ledger`, where a push arrives shard by shard.
 
     def begins(self, event: Pushed) -> bool:
-        """Whether this is the first that is heard of a push."""
+        """Return True if this is the first arrival of a push; here each push arrives once."""
         return True
 
     def recalled(self, worker: WorkerId) -> tuple[LeaseId, ...]:
-        """The samples of what this worker has pending: if it enters anew, that is dropped."""
+        """Return the leases of the worker's pending contribution, which is dropped if the worker enters again."""
         return self._pending[worker].leases if worker in self._pending else ()
 
     def fates(self, effects: Iterable[Effect]) -> list[Settle]:
-        """The fates among these effects of this ledger's, which the samples of the contributions share."""
+        """Return the fates among effects of this ledger; the samples of a contribution share its fate."""
         return [effect for effect in effects if isinstance(effect, Settle)]
 
-    # What happens.
+    # Events.
 
     def enter(self, worker: WorkerId, incarnation: Incarnation, now: Seconds, *, more: bool = False) -> list[Effect]:
-        """A worker takes part from now on, with the slowest clock, and waits to be admitted.
+        """Add a worker to the active ones, with the slowest clock; it waits for admission.
 
-        What its previous incarnation has pending is dropped: the same process may already be overwriting that gradient. With ``more``
-        to come at the same instant nobody is admitted yet, so that the rule makes its first plans for all of them.
+        A pending contribution of its previous incarnation is dropped, since the same process may already be overwriting that gradient.
+
+        Args:
+            worker: the number of the worker.
+            incarnation: its new incarnation.
+            now: the time, in seconds.
+            more: further workers enter at the same instant. No worker is admitted before the last of them has entered, so that the rule
+                makes its first plans for all of them.
         """
         self.now = now
         old = self._pending.get(worker)
@@ -130,7 +142,7 @@ class Ledger:
         return self._flush() if more else self._advance(membership=True)
 
     def push(self, event: Pushed, now: Seconds, refusal: str | None = None) -> list[Effect]:
-        """A contribution of an active worker has arrived; ``refusal`` says why it must not be used, if so."""
+        """Take the contribution of an admitted worker, or reject it if ``refusal`` names a reason. Advances the worker's clock."""
         self.now = now
         worker, standing = event.worker, self._standings[event.worker]
         assert worker in self._active and worker not in self._waiting, f"worker {worker} pushed without having been admitted"
@@ -157,7 +169,7 @@ class Ledger:
         return self._advance()
 
     def abandon(self, event: Abandoned, now: Seconds) -> list[Effect]:
-        """An active worker has given up what it was computing. Its clock stands still."""
+        """Note that an admitted worker has given up its computation: it waits for admission, with the same clock."""
         self.now = now
         assert event.worker in self._active and event.worker not in self._waiting, f"worker {event.worker} abandoned nothing"
         self._waiting[event.worker] = None
@@ -165,28 +177,28 @@ class Ledger:
         return self._advance()
 
     def folded(self, event: Folded, now: Seconds) -> list[Effect]:
-        """The shards have measured a fold."""
+        """Pass the measurements of a fold to the rule."""
         self.now = now
         self._policy.observe(self, event)
         return self._advance()
 
     def begin_epoch(self, epoch: Epoch, shares: Mapping[WorkerId, int]) -> None:
-        """For the rule to know; ``shares`` where workers have splits of their own."""
+        """Set the epoch that the rule sees, and each worker's number of samples in it where the rule splits the data."""
         self.epoch, self._shares = epoch, dict(shares)
 
     def leave(self, worker: WorkerId, now: Seconds) -> list[Effect]:
-        """A worker is dead or has finished. Nobody waits for it; what it has pushed still counts."""
+        """Remove a worker that is dead or has finished from the active ones. Its pending contribution keeps its place."""
         self.now = now
         self._waiting.pop(worker, None)
         self._deactivate(worker)
         return self._advance(membership=True)
 
     def pause(self, worker: WorkerId, now: Seconds) -> list[Effect]:
-        """An admitted worker has no samples to work on: the rule does not wait for it until `resume`."""
+        """Remove an admitted worker that has no samples left from the active ones until `resume`."""
         return self.leave(worker, now)
 
     def resume(self, worker: WorkerId, now: Seconds) -> list[Effect]:
-        """A paused worker works again; its clock is at least the slowest, or the last slowest where all have paused."""
+        """Make a paused worker active again. Its clock is raised to the slowest, or to the last slowest if all have paused."""
         self.now = now
         if worker not in self._active:
             standing = self._standings[worker]
@@ -195,13 +207,13 @@ class Ledger:
         return self._advance(membership=True)
 
     def refresh(self, worker: WorkerId, now: Seconds, reason: str) -> list[Effect]:
-        """Give a worker that is not waiting for admission the newest parameters."""
+        """Send an admitted worker the newest parameters."""
         self.now = now
         self._release(worker, reason)
         return self._flush()
 
     def wake(self, now: Seconds) -> list[Effect]:
-        """The time that the rule asked for has come."""
+        """Ask the rule again, at a time that it has named in `wake_at`."""
         self.now = now
         self._ask.update(self._waiting)
         return self._advance()
@@ -210,13 +222,13 @@ class Ledger:
         return self._policy.wake_at(self)
 
     def close(self, now: Seconds, reason: str) -> list[Effect]:
-        """The job is over: whatever has no fate yet is dropped."""
+        """Drop the contributions that have no fate at the end of the job."""
         self.now = now
         for contribution in [*self._gathered, *self._pending.values()]:
             self._settle(contribution, Fate.DROPPED, reason, self.version)
         return self._flush()
 
-    # The two questions.
+    # The two questions to the rule: what to fold, and whom to admit.
 
     def _advance(self, membership: bool = False) -> list[Effect]:
         if membership:
@@ -225,7 +237,7 @@ class Ledger:
             self._carry_out(decision)
         while self._gates and self._gates[0][0] <= self._slowest:
             self._ask[heapq.heappop(self._gates)[1]] = None
-        if len(self._waiting) == len(self._active):  # nothing will happen by itself any more
+        if len(self._waiting) == len(self._active):  # no push will come before an admission
             self._ask.update(self._waiting)
         asked, self._ask = self._ask, {}
         for worker in asked:
@@ -269,7 +281,7 @@ class Ledger:
             self._overtake()
 
     def _overtake(self) -> None:
-        """Tell those who still compute from an older version."""
+        """Interrupt the workers that still compute from an older version, each once."""
         at_once = self._obsolete_work == "push_and_interrupt"
         for worker in self._active:
             standing = self._standings[worker]
@@ -286,7 +298,7 @@ class Ledger:
         self._fate(contribution, fate, reason, version)
 
     def _take(self, contribution: Contribution) -> None:
-        """Out of its worker's memory."""
+        """Remove a contribution from the pending ones: it has left its worker's memory."""
         worker = contribution.worker
         assert self._pending[worker] is contribution, f"not pending: {contribution}"
         del self._pending[worker]
@@ -308,7 +320,7 @@ class Ledger:
         effects, self._effects = self._effects, []
         return effects
 
-    # Clocks: how many active workers stand at each, so that the slowest is known without a search.
+    # Clocks. The number of active workers at each clock is kept, so that the slowest is known without a search.
 
     def _activate(self, worker: WorkerId) -> None:
         if worker in self._active:

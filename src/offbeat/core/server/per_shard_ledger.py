@@ -1,4 +1,4 @@
-"""The ledger of a rule of shard scope: each shard decides for itself what it folds, and each worker for itself when it goes on.
+"""Keep the ledger of a rule of shard scope: each shard decides by itself what it folds, and each worker when it continues.
 
 It answers to the same calls as `core.server.ledger`, so that membership, epochs and the journal of a job know no difference. What differs:
 
@@ -23,7 +23,7 @@ from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Ver
 
 
 class ShardedLedger:
-    """The books of one job, one per shard.
+    """Keep one ledger per shard for one job.
 
     Each method that changes something returns the effects, in the order in which they are to be carried out.
 
@@ -38,13 +38,13 @@ class ShardedLedger:
         self._books = [Book(policy, self._roll) for _ in range(shards)]
         self._pushes = Pushes(shards)
         self._missed: dict[WorkerId, list[Version]] = {}
-        """The version of each shard when a worker paused: it is sent nothing before it is back."""
+        """The version of each shard at the time a worker paused; a paused worker is sent no blocks."""
         self._wakes: dict[int, Seconds] = {}
         self._effects: list[Effect] = []
 
     @property
     def version(self) -> Version:
-        """The least version of a shard."""
+        """Least version among the shards."""
         return min(book.version for book in self._books)
 
     @property
@@ -53,38 +53,38 @@ class ShardedLedger:
 
     @property
     def waiting(self) -> Collection[WorkerId]:
-        """Nobody: who enters is released at once, and workers go on by themselves."""
+        """Empty: a worker that enters is released at once, and workers continue by themselves."""
         return ()
 
     @property
     def unsettled(self) -> Collection[WorkerId]:
-        """Workers, dead ones too, with contributions that some shard has not settled yet."""
+        """Return the workers, dead ones included, with contributions that some shard has not settled yet."""
         return self._pushes.workers
 
     def clock(self, worker: WorkerId) -> Clock:
         return self._roll.standings[worker].clock
 
     def begins(self, event: Pushed) -> bool:
-        """Whether this is the first arrival of its push at any shard."""
+        """Return True if this is the first arrival of a push at any shard."""
         return self._pushes.known(event) is None
 
     def arriving(self, event: Pushed) -> Clock | None:
-        """The clock of the push of which this is one more arrival; None: this is the first arrival of its push."""
+        """Return the clock of the push that arrives at one more shard; None if this is its first arrival."""
         push = self._pushes.known(event)
         return None if push is None else push.clock
 
     def recalled(self, worker: WorkerId) -> tuple[LeaseId, ...]:
-        """The samples of what this worker has pushed and no shard has folded: if it enters anew, that is dropped."""
+        """Return the leases of the worker's pushes of which no shard has folded a part; they are dropped if the worker enters again."""
         return self._pushes.recalled(worker)
 
     def fates(self, effects: Iterable[Effect]) -> list[Settle]:
-        """The fates of whole contributions, which their samples share, since this was asked last."""
+        """Return the fates of whole contributions since the last call; the samples of a contribution share its fate."""
         return self._pushes.fates()
 
     # What happens.
 
     def enter(self, worker: WorkerId, incarnation: Incarnation, now: Seconds, *, more: bool = False) -> list[Effect]:
-        """A worker takes part from now on, with the slowest clock, and goes on from the newest version of every block.
+        """Add a worker to the active ones, with the slowest clock, and release it with the newest version of every block.
 
         What its previous incarnation has pending is dropped, as in `core.server.ledger`. Whether ``more`` enter at the same instant makes
         no difference here.
@@ -105,7 +105,7 @@ class ShardedLedger:
         return self._advance(range(len(self._books)))
 
     def push(self, event: Pushed, now: Seconds, refusal: str | None = None) -> list[Effect]:
-        """A contribution has arrived at one shard; ``refusal``, known at its first arrival, says why it must not be used, if so."""
+        """Take a contribution that has arrived at one shard. At its first arrival ``refusal`` may name a reason to reject it."""
         self._roll.now = now
         shard = event.shard
         assert shard is not None and len(event.held) == len(self._books), f"a push of shard scope names its shard and all blocks: {event}"
@@ -134,22 +134,22 @@ class ShardedLedger:
         return self._advance((shard,))
 
     def abandon(self, event: Abandoned, now: Seconds) -> list[Effect]:
-        """A worker has given up what it was computing, because it holds newer blocks, and goes on from those."""
+        """Note that a worker has given up its computation, since it holds newer blocks, and continues from those."""
         self._roll.now = now
         self._make_up(event.worker, event.incarnation)
         return self._flush()
 
     def folded(self, event: Folded, now: Seconds) -> list[Effect]:
-        """Rules of shard scope have nothing measured."""
+        """Do nothing: rules of shard scope have no measurements."""
         self._roll.now = now
         return self._flush()
 
     def begin_epoch(self, epoch: Epoch, shares: Mapping[WorkerId, int]) -> None:
-        """For the rule to know; ``shares`` where workers have splits of their own."""
+        """Set the epoch that the rule sees, and each worker's number of samples in it where the rule splits the data."""
         self._roll.epoch, self._roll.shares = epoch, dict(shares)
 
     def leave(self, worker: WorkerId, now: Seconds) -> list[Effect]:
-        """A worker is dead or has finished. Nobody waits for it; what has arrived of its pushes still counts."""
+        """Remove a worker that is dead or has finished from the active ones. The parts of its pushes that have arrived still count."""
         self._roll.now = now
         self._missed.pop(worker, None)
         self._pushes.expect_no_more(worker)
@@ -157,14 +157,14 @@ class ShardedLedger:
         return self._advance(range(len(self._books)))
 
     def pause(self, worker: WorkerId, now: Seconds) -> list[Effect]:
-        """A worker has no samples to work on: the rule does not wait for it until `resume`. Its last push may still be arriving."""
+        """Remove a worker without samples from the active ones until `resume`. Its last push may still be arriving."""
         self._roll.now = now
         self._missed[worker] = [book.version for book in self._books]
         self._deactivate(worker)
         return self._advance(range(len(self._books)))
 
     def resume(self, worker: WorkerId, now: Seconds) -> list[Effect]:
-        """A paused worker works again; its clock is at least the slowest, or the last slowest where all have paused."""
+        """Make a paused worker active again. Its clock is raised to the slowest, or to the last slowest if all have paused."""
         self._roll.now = now
         if worker not in self._roll.active:
             standing = self._roll.standings[worker]
@@ -173,13 +173,13 @@ class ShardedLedger:
         return self._advance(range(len(self._books)))
 
     def refresh(self, worker: WorkerId, now: Seconds, reason: str) -> list[Effect]:
-        """Give a worker the newest version of every block."""
+        """Send a worker the newest version of every block."""
         self._roll.now = now
         self._release(worker, reason)
         return self._flush()
 
     def wake(self, now: Seconds) -> list[Effect]:
-        """The time that a shard's rule asked for has come."""
+        """Ask the shards' rules again, at a time that one of them has named in `wake_at`."""
         self._roll.now = now
         return self._advance([shard for shard, at in self._wakes.items() if at <= now])
 
@@ -187,7 +187,7 @@ class ShardedLedger:
         return min(self._wakes.values(), default=None)
 
     def close(self, now: Seconds, reason: str) -> list[Effect]:
-        """The job is over: whatever has no fate yet is dropped."""
+        """Drop the contributions that have no fate at the end of the job."""
         self._roll.now = now
         self._pushes.close()
         for shard, book in enumerate(self._books):
@@ -200,7 +200,7 @@ class ShardedLedger:
         return self._pushes.begin(event, self._roll.tick(event.worker).clock, refusal)
 
     def _make_up(self, worker: WorkerId, incarnation: Incarnation) -> None:
-        """A worker that was to wait for an epoch's end has gone on without: it has been sent nothing meanwhile."""
+        """Send the blocks of the pause to a worker that goes on before the end of its epoch."""
         missed = self._missed.pop(worker, None)
         for shard, book in enumerate(self._books):
             if missed is not None and book.version > missed[shard]:

@@ -1,4 +1,4 @@
-"""Pushes in rules of shard scope, each over all shards: at which it has arrived, at which it waits, and what becomes of its samples.
+"""Follow each push over all shards under a rule of shard scope: the shards of its arrival, of its fates, and the fate of its samples.
 
 The books of the shards (`core.server.shard_view`) know nothing of each other; here their fates come together.
 """
@@ -16,23 +16,23 @@ from offbeat.types import Clock, Fate, Incarnation, LeaseId, Version, WorkerId
 
 @dataclass(slots=True, eq=False)
 class Push:
-    """One push, over all shards."""
+    """Follow one push over all shards."""
 
     event: Pushed
-    """Its first arrival."""
+    """The event of its first arrival."""
     clock: Clock
     refusal: str | None
-    """Why it must not be used, if so."""
+    """The reason for which the push is rejected; None: it is not."""
     absent: set[int]
-    """The shards at which it has not arrived and still may."""
+    """Shards at which the push has not arrived and still may."""
     open: int = 0
-    """At how many shards it waits for its fate."""
+    """Number of shards at which the push has arrived and has no fate."""
     fate: tuple[Fate, str, Version] | None = None
-    """Of its samples, as far as is known."""
+    """The fate of its samples, as far as it is known."""
 
 
 class Pushes:
-    """The pushes of one job that have no fate yet as a whole.
+    """Keep the pushes of one job that have no fate yet as a whole.
 
     Args:
         shards: how many there are.
@@ -42,41 +42,41 @@ class Pushes:
         self._shards = shards
         self._open: dict[tuple[WorkerId, Incarnation, Clock], Push] = {}
         self._arriving: dict[WorkerId, list[Push]] = {}
-        """Those that have not arrived at every shard, in the order in which they were sent."""
+        """Pushes that have not arrived at every shard, in the order in which they were sent."""
         self._whole: list[Settle] = []
 
     @property
     def workers(self) -> Collection[WorkerId]:
-        """Whose pushes these are."""
+        """The workers that have sent them."""
         return {worker for worker, _, _ in self._open}
 
     def known(self, event: Pushed) -> Push | None:
-        """The push of which this is one more arrival. Timestamps may repeat after a `Release`: then the earlier one arrives first."""
+        """Return the push that arrives at one more shard. Versions may repeat after a `Release`: then the earlier push arrives first."""
         for push in self._arriving.get(event.worker, ()):
             if push.event.version == event.version and event.shard in push.absent:
                 return push
         return None
 
     def begin(self, event: Pushed, clock: Clock, refusal: str | None) -> Push:
-        """The first arrival of a push, which brings its worker to this clock."""
+        """Take the first arrival of a push, which brings its worker to this clock."""
         push = Push(event, clock, refusal, set(range(self._shards)))
         self._open[event.worker, event.incarnation, clock] = push
         self._arriving.setdefault(event.worker, []).append(push)
         return push
 
     def arrived(self, push: Push, shard: int) -> None:
-        """It has arrived here, and waits for its fate."""
+        """Note that the push has arrived at a shard and waits there for its fate."""
         push.absent.discard(shard)
         push.open += 1
         if not push.absent:
             self._arriving[push.event.worker].remove(push)
 
     def held(self, contribution: Contribution, shard: int) -> Version:
-        """From which version of this shard's block it was computed."""
+        """Return the version of this shard's block from which the push was computed."""
         return self._open[contribution.worker, contribution.incarnation, contribution.clock].event.held[shard]
 
     def settle(self, contribution: Contribution, fate: Fate, reason: str, version: Version) -> None:
-        """It has met its fate at one shard."""
+        """Note the fate of the push at one shard."""
         push = self._open[contribution.worker, contribution.incarnation, contribution.clock]
         push.open -= 1
         if push.fate is None or (fate is Fate.FOLDED and push.fate[0] is not Fate.FOLDED):
@@ -84,23 +84,23 @@ class Pushes:
         self._conclude(push)
 
     def expect_no_more(self, worker: WorkerId) -> None:
-        """What has not arrived of this worker's pushes will not be listened to."""
+        """Expect no further arrivals of this worker's pushes."""
         for push in self._arriving.pop(worker, []):
             push.absent.clear()
             self._conclude(push)
 
     def close(self) -> None:
-        """Nothing arrives any more."""
+        """Expect no further arrivals of any push."""
         for worker in list(self._arriving):
             self.expect_no_more(worker)
 
     def recalled(self, worker: WorkerId) -> tuple[LeaseId, ...]:
-        """The samples of what this worker has pushed and no shard has folded."""
+        """Return the leases of the worker's pushes of which no shard has folded a part."""
         of_worker = [push for key, push in self._open.items() if key[0] == worker]
         return tuple(lease for push in of_worker if push.fate is None or push.fate[0] is not Fate.FOLDED for lease in push.event.leases)
 
     def fates(self) -> list[Settle]:
-        """The fates of whole pushes since this was asked last: folded if any shard has folded its block, else the first that it has met."""
+        """Return the fates of whole pushes since the last call: folded if any shard has folded its block, else the first fate."""
         whole, self._whole = self._whole, []
         return whole
 

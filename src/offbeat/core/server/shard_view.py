@@ -1,4 +1,4 @@
-"""One shard's book in a rule of shard scope, which is what the rule looks at, and the roll of workers that all books share.
+"""Keep one shard's ledger under a rule of shard scope, which is the rule's view, and the list of workers that all shards share.
 
 A book knows its shard's version and which contributions wait there for a fate. It does not know what the other shards have done with the
 other blocks of the same gradients: `core.server.per_shard_ledger` does.
@@ -15,7 +15,7 @@ from offbeat.types import NOT_JOINED, Clock, Epoch, Incarnation, Seconds, Versio
 
 @dataclass(slots=True)
 class WorkerRecord:
-    """What is remembered of a worker, also while it is away."""
+    """Hold a worker's numbers. They are kept while the worker is dead or paused."""
 
     incarnation: Incarnation = NOT_JOINED
     clock: Clock = 0
@@ -25,7 +25,7 @@ class WorkerRecord:
 
 @dataclass(slots=True)
 class Roll:
-    """Who takes part, and how far each worker has come."""
+    """Keep the active workers and their clocks."""
 
     now: Seconds = 0.0
     epoch: Epoch = 0
@@ -35,20 +35,20 @@ class Roll:
     """The active workers with their incarnations."""
     shares: Mapping[WorkerId, int] = field(default_factory=dict)
     last_slowest: Clock = 0
-    """The least clock of the active workers when there last were some."""
+    """The least clock at the last time that a worker was active."""
 
     def changed(self) -> None:
-        """The active workers are others than before."""
+        """Update the slowest clock after workers have come or gone."""
         self.present = tuple((worker, self.standings[worker].incarnation) for worker in self.active)
 
     def slowest(self) -> Clock:
-        """The least clock of the active workers, or of the last that were active."""
+        """Least clock of the active workers, or of those that were active last."""
         if self.active:
             self.last_slowest = min(self.standings[worker].clock for worker in self.active)
         return self.last_slowest
 
     def tick(self, worker: WorkerId) -> WorkerRecord:
-        """A worker has completed an iteration."""
+        """Advance the clock of a worker that has completed an iteration."""
         standing = self.standings[worker]
         standing.clock += 1
         if standing.pushed_at is not None:
@@ -58,7 +58,7 @@ class Roll:
 
 
 class Book:
-    """The book of one shard, and the `View` that its rule looks at.
+    """Keep the pending contributions of one shard. The shard's rule reads them through the `View` interface.
 
     ``version`` is the shard's own. ``pending`` holds the newest contribution of each worker that has no fate at this shard; ``gathered``
     those that the same worker has pushed before it, since a worker of such a rule goes on while its gradient waits. Clocks are
@@ -76,7 +76,7 @@ class Book:
     # What changes it.
 
     def add(self, contribution: Contribution) -> None:
-        """A contribution has arrived at this shard."""
+        """Add a contribution that has arrived at this shard."""
         worker = contribution.worker
         earlier = self.pending.pop(worker, None)
         if earlier is not None:
@@ -86,7 +86,7 @@ class Book:
         self.pending[worker] = contribution
 
     def take(self, contribution: Contribution) -> None:
-        """A contribution has met its fate."""
+        """Remove a contribution that has got its fate."""
         worker = contribution.worker
         if self.pending.get(worker) is contribution:
             del self.pending[worker]
@@ -96,12 +96,12 @@ class Book:
             self.gathered = [other for other in self.gathered if other is not contribution]
 
     def waiting_of(self, worker: WorkerId) -> list[Contribution]:
-        """What this worker has pushed and this shard has not settled, in the order of arrival."""
+        """Return the contributions of a worker that this shard has not settled, in the order of arrival."""
         newest = self.pending.get(worker)
         return [c for c in self.gathered if c.worker == worker] + ([newest] if newest is not None else [])
 
     def count(self, worker: WorkerId, comes: int) -> None:
-        """A worker becomes active (1) or ceases to be (-1)."""
+        """Count a worker that becomes active (1) or inactive (-1)."""
         if worker not in self.pending:
             self.missing += comes
 
@@ -117,7 +117,7 @@ class Book:
 
     @property
     def waiting(self) -> Collection[WorkerId]:
-        """Nobody: workers go on by themselves."""
+        """Empty: workers continue by themselves."""
         return ()
 
     @property
