@@ -21,9 +21,9 @@ class Row(NamedTuple):
     rule: str
     """The spelling, in backquotes; of several rules where one line stands for all."""
     fold: str
-    """What becomes the next version."""
+    """In words: which contributions become the next version."""
     admit: str
-    """Who may go on."""
+    """In words: which workers may continue."""
     made_for: str
 
 

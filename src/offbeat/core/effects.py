@@ -155,7 +155,7 @@ class Undone(NamedTuple):
     samples: int
     reason: str
     fate: Fate = Fate.DROPPED
-    """Its fate instead."""
+    """The fate that replaces ``folded``."""
 
 
 class Publish(NamedTuple):
@@ -198,13 +198,13 @@ class Grant(NamedTuple):
     start: int
     stop: int
     refreshed: bool = False
-    """Whether a `Release` with the newest parameters comes with the grant: the worker was idle while the others made versions."""
+    """True if a `Release` with the newest parameters comes with the grant, since the worker was idle while others made versions."""
     parts: Parts = ()
     """The worker's split in this epoch, ranges of the data's fixed order, along which the positions count. Empty: all have one order."""
 
 
 class Paused(NamedTuple):
-    """A worker has no work until the epoch ends or samples come back; the rule does not wait for it meanwhile."""
+    """Note that a worker has no samples until the epoch ends or some come back; the rule does not wait for it meanwhile."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -214,7 +214,7 @@ class Paused(NamedTuple):
 
 
 class SetAside(NamedTuple):
-    """A worker waits with another optimizer of its process; this rule does not wait for it meanwhile."""
+    """Note that a worker waits in the job of another optimizer of its process; this rule does not wait for it meanwhile."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -222,21 +222,21 @@ class SetAside(NamedTuple):
 
 
 class TakenBack(NamedTuple):
-    """The rule waits again for a worker that was set aside."""
+    """Note that the rule waits again for a worker that was set aside."""
 
     worker: WorkerId
     incarnation: Incarnation
 
 
 class NoMore(NamedTuple):
-    """No samples of this epoch are left for this worker, which still holds leases of it or has asked after its end."""
+    """Tell a worker that no samples of this epoch are left for it; it still holds leases, or has asked for the end of the epoch."""
 
     worker: WorkerId
     incarnation: Incarnation
     pool: int
     epoch: Epoch
     refreshed: bool
-    """Whether a `Release` with the newest parameters comes with it."""
+    """True if a `Release` with the newest parameters comes with this effect."""
     reason: str
 
 

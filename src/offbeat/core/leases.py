@@ -56,7 +56,7 @@ class _Deck:
     before: int = 0
     """The number of positions that were settled before the checkpoint from which this job resumes."""
     closed: bool = False
-    """Its worker is dead or has left: nothing more is dealt from this deck in this epoch."""
+    """True if the worker of this split is dead or has left: nothing more is dealt from this deck in this epoch."""
 
     @property
     def done(self) -> bool:
@@ -90,13 +90,13 @@ class _Deck:
 class _Pool:
     epoch: Epoch = 0
     size: int | None = 0
-    """As announced; None: the pool is open-ended."""
+    """The announced number of samples; None: the pool is open-ended."""
     decks: dict[WorkerId | None, _Deck] = field(default_factory=dict)
     """One deck for all workers, under None, or one for each worker with a split."""
     open: int = 0
     """Leases held now."""
     begun: bool = False
-    """Whether any lease of this epoch has been dealt."""
+    """True if a lease of this epoch has been dealt."""
     rest: tuple[tuple[int, int], ...] | None = None
     """If the epoch resumes from a checkpoint, the ranges that were not settled in it; None: the epoch is complete."""
     returned: int = 0

@@ -17,7 +17,7 @@ Parts: TypeAlias = tuple[tuple[int, int], ...]
 
 
 def size_of(parts: Parts) -> int:
-    """How many positions these are.
+    """Return the number of these positions.
 
     >>> size_of(((0, 10), (25, 30)))
     15

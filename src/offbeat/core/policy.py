@@ -102,7 +102,7 @@ class Averaging(NamedTuple):
     torch has it). 1 and 0: the combined parameters themselves."""
     outer_momentum: float = 0.0
     momentum: Literal["keep", "reset", "average"] = "keep"
-    """Whether the state of the workers' own optimizers is kept, reset or averaged at a fold."""
+    """At a fold, the state of the workers' own optimizers is kept, reset or averaged."""
 
 
 class Admit(NamedTuple):
@@ -185,13 +185,13 @@ class Policy:
     """
 
     about: ClassVar[About]
-    """What tests and documents need to know of the rule. Only classes with one of their own can be spelled."""
+    """Facts about the rule for tests and documents. Only classes with an ``about`` of their own can be spelled."""
 
     word: ClassVar[str] = ""
-    """How the rule is called in a spelling; empty: its class's name in lower case."""
+    """Name of the rule in a spelling; empty: the name of its class in lower case."""
 
     family: ClassVar[Family]
-    """Who folds. Each of the three bases sets it."""
+    """The family of the rule. Each of the three base classes sets it."""
 
     in_step: ClassVar[bool] = False
     """True promises that active workers have made equally many steps whenever they compute: one that writes a checkpoint can wait until
@@ -232,7 +232,7 @@ class Policy:
 class ServerRule(Policy):
     """Base class of the server family: a rule says what the servers fold and which waiting workers continue.
 
-    ``core/server/ledger.py`` asks it. A rule that keeps state during a run returns a fresh object from `start`; the others are their own rule.
+    ``core/server/ledger.py`` asks it. A rule that keeps state during a run returns a fresh object from `start`; another returns itself.
     """
 
     family = "server"

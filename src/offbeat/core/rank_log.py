@@ -14,11 +14,11 @@ class Fenced(OffbeatError):
 
 
 class TooOld(OffbeatError):
-    """A rank cannot enter with this version: results that it would have to apply are gone."""
+    """Raised when a rank cannot enter with its version, since results that it needs are gone."""
 
 
 class EntryKind(IntEnum):
-    """What an entry of the log tells."""
+    """Name the kinds of entries of the log."""
 
     ENTER = 0
     LEAVE = 1
@@ -46,8 +46,8 @@ class Entry(NamedTuple):
     buffer: int | None
     """ARRIVE, LOST: where its gradient is, or was; None: it has none."""
     number: Version
-    """Of the open round before this happened."""
+    """Number of the open round before the event."""
     closed: bool
-    """Whether a round was closed with it."""
+    """True if the event closed a round."""
     at_ns: int
     """By the host's monotonic clock."""

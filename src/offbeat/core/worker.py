@@ -56,7 +56,7 @@ from offbeat.types import NO_CAUSE, NOT_JOINED, Clock, Epoch, Incarnation, Lease
 
 
 class State(IntEnum):
-    """What a worker waits for, if it does."""
+    """Name what a worker waits for, if it waits."""
 
     WAITING = 0
     """For the parameters of a `Release`; in rules of shard scope, for enough blocks."""
@@ -69,7 +69,7 @@ class State(IntEnum):
 
 @dataclass(slots=True)
 class LocalWork:
-    """What a worker has computed since its last push: one gradient, or some local steps."""
+    """Count the work of a worker since its last push: one gradient, or some local steps."""
 
     steps: int = 0
     samples: int = 0
@@ -78,7 +78,7 @@ class LocalWork:
     nonfinite: str | None = None
     """The tensor in which a gradient was not finite: what the steps have come to must not be used then."""
     compute_s: Seconds = 0.0
-    """How long the script has had control."""
+    """Seconds for which the script has had control."""
     ending: bool = False
     """The epoch has no more samples for this worker than those it holds."""
     _losses: tuple[float, ...] = ()
@@ -86,7 +86,7 @@ class LocalWork:
 
     @property
     def begun(self) -> bool:
-        """Whether anything has been noted."""
+        """True if any work has been counted."""
         return self.compute_s > 0.0 or self.steps > 0 or self.ending
 
     @property
@@ -129,14 +129,14 @@ class Worker:
         self.version: Version = 0
         """The version that this worker computes from; in rules of shard scope, its iteration."""
         self.clock: Clock = 0
-        """How many pushes the job has counted of this worker, and those on their way."""
+        """Number of this worker's pushes that the job has counted, and of those on their way."""
         self.plan = Plan()
         self.work = LocalWork()
         self.blocks = blocks() if blocks is not None else None
         self.fenced = False
         """The job takes this worker for dead. It joins again as soon as it waits for something."""
         self.overtaken = False
-        """What the script computes is of no more use: the next `Stepped` gives it up."""
+        """True if a newer version makes the present computation useless: the next `Stepped` gives it up."""
         self.at_once = False
         """And the script need not finish it."""
         self._make_blocks = blocks
@@ -152,7 +152,7 @@ class Worker:
         self.needs_release = True
         """The worker goes on with a `Release`, and not as soon as it holds enough blocks."""
         self._since: Seconds = 0.0
-        """When the script got control, or its last step ended."""
+        """The time at which the script got control, or its last step ended."""
         self._cause = self._block_cause = self._overtaken_by = self._fenced_by = NO_CAUSE
 
     def on(self, stimulus: Stimulus, now: Seconds, cause: RecordId = NO_CAUSE) -> list[Instruction]:

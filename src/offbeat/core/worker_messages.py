@@ -27,7 +27,7 @@ class Stepped(NamedTuple):
     """The script has computed a gradient, or has made this many local optimizer steps."""
 
     leases: tuple[LeaseId, ...] = ()
-    """Those whose samples the steps were over."""
+    """Leases of the samples of these steps."""
     samples: int = 0
     """The number of samples in these steps; 0: not known."""
     loss: float | None = None
@@ -37,9 +37,9 @@ class Stepped(NamedTuple):
     done: int = 0
     """Batches of this worker's own split of the epoch that it has stepped on."""
     batches: int = 0
-    """How many batches that split has; 0: it has no split of its own."""
+    """Number of batches in the worker's own split; 0: it has no split."""
     taken: int = 1
-    """How many of ``done`` are new."""
+    """Number of batches that this stimulus adds to ``done``."""
     held: int = 0
     """Grants that the script has fetched ahead and made no step on."""
 
@@ -71,7 +71,7 @@ class Advanced(NamedTuple):
 
 
 class HandIn(NamedTuple):
-    """What the local steps have come to is to be pushed now, though the plan does not ask for it."""
+    """Report that the script wants its local steps pushed now, before the plan asks for a push."""
 
 
 class PullAsked(NamedTuple):

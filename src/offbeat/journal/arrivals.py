@@ -26,7 +26,7 @@ SURE: Final = _Run(certain=True)
 
 @dataclass(slots=True, eq=False)
 class JournalPush:
-    """One push, over all shards."""
+    """Follow one push over all shards."""
 
     t: float
     """The time of its first record."""
@@ -93,7 +93,7 @@ class Sender:
         self._run = SURE
         self._newest: JournalPush | None = None
         self._numbered = False
-        """Whether the newest arrival gave its push a clock."""
+        """True if the newest arrival gave its push a clock."""
 
     def pushed(self, push: JournalPush, shard: int | None) -> None:
         """Add the arrival of a push."""

@@ -40,7 +40,7 @@ class Audit:
         self._fates: dict[Key, tuple[int, int]] = {}
         """The same the other way round."""
         self._sums: dict[int, dict[tuple[int, int], float]] = {}
-        """What is gathered of each worker: the factors, by incarnation and clock."""
+        """The factors of each worker's gathered contributions, by incarnation and clock."""
         self._versions: dict[int | None, int] = {}
         self._alive: set[int] = set()
         self._t = 0.0
@@ -75,7 +75,7 @@ class Audit:
             handler(record)
 
     def problems(self) -> list[str]:
-        """What does not add up; what is merely open counts only once the journal has ended."""
+        """Return the inconsistencies. A push without a fate is one only once the journal has ended."""
         found, more = list(self._found), self._count - len(self._found)
         if self._ended:
             for sender, book in self._senders.items():

@@ -19,7 +19,7 @@ BLOCKS_KEPT: Final = 1_000
 
 
 class Causes:
-    """What each worker has been told last.
+    """Remember the last effect that each worker has been told.
 
     >>> causes = Causes()
     >>> causes.told(Release(2, incarnation=1, version=7, clock=0, reason="it has joined"), 31)

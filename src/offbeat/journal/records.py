@@ -41,7 +41,7 @@ BLOCK_NBYTES: Final = 1 << 16
 
 
 def record(item: Event | Effect, t: Seconds) -> Record | None:
-    """An event or effect as a record: its class name in snake case, the time, and its fields. None for what is not recorded.
+    """Return an event or effect as a record: its class name in snake case, the time, and its fields. None if it is one of `UNRECORDED`.
 
     >>> from offbeat.core.events import Joined
     >>> record(Joined(worker=2), 1.25)
@@ -86,7 +86,7 @@ def _plain(value: Any) -> Any:
 
 
 class _Converters(dict[type, Callable[[Any], Any]]):
-    """What makes a value plain, by its class; found once for each class."""
+    """Map a class to the function that makes its values plain; found once for each class."""
 
     def __missing__(self, cls: type[Any]) -> Callable[[Any], Any]:
         self[cls] = found = _converter(cls)
@@ -112,7 +112,7 @@ def _converter(cls: type[Any]) -> Callable[[Any], Any]:
 
 
 def job_record(*, sync: str, workers: int, servers: int, seed: int, started: str, script: str) -> Record:
-    """The first record of every journal. ``sync`` is the rule's spelling, ``started`` an ISO 8601 time."""
+    """Return the first record of every journal. ``sync`` is the rule's spelling, ``started`` an ISO 8601 time."""
     try:
         version = metadata.version("offbeat")
     except metadata.PackageNotFoundError:
@@ -122,32 +122,33 @@ def job_record(*, sync: str, workers: int, servers: int, seed: int, started: str
 
 
 def optimizer_record(t: Seconds, *, sync: str) -> Record:
-    """One more optimizer begins, under this rule: the first record of those that have its number."""
+    """Return the first record of a further optimizer, which names its rule."""
     return {"kind": "optimizer", "t": round(t, 6), "sync": sync}
 
 
 def process_record(t: Seconds, role: str, number: int, what: str, detail: str = "") -> Record:
-    """A process ``started``, ``exited``, was ``killed`` or ``restarted``; ``role`` is ``worker`` or ``server``."""
+    """Return a record of a process that has ``started``, ``exited``, was ``killed`` or ``restarted``; ``role`` is ``worker`` or
+    ``server``."""
     return {"kind": "process", "t": round(t, 6), "role": role, "number": number, "what": what, "detail": detail}
 
 
 def metrics_record(t: Seconds, worker: WorkerId, version: Version, values: Mapping[str, float]) -> Record:
-    """What a worker's script has logged by itself, for instance its test accuracy."""
+    """Return a record of values that a worker's script has logged, for instance its test accuracy."""
     return {"kind": "metrics", "t": round(t, 6), "worker": worker, "version": version, "values": _plain(values)}
 
 
 def fault_record(t: Seconds, worker: WorkerId, what: str, detail: str = "") -> Record:
-    """A fault made on purpose: ``kill``, ``slow`` or ``late`` (a server's blocks). Worker -1: drawn anew each time."""
+    """Return a record of a fault made on purpose: ``kill``, ``slow`` or ``late`` (a server's blocks). Worker -1: drawn anew each time."""
     return {"kind": "fault", "t": round(t, 6), "worker": worker, "what": what, "detail": detail}
 
 
 def warning_record(t: Seconds, about: str, workers: Sequence[WorkerId], step: int, detail: str) -> Record:
-    """Something that the user should know, and that ends nothing; ``about`` names its kind, ``detail`` is the sentence."""
+    """Return a record of a warning to the user; ``about`` names its kind, ``detail`` is the sentence."""
     return {"kind": "warning", "t": round(t, 6), "about": about, "workers": list(workers), "step": step, "detail": detail}
 
 
 def end_record(t: Seconds, ok: bool, reason: str) -> Record:
-    """The last record of a job that came to its end by itself."""
+    """Return the last record of a job that came to its end by itself."""
     return {"kind": "end", "t": round(t, 6), "ok": ok, "reason": reason}
 
 
@@ -194,7 +195,7 @@ class Journal:
     ) -> None:
         self.path = None if path is None else Path(path)
         self.failure: str | None = None
-        """Why nothing more is written, in words (a full disk, for instance). Training goes on without its journal."""
+        """The reason for which writing has stopped, for instance a full disk; None: it has not. Training goes on without a journal."""
         self._now = now
         self._listeners = tuple(listeners)
         self._lines: list[str] = []
@@ -251,7 +252,7 @@ class Journal:
             self.flush()
 
     def wake_at(self) -> Seconds | None:
-        """When `flush` is due; None: nothing waits to be written."""
+        """Return when `flush` is due; None: no line waits to be written."""
         return self._flush_at if self._lines and self._headed else None
 
     def flush(self) -> None:

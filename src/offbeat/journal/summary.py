@@ -1,7 +1,7 @@
-"""The tally: what a job has done so far, counted record by record. Standard library only, nothing is printed here.
+"""Count what a job has done so far, record by record. This file uses the standard library only, and prints nothing.
 
 The same object serves the live display (`summary` costs O(workers), whenever it is wanted), the summary file and the report of an old
-journal, a simulated one as well. It counts; whether the books are right is the audit's business (`Tally.problems`).
+journal, a simulated one as well. Inconsistent records are found by the audit (`Tally.problems`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from offbeat.journal.worker_summary import FATES, Spread, WorkerTally, plain
 
 @dataclass(slots=True)
 class _Shard:
-    """What is counted of one shard, in rules of shard scope."""
+    """Count the records of one shard under a rule of shard scope."""
 
     version: int = 0
     staleness: Spread = field(default_factory=Spread)
@@ -48,19 +48,19 @@ class Tally:
         self._workers: defaultdict[int, WorkerTally] = defaultdict(WorkerTally)
         self._shards: dict[int, _Shard] = {}
         self._folding: dict[tuple[int, int, int], tuple[int, bool]] = {}
-        """Of pushes that some shards have settled: how many, and whether any of them has folded its block."""
+        """For each push that some shards have settled: how many have, and whether one of them has folded its block."""
         self._parts = Spread()
         self._scale = Spread()
         self._planned = False
-        """Whether the rule has ever said how large batches are."""
+        """True if the rule has ever set the size of batches."""
         self._metrics: dict[str, tuple[tuple[int, int], Any]] = {}
         self._epochs: list[Record] = []
         self._faults: list[Record] = []
         self._warnings: list[Record] = []
         self._others: dict[int, Tally] = {}
-        """Of each optimizer after the first, where a job has several."""
+        """The tallies of the optimizers after the first, where a job has several."""
         self.journal_failure: str | None = None
-        """Why the journal of these records is not complete; told by the journal's owner."""
+        """The reason for which the journal of these records is incomplete, set by the owner of the journal."""
         self._handlers: dict[str, Callable[[Record], None]] = {
             "job": self._on_job,
             "optimizer": lambda record: self._job.update(sync=record["sync"]),
@@ -82,7 +82,7 @@ class Tally:
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Tally:
-        """The tally of a whole journal, for instance of ``journal.read(path)``."""
+        """Return the tally of a whole journal, for instance of ``journal.read(path)``."""
         tally = cls()
         for record in records:
             tally.add(record)
@@ -107,12 +107,12 @@ class Tally:
             handler(record)
 
     def problems(self) -> list[str]:
-        """What in the books does not add up: a push without a fate or with two, a fold of what was never pushed, and the like."""
+        """Return the inconsistencies: a push without a fate or with two, a fold of a contribution that was never pushed, and the like."""
         others = [f"optimizer {number}: {text}" for number, tally in self._others.items() for text in tally.problems()]
         return self._audit.problems() + others
 
     def summary(self) -> dict[str, Any]:
-        """Everything counted so far, as plain data that JSON can carry; described in ``docs/journal.md``.
+        """Return all counts so far as plain data that JSON can carry; described in ``docs/journal.md``.
 
         ``wall_s`` runs from the first release to the last fold, and ``samples_per_s = samples / wall_s`` counts folded samples only.
         """
@@ -192,7 +192,7 @@ class Tally:
             worker.samples += record["samples"]
 
     def _first_folded(self, record: Record, folded: bool) -> bool:
-        """Whether this is the first shard that folds its block of a push: the samples of an iteration count once."""
+        """Return True if this shard is the first to fold its block of a push: the samples of an iteration count once."""
         key = record["worker"], record["incarnation"], record["clock"]
         count, before = self._folding.pop(key, (0, False))
         if record["clock"] and count + 1 < len(self._shards):

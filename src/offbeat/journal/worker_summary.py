@@ -1,4 +1,4 @@
-"""One worker's figures in a tally: its contributions, their fates, and how its time was spent. Standard library only.
+"""Count one worker's contributions, their fates, and how its time was spent. This file uses the standard library only.
 
 There are two ways to wait. In rules of job scope a worker waits from its push to the release after it. In rules of shard scope
 (``blocks``) it goes on by itself as soon as it holds enough blocks, and no record says when; but each push tells how long it was
@@ -18,7 +18,7 @@ FATES: Final = ("folded", "carried", "dropped", "rejected")
 
 
 def plain(value: float) -> float | str:
-    """As in the journal: JSON has no NaN and no infinity, and ``float()`` reads both spellings."""
+    """Return a number as in the journal: JSON has no NaN and no infinity; ``float()`` reads the strings that stand for them."""
     return value if math.isfinite(value) else str(value)
 
 
@@ -57,7 +57,7 @@ class WorkerTally:
     doing: str = "absent"
     since_s: float = 0.0
     blocks: bool = False
-    """Whether ``since_s`` is the time of a push at single shards, some of the time since then being spent waiting."""
+    """True if ``since_s`` is the time of a push under a rule of shard scope: part of the time since then was spent waiting."""
     incarnation: int = 0
     deaths: int = 0
     clock: int = 0

@@ -37,7 +37,7 @@ def short(sync: str | None) -> str:
 
 
 def local(summary: Summary) -> bool:
-    """Whether workers make steps by themselves between their pushes."""
+    """True if workers make local steps between their pushes."""
     return any(worker["steps"] > worker["pushes"] for worker in summary["per_worker"])
 
 
@@ -116,7 +116,7 @@ def spread(found: dict[str, Any] | None, *, digits: int = 0) -> str | None:
 
 
 def chooses(summary: Summary) -> bool:
-    """Whether the rule itself says, version by version, how many contributions make one: its k."""
+    """Return True if the rule chooses for each version how many contributions make it: its k."""
     return (summary["sync"] or "").split("(")[0] in ("dbw", "b_dbw")
 
 
@@ -129,7 +129,7 @@ def per_fold(summary: Summary) -> str | None:
 
 
 def version_words(summary: Summary) -> str:
-    """How far the model is; where shards differ, from the least to the greatest version.
+    """Return the model's version; where shards differ, the least and the greatest.
 
     >>> version_words({"version": 1200, "shards": None}), version_words({"version": 8, "shards": [{"version": 8}, {"version": 11}]})
     ('version 1,200', 'versions 8..11')

@@ -20,7 +20,7 @@ DEATHS: Final = ("kill", "vanish")
 
 
 class LaneSpan(NamedTuple):
-    """What a worker did from ``start_s`` to ``stop_s``; one of `SPANS`."""
+    """Describe what a worker did from ``start_s`` to ``stop_s``; ``what`` is one of `SPANS`."""
 
     start_s: float
     stop_s: float
@@ -28,7 +28,7 @@ class LaneSpan(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """One of `MARKS`. ``killed`` stands for every death, made on purpose or not."""
+    """One of `MARKS`. ``killed`` stands for every death, intended or not."""
 
     t: float
     what: str
@@ -48,7 +48,7 @@ class Moment(NamedTuple):
 
 @dataclass(slots=True)
 class Lane:
-    """One worker's history."""
+    """Collect one worker's history."""
 
     spans: list[LaneSpan] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Lane:
         self.doing, self.since_s = doing, t
 
     def die(self, t: float, reason: str = "") -> None:
-        """A kill is often written down twice, by who did it and by who noticed: the first one counts."""
+        """Begin the span of a death. A kill often has two records, of the supervisor and of the coordinator: the first counts."""
         if self.doing not in ("dead", "absent"):
             self.turn("dead", t)
             self.marks.append(Mark(t, "killed", reason))
@@ -71,23 +71,23 @@ class Lane:
 
 @dataclass(slots=True)
 class Chart:
-    """One job's lanes by worker, and its moments."""
+    """Collect one job's lanes by worker, and its moments."""
 
     sync: str = "?"
     lanes: dict[int, Lane] = field(default_factory=dict)
     moments: list[Moment] = field(default_factory=list)
     end_s: float = 0.0
     blocks: bool = False
-    """Whether the rule has shard scope: workers go on by themselves, and no release says when."""
+    """True if the rule has shard scope: workers continue by themselves, without a release."""
     _arrivals: JournalArrivals = field(default_factory=JournalArrivals)
     _doing: Counter[str] = field(default_factory=Counter)
-    """How many workers do what."""
+    """Number of workers by activity."""
     _round: tuple[float, int] = (0.0, -1)
     """The time and version of the newest release."""
     _barrier: tuple[float, int] = (0.0, -1)
     """The same of the newest barrier."""
     _gone_on: int = 0
-    """How many workers have begun to compute in this round, and how many of these had waited for it."""
+    """Number of workers that have begun to compute in this round, and of those among them that had waited for it."""
     _had_waited: int = 0
 
     @classmethod
@@ -106,7 +106,7 @@ class Chart:
         return chart
 
     def times(self, what: str) -> list[float]:
-        """When the moments of one kind were."""
+        """Return the times of the moments of one kind, in seconds."""
         return [moment.t for moment in self.moments if moment.what == what]
 
     def add(self, record: Record) -> None:
@@ -139,7 +139,7 @@ class Chart:
             self._look_for_a_barrier(record, waited=before == "waiting")
 
     def _look_for_a_barrier(self, record: Record, *, waited: bool) -> None:
-        """It is one if all who compute have begun at this instant, from one version, and at least two have waited for it."""
+        """Note a barrier if all computing workers have begun at this instant, from one version, and at least two had waited for it."""
         this = record["t"], record["version"]
         if this != self._round:
             self._round, self._gone_on, self._had_waited = this, 0, 0
@@ -147,7 +147,7 @@ class Chart:
         self._had_waited += waited
         if self._had_waited < 2 or self._doing["computing"] != self._gone_on or self._doing["waiting"]:
             return
-        if this != self._barrier:  # who joins in from a pause makes no other
+        if this != self._barrier:  # a worker that comes back from a pause makes no second one
             self._barrier = this
             self.moments.append(Moment(record["t"], "barrier", record["version"], reason=record["reason"]))
 
@@ -177,7 +177,7 @@ class Chart:
 
 
 def _finish(lane: Lane, record: Record, blocks: bool) -> None:
-    """A computation has come to its end. One that began without a release began as long ago as it says."""
+    """End a computation. If no release began it, it began as long ago as its push says."""
     if record["incarnation"] != lane.incarnation:
         return
     if blocks and lane.doing == "waiting":
@@ -199,7 +199,7 @@ def _release(lane: Lane, record: Record, blocks: bool) -> None:
 
 
 def shares(spans: Sequence[LaneSpan], start_s: float, stop_s: float, columns: int) -> dict[str, list[float]]:
-    """How much of each of ``columns`` equal stretches of time was spent on what; the shares of a column add up to at most 1.
+    """Return the share of each activity in each of ``columns`` equal stretches of time; the shares of a column add up to at most 1.
 
     >>> shares([LaneSpan(0.0, 1.5, "computing"), LaneSpan(1.5, 2.0, "waiting")], 0.0, 2.0, columns=2)["waiting"]
     [0.0, 0.5]

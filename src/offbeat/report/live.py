@@ -59,7 +59,7 @@ class LiveProgress:
 
     @property
     def redraws(self) -> bool:
-        """Whether lines that others print on the terminal would be overwritten; then `note` is the way to print."""
+        """True if the display overwrites lines that others print on the terminal; print with `note` then."""
         return self._console.is_terminal
 
     def update(self, snapshot: Summary, now: Seconds) -> None:
@@ -171,7 +171,7 @@ def worker_table(snapshot: Summary, rows: int) -> Table:
 
 
 def worker_cells(worker: dict[str, Any], *, steps: bool = False, abandoned: bool = False) -> list[str]:
-    """What is shown of one worker; local steps and abandoned computations where there are any in the job."""
+    """Return the row of one worker, with local steps and abandoned computations where the job has any."""
     fates = worker["fates"]
     return [
         str(worker["worker"]),

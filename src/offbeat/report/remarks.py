@@ -13,7 +13,7 @@ SHARDS_LISTED: Final = 8
 
 
 def remarks(summary: Summary) -> str:
-    """What there is to say, a sentence each; empty if there is nothing."""
+    """Return remarks on a job, one sentence each; empty if there are none."""
     said = [*_choices(summary), *(_slow_sentence(summary, number) for number in slow_workers(summary))]
     for worker in summary["per_worker"]:
         if worker["deaths"]:
@@ -31,7 +31,7 @@ def remarks(summary: Summary) -> str:
 
 
 def _optimizer_sentence(one: dict[str, Any]) -> str:
-    """One more optimizer of the job: the table's rows are about the first."""
+    """Return the remark on a further optimizer of the job; the rows of the table are about the first."""
     fates = ", ".join(f"{count:,} {fate}" for fate, count in one["fates"].items() if count)
     staleness = f", staleness {one['staleness_mean']:.1f}, max {one['staleness_max']}" if one["staleness_max"] else ""
     return (
@@ -49,7 +49,7 @@ def slow_workers(summary: Summary) -> list[int]:
 
 
 def _choices(summary: Summary) -> list[str]:
-    """What differs from fold to fold, and from shard to shard."""
+    """Return remarks on what differs from fold to fold, and from shard to shard."""
     said = []
     parts, scale = per_fold(summary), spread(summary["scale"], digits=2)
     if parts is not None:

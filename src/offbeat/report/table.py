@@ -35,13 +35,13 @@ EPOCHS_SHOWN: Final = 6
 
 
 def console() -> Console:
-    """Where tables go: as wide as the terminal, and wide enough for all columns where there is none."""
+    """Return the console for tables: as wide as the terminal, or wide enough for all columns without a terminal."""
     found = Console()
     return found if found.is_terminal else Console(width=120)
 
 
 def job_table(summary: Summary) -> Table:
-    """One job: a row for each worker, what it came to above, what there is to remark below."""
+    """Return the table of one job: the totals, a row for each worker, and remarks."""
     table = Table(title=escape(_title(summary)), title_justify="left", caption=escape(remarks(summary)), caption_justify="left")
     steps, blocks = local(summary), summary["shards"] is not None
     fates = ["folded", "dropped", *(fate for fate in ("rejected", "carried") if summary["fates"][fate])]

@@ -151,7 +151,7 @@ def _face(what: str) -> dict[str, Any]:
 
 
 def _telling(chart: Chart) -> bool:
-    """Whether barriers are worth a line: where each fold is one, or they are too many to tell apart, they are not."""
+    """Return True if barriers get lines: not where each fold is one, or where they are too many to tell apart."""
     barriers = len(chart.times("barrier"))
     return 0 < barriers < min(len(chart.times("fold")), AXIS_PIXELS / DENSE_PIXELS / 2)
 

@@ -31,7 +31,7 @@ REMEMBERED = 512
 
 @dataclass(slots=True)
 class _Standing:
-    """What the ledger remembers of a rank, also while it is away."""
+    """Hold a rank's numbers. They are kept while the rank is dead or paused."""
 
     incarnation: Incarnation = NOT_JOINED
     clock: Clock = 0
@@ -73,12 +73,12 @@ class RoundLedger:
         self._folds: deque[tuple[Version, list[Contribution]]] = deque(maxlen=REMEMBERED if follows else 0)
         self._slowest: Clock = 0
         self._last: WorkerId | None = None
-        """Who came with the last event, if that was an arrival."""
+        """The rank that arrived with the last event; None if that event was no arrival."""
         self._effects: list[Effect] = []
         self.now: Seconds = 0.0
         self.epoch: Epoch = 0
         self.version: Version = 0
-        """How many rounds are folded."""
+        """Number of folded rounds."""
         self.active: Collection[WorkerId] = self._active.keys()
         self.waiting: Collection[WorkerId] = self._waiting.keys()
         """Ranks that have arrived on time in the open round."""
@@ -92,7 +92,7 @@ class RoundLedger:
         return self._standings[worker].clock
 
     def begins(self, event: Pushed) -> bool:
-        """Whether this is the first that is heard of a push."""
+        """Return True if this is the first arrival of a push; here each push arrives once."""
         return True
 
     def recalled(self, worker: WorkerId) -> tuple[LeaseId, ...]:
@@ -106,7 +106,7 @@ class RoundLedger:
     # What happens.
 
     def enter(self, worker: WorkerId, incarnation: Incarnation, now: Seconds, *, more: bool = False) -> list[Effect]:
-        """A rank takes part from now on, with the slowest clock, and goes on with the newest version, which it has from a living rank.
+        """Add a rank to the active ones, with the slowest clock. It continues with the newest version, which a living rank gives it.
 
         What its previous incarnation has pending is dropped: its buffers are the newcomer's now.
         """
@@ -209,7 +209,7 @@ class RoundLedger:
         self.epoch = epoch
 
     def leave(self, worker: WorkerId, now: Seconds) -> list[Effect]:
-        """A rank is dead or has finished. Nobody waits for it; what it has handed in still counts."""
+        """Remove a rank that is dead or has finished from the active ones. Its pending gradients still count."""
         if worker not in self._standings:
             return []
         self._deactivate(worker, now)
@@ -218,7 +218,7 @@ class RoundLedger:
         return self._flush()
 
     def pause(self, worker: WorkerId, now: Seconds) -> list[Effect]:
-        """A rank has no samples to work on: rounds do not wait for it until `resume`. If all have paused, what is pending is folded."""
+        """Remove a rank without samples from the active ones until `resume`. If all have paused, the pending gradients are folded."""
         self._deactivate(worker, now)
         if self.rounds.pause(worker):
             self._fold(f"as rank {worker} has paused")
@@ -232,7 +232,7 @@ class RoundLedger:
         return []
 
     def refresh(self, worker: WorkerId, now: Seconds, reason: str) -> list[Effect]:
-        """A rank that does not wait for a round takes the results that it has missed."""
+        """Give a rank that does not wait for a round the results that it has missed."""
         self.now, self._last = now, None
         self.rounds.catch_up(worker)
         self._go_on(worker, reason)
@@ -287,7 +287,7 @@ class RoundLedger:
             self._go_on(worker, reason)
 
     def _go_on(self, worker: WorkerId, reason: str) -> None:
-        """A rank reads the results that it has been given; if a round has been held up until it has, that closes."""
+        """Note that a rank has read its results. A round that was held up until then closes."""
         self._release(worker, reason)
         if self.rounds.read(worker):
             self._fold(f"as rank {worker} has caught up")

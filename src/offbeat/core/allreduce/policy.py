@@ -71,7 +71,7 @@ _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB13311
 
 
 class RoundView:
-    """What a rule may look at to say whether the open round closes. Masks have an entry for each rank."""
+    """Show a rule the state from which it decides whether the open round closes. Masks have an entry for each rank."""
 
     def __init__(self, table: Table, seed: int) -> None:
         self._cells = table.reshape(-1).data
@@ -85,7 +85,7 @@ class RoundView:
 
     @property
     def number(self) -> Version:
-        """Of the open round."""
+        """Number of the open round."""
         return self._cells[CLOSED]
 
     @property
@@ -109,7 +109,7 @@ class RoundView:
         return self._cells[ARRIVALS]
 
     def arrivals_of(self, ranks: Sequence[WorkerId]) -> int:
-        """How many of these active ranks have arrived."""
+        """Return how many of these active ranks have arrived."""
         return sum(self._cells[(1 + rank) * WIDTH + ARRIVED] != 0 for rank in ranks)
 
     def drawn(self, count: int) -> Sequence[WorkerId]:
@@ -156,7 +156,7 @@ class RoundRule(Policy, ABC):
 
     @property
     def delivery(self) -> Literal["replay", "latest"]:
-        """Whether a rank applies every result or only the newest of those that it has missed."""
+        """Whether a rank applies each result that it has missed, or only the newest."""
         return "replay"
 
     @property
@@ -171,7 +171,7 @@ class RoundRule(Policy, ABC):
 
     @abstractmethod
     def closes(self, view: RoundView) -> bool:
-        """Whether the open round closes now. Asked after each arrival, and when a rank goes or pauses, if somebody waits for the round:
+        """Return True if the open round closes now. Asked after each arrival, and when a rank goes or pauses while another rank waits:
         late gradients alone make none. It must say yes once all active ranks have arrived."""
 
 

@@ -74,14 +74,14 @@ class Round(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """What an arrival has come to."""
+    """Describe the result of an arrival."""
 
     number: Version
     """The open round, which the gradient is for."""
     late: bool
     """Computed from an older version than the newest: the rank does not wait for this round."""
     closed: bool
-    """Whether this arrival closes the round."""
+    """True if this arrival closes the round."""
     through: Version
     """The rank goes on when so many rounds are done, with the results of all of them. Late: at once, or after the fold that is under way:
     else it would be late again with its next gradient, and have no buffer for the one after. On time: after that of its round. Late with
@@ -141,7 +141,7 @@ class Rounds:
         # computed a gradient: with NumPy's code out of the processor's caches, the first of its calls takes 0.1 ms.
         self._cells = table.reshape(-1).data
         self._rows = range(WIDTH, len(self._cells), WIDTH)
-        """Where each rank's row begins."""
+        """Offset of each rank's row."""
         self._view = RoundView(table, self._seed)
 
     @property
@@ -156,7 +156,7 @@ class Rounds:
 
     @property
     def awaited(self) -> bool:
-        """Whether any rank waits until a round is done."""
+        """True if a rank waits until a round is done."""
         return any(self._column(THROUGH))
 
     def state(self, rank: WorkerId) -> int:
@@ -164,11 +164,11 @@ class Rounds:
         return self._cells[(1 + rank) * WIDTH + STATE]
 
     def version(self, rank: WorkerId) -> Version:
-        """How many results a rank has been given. They are kept until it says `read` or arrives."""
+        """Return the number of results that a rank has been given. They are kept until `read` or its next arrival."""
         return self._cells[(1 + rank) * WIDTH + VERSION]
 
     def waits(self, rank: WorkerId) -> bool:
-        """Whether a rank has arrived on time and its round is still open."""
+        """Return True if a rank has arrived on time and its round is still open."""
         return self._cells[(1 + rank) * WIDTH + ARRIVED] == ON_TIME
 
     def refuses(self, rank: WorkerId, buffer: int | None) -> str | None:
@@ -181,7 +181,7 @@ class Rounds:
         return None
 
     def free_buffer(self, rank: WorkerId) -> int | None:
-        """Where this rank's next gradient can go; None: both are in use, as they may be until it goes on."""
+        """Return the buffer for the rank's next gradient; None if both are in use, as they may be until the rank continues."""
         row = (1 + rank) * WIDTH
         used = self._cells[row + PENDING] | self._cells[row + FROZEN]
         return next((buffer for buffer in range(BUFFERS) if not used >> buffer & 1), None)
@@ -204,7 +204,7 @@ class Rounds:
     # What happens. Everything that may close a round returns whether it has.
 
     def enter(self, rank: WorkerId, version: Version) -> tuple[RoundPart, ...]:
-        """A rank takes part, with the parameters of this version, and needs the results from there on.
+        """Add a rank that has the parameters of this version, and needs the results from there on.
 
         Returns:
             What its predecessor has pending: dropped, since the buffers are the newcomer's now.
@@ -227,7 +227,7 @@ class Rounds:
         return self._close(None)
 
     def pause(self, rank: WorkerId) -> bool:
-        """A rank has nothing to compute until the epoch ends; no round waits for it. If that is so for all, what is pending is folded."""
+        """Let no round wait for a rank without samples until the epoch ends. If all ranks pause, the pending gradients are folded."""
         row = (1 + rank) * WIDTH
         if self._cells[row + STATE] == ACTIVE:
             self._count(row, -1)
@@ -235,14 +235,14 @@ class Rounds:
         return self._close(None)
 
     def resume(self, rank: WorkerId) -> None:
-        """Let rounds wait for a rank again, which computes again."""
+        """Let rounds wait again for a rank that computes again."""
         row = (1 + rank) * WIDTH
         if self._cells[row + STATE] == IDLE:
             self._cells[row + STATE] = ACTIVE
             self._count(row, 1)
 
     def arrive(self, rank: WorkerId, buffer: int | None, version: Version | None = None) -> Arrival:
-        """A rank has a gradient in this buffer; it has done with the results that it was given last, and gets what it has missed: now, if
+        """Take a rank's gradient from this buffer. The rank has read its last results, and gets those that it has missed: now, if
         it does not wait, or with the fold that it waits for.
 
         Args:
@@ -294,7 +294,7 @@ class Rounds:
         return self._close(None)
 
     def catch_up(self, rank: WorkerId) -> range:
-        """A rank that does not wait is given the results that it has not had: of these rounds."""
+        """Give a rank that does not wait the results that it lacks; returns their rounds."""
         row, cells = (1 + rank) * WIDTH, self._cells
         through, before, done = cells[row + THROUGH], cells[row + VERSION], cells[DONE]
         assert not through, f"rank {rank} catches up while it waits until {through} rounds are done"
@@ -302,7 +302,7 @@ class Rounds:
         return range(before, done)
 
     def read(self, rank: WorkerId, version: Version = 0) -> bool:
-        """A rank has done with the results that it was given last, and with all before this version, which an idle one may have taken."""
+        """Release the results that a rank was given last, and all before this version, which an idle rank may have taken."""
         row, cells = (1 + rank) * WIDTH, self._cells
         cells[row + NEEDS] = cells[row + VERSION] = max(cells[row + VERSION], version)
         return self._close(None)
@@ -315,11 +315,11 @@ class Rounds:
             self._cells[(1 + initiator) * WIDTH + THROUGH] = self.number  # if late, it was not known to wait
 
     def _column(self, column: int) -> list[int]:
-        """Of each rank."""
+        """Return one column of the table, with an entry for each rank."""
         return self._cells[WIDTH + column :: WIDTH].tolist()
 
     def _count(self, row: int, comes: int) -> None:
-        """A rank becomes active (1) or ceases to be (-1), if it is."""
+        """Count a rank that becomes active (1) or inactive (-1), unless it is so already."""
         cells = self._cells
         if cells[row + STATE] != ACTIVE:
             return
@@ -361,7 +361,7 @@ class Rounds:
         return self._slots is None or self.number - self.free_from() < self._slots
 
     def _leaves_behind(self, number: Version) -> bool:
-        """Whether this round cannot close without somebody who is as far behind as the rule allows, and has not arrived."""
+        """Return True if the round must wait for a rank that is as far behind as the rule allows and has not arrived."""
         if self._staleness is None or number < self._staleness:
             return False
         cells, oldest = self._cells, number - self._staleness

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class OperationKind(StrEnum):
-    """What an operation is."""
+    """Name the kinds of operations."""
 
     SEND = "send"
     """Send a span of the vector to the peer; it may be changed as soon as the operation has fired."""
@@ -29,7 +29,7 @@ class OperationKind(StrEnum):
 
 
 class Action(StrEnum):
-    """What a computation does with its span."""
+    """Name what a computation does with its span."""
 
     ADD = "add"
     """``span = span + received``, or ``received + span`` where the sender's number is the lower: sums have one order everywhere."""
@@ -52,7 +52,7 @@ class ElementRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One node of a rank's graph."""
+    """Describe one node of a rank's graph of operations."""
 
     kind: OperationKind
     after: tuple[int, ...] = ()
@@ -67,12 +67,12 @@ class Operation:
     """None: a message without content."""
     action: Action | None = None
     source: int | None = None
-    """Of a computation: the receive whose message it uses."""
+    """For a computation: the receive operation whose message it uses."""
 
 
 @dataclass(frozen=True)
 class RankProgram:
-    """What one rank does in a round.
+    """List the operations of one rank in a round.
 
     Raises:
         AssertionError: an operation comes after a later one, so that there might be a cycle; or a receive comes after something.
@@ -110,7 +110,7 @@ Schedule: TypeAlias = tuple[RankProgram, ...]
 
 
 class Passage:
-    """One rank's way through its program in one round: `take` an operation that is ready, do it, say that it is `finished`.
+    """Run one rank's program in one round: `take` a ready operation, carry it out, report it with `finished`.
 
     >>> program = RankProgram((Operation(OperationKind.RECEIVE, peer=1, tag=0), Operation(OperationKind.NOP, after=(0,))), done=1)
     >>> passage = Passage(program)

@@ -37,7 +37,7 @@ class _Sent(NamedTuple):
     factor: float
     """The factor of the gradient in the sum."""
     writes: int
-    """How often its buffer had been written, this gradient included."""
+    """Number of gradients that had been written to its buffer, this one included."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class _Going:
 
 @dataclass
 class _Parting:
-    """A rank that is leaving gracefully."""
+    """Describe a rank that is leaving gracefully."""
 
     through: Version
     missing: set[WorkerId]
@@ -177,7 +177,7 @@ class Sequencer:
         return self._settled()
 
     def pause(self, rank: WorkerId) -> list[Order]:
-        """Let rounds not wait for a rank, which has nothing to compute until the epoch ends."""
+        """Let no round wait for a rank that has no samples until the epoch ends."""
         orders = self.read(rank)
         self._wrote(EntryKind.PAUSE, rank, self._rounds.version(rank), self._rounds.pause(rank))
         return orders + self._settled()

@@ -152,7 +152,7 @@ class GossipLedger:
         return self._flush()
 
     def folded(self, event: Folded, now: Seconds) -> list[Effect]:
-        """What was measured in a fold; no rule of this family looks at it."""
+        """Ignore measurements of a fold: no rule of this family reads them."""
         return []
 
     def wake(self, now: Seconds) -> list[Effect]:
@@ -268,7 +268,7 @@ class FollowedGossipLedger(GossipLedger):
     """
 
     def enter(self, worker: WorkerId, incarnation: Incarnation, now: Seconds, *, more: bool = False) -> list[Effect]:
-        """A worker takes part from now on, with as many steps as the slowest has made, or as it had itself if that is more."""
+        """Add a worker, with the steps of the slowest worker, or with its own if it has made more."""
         self.gossip.leave(worker)
         self._standings[worker] = _Standing(incarnation, self.gossip.enter(worker))
         self._release(worker, "takes part from now on")

@@ -39,7 +39,7 @@ class GossipRule(Policy, ABC):
     @property
     @abstractmethod
     def edges(self) -> Graph:
-        """Who are neighbours."""
+        """The graph that says which ranks are neighbours."""
 
     @property
     def delay_steps(self) -> int:
@@ -67,18 +67,18 @@ class Mixture(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a rank has given away."""
+    """Describe the shares that a rank has sent."""
 
     to: tuple[WorkerId, ...]
     weight: float
-    """Of each share, and of what the rank has kept."""
+    """Mass of each share, and of the part that the rank has kept."""
 
 
 class Loss(NamedTuple):
-    """What went with a rank."""
+    """Describe the mass and the messages that were lost with a rank."""
 
     mass: float
-    """Its own, and that of the messages."""
+    """Its own mass and that of the messages."""
     messages: tuple[GossipMessage, ...]
     """That it had not read."""
 
@@ -165,7 +165,7 @@ class Gossip:
         return steps
 
     def leave(self, rank: WorkerId) -> Loss | None:
-        """A rank is gone; what it has and what is on its way to it is lost. None: it was not there."""
+        """Remove a rank; its mass and the messages on their way to it are lost. Returns None if the rank was not there."""
         if rank not in self._there:
             return None
         self._deactivate(rank)
@@ -187,7 +187,7 @@ class Gossip:
                 self._floor = self._there[rank].steps
 
     def resume(self, rank: WorkerId) -> bool:
-        """A rank computes again. Returns whether its number of steps was set forward, to that of the slowest."""
+        """Let a rank compute again. Returns True if its number of steps was raised to that of the slowest."""
         if rank in self._active:
             return False
         standing, before = self._there[rank], self._there[rank].steps
@@ -238,7 +238,7 @@ class Gossip:
         self._there[rank].steps += 1
 
     def mix(self, rank: WorkerId) -> Mixture:
-        """What a rank's parameters become; it must not be `behind` anybody."""
+        """Return how a rank's parameters are mixed; the rank must not be `behind` another."""
         assert not self.behind(rank), f"rank {rank} mixes before {self.behind(rank)}"
         if self._exchange == "push":
             return self.took(rank, self.due(rank))

@@ -44,7 +44,7 @@ class Graph(NamedTuple):
 
     @property
     def bipartite(self) -> bool:
-        """Whether edges join odd places with even ones only, and go both ways."""
+        """True if each edge joins an odd place with an even one, and goes both ways."""
         return self.kind.startswith("bipartite")
 
     def partners(self, place: int, count: int) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ BY_NOTICE = 128 + signal.SIGTERM
 
 
 class WorkerConnection:
-    """One worker's connections to all servers of its job.
+    """Hold one worker's connections to all servers of its job.
 
     Args:
         hub: this worker's; `close` closes it.
@@ -61,10 +61,10 @@ class WorkerConnection:
         """The job's rule, spelled; known from `introduce` on."""
         self.closed = threading.Event()
         self.failed = False
-        """This worker is refused, a server is gone, or its script has failed: there is no leaving in peace any more."""
+        """True once this worker is refused, a server is gone, or its script has failed: it no longer leaves gracefully."""
         self.hub, self._spans, self._at_once = hub, spans, at_once
         self.interface = self.coordinator.interface or addresses[0].tcp[0]
-        """Where other hosts reach this process's."""
+        """The network interface at which other hosts reach this process."""
         self._serials: dict[Connection, int] = {}
         """The newest release that each server has delivered."""
         self._seen = 0
@@ -80,7 +80,7 @@ class WorkerConnection:
         self.calls = Calls()
         self._beat_s = beat_s
         self.meanwhile: tuple[Seconds, Callable[[], None]] | None = None
-        """What is to be done while this worker waits, and how often."""
+        """The interval, in seconds, and the function to call at that interval while this worker waits; None: no function."""
 
     # Joining and leaving.
 
@@ -153,7 +153,7 @@ class WorkerConnection:
         return False
 
     def _heed_interrupt(self) -> Seconds | None:
-        """How long the wait may go on after Ctrl-C; None: for ever.
+        """Return for how long a wait may continue after Ctrl-C; None: without a limit.
 
         Raises:
             KeyboardInterrupt: no longer. What is waited for may still come, and is sorted then.
@@ -215,7 +215,7 @@ class WorkerConnection:
 
     @property
     def due(self) -> bool:
-        """Whether `released` would return at once."""
+        """True if `released` would return at once."""
         newest = self._serials.get(self.coordinator, 0)
         return self._fenced or (newest > self._seen and all(self._serials.get(server, 0) >= newest for server in self.servers))
 
@@ -260,7 +260,7 @@ class WorkerConnection:
         self._read(0.0)
 
     def linger(self, seconds: Seconds, unless: Callable[[], bool]) -> None:
-        """Let time pass, reading what comes, until it is over or something is so."""
+        """Read messages until a condition holds or the time is over."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0.0 and not unless():
             self._read(left)

@@ -55,7 +55,7 @@ def pushed_fields(push: Pushed) -> dict[str, Any]:
 
 
 class JobSession(Session):
-    """One process's part in a job, from `join` on. The owner of its process calls `follow_process` before that.
+    """Take part in a job as one process, from `join` on. The owner of its process calls `follow_process` before that.
 
     Args:
         link: its connections.
@@ -83,7 +83,7 @@ class JobSession(Session):
         self._in_step = False
         self._siblings: list[JobSession] = [] if siblings is None else siblings
         self._seen = 0
-        """How many steps over samples another session had made at this one's last step."""
+        """Number of steps over samples that another session had made at this session's last step."""
         self._stop_on_nonfinite, self._local_only = stop_on_nonfinite, local_only
         self._steps = 0
         self.resumes = False  # until the job says that it begins with this process
@@ -91,9 +91,9 @@ class JobSession(Session):
         """A checksum of the state that the script has loaded since it joined, 0: none; None: the coordinator has been told."""
         self._machine = Worker(settings.worker)
         self._plan = Plan()
-        """Of the newest parameters that have come."""
+        """The plan that came with the newest parameters."""
         self._turn = Compute(None, False, NO_CAUSE)
-        """How the script has got control the last time."""
+        """The instruction with which the script got control last."""
         self._asked: SamplesWanted | EpochEndWanted | None = None
         """The question whose answer the script has not got yet, and the answer, if that has come."""
         self._answer: Compute | None = None
@@ -244,14 +244,14 @@ class JobSession(Session):
                     session._idle()
 
     def _idle(self) -> None:
-        """What a session that is `tended` does while the process computes nothing."""
+        """Do what a `tended` session does while the process computes nothing; by default nothing."""
 
     def _refresh(self) -> None:
         """Take the newest parameters, after this process has waited with another session for an epoch's end."""
 
     @contextmanager
     def _standing(self) -> Iterator[None]:
-        """Say that this process waits, where others cannot know, and somebody may wait for it with another optimizer."""
+        """Report that this process waits, if other workers may wait for it with another optimizer and cannot know."""
         if len(self._siblings) < 2:
             yield
             return
@@ -261,7 +261,7 @@ class JobSession(Session):
             self._coordinator.send({"kind": "stands", "incarnation": self._link.incarnation, "still": False})
 
     def _weight(self, samples: int | None, counted: int) -> int:
-        """How many samples a step is over: as the script says, or of this session's sampler, or of the batch under way of another's."""
+        """Return the number of samples of a step: from the script, or this session's sampler, or the present batch of another session."""
         if samples is not None:
             return samples
         source = next((session for session in self._siblings if session.has_sampler), self)
@@ -271,7 +271,7 @@ class JobSession(Session):
         return source.under_way(stepped)
 
     def _loaded_news(self) -> dict[str, Any]:
-        """What goes with the first push of a worker that the job has begun with: the workers must have loaded the same."""
+        """Return the fields that go with the first push of a worker with which the job began: all workers must have loaded the same."""
         loaded, self._loaded = self._loaded, None
         return {"loaded": loaded} if self.resumes and loaded is not None else {}
 
@@ -333,7 +333,7 @@ class JobSession(Session):
 
     @abstractmethod
     def _step(self, samples: int | None) -> None:
-        """What `step` does."""
+        """Carry out `step`."""
 
     # What it tells.
 
@@ -374,7 +374,7 @@ class JobSession(Session):
         self._coordinator.send({"kind": "part", "steps": self._steps, "part": plain}, payload=packer.payload)
 
     def _others(self) -> dict[WorkerId, dict[str, Any]]:
-        """What other workers have handed in for the checkpoint that this one writes after as many steps.
+        """Return the parts that other workers have handed in for the checkpoint that this worker writes after as many steps.
 
         Under lockstep rules those that have come as far are waited for, at most `PARTS_S` seconds in all.
         """

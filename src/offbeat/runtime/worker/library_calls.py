@@ -33,17 +33,17 @@ class Calls:
     def __init__(self, clock: Callable[[], Seconds] = time.monotonic) -> None:
         self._clock = clock
         self.count = 0
-        """How many there were."""
+        """Number of calls so far."""
         self.depth = 0
-        """How many it is inside of: a call may make others."""
+        """Number of calls under way: a call may make others."""
         self.interrupted: Seconds | None = None
-        """When Ctrl-C came inside a call, which it may not break off in the middle of a message."""
+        """The time of a Ctrl-C inside a call, which must not be broken off in the middle of a message."""
         self._seen = 0
         self._stuck_s: Seconds = 0.0
         self._looked_at = clock()
 
     def overdue(self, now: Seconds) -> Seconds | None:
-        """How many seconds a wait may still last before Ctrl-C ends it; None: there was none. Zero or less: now."""
+        """Return for how many seconds a wait may continue before Ctrl-C ends it; None: there was no Ctrl-C. Zero or less: end it now."""
         return None if self.interrupted is None else self.interrupted + HOLD_S - now
 
     def stuck(self, most_s: Seconds) -> Seconds:

@@ -28,7 +28,7 @@ class WorkerSamples:
 
     @property
     def any_open(self) -> bool:
-        """Whether this worker has taken part in an epoch whose end it has not seen, of whichever sampler."""
+        """True if this worker has taken part in an epoch of any sampler and has not seen its end."""
         return bool(self._open)
 
     def over(self, pool: int) -> None:

@@ -24,7 +24,7 @@ def register() -> None:
 
 
 def why_silent(pid: int) -> str | None:
-    """Why a process cannot print its stacks, so that it must not be sent the signal; None: it can."""
+    """Return the reason for which a process cannot print its stacks, so that the signal must not be sent; None: it can."""
     if NUMBER is None:
         return "this system has no real-time signals"
     fields = _status(pid)
