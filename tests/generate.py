@@ -124,7 +124,7 @@ def checkpoints() -> str:
     return "".join(f"| {', '.join(names)} | {' | '.join(line)} |\n" for line, names in lines.items())
 
 
-HEAD = "| rule | fold (what becomes the next version) | admit (who may go on) | made for |\n|---|---|---|---|\n"
+HEAD = "| rule | fold (what becomes the next version) | admit (which workers may continue) | made for |\n|---|---|---|---|\n"
 KEPT_HEAD = "| rule | parameters, optimizer state | the epoch's indices | bit for bit like the uninterrupted job |\n|---|---|---|---|\n"
 PLACES = {
     ROOT / "src" / "offbeat" / "policies" / "__init__.py": (r"(?<=    # rules: begin\n).*?(?=    # rules: end\n)", names),

@@ -41,7 +41,7 @@ class AdaComm(AveragedRounds):
         row=Row(
             "`adacomm(steps=20)`",
             "the mean of all workers' parameters",
-            "everybody, after the fold",
+            "all workers, after the fold",
             "as `ensemble`, with fewer steps between exchanges as the loss falls: fast first, accurate later",
         ),
     )

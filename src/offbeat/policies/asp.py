@@ -53,7 +53,7 @@ class ASP(OneByOne):
         examples=("asp", "asp(discount=inverse)"),
         draws=lambda workers: [{"discount": get_args(Discount)}],
         row=Row(
-            "`asp`", "each push as it arrives", "everybody, at once", "permanent speed differences, and models that tolerate staleness"
+            "`asp`", "each push as it arrives", "all workers, at once", "permanent speed differences, and models that tolerate staleness"
         ),
     )
 

@@ -37,7 +37,7 @@ class Backup(FirstFresh):
         row=Row(
             "`backup(b=1)`",
             "the first n - b fresh gradients; later ones are dropped",
-            "everybody, after the fold",
+            "all workers, after the fold",
             "one or two stragglers, the same or changing; loses the stragglers' samples",
         ),
     )

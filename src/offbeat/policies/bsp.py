@@ -28,7 +28,7 @@ class BSP(ServerRule):
         row=Row(
             "`bsp`",
             "all active workers' gradients, together",
-            "everybody, after the fold",
+            "all workers, after the fold",
             "equal machines; it is large-batch training, exactly",
         ),
     )

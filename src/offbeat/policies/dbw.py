@@ -45,7 +45,7 @@ class BDBW(FirstFresh):
         row=Row(
             "`b_dbw`",
             "the first k fresh gradients, k chosen by gradients per second",
-            "everybody, after the fold",
+            "all workers, after the fold",
             "as `dbw`, without an estimate of each gradient's value",
         ),
     )
@@ -127,8 +127,8 @@ class DBW(BDBW):
         ],
         row=Row(
             "`dbw`",
-            "the first k fresh gradients, k chosen for each version by what it gains per second",
-            "everybody, after the fold",
+            "the first k fresh gradients, k chosen for each version by expected gain per second",
+            "all workers, after the fold",
             "stragglers, when the best number of backup workers is unknown or changes",
         ),
     )

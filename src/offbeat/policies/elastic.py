@@ -65,7 +65,7 @@ class ElasticBSP(ServerRule):
         row=Row(
             "`elastic(R=15)`",
             "each push (`mode=bulk`: a superstep's at once; `mode=local`: averaged parameters)",
-            "up to a quota, so that all come to the barrier together",
+            "up to a quota, so that all reach the barrier together",
             "lasting speed differences",
         ),
     )

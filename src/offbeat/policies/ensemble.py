@@ -66,7 +66,7 @@ class EnsembleSync(AveragedRounds):
         row=Row(
             "`ensemble(steps=10)`",
             "the mean of all workers' parameters",
-            "everybody, after the fold",
+            "all workers, after the fold",
             "expensive communication: one exchange in T steps; DiLoCo is one of its settings",
         ),
     )

@@ -56,7 +56,7 @@ class PSP(ServerRule):
             "`psp(c=3, b=0.75)`",
             "each shard by itself: the first c gradients",
             "workers that have the fraction b of the blocks",
-            "several servers, and messages that come late",
+            "several servers, and late messages",
         ),
     )
 

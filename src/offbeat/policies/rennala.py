@@ -36,8 +36,8 @@ class Rennala(ServerRule):
         draws=lambda workers: [{"batch": range(1, 2 * workers + 1)}],
         row=Row(
             "`rennala(batch=8)`",
-            "the first 8 gradients of one version, one worker may give several",
-            "everybody, at once",
+            "the first 8 gradients of one version, several of which may be one worker's",
+            "all workers, at once",
             "as `ringmaster`, without any staleness",
         ),
     )

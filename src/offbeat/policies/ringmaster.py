@@ -36,8 +36,8 @@ class Ringmaster(ServerRule):
         row=Row(
             "`ringmaster(threshold=8)`",
             "each push as it arrives, unless it is too stale",
-            "everybody, at once",
-            "speeds so different that the slowest gradients do harm",
+            "all workers, at once",
+            "speeds so different that the slowest workers' gradients do harm",
         ),
     )
 
