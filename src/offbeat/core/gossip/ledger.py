@@ -1,11 +1,12 @@
-"""The books of a job without a server whose ranks mix parameters: what became of each gradient, who waits, who may go on.
+"""Record the gradients of a job whose ranks mix parameters: the fate of each, the ranks that wait, and the ranks that continue.
 
-What `core.server.ledger` is for the server family, with the same entrances. A gradient is folded into its own rank's replica at its own
-step, and nowhere else; the neighbours get it with the parameters. The job's *version* counts these folds over all ranks, as if every
-gradient were one step of one model: with P ranks a step of everybody is P versions. A gradient's *staleness* is how many steps others have
-made, each on its own replica, since its rank went on; nothing need be stale in it. A worker's *clock* counts its own steps.
+This ledger has the same methods as `core.server.ledger`, which serves the server family. A gradient is folded into its own rank's replica
+at its own step, and into no other; the neighbours receive it with the parameters. The job's *version* counts the folds of all ranks, as if
+each gradient were a step of one model: with P ranks, one step of each rank makes P versions. A gradient's *staleness* is the number of
+steps that other ranks have made, each on its own replica, since its rank continued; the gradient itself need not be stale. A worker's
+*clock* counts its own steps.
 
-Whom to wait for and what to mix is `core.gossip.push_sum`'s to say.
+`core.gossip.push_sum` decides for which ranks a rank waits, and what it mixes.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Ver
 class _Standing:
     incarnation: Incarnation
     clock: Clock
-    """Steps made, and one more while it waits for the others to come as far."""
+    """Number of steps made, and one more while it waits for slower ranks."""
     on: WorkerId | None = None
     """The first worker for which it waits."""
 
 
 class GossipLedger:
-    """The books of one job. Each method that changes something returns the effects, in the order in which they are to be carried out.
+    """Keep the contributions, clocks and versions of one job. Each method that changes the ledger returns effects, in order.
 
     Args:
         policy: the rule.
-        seed: of what it draws.
+        seed: seed of the rule's draws.
     """
 
     def __init__(self, policy: GossipRule, seed: int = 0) -> None:
@@ -53,7 +54,7 @@ class GossipLedger:
 
     @property
     def active(self) -> Collection[WorkerId]:
-        """Workers that others wait for."""
+        """Workers for which others may wait."""
         return self.gossip.active
 
     @property
@@ -71,11 +72,11 @@ class GossipLedger:
         return True
 
     def recalled(self, worker: WorkerId) -> tuple[LeaseId, ...]:
-        """The samples of what this worker has pending: if it enters anew, that is dropped."""
+        """Return the leases of the worker's pending contribution, which is dropped if the worker enters again."""
         return self._pending[worker].leases if worker in self._pending else ()
 
     def fates(self, effects: Iterable[Effect]) -> list[Settle]:
-        """The fates among these effects of this ledger's, which the samples of the contributions share."""
+        """Return the fates among effects of this ledger; the samples of a contribution share its fate."""
         return [effect for effect in effects if isinstance(effect, Settle)]
 
     # Who takes part.
@@ -99,8 +100,8 @@ class GossipLedger:
         return self._look_again()
 
     def pause(self, worker: WorkerId, now: Seconds) -> list[Effect]:
-        """An admitted worker has no samples to work on: nobody waits for it, or mixes its parameters in, until `resume`. What is on its
-        way to it is mixed in at once."""
+        """Pause an admitted worker without samples: until `resume` no rank waits for it or mixes its parameters. It mixes the messages on
+        their way to it at once."""
         self.gossip.pause(worker)
         mixture = self.gossip.pending(worker)
         if mixture.messages:
@@ -108,7 +109,7 @@ class GossipLedger:
         return self._look_again()
 
     def resume(self, worker: WorkerId, now: Seconds) -> list[Effect]:
-        """A paused worker works again; it is taken to have made as many steps as the slowest."""
+        """Let a paused worker work again; its number of steps is raised to that of the slowest."""
         if self.gossip.resume(worker):
             self._standings[worker].clock = self.gossip.steps(worker)
             self._share_kept(worker)
@@ -125,7 +126,7 @@ class GossipLedger:
     # Contributions.
 
     def push(self, event: Pushed, now: Seconds, refusal: str | None = None) -> list[Effect]:
-        """An active worker has a gradient; ``refusal`` says why it must not be used, if so. Its step counts all the same."""
+        """Take the gradient of an active worker, or reject it if ``refusal`` names a reason. Its step counts in both cases."""
         worker, standing = event.worker, self._standings[event.worker]
         assert worker not in self._waiting, f"worker {worker} pushed without having been admitted"
         standing.clock += 1
@@ -147,7 +148,7 @@ class GossipLedger:
         return self._look([worker, *self._awaited.pop(worker, ())])
 
     def abandon(self, event: Abandoned, now: Seconds) -> list[Effect]:
-        """A worker has given up what it was computing; no rule of this family asks for that."""
+        """Release a worker that has given up its computation; no rule of this family asks for it."""
         self._release(event.worker, "has given up its computation")
         return self._flush()
 
@@ -168,7 +169,7 @@ class GossipLedger:
             self._settle(self._pending.pop(c.worker), Fate.DROPPED, reason)
         return self._flush()
 
-    # What comes of it.
+    # Mixing, releases and fates.
 
     def _look_again(self) -> list[Effect]:
         """Recompute the neighbours after a member has joined or left: each waiting rank may now wait for other ranks."""
@@ -228,7 +229,7 @@ class GossipLedger:
             self._effects.append(Share(worker, standing.incarnation, standing.clock, to, weight))
 
     def _share_kept(self, worker: WorkerId) -> None:
-        """average: neighbours may ask for its parameters before its next step."""
+        """Publish a rank's parameters under *average*: neighbours may ask for them before its next step."""
         if self.exchange == "average":
             standing = self._standings[worker]
             self._effects.append(Share(worker, standing.incarnation, standing.clock, (), 0.0))
@@ -262,9 +263,9 @@ class GossipLedger:
 
 
 class FollowedGossipLedger(GossipLedger):
-    """The books of a job whose ranks decide for themselves whom to wait for and what to mix: what they say is true when they say it.
+    """Keep the ledger of a live job, whose ranks decide by themselves for which ranks to wait and what to mix.
 
-    Each step is folded as it is told, and nobody is held here. Who mixes with whom is seen where it happens, and not journaled.
+    Each reported step is folded at once, and no rank is held here. Which ranks mix is known to the ranks only, and is not journaled.
     """
 
     def enter(self, worker: WorkerId, incarnation: Incarnation, now: Seconds, *, more: bool = False) -> list[Effect]:
@@ -285,7 +286,7 @@ class FollowedGossipLedger(GossipLedger):
         return []
 
     def resume(self, worker: WorkerId, now: Seconds) -> list[Effect]:
-        """A paused worker works again; it is taken to have made as many steps as the slowest."""
+        """Let a paused worker work again; its number of steps is raised to that of the slowest."""
         if self.gossip.resume(worker):
             self._standings[worker].clock = self.gossip.steps(worker)
         return []

@@ -1,6 +1,6 @@
-"""What one worker sends to the shards and gets from them: its memory, gradients or parameters, blocks, buffers, and optimizer state.
+"""Send one worker's gradients or parameters, buffers and optimizer state to the shards, and receive parameters, blocks and states.
 
-When any of this happens is the session's business (``worker_side.py``).
+The session (``worker_side.py``) decides when.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from offbeat.transport.shm import MemoryBlock, PrivateBlock
 
 
 class Exchange:
-    """One worker's data plane.
+    """Move one worker's data between its model and the shards.
 
     Args:
-        link: its connections.
-        name: of the worker, for the names of its memory.
-        layout, spec, model, optimizer: what is trained.
+        link: the worker's connections.
+        name: the worker's name, used in the names of its memory blocks.
+        layout, spec, model, optimizer: the trained model with its layout in memory, and its optimizer with its specification.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Exchange:
         self.policy: ServerRule | None = None
         """The job's rule; known once the job has welcomed this worker."""
         self.blocks: BlockPulls | None = None
-        """In rules of shard scope: the blocks that have come for this worker."""
+        """The blocks that have arrived for this worker; None: the rule is not of shard scope."""
         self.flat.attach()
 
     def _allocate(self, what: str) -> SharedMemory:
@@ -65,14 +65,14 @@ class Exchange:
 
     @property
     def averaging(self) -> Averaging | None:
-        """How parameters are exchanged; None: gradients are, and the servers step."""
+        """The exchange of parameters; None: workers push gradients, and the servers step."""
         return self.policy.averaging if self.policy is not None else None
 
     def introduce(self, hello: dict[str, Any]) -> SharedMemory | None:
         """Join the job with this worker's memory.
 
         Returns:
-            What to pass to `share` after the first release, where all workers read the same parameters.
+            The memory to pass to `share` after the first release, where all workers read the same parameters; None elsewhere.
         """
         common = self._link.introduce(
             {**hello, "layout": self._layout.to_wire(), "optimizer": self._spec.to_wire()}, self._push_block, self._pull_block
@@ -83,7 +83,7 @@ class Exchange:
         return common
 
     def share(self, common: SharedMemory) -> None:
-        """From now on the parameters are those that all workers read."""
+        """Replace this worker's parameter memory by the memory that all workers read."""
         self.flat.repoint(common.view)
         self._link.bind(self._push_block, common)
         self._pull_block = common
@@ -91,9 +91,12 @@ class Exchange:
     # Push and pull.
 
     def push(self, steps: int, push: dict[str, Any], news: dict[str, Any]) -> None:
-        """Send the gradient, or the parameters that local steps have come to.
+        """Send the gradient, or the parameters after local steps.
 
-        ``steps``: of the script so far; ``news``: what else the coordinator is told.
+        Args:
+            steps: number of the script's steps so far.
+            push: the fields of the event `Pushed`.
+            news: further fields for the coordinator.
         """
         # What made a gradient infinite may be in BatchNorm's statistics too; and an optimizer that has not stepped yet has no state.
         if push["nonfinite"] is None and (layout := self.buffers.layout):
@@ -117,23 +120,23 @@ class Exchange:
         self.blocks = BlockPulls(machine, self._spans, self._pull_block.view)
 
     def forget(self) -> None:
-        """Forget what the job knows of this worker, which joins again."""
+        """Forget what has been sent to the job: this worker joins again."""
         self._sent_hyper = None
         if self.blocks is not None:
             self.blocks.forget()
 
     def pulled(self) -> None:
-        """Compute from the parameters that have come from now on."""
+        """Begin to compute from the parameters that have arrived."""
         if self.blocks is not None:
             self.blocks.load()
         self.flat.pulled()
 
     def initialise(self, state: dict[str, Any] | None = None, *, provided: bool) -> None:
-        """Hand every shard this model's parameters with the optimizer's state: the servers begin with both, or neither.
+        """Send every shard this model's parameters and the optimizer's state. The servers begin with both, or with neither.
 
         Args:
-            state: a ``state_dict`` of the optimizer; None: servers begin without.
-            provided: the job has asked for it, before it begins; otherwise the script has loaded it.
+            state: a ``state_dict`` of the optimizer; None: the servers begin without a state.
+            provided: True if the job has asked for it before it begins; False if the script has loaded it.
 
         Raises:
             ConfigurationError: the state is that of another optimizer or model, or cannot be sent.
@@ -149,7 +152,7 @@ class Exchange:
     # The optimizer's state.
 
     def state_dict(self) -> dict[str, Any]:
-        """Gathered from the servers, or this worker's own where it steps by itself."""
+        """Return the optimizer's state: gathered from the servers, or the worker's own where workers make the steps."""
         if self.averaging is not None:
             return self._optimizer.state_dict()
         self._link.expect_states()
@@ -158,17 +161,17 @@ class Exchange:
         return self.assembled()
 
     def assembled(self) -> dict[str, Any]:
-        """Wait for the state of every server, which has been asked for, and put it together."""
+        """Wait for the states of all servers, which must have been asked, and assemble them."""
         pieces = [(answer.header["pieces"], answer.payload) for answer in self._link.states()]
         return assemble_state_dict(self._layout, self._spec, pieces, self._optimizer)
 
     def provide(self) -> None:
-        """Hand every shard what the job is to begin with: this worker's parameters and, where the servers step, its optimizer's state."""
+        """Send every shard the initial values: this worker's parameters and, where the servers step, its optimizer's state."""
         state = self._optimizer.state_dict() if self.averaging is None and self._optimizer.state else None
         self.initialise(state, provided=True)
 
     def begin(self) -> None:
-        """The job has begun. Where the servers step they have the optimizer's state: a copy here would only get old."""
+        """Clear the local optimizer's state once the job has begun, if the servers step: only their copy stays current."""
         if self.averaging is None:
             self._optimizer.state.clear()
 
