@@ -78,7 +78,8 @@ def test_every_experiment_runs_quickly_and_bears_out_its_claims(name: str, tmp_p
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert result.keys() == {"experiment", "mode", "paper", "rows", "seed", "version", "wall_s"}
-    assert (result["experiment"], result["mode"], result["version"]) == (name, "quick", offbeat.__version__)
+    title = " ".join((name, *seeds))
+    assert (result["experiment"], result["mode"], result["version"]) == (title, "quick", offbeat.__version__)
     assert all(row.keys() == set(Row._fields) for row in result["rows"])
     assert name in OWN or any(row["paper"] is not None for row in result["rows"]), "no row has the paper's number beside it"
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")

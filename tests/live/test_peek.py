@@ -99,7 +99,7 @@ def test_the_role_passes_on_when_the_chief_is_told_to_leave(sync: str) -> None:
         assert session is not None
         trainer.step(torch.arange(3))
         if worker.number == 0:
-            session._link.notice()
+            session.link.notice()
             session._at_exit()
             return
         deadline = time.monotonic() + DEADLINE_S

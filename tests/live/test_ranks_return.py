@@ -21,7 +21,7 @@ from offbeat.runtime.allreduce.multi_host_member import MultiHostMember
 from offbeat.runtime.allreduce.round_member import RoundMember
 from offbeat.runtime.ranks.member import RankMember
 from offbeat.runtime.ranks.worker_side import RankSession
-from offbeat.runtime.worker import job_session
+from offbeat.runtime.worker import siblings
 from offbeat.types import WorkerId
 
 
@@ -147,7 +147,7 @@ def test_who_waits_to_be_let_in_takes_no_results(monkeypatch: pytest.MonkeyPatch
 
     for owner, name in ((RankSession, "_rejoin"), (RankMember, "begin"), (RoundMember, "catch_up")):
         spied(owner, name)
-    monkeypatch.setattr(job_session, "IDLE_S", 0.001)
+    monkeypatch.setattr(siblings, "IDLE_S", 0.001)
 
     def script(worker: Worker) -> None:
         trainer = Trainer(worker, "solo")

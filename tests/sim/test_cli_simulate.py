@@ -94,7 +94,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["--sync", "ssp(3)"], "the argument at character 5 has no name"),
     (["--sync", "backup(b=4)"], "backup(b=4) with 4 workers leaves no gradient to wait for: b must be at most 3"),
     (["--sync", "psp(c=5)"], "psp(c=5) with 4 workers waits for more gradients than there are"),
-    (["--sync", "psp(c=2, b=1.5)"], "b is a fraction of the blocks, more than 0 and at most 1"),
+    (["--sync", "psp(c=2, b=1.5)"], "b must be a fraction of the blocks, more than 0 and at most 1"),
     (["--sync", "elastic(R=0)"], "R must be a whole number, at least 1"),
     (["--sync", "ensemble(steps=0)"], "steps must be a whole number, at least 1"),
     (["--sync", "bsp", "--sync", "bsp"], "--sync bsp is given twice"),

@@ -1,8 +1,7 @@
-"""Which part of the data is whose, where workers have splits of their own: a common pool for everybody, and a private part for each.
+"""Assign parts of the data to workers that have splits of their own: a common part for all workers, and a private part for each.
 
-A split is some ranges of positions; what sample stands at a position is a fixed order's business, the same in every epoch, so that a worker
-sees its own samples again and again. Who has the positions of a worker that is not there is decided anew for each epoch, here; dealing
-them out batch by batch is `core.leases`.
+A split is a set of ranges of positions. The sample at each position is the same in every epoch, so that a worker sees its own samples again
+and again. For each epoch this file assigns the private parts of absent workers anew; `core.leases` deals a split out in batches.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ def size_of(parts: Parts) -> int:
 
 
 class Splits(NamedTuple):
-    """Fixed splits with overlap: of N positions the first ``f*N`` are everybody's, the rest is cut into M private parts.
+    """Cut the data into fixed splits with overlap: of N positions the first ``f*N`` are common, the rest is cut into M private parts.
 
-    Each worker's split has ``f*N + (1 - f)*N/M`` positions while all M are there. The private parts of those who are not go round robin
-    to those who are, and back to their owners once these have returned.
+    Each worker's split has ``f*N + (1 - f)*N/M`` positions while all M workers are alive. The private parts of absent workers go round
+    robin to the living ones, and back to their owners once these have returned.
 
     Source: EnsembleSync, sections 3.3 and 4.1. Two workers with 37,500 of 50,000 examples that "share 50 %": half of the *data* is in both.
 
@@ -42,19 +41,19 @@ class Splits(NamedTuple):
     size: int
     """N, the number of samples in the data set."""
     workers: int
-    """M, how many private parts there are; worker i owns the i-th."""
+    """M, the number of private parts; worker i owns the i-th."""
     overlap: float
-    """f, from 0 (everybody for himself) to 1 (all data are everybody's)."""
+    """f, from 0 (no common data) to 1 (all data are common)."""
 
     def private(self, owner: WorkerId) -> tuple[int, int]:
-        """The private part of a worker."""
+        """Return the private part of a worker, as start and stop."""
         common = self.common
         rest = self.size - common
         return common + owner * rest // self.workers, common + (owner + 1) * rest // self.workers
 
     @property
     def common(self) -> int:
-        """The number of positions that everybody has."""
+        """Number of common positions."""
         return round(self.overlap * self.size)
 
     def among(self, living: Collection[WorkerId]) -> dict[WorkerId, Parts]:

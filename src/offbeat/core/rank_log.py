@@ -10,7 +10,7 @@ from offbeat.types import Version, WorkerId
 
 
 class Fenced(OffbeatError):
-    """This rank is not taking part, or somebody else does in its place: it has been declared dead, or has left."""
+    """Raised when this rank does not take part, or another process does in its place: it has been declared dead, or has left."""
 
 
 class TooOld(OffbeatError):

@@ -211,7 +211,7 @@ class Audit:
             self._versions.clear()  # a restarted server goes on from its last checkpoint
 
     def _end(self, record: Record) -> None:
-        self._ended = not record.get("cut", False)  # whoever would have settled what is open was killed
+        self._ended = not record.get("cut", False)  # the process that would have settled open pushes was killed
 
     def _problem(self, text: str) -> None:
         self._count += 1

@@ -172,10 +172,10 @@ def seal(path: Path | str, reason: str) -> None:
 
 
 class Journal:
-    """Writes records to a file and hands each to the listeners, such as ``Tally.add``.
+    """Write records to a file and pass each to the listeners, such as ``Tally.add``.
 
-    Only whole blocks of lines are given to the operating system, so a killed job leaves whole lines and at most one that is cut. Whoever
-    owns the journal calls `flush` when `wake_at` says so; `write` does it by itself when it is late.
+    Only whole blocks of lines are given to the operating system, so a killed job leaves whole lines and at most one that is cut. The owner
+    calls `flush` at `wake_at`; `write` flushes by itself when that time has passed.
 
     Args:
         path: the file; a journal that is there is replaced. None: records go to the listeners only.

@@ -74,14 +74,15 @@ class Superstep:
         if len(active) < self._active:
             for worker in [worker for worker in self._paces if worker not in active]:
                 del self._paces[worker]
+                self._recalled.pop(worker, None)
             self._exact = False
         self._active = len(active)
         if not self._planned:
             if self._all_measured():
                 self._plan(view)
-        elif self._deadlines and view.now >= self._deadlines[-1][0]:
-            due = self._deadline()
-            if due is not None and view.now >= due:
+        else:
+            self._drop_deadlines()
+            if self._deadlines and view.now >= self._deadlines[-1][0]:
                 self._plan(view)
 
     def pushed(self, view: View, c: Contribution) -> None:
@@ -150,12 +151,9 @@ class Superstep:
 
     def wake_at(self, view: View) -> Seconds | None:
         """Return when the rule must be asked again without an event: at once for recalled workers, else at the plan's next deadline."""
-        while self._recalled:
-            worker = next(iter(self._recalled))
-            if worker in view.waiting:
-                return self._recalled_at
-            del self._recalled[worker]
-        return self._deadline()
+        if self._recalled:
+            return self._recalled_at
+        return self._deadlines[-1][0] if self._deadlines else None
 
     # The measuring phase.
 
@@ -237,13 +235,13 @@ class Superstep:
                 pace.limit = max(pace.count + (worker not in view.waiting), min(pace.count + chosen + 1, cap, pace.most))
                 self._deadlines.append((now + max(LEAST, float(row[chosen] + rule.grace * step)), worker))
             self._deadlines = sorted((d for d in self._deadlines if isfinite(d[0])), reverse=True)
+            self._drop_deadlines()
         self._recall(view)
 
-    def _deadline(self) -> Seconds | None:
-        """Return when the first worker that has not reached its limit will be too late for the plan; None: no worker can be."""
+    def _drop_deadlines(self) -> None:
+        """Drop the next deadlines as long as they are of workers that have reached their limits or have left."""
         while self._deadlines:
-            due, worker = self._deadlines[-1]
+            worker = self._deadlines[-1][1]
             if worker in self._paces and self._goes(worker):
-                return due
+                break
             self._deadlines.pop()
-        return None

@@ -1,6 +1,6 @@
 """The display of a running job: redrawn in place on a terminal, a plain line now and then anywhere else.
 
-Fed snapshots (`journal.summary.Tally.summary`) a few times per second by whoever runs the job. What is shown is put together by pure
+Fed snapshots (`journal.summary.Tally.summary`) a few times per second by the supervisor. What is shown is put together by pure
 functions; `LiveProgress` only prints. It starts no thread and reads no clock, so nothing moves unless it is told to.
 """
 

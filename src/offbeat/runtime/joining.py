@@ -13,6 +13,7 @@ from offbeat.runtime.members import part_of
 from offbeat.runtime.parameter_server.worker_side import WorkerSession
 from offbeat.runtime.ranks.worker_side import RankSession
 from offbeat.runtime.worker.job_session import JobSession
+from offbeat.runtime.worker.siblings import Sibling
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Hub
@@ -28,7 +29,7 @@ def session_of(
     *,
     stop_on_nonfinite: bool = False,
     local_only: str | None = None,
-    siblings: list[JobSession] | None = None,
+    siblings: list[Sibling] | None = None,
     hub: Hub | None = None,
 ) -> JobSession:
     """Return a session that has not joined yet, for the launcher's rule, or else the script's (``policy``).

@@ -1,7 +1,7 @@
-"""The schedules of a partial allreduce, for any number of ranks: activation, and three ways to sum. Pure data, as in ``schedule.py``.
+"""Make the schedules of a partial allreduce for any number of ranks, as plain data (``schedule.py``): activation, and three ways to sum.
 
-All sums end the same at every rank, bit by bit: an element is either summed at one rank and copied, or the two that exchange it add the
-same two numbers in the same order. Under ``scale`` each element is divided once, by whoever has its sum.
+Every rank ends with the same sum, bit for bit: an element is either summed at one rank and copied, or the two ranks that exchange it add
+the same two numbers in the same order. Under ``scale`` each element is divided once, by the rank that has its sum.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Writer:
 
 
 def activation(ranks: int) -> Schedule:
-    """Everybody hears that the round is on, whoever starts it and however many do at once: recursive doubling.
+    """Return the schedule that tells all ranks that the round has begun, whichever ranks begin it: recursive doubling.
 
     In step j rank r tells ``(r + 2^j) mod P``, if it has been told in an earlier step or has started the round itself: each send has an
     OR over those. A rank at distance d from one that starts is reached along the binary digits of d, so ``ceil(log2 P)`` messages one

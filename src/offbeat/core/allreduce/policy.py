@@ -22,8 +22,8 @@ LATE, ON_TIME = 1, 2
 ABSENT, ACTIVE, IDLE = 0, 1, 2
 """The states of a rank: not there; a round may wait for it; there, but at the end of an epoch, and not waited for."""
 
-# Where things are in the table. Constants of the module: those of a class, or an enumeration's members, take two and eight times as long to
-# look up in Python 3.11, and whoever arrives from a computation finds neither in the processor's caches.
+# Positions in the table. They are constants of the module: attributes of a class and members of an enumeration take two and eight times as
+# long to look up in Python 3.11, and a rank that arrives from a computation finds neither in the processor's caches.
 
 # Columns of a rank's row.
 STATE: Final = 0
@@ -49,7 +49,7 @@ DONE: Final = 1
 LIVE: Final = 2
 """How many ranks were there when the last round closed: what its sum is divided by."""
 INITIATOR: Final = 3
-"""Who closed it; -1: nobody, somebody's end or pause did."""
+"""The rank whose arrival closed it; -1: the end or pause of a rank did."""
 ACTIVES: Final = 4
 """How many ranks are active: this and the next two could be counted anew each time, and that takes much longer."""
 ARRIVALS: Final = 5
@@ -128,8 +128,8 @@ class RoundView:
         cells = self._cells
         if count >= cells[ACTIVES]:
             return [rank for rank, row in zip(self._ranks, self._rows, strict=True) if cells[row + STATE] == ACTIVE]
-        # Ranks are drawn until so many active ones are among them. To draw an order of all would be simpler, but whoever is on time draws,
-        # in its own process and under the lock that the next waits for.
+        # Ranks are drawn until so many active ones are among them. Drawing an order of all would be simpler, but slower, and the rank
+        # that is on time draws under the lock for which the next rank waits.
         rows, ranks, last = self._rows, len(self._rows), self._places - 1
         number = _hashed(self._seed, cells[CLOSED])
         drawn: dict[WorkerId, None] = {}

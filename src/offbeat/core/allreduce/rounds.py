@@ -1,16 +1,17 @@
-"""The rounds of a partial allreduce: who has arrived, whose gradients the round takes, when it closes, and who may read what.
+"""Run the rounds of a partial allreduce: the ranks that have arrived, the gradients of a round, its end, and the results for each rank.
 
-All that changes is in one array of integers, so that the processes of a host can share it, under a lock of theirs: whoever arrives there
-decides, with this class, and nobody has to be asked. The coordinator and the simulator run the same class on an array of their own.
+The whole state is one array of integers, so that the processes of a host can share it under a lock: the rank that arrives decides with
+this class, and asks no other process. The coordinator and the simulator run the same class on arrays of their own.
 
-A round is *open* until the rule closes it. What is in the send buffers then is its sum; it is *folded* by whoever is present, and with
-that it is *done*: version r + 1 of every replica. A rank that arrives computed its gradient from some version. If that is the newest it
-waits until the round is done, or closes it. If not, it is late: its gradient waits in its buffer for the round to close, *carried*, while
-the rank takes the results that it has missed, that of a round that is just being folded too, and goes on.
+A round is *open* until the rule closes it. Its sum is the sum of the gradients in the send buffers at that moment. The ranks that are
+present *fold* it, and the round is *done*: it is version r + 1 of every replica. A rank arrives with a gradient computed from some version.
+If that version is the newest, the rank waits until the round is done, or closes the round. If not, the rank is late: its gradient stays in
+its buffer for the round to close, *carried*, while the rank takes the results that it has missed, also that of a round in the middle of
+its fold, and continues.
 
-A late rank counts as arrived if somebody waits for the round already, and not otherwise: then it will be here again. Else whoever misses
-one round by a little would count as arrived in the next before that has begun, and each round of a majority would close with the first
-who comes. On the other hand nobody waits longer for a slow rank than until it is here next.
+A late rank counts as arrived only if another rank waits for the round already; otherwise it counts when it arrives again. If it counted
+at once, a rank that missed one round by a little would count as arrived in the next one before that has begun, and each round of a
+majority would close with its first arrival. On the other hand, no rank waits for a slow rank longer than until its next arrival.
 """
 
 from __future__ import annotations
@@ -137,8 +138,8 @@ class Rounds:
         assert table.ndim == 2 and table.shape[1] == WIDTH and table.dtype == np.int64 and table.flags.c_contiguous, table.shape
         self.table = table
         self.ranks = len(table) - 1
-        # A memoryview's items are Python's own integers: a fifth of the time that NumPy's scalars take. And whoever arrives has just
-        # computed a gradient: with NumPy's code out of the processor's caches, the first of its calls takes 0.1 ms.
+        # The items of a memoryview are Python's own integers and take a fifth of the time of NumPy's scalars. Also, a rank that arrives has
+        # just computed a gradient: with NumPy's code out of the processor's caches, its first call takes 0.1 ms.
         self._cells = table.reshape(-1).data
         self._rows = range(WIDTH, len(self._cells), WIDTH)
         """Offset of each rank's row."""
@@ -282,8 +283,8 @@ class Rounds:
         return Arrival(number, late, closed, through)
 
     def fold_done(self) -> bool:
-        """The closed round is folded: whoever has waited for that has its result. Returns whether the next is closed with that: if all
-        have paused meanwhile, it is."""
+        """Note that the closed round is folded: the ranks that have waited for it have its result. Returns whether the next is closed with
+        that: if all have paused meanwhile, it is."""
         assert self.done < self.number, "nothing is being folded"
         cells = self._cells
         done = cells[DONE] = cells[DONE] + 1

@@ -1,9 +1,9 @@
-"""Schedules: what each rank of a collective sends, receives and computes, as data, and one rank's way through it.
+"""Describe as data what each rank of a collective sends, receives and computes, and step through one rank's part.
 
-A rank's `RankProgram` is a directed acyclic graph of operations. An operation fires when all that it comes after has fired (AND) or, where
-it says so, any of it (OR); a receive fires when its message comes. Each fires once in a round, however often it is asked to: firing
-consumes it. Programs are persistent: they are made once, and each round is a new `Passage` through the same program. Nothing here knows
-bytes, sockets or clocks: whoever executes a passage moves the bytes. Which schedules there are is in ``algorithms.py``.
+A rank's `RankProgram` is a directed acyclic graph of operations. An operation fires when all of its predecessors have fired (AND) or, for
+operations marked so, any of them (OR); a receive fires when its message arrives. Each operation fires at most once in a round. A program is
+made once, and each round is a new `Passage` through it. This file knows no bytes, sockets or clocks: the caller that executes a passage
+moves the bytes. The schedules are in ``algorithms.py``.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Gossip: ranks that mix their parameters with those of a few neighbours. Who exchanges with whom at which step, with what weights.
+"""Decide how ranks mix their parameters with those of a few neighbours: the neighbours of each step, and the weights.
 
-This file has the graph over the living and active ranks, everybody's number of steps, the weights of push-sum and the messages on their
-way. It does not know what a contribution is (``core/gossip/ledger.py`` does) and sees no parameters: `Mixture` says what to add up.
+This file keeps the graph over the living and active ranks, each rank's number of steps, the weights of push-sum and the messages on their
+way. It knows no contributions (``core/gossip/ledger.py`` does) and sees no parameters: a `Mixture` says what to add up.
 
-There are three kinds of exchange. *average*: the new parameters are a weighted mean of one's own and those of all neighbours, each as of
-the same step. *push*: after its step a rank sends shares of its parameters, and of its mass, to the peers whose turn it is, and adds up
-what has been sent to it. *pair*: two ranks take on their mean, at any time, and nobody waits.
+There are three kinds of exchange. *average*: a rank's new parameters are a weighted mean of its own and those of all neighbours, each as of
+the same step. *push*: after its step a rank sends shares of its parameters and of its mass to the peers of this step, and adds up the
+shares that it has received. *pair*: two ranks replace their parameters by their mean, at any time, and no rank waits.
 
-A rank waits only for neighbours that have made fewer steps than itself, so whoever has made the fewest never waits, whatever the graph
-and whoever comes or goes. Nobody waits for a rank that is not active. What a dead rank has, and what is on its way to it, is lost: in
-push-sum that is mass, which `leave` says, since ``sum of mass = mass entered - mass lost``, what is on its way included.
+A rank waits only for neighbours that have made fewer steps, so the rank with the fewest steps never waits, whatever the graph and its
+changes. No rank waits for one that is not active. The parameters of a dead rank and the messages on their way to it are lost. In push-sum
+they have mass, which `leave` returns: ``sum of mass = mass entered - mass lost``, with the mass of messages on their way.
 """
 
 from __future__ import annotations
@@ -149,14 +149,16 @@ class Gossip:
         return sum(message.mass for standing in self._there.values() for message in standing.inbox)
 
     def slowest(self) -> Clock:
-        """The fewest steps that an active rank has made; where there is none, of the last that was. It never falls."""
+        """Return the fewest steps of an active rank; without active ranks, those of the last one. The number never falls."""
         return min((self._there[rank].steps for rank in self._active), default=self._floor)
 
-    # Who is there.
+    # Members.
 
     def enter(self, rank: WorkerId) -> Clock:
-        """A rank takes part from now on, with somebody's model, a mass of 1, and as many steps behind it as the slowest has, or as it
-        had itself before if that is more: what it sends must not be taken for what it has sent."""
+        """Add a rank with a copy of another's model, a mass of 1, and the steps of the slowest rank.
+
+        If it had made more steps before, it keeps that number: its new messages must not be taken for its earlier ones.
+        """
         assert rank not in self._there, f"rank {rank} is there already"
         steps = max(self.slowest(), self._before.get(rank, 0))
         self._there[rank] = _Standing(steps, steps)
@@ -176,8 +178,10 @@ class Gossip:
         return Loss(mass, tuple(standing.inbox))
 
     def pause(self, rank: WorkerId) -> None:
-        """A rank has nothing to compute: it is no place of the graph until `resume`. It should mix in what is on its way to it (`pending`),
-        as nobody knows how long it will be idle."""
+        """Remove a rank without samples from the graph until `resume`.
+
+        The caller mixes in the messages on their way to it (`pending`), since the length of the pause is unknown.
+        """
         self._deactivate(rank)
 
     def _deactivate(self, rank: WorkerId) -> None:
@@ -199,11 +203,11 @@ class Gossip:
     # Exchanges.
 
     def neighbours(self, rank: WorkerId) -> tuple[WorkerId, ...]:
-        """average: whose parameters go into this rank's."""
+        """Return the ranks whose parameters this rank averages with its own."""
         return self._at(self._edges.into, rank, 0)
 
     def behind(self, rank: WorkerId) -> tuple[WorkerId, ...]:
-        """Whom this rank must wait for before it can `mix`."""
+        """Return the ranks for which this rank must wait before it can `mix`."""
         if self._exchange == "pair" or rank not in self._active:
             return ()
         steps = self._there[rank].steps
@@ -215,8 +219,8 @@ class Gossip:
         return tuple(other for other in self._at(self._edges.into, rank, due - 1) if self._there[other].steps < due)
 
     def step(self, rank: WorkerId) -> Sent:
-        """A rank has made its step; in *push*, its shares are on their way with this. In *average* it has mixed before, in *push* it
-        mixes afterwards."""
+        """Count a rank's step; under *push*, this sends its shares. Under *average* the rank has mixed before, under *push* it mixes
+        after."""
         standing = self._there[rank]
         standing.oldest = max(standing.oldest, standing.steps)
         standing.steps += 1
@@ -234,7 +238,7 @@ class Gossip:
         return Sent(others, share)
 
     def stepped(self, rank: WorkerId) -> None:
-        """Count a step that a rank has made elsewhere, and nothing of what it has sent with it."""
+        """Count a step that a live rank has reported, without its messages."""
         self._there[rank].steps += 1
 
     def mix(self, rank: WorkerId) -> Mixture:
@@ -248,19 +252,19 @@ class Gossip:
         return Mixture(weight, tuple(GossipMessage(other, self._kept(other, steps), weight) for other in others), 1.0)
 
     def due(self, rank: WorkerId) -> Mixture:
-        """push: what of a rank's messages it may mix in by now, also while it waits for more. It stays where it is until `took`."""
+        """Return the messages that a rank may mix in by now under *push*, also while it waits for more. They stay in place until `took`."""
         standing = self._there[rank]
         limit = standing.steps - self._delay
         messages = tuple(message for message in standing.inbox if message.steps <= limit)
         return Mixture(standing.own, messages, standing.mass + sum(message.mass for message in messages))
 
     def pending(self, rank: WorkerId) -> Mixture:
-        """push: as `due`, with all of its messages."""
+        """Return all messages of a rank under *push*, due or not."""
         standing = self._there[rank]
         return Mixture(standing.own, tuple(standing.inbox), standing.mass + sum(message.mass for message in standing.inbox))
 
     def took(self, rank: WorkerId, mixture: Mixture) -> Mixture:
-        """push: these messages are mixed in. Returns the same, with the rank's mass now."""
+        """Remove messages that a rank has mixed in under *push*. Returns the mixture with the rank's mass after it."""
         standing = self._there[rank]
         if mixture.messages:
             standing.inbox = [message for message in standing.inbox if message not in mixture.messages]
@@ -269,11 +273,11 @@ class Gossip:
         return mixture._replace(mass=standing.mass)
 
     def unread(self, rank: WorkerId, steps: Clock) -> bool:
-        """push: whether anybody has still to mix in what this rank has sent at this step or before."""
+        """Return True if a message that this rank has sent at this step or before is not mixed in yet, under *push*."""
         return any(m.sender == rank and m.steps <= steps for standing in self._there.values() for m in standing.inbox)
 
     def partner(self, rank: WorkerId) -> WorkerId | None:
-        """pair: with whom this rank takes on the mean at its next step; None: it is not its turn to choose, others choose it."""
+        """Return the partner of this rank's next step under *pair*; None: the rank does not choose, others choose it."""
         place = bisect_left(self._active, rank)
         if place % 2 == 0:
             return None
@@ -283,7 +287,7 @@ class Gossip:
     # For processes that share it.
 
     def words(self) -> list[float]:
-        """All that changes, as numbers, for `restore`."""
+        """Return the whole state as numbers, for `restore`."""
         out = [self._floor, self.entered, self.lost, len(self._before), len(self._there)]
         for rank, steps in self._before.items():
             out += (rank, steps)
@@ -294,7 +298,7 @@ class Gossip:
         return out
 
     def restore(self, words: Sequence[float]) -> None:
-        """Go on from the state that `words` has told."""
+        """Restore the state that `words` has returned."""
         take = iter(words)
         self._floor, self.entered, self.lost = int(next(take)), next(take), next(take)
         before, there = int(next(take)), int(next(take))
@@ -309,7 +313,7 @@ class Gossip:
                 insort(self._active, rank)
 
     def _at(self, edges: Edges, rank: WorkerId, step: Clock) -> tuple[WorkerId, ...]:
-        """The ranks at the other ends of this one's edges at a step."""
+        """Return the ranks at the other ends of this rank's edges at a step."""
         active = self._active
         place = bisect_left(active, rank)
         if place == len(active) or active[place] != rank:
@@ -317,13 +321,13 @@ class Gossip:
         return tuple(active[other] for other in edges(place, len(active), step))
 
     def _kept(self, rank: WorkerId, steps: Clock) -> Clock:
-        """Its parameters as of this step, or the nearest that it has. It is the very step but after somebody has come or gone."""
+        """Return the step nearest to ``steps`` of which the rank has parameters. They differ only after a rank has come or gone."""
         standing = self._there[rank]
         return min(max(steps, standing.oldest), standing.steps)
 
 
 def _drawn(seed: int, rank: WorkerId, step: Clock) -> int:
-    """An unpredictable number, the same for everybody (splitmix64)."""
+    """Return a pseudo-random number that all ranks compute alike (splitmix64)."""
     mask = 0xFFFFFFFFFFFFFFFF
     x = (seed * 0x9E3779B97F4A7C15 + rank * 0xBF58476D1CE4E5B9 + step * 0x94D049BB133111EB + 0x2545F4914F6CDD1D) & mask
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & mask

@@ -49,7 +49,7 @@ class Coordinator:
 
     Args:
         policy: the synchronization rule.
-        workers: how many are expected at the start; nobody computes before each of them has joined or is lost.
+        workers: number of workers expected at the start; none computes before each of them has joined or is lost.
         timeout_s: silence after which a worker is dead; None: only a closed connection tells.
         shards: how many there are; only a rule of shard scope needs to know.
         seed: of what a rule without servers draws.

@@ -1,16 +1,17 @@
 """Deal samples while an epoch runs, and end the epoch.
 
-A worker for whom an epoch has nothing left is paused until its end, so that the samples of those who die still find somebody; the rule
-does not wait for the paused. An epoch ends when every index is settled, or when every living worker waits for its end. It does not end
-while anybody holds samples that are not pushed yet: who is told that there is no more pushes what its local steps have come to, and asks
-again, since samples of those who die may come back.
+A worker is paused until the end of an epoch that has no samples left for it, so that it can take the samples of workers that die; the rule
+does not wait for paused workers. An epoch ends when every index is settled, or when every living worker waits for its end. It does not end
+while a worker holds samples that it has not pushed yet: such a worker is told that there are no more samples, pushes its local steps, and
+asks again, since samples of dead workers may come back.
 
-Where workers have splits of their own (`core.partitions`), each epoch's are decided when the one before it ends, for all who are alive
-then, newcomers included; and once more if that has changed when the first samples are asked for.
+Where workers have splits of their own (`core.partitions`), the splits of an epoch are decided when the epoch before it ends, for all
+workers alive then, joiners included; and once more if the living workers have changed when the first samples are asked for.
 
-A worker that has come to the running job does not begin an epoch, except a sampler's first: it waits until a worker that was there when the
-job began, and has used this sampler, takes the first samples. Its script may count epochs from an old checkpoint, and would else train one
-alone that no other script asks for. If no such worker is left, it begins the epoch unless one of their scripts has come to its end.
+A worker that has joined the running job does not begin an epoch, except a sampler's first: it waits until a worker that was there when the
+job began, and has used this sampler, takes the first samples. The joiner's script may count epochs from an old checkpoint, and would
+otherwise train an epoch alone that no other script asks for. If no such worker is left, the joiner begins the epoch, unless the script of
+one of them has come to its end.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ class Epochs:
     Each method that changes something returns the effects, the ledger's own among them.
 
     Args:
-        ledger: who pauses here is paused there.
+        ledger: the ledger of the job; workers that pause here are paused there.
         alive: the living workers.
-        present: these and those who are let in when an epoch ends; None: the same.
-        workers: how many the job was started with.
-        overlap: each worker has a split of its own, this fraction of the data being in all of them; None: one pool for all.
-        first: whether a worker was there when the job began; None: all were.
+        present: the living workers, and those that are let in when an epoch ends; None: the same as ``alive``.
+        workers: number of workers with which the job was started.
+        overlap: fraction of the data in every worker's split, where each worker has a split of its own; None: one pool for all.
+        first: returns True if a worker was there when the job began; None: all were.
         ended: whether the script of a worker that was there then has come to its end; None: of none.
     """
 

@@ -4,9 +4,9 @@ A worker waits in one of these jobs at a time, and cannot push in the others mea
 under bsp, worker 0 waits for worker 1 with the first optimizer, and worker 1 for worker 0 with the second. So each coordinator is told of
 workers that wait elsewhere, and sets them aside: its rule does not wait for them until they return.
 
-A worker that is idle until an epoch's end is set aside at once. One that waits for others is not, as they are about to come; only when
-every living worker waits, so that nothing would happen any more, those that wait elsewhere are set aside, in the job of one optimizer
-after the other, until somebody goes on.
+A worker that is idle until an epoch's end is set aside at once. A worker that waits for others is not, since they may be about to arrive.
+Only when every living worker waits, so that no further event would come, are those that wait elsewhere set aside, in the job of one
+optimizer after the other, until a worker continues.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Several:
 
     Args:
         jobs: the coordinators by the numbers of their optimizers, 0 first; more may be added while the job runs.
-        patience_s: how long nothing may happen while every worker waits before somebody is set aside, in seconds: where workers decide
-            among themselves, a coordinator hears of it late.
+        patience_s: seconds without an event, while every worker waits, before a worker is set aside. Where workers decide among
+            themselves, a coordinator learns of it late.
     """
 
     def __init__(self, jobs: Mapping[int, Coordinator], patience_s: Seconds = 0.0) -> None:
@@ -81,4 +81,4 @@ class Several:
                 for worker in sorted(elsewhere):
                     if job.waiting.expected(worker):
                         yield number, Elsewhere(worker, "every worker waits, this one with another optimizer")
-        self._still_since = None  # all that can be done is done: what remains is for those who are expected, or have died, to decide
+        self._still_since = None  # nothing more can be done here: the next event must come from an expected or a dead worker

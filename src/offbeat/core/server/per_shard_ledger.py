@@ -1,13 +1,13 @@
 """Keep the ledger of a rule of shard scope: each shard decides by itself what it folds, and each worker when it continues.
 
-It answers to the same calls as `core.server.ledger`, so that membership, epochs and the journal of a job know no difference. What differs:
+It has the same methods as `core.server.ledger`, so that membership, epochs and the journal of a job need not distinguish them. Differences:
 
 - A push arrives once per shard, each arrival an event of its own, and has one fate at each.
-- Nobody waits to be admitted. A shard publishes its new version to every active worker, and `core.block_cache` lets the worker go on.
-  A `Release` brings the whole model: to whoever enters, comes back after an epoch's end, or asks for it.
+- No worker waits for admission. A shard publishes its new version to every active worker, and `core.block_cache` lets the worker continue.
+  A `Release` brings the whole model to a worker that enters, comes back after an epoch's end, or asks for it.
 - The samples of a gradient share one fate, decided when it has met one at every shard: folded if any shard has folded its block.
 
-All books are kept here, in the coordinator; shards report arrivals and carry out folds.
+The ledgers of all shards are kept here, in the coordinator; shards report arrivals and carry out folds.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class OneHostGossip(GossipMembers):
         """Allocate the shared memory of a job. Its ranks need the attribute ``block``.
 
         Args:
-            rule: decides who exchanges with whom.
+            rule: decides which ranks exchange parameters.
             ranks: the greatest number of ranks, numbered from 0.
             numel: parameters of the model.
             dtype: float32 or float64.

@@ -17,7 +17,7 @@ from offbeat.runtime.worker.connection import WorkerConnection
 
 
 class Interrupted(Exception):
-    """Leaves a forward or backward pass whose result nobody wants any more. It never leaves `Interrupts.watch`."""
+    """Raised to leave a forward or backward pass whose result is not needed any more. It never leaves `Interrupts.watch`."""
 
 
 class Interrupts:

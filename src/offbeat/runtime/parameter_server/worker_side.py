@@ -26,9 +26,11 @@ from offbeat.runtime.job.loading import too_late
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.parameter_server.exchange import Exchange
 from offbeat.runtime.parameter_server.interrupts import Interrupts
+from offbeat.runtime.worker.checkpoint_parts import parts_of_others
 from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.runtime.worker.job_session import JobSession, pushed_fields
 from offbeat.runtime.worker.library_calls import library_call
+from offbeat.runtime.worker.siblings import Sibling
 from offbeat.session import LeasedRange, Snapshot
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
@@ -59,7 +61,7 @@ class WorkerSession(JobSession):
         *,
         stop_on_nonfinite: bool = False,
         local_only: str | None = None,
-        siblings: list[JobSession] | None = None,
+        siblings: list[Sibling] | None = None,
         hub: Hub | None = None,
     ) -> None:
         link = WorkerConnection(
@@ -78,8 +80,8 @@ class WorkerSession(JobSession):
         )
         super().__init__(settings, link, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, siblings=siblings)
         self._optimizer = optimizer
-        self._exchange = Exchange(self._link, f"worker {self.worker}", layout, spec, model, optimizer)
-        self._interrupts = Interrupts(self._link, model, lambda: self._machine.overtaken and self._machine.at_once)
+        self._exchange = Exchange(self.link, f"worker {self.worker}", layout, spec, model, optimizer)
+        self._interrupts = Interrupts(self.link, model, lambda: self._machine.overtaken and self._machine.at_once)
         self._released: Version = 0
         """The version of the newest parameters that have come."""
         self._written = 0
@@ -94,9 +96,9 @@ class WorkerSession(JobSession):
         assert policy is not None
         self.overlap = policy.split_overlap
         if policy.scope == "shard":
-            self._machine = Worker(self.worker, partial(policy.blocks, len(self._link.servers)))
+            self._machine = Worker(self.worker, partial(policy.blocks, len(self.link.servers)))
             self._exchange.keep_blocks(self._machine)
-        self._link.ready()
+        self.link.ready()
         self._settle()
         self._exchange.begin()
         if common is not None:
@@ -105,7 +107,7 @@ class WorkerSession(JobSession):
 
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
         # A script that comes to a running job may have loaded an old checkpoint into its model: the job's parameters go before.
-        if not self.resumes and not self._steps and self._exchange.flat.writes() != self._written:
+        if not self.resumes and not self.steps and self._exchange.flat.writes() != self._written:
             self._refresh_parameters()
         return super().take(pool, epoch, size, batch)
 
@@ -126,7 +128,7 @@ class WorkerSession(JobSession):
         nonfinite = self._machine.work.nonfinite
         if not self._interrupts.now():
             nonfinite = self._finite(self._exchange.flat.collect()) or nonfinite
-            self._link.linger(lateness(self._settings, self._steps, self.version), unless=self._interrupts.now)
+            self.link.linger(lateness(self._settings, self.steps, self.version), unless=self._interrupts.now)
         done = self.progress.done
         leases, counted = self.consume(max(self._exchange.flat.made(), self._interrupts.watched()))
         counted = self._weight(samples, counted)
@@ -142,27 +144,27 @@ class WorkerSession(JobSession):
         taken = progress.done - done
         self._tell(Stepped(leases, counted, loss, nonfinite, 1, progress.done, progress.batches or 0, taken, held))
         self._settle()
-        self._link.heed_notice()
+        self.link.heed_notice()
 
     def _glance_for_interrupts(self) -> None:
         """See whether the gradient is of no more use; only some rules say so."""
         policy = self._exchange.policy
         if policy is not None and policy.obsolete_work != "push_and_wait":
-            self._link.glance()
+            self.link.glance()
 
     def _check_split(self) -> None:
         """A plan that counts fractions of an epoch needs to know how long that is."""
         last = self._machine.work.ending and not self._outstanding
         if self._plan.per_epoch and self.progress.batches is None and not last:
             raise ConfigurationError(
-                f"{self._link.sync} pushes at fractions of an epoch, and this script takes no samples from optimizer.batch_sampler: "
+                f"{self.link.sync} pushes at fractions of an epoch, and this script takes no samples from optimizer.batch_sampler: "
                 "use it, or say steps= instead of per_epoch="
             )
 
     def _push(self, push: Pushed) -> None:
         fields = pushed_fields(push)
         averaging = self._exchange.averaging
-        self._exchange.push(self._steps, fields, {**self._first.header(), **self._loaded_news()})
+        self._exchange.push(self.steps, fields, {**self._first.header(), **self._loaded_news()})
         if averaging is not None and averaging.momentum == "reset":
             self._optimizer.state.clear()
 
@@ -172,20 +174,20 @@ class WorkerSession(JobSession):
         Grants that a loader has fetched ahead stay: their samples are somebody else's by now, and pushes over them are rejected.
         """
         self._exchange.forget()
-        self._link.rejoin()
+        self.link.rejoin()
 
     def _admitted(self) -> None:
         machine, blocks = self._machine, self._machine.blocks
         if blocks is not None and machine.state is State.WAITING and not machine.needs_release:
             with self._standing():
-                self._link.wait(lambda: blocks.ready(time.monotonic()) or self._link.due, machine.wake_at)
-            if not self._link.due:
+                self.link.wait(lambda: blocks.ready(time.monotonic()) or self.link.due, machine.wake_at)
+            if not self.link.due:
                 self._tell(Woken())
                 self._begin()
                 return
-        while not self._link.released():
+        while not self.link.released():
             self._fenced_off()
-        self._tell(Release(self.worker, self._link.incarnation, self._released, 0, "", self._plan))
+        self._tell(Release(self.worker, self.link.incarnation, self._released, 0, "", self._plan))
         self._begin()
 
     def _begin(self) -> None:
@@ -206,7 +208,7 @@ class WorkerSession(JobSession):
     def _on_block(self, message: Message) -> None:
         """Only rules of shard scope send blocks without being asked. Parameters change at the end of the iteration, not now."""
         blocks = self._exchange.blocks
-        assert blocks is not None, f"a block came under {self._link.sync}"
+        assert blocks is not None, f"a block came under {self.link.sync}"
         blocks.received(message, time.monotonic())
         if message.header["chief"] is not None:
             self.chief = message.header["chief"] == self.worker
@@ -214,7 +216,7 @@ class WorkerSession(JobSession):
             self._tell(Woken())
 
     def _on_interrupt(self, message: Message) -> None:
-        self._tell(Interrupt(self.worker, self._link.incarnation, message.header["version"], message.header["at_once"], ""))
+        self._tell(Interrupt(self.worker, self.link.incarnation, message.header["version"], message.header["at_once"], ""))
 
     @library_call
     def pull(self) -> None:
@@ -230,7 +232,7 @@ class WorkerSession(JobSession):
         self._settle()
         self._written = self._exchange.flat.writes()
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         if self._exchange.averaging is None and not self._exchange.flat.accumulating and not self._samples.any_open:
             self._settle()
             self._tell(PullAsked())
@@ -242,9 +244,9 @@ class WorkerSession(JobSession):
     def snapshot(self) -> Snapshot:
         pull = self._exchange.averaging is None
         while True:
-            self._link.expect_states()
-            self._coordinator.send({"kind": "place", "incarnation": self._link.incarnation, "pull": pull})
-            answer = self._link.answer("place")
+            self.link.expect_states()
+            self._coordinator.send({"kind": "place", "incarnation": self.link.incarnation, "pull": pull})
+            answer = self.link.answer("place")
             if answer is not None:
                 break
             self._admitted()
@@ -253,7 +255,7 @@ class WorkerSession(JobSession):
             state = self._exchange.assembled()
         else:
             state = self.state_dict()
-        return Snapshot(self.version, state, dict(answer.header["places"]), self._others())
+        return Snapshot(self.version, state, dict(answer.header["places"]), parts_of_others(self.link, self.steps))
 
     @library_call
     def state_dict(self) -> dict[str, Any]:
@@ -261,8 +263,8 @@ class WorkerSession(JobSession):
 
     @library_call
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._steps:
-            raise too_late(f"this worker's first step (it has made {self._steps})")
+        if self.steps:
+            raise too_late(f"this worker's first step (it has made {self.steps})")
         loaded = self._exchange.load_state_dict(state, begins=self.resumes)
         self._loaded = loaded
         self.pull()

@@ -29,9 +29,11 @@ from offbeat.runtime.job.loading import too_late
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.ranks.member import RankMember
 from offbeat.runtime.ranks.replica import Replica
+from offbeat.runtime.worker.checkpoint_parts import LOOK_S, PARTS_S, parts_of_others
 from offbeat.runtime.worker.connection import WorkerConnection
-from offbeat.runtime.worker.job_session import LOOK_S, PARTS_S, JobSession, pushed_fields
+from offbeat.runtime.worker.job_session import JobSession, pushed_fields
 from offbeat.runtime.worker.library_calls import library_call
+from offbeat.runtime.worker.siblings import Sibling
 from offbeat.session import LeasedRange, Snapshot
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
@@ -67,7 +69,7 @@ class RankSession(JobSession):
         *,
         stop_on_nonfinite: bool = False,
         local_only: str | None = None,
-        siblings: list[JobSession] | None = None,
+        siblings: list[Sibling] | None = None,
         hub: Hub | None = None,
         part_of: PartOf,
     ) -> None:
@@ -125,14 +127,14 @@ class RankSession(JobSession):
     def join(self, sync: str) -> None:
         replica = self._replica
         vector = {"numel": replica.numel, "dtype": str(replica.dtype).removeprefix("torch."), "size": replica.size}
-        welcome = self._link.greet({**self._hello(sync), **self._terms, "vector": vector})
-        chosen = rule(self._link.sync)
+        welcome = self.link.greet({**self._hello(sync), **self._terms, "vector": vector})
+        chosen = rule(self.link.sync)
         self._says_when_it_waits = chosen.family == "gossip"
-        self._part = self._part_of(chosen, welcome, self.worker, replica, self._hear, self._voided, self._link)
-        self._link.ready(self._mine.contact)
+        self._part = self._part_of(chosen, welcome, self.worker, replica, self._hear, self._voided, self.link)
+        self.link.ready(self._mine.contact)
         self._settle()
         self.tended = True
-        self.tend_while_waiting()
+        self._siblings.tend_while_waiting()
 
     def _detach(self) -> None:
         self._replica.detach()
@@ -146,16 +148,16 @@ class RankSession(JobSession):
         self._detach()
 
     def _leave(self) -> None:
-        if self._link.incarnation and not self._link.failed and not self._link.closed.is_set():
+        if self.link.incarnation and not self.link.failed and not self.link.closed.is_set():
             self.tended = False
             if not self._enters:
-                self._idle()
+                self.idle()
             with suppress(Fenced, JobError):
                 self._take_leave()
             # Another rank may want a copy of the replica before it is gone. Where the coordinator is gone, no request can come.
             with suppress(JobError):
                 self._coordinator.send({"kind": "leaving"})
-                self._link.answer("farewell")
+                self.link.answer("farewell")
             with suppress(Fenced, JobError):
                 self._take_leave()
         super()._leave()
@@ -178,7 +180,7 @@ class RankSession(JobSession):
         A rank that was declared dead joins again first.
         """
         while True:
-            if not self._link.released():
+            if not self.link.released():
                 self._fenced_off()
                 continue
             try:
@@ -191,20 +193,20 @@ class RankSession(JobSession):
 
     def _resume(self) -> None:
         """Compute from the replica as it is."""
-        self._tell(Release(self.worker, self._link.incarnation, self.version, 0, "", self._plan))
+        self._tell(Release(self.worker, self.link.incarnation, self.version, 0, "", self._plan))
 
     def _fall_out(self, why: Fenced) -> None:
         """Note that the rounds go on without this rank, and tell the coordinator where the ranks have decided so among themselves."""
         self._fenced = True
         if self._mine.others_decide:
-            self._coordinator.send({"kind": "outside", "incarnation": self._link.incarnation, "reason": str(why)})
+            self._coordinator.send({"kind": "outside", "incarnation": self.link.incarnation, "reason": str(why)})
 
     def _rejoin(self) -> None:
         self._stale.update(grant.lease for grant in self._outstanding)
         # From its admission on, other ranks send it results; these do not fit the replica that it still has.
         self._fenced = True
         self._mine.attach()
-        self._link.rejoin(self._mine.contact)
+        self.link.rejoin(self._mine.contact)
 
     def _go_on(self) -> None:
         if self._enters:
@@ -261,14 +263,14 @@ class RankSession(JobSession):
         self.chief = message.header["chief"] == self.worker
 
     def _hear(self) -> None:
-        self._link.glance()
-        self._link.heed_notice()
-        self._tend_others()
+        self.link.glance()
+        self.link.heed_notice()
+        self._siblings.tend_others(self)
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         if not self._enters:
-            self._link.glance()
-            self._idle()
+            self.link.glance()
+            self.idle()
 
     # Rounds.
 
@@ -302,8 +304,8 @@ class RankSession(JobSession):
     def _step(self, samples: int | None) -> None:
         self._settle()
         nonfinite = self._finite(self._replica.collect())
-        self._link.linger(lateness(self._settings, self._steps, self.version), unless=lambda: False)
-        self._link.glance()
+        self.link.linger(lateness(self._settings, self.steps, self.version), unless=lambda: False)
+        self.link.glance()
         leases, counted = self.consume(self._replica.flat.made())
         counted = self._weight(samples, counted)
         loss, self._loss = self._loss, None
@@ -319,24 +321,24 @@ class RankSession(JobSession):
         except Fenced as error:
             self._fall_out(error)
             self._admitted()
-        self._link.heed_notice()
+        self.link.heed_notice()
 
     def _push(self, push: Pushed) -> None:
         """Say what the gradient is of, and take part in a round with it."""
         usable = push.nonfinite is None and not self._stale.intersection(push.leases)
         fields = pushed_fields(push)
         if usable:
-            self._replica.sign(self._steps)
+            self._replica.sign(self.steps)
             if layout := self._buffers.layout:
                 self._coordinator.send({"kind": "buffers", "layout": layout}, payload=self._buffers.read())
         news = {**self._first.header(), **self._loaded_news()}
-        self._coordinator.send({"kind": "push", "number": next(self._numbers), "steps": self._steps, **news, "push": fields})
+        self._coordinator.send({"kind": "push", "number": next(self._numbers), "steps": self.steps, **news, "push": fields})
         # Rounds are followed by the coordinator; who has to wait for neighbours says so itself.
         with self._standing() if self._says_when_it_waits else nullcontext():
             self._mine.contribute(usable)
         self.version = self._mine.version
 
-    def _idle(self) -> None:
+    def idle(self) -> None:
         """While this rank waits for the coordinator: a gradient that is being accumulated stays one of one version."""
         if not self._fenced and not self._replica.flat.accumulating:
             try:
@@ -370,8 +372,8 @@ class RankSession(JobSession):
         """
         until = time.monotonic() + PARTS_S
         while True:
-            self._coordinator.send({"kind": "place", "incarnation": self._link.incarnation, "pull": False})
-            answer = self._link.answer("place")
+            self._coordinator.send({"kind": "place", "incarnation": self.link.incarnation, "pull": False})
+            answer = self.link.answer("place")
             if answer is None:
                 self._admitted()
             elif answer.header["version"] >= self.version or time.monotonic() > until:
@@ -385,7 +387,7 @@ class RankSession(JobSession):
             except Fenced as error:
                 self._fall_out(error)
                 self._admitted()
-        return Snapshot(self.version, self.state_dict(), dict(answer.header["places"]), self._others())
+        return Snapshot(self.version, self.state_dict(), dict(answer.header["places"]), parts_of_others(self.link, self.steps))
 
     @library_call
     def state_dict(self) -> dict[str, Any]:
@@ -393,8 +395,8 @@ class RankSession(JobSession):
 
     @library_call
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._steps or not self._may_load:
-            what = f"this worker's first step (it has made {self._steps})" if self._steps else "this worker's first batch or pull()"
+        if self.steps or not self._may_load:
+            what = f"this worker's first step (it has made {self.steps})" if self.steps else "this worker's first batch or pull()"
             raise too_late(what)
         if self.resumes:
             self._optimizer.load_state_dict(state)

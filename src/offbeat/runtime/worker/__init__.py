@@ -4,11 +4,13 @@ Who calls whom::
 
     the user's script -> offbeat.DistributedOptimizer -> offbeat.session.Session (abstract)
                                                              ^ extends
-    job_session.py  JobSession: one process's part in a job
+    job_session.py  JobSession: takes part in a job as one process
       ^ extends: ../parameter_server/worker_side.py, ../ranks/worker_side.py
       |
       +-- connection.py     connections to all servers, heartbeat, waits; sorts what arrives
       +-- core/worker.py    Worker: decides when to push, ask, give up and join again; the session carries that out
+      +-- siblings.py       Siblings: the sessions of one process, which are tended while it waits with one of them
+      +-- checkpoint_parts.py  the parts of a checkpoint that other workers have handed in
       +-- samples.py        the epochs that the script takes part in
       +-- process_end.py    the script ends, raises, or SIGTERM comes
       +-- library_calls.py  whether the script is inside a call of the library; what progress is judged by

@@ -174,7 +174,7 @@ class WorkerConnection:
         self._noticed = False
 
     def fail(self, why: Mapping[str, Any]) -> None:
-        """Send this as the last words, if anybody is there to hear them."""
+        """Send a failure report, if the coordinator can still be reached."""
         if not self._cut_off and not self.closed.is_set():
             last_words.say(self.hub, self.coordinator, why)
         self.failed = True

@@ -1,18 +1,18 @@
-"""What a process's part in a job is like whoever folds: how it begins and ends, what it tells of itself, and where its samples come from.
+"""Take part in a job as one process: join and leave, run the worker's state machine, report steps, and get samples.
 
-`runtime.parameter_server.worker_side.WorkerSession` is the part of a worker among servers, `runtime.ranks.worker_side.RankSession` that of
-a rank without.
+`runtime.parameter_server.worker_side.WorkerSession` adds what a worker of a job with servers does,
+`runtime.ranks.worker_side.RankSession` what a rank of a job without servers does.
 """
 
 from __future__ import annotations
 
 import os
 import time
-import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from offbeat.core.effects import EpochEnded, Fence, Grant, NoMore
@@ -22,22 +22,16 @@ from offbeat.core.worker import State, Worker
 from offbeat.core.worker_messages import Compute, EpochEndWanted, HandIn, Instruction, PullAsked, SamplesWanted, Stimulus
 from offbeat.runtime.job import last_words
 from offbeat.runtime.job.first_steps import FirstSteps
-from offbeat.runtime.job.packing import Packer, unpack
+from offbeat.runtime.job.packing import Packer
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.worker import process_end
 from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.runtime.worker.library_calls import library_call
 from offbeat.runtime.worker.samples import WorkerSamples
+from offbeat.runtime.worker.siblings import Sibling, Siblings
 from offbeat.session import LeasedRange, Session
 from offbeat.tensors.flat import FlatModel
-from offbeat.types import NO_CAUSE, Epoch, LeaseId, Seconds, WorkerId
-
-IDLE_S: Seconds = 0.02
-"""How often a process that waits tends its sessions that need it."""
-PARTS_S: Seconds = 5.0
-"""How long the worker that writes a checkpoint waits for what the others hand in."""
-LOOK_S: Seconds = 0.005
-"""How often it asks."""
+from offbeat.types import NO_CAUSE, Epoch, LeaseId
 
 
 def pushed_fields(push: Pushed) -> dict[str, Any]:
@@ -66,7 +60,6 @@ class JobSession(Session):
     """
 
     tended = False
-    """This session needs something done while the process waits, whichever of its sessions it waits with."""
 
     def __init__(
         self,
@@ -75,17 +68,17 @@ class JobSession(Session):
         *,
         stop_on_nonfinite: bool,
         local_only: str | None,
-        siblings: list[JobSession] | None,
+        siblings: list[Sibling] | None,
     ) -> None:
         super().__init__()
         self.worker, self.workers, self.seed = settings.worker, settings.workers, settings.seed
-        self._settings, self._link, self._coordinator, self._calls = settings, link, link.coordinator, link.calls
-        self._in_step = False
-        self._siblings: list[JobSession] = [] if siblings is None else siblings
+        self._settings, self.link, self._coordinator, self._calls = settings, link, link.coordinator, link.calls
+        self.in_step = False
+        self._siblings = Siblings([] if siblings is None else siblings)
         self._seen = 0
         """Number of steps over samples that another session had made at this session's last step."""
         self._stop_on_nonfinite, self._local_only = stop_on_nonfinite, local_only
-        self._steps = 0
+        self.steps = 0
         self.resumes = False  # until the job says that it begins with this process
         self._loaded: int | None = 0
         """A checksum of the state that the script has loaded since it joined, 0: none; None: the coordinator has been told."""
@@ -115,11 +108,11 @@ class JobSession(Session):
 
     @abstractmethod
     def _rejoin(self) -> None:
-        """Ask for the next incarnation. What was computed and dealt under the one before is somebody else's."""
+        """Ask for the next incarnation. Gradients and samples of the previous one are given up."""
 
     @abstractmethod
     def _push(self, push: Pushed) -> None:
-        """Send the gradient, or the parameters that local steps have come to."""
+        """Send the gradient, or the parameters after local steps."""
 
     @abstractmethod
     def _detach(self) -> None:
@@ -179,11 +172,11 @@ class JobSession(Session):
         return answer
 
     def _hear_answer(self) -> None:
-        message = self._link.answer("grant", "no_more", "epoch_ended")
+        message = self.link.answer("grant", "no_more", "epoch_ended")
         if message is None:
             self._fenced_off()
             return
-        header, asked, me = message.header, self._asked, self._link.incarnation
+        header, asked, me = message.header, self._asked, self.link.incarnation
         assert asked is not None
         if header.get("report") is not None:
             self.reports.append({"epoch": header["epoch"], **header["report"]})
@@ -201,21 +194,19 @@ class JobSession(Session):
 
     def _fenced_off(self) -> None:
         """Join again: this worker was thought dead."""
-        self._tell(Fence(self.worker, self._link.incarnation, ""))
+        self._tell(Fence(self.worker, self.link.incarnation, ""))
         if self._machine.state is State.COMPUTING:
             self._tell(PullAsked())
 
     def _hand_in(self) -> None:
-        """Push what local steps have come to, where parameters are exchanged and there were any."""
+        """Push the parameters after local steps, if there were any."""
         if self._machine.work.steps:
             self._tell(HandIn())
             self._settle()
 
     def _hello(self, sync: str) -> dict[str, Any]:
-        number = len(self._siblings)
-        self._siblings.append(self)
-        self.tend_while_waiting()
-        self._calls = self._link.calls = self._siblings[0]._link.calls  # a call of any session is progress of the script
+        number = self._siblings.add(self)
+        self._calls = self.link.calls
         if number:  # an injected fault happens to a worker once, not once for each of its optimizers
             self._settings = replace(self._settings, slow=())
         hello = {"kind": "hello", "worker": self.worker, "pid": os.getpid(), "sync": sync, "local_only": self._local_only}
@@ -223,30 +214,11 @@ class JobSession(Session):
 
     # Several optimizers in one process.
 
-    def tend_while_waiting(self) -> None:
-        """Whichever session this process waits with, those that need something done meanwhile get it."""
-        if any(session.tended for session in self._siblings):
-            for session in self._siblings:
-                session._link.meanwhile = IDLE_S, session._tend
+    def idle(self) -> None:
+        """Do what a `tended` session does while the process waits; by default nothing."""
 
-    def _tend(self) -> None:
-        """This process waits with this session."""
-        if self.tended:
-            self._idle()
-        self._tend_others()
-
-    def _tend_others(self) -> None:
-        """In the middle of a step the script may hold a graph of another's model, which must not change then."""
-        for session in self._siblings:
-            if session.tended and session is not self:
-                session._link.glance()
-                if not self._in_step:
-                    session._idle()
-
-    def _idle(self) -> None:
-        """Do what a `tended` session does while the process computes nothing; by default nothing."""
-
-    def _refresh(self) -> None:
+    @abstractmethod
+    def refresh(self) -> None:
         """Take the newest parameters, after this process has waited with another session for an epoch's end."""
 
     @contextmanager
@@ -255,17 +227,17 @@ class JobSession(Session):
         if len(self._siblings) < 2:
             yield
             return
-        self._coordinator.send({"kind": "stands", "incarnation": self._link.incarnation, "still": True})
+        self._coordinator.send({"kind": "stands", "incarnation": self.link.incarnation, "still": True})
         yield
-        if not self._link.closed.is_set():
-            self._coordinator.send({"kind": "stands", "incarnation": self._link.incarnation, "still": False})
+        if not self.link.closed.is_set():
+            self._coordinator.send({"kind": "stands", "incarnation": self.link.incarnation, "still": False})
 
     def _weight(self, samples: int | None, counted: int) -> int:
         """Return the number of samples of a step: from the script, or this session's sampler, or the present batch of another session."""
         if samples is not None:
             return samples
-        source = next((session for session in self._siblings if session.has_sampler), self)
-        if source is self or self.has_sampler:
+        source = self._siblings.with_sampler()
+        if source is None or source is self or self.has_sampler:
             return counted
         stepped, self._seen = source.consumed != self._seen, source.consumed
         return source.under_way(stepped)
@@ -279,57 +251,48 @@ class JobSession(Session):
 
     def follow_process(self) -> None:
         """Leave the job when this process ends: an exception that ends the script is a death, SIGTERM a notice to leave after the step."""
-        process_end.follow(leave=self._at_exit, fail=self._tell_why, notice=self._notice, interrupt=self._interrupt)
-
-    def _notice(self) -> None:
-        """The process is to leave, with all its sessions: the first of them that waits ends it at once."""
-        for session in self._siblings or [self]:
-            session._link.notice()
-
-    def _interrupt(self) -> bool:
-        """Ctrl-C: whether to raise `KeyboardInterrupt` at once, which no session of this process is to be broken off by."""
-        at_once = [session._link.interrupt() for session in self._siblings or [self]]  # each of them takes note
-        return all(at_once)
+        notice, interrupt = partial(self._siblings.notice, self), partial(self._siblings.interrupt, self)
+        process_end.follow(leave=self._at_exit, fail=self._tell_why, notice=notice, interrupt=interrupt)
 
     def _tell_why(self, error: BaseException) -> None:
-        pushed = any(session._steps > 0 for session in self._siblings)
-        self._link.fail(last_words.failing(self.worker, error, pushed=pushed))
+        pushed = any(session.steps > 0 for session in self._siblings)
+        self.link.fail(last_words.failing(self.worker, error, pushed=pushed))
 
     @library_call
     def _at_exit(self) -> None:
-        if not self._link.failed:
-            self._link.leaving()
+        if not self.link.failed:
+            self.link.leaving()
             self._hand_in()
             self._leave()
 
     @library_call
     def close(self) -> None:
         """Leave the job with private parameters."""
-        if not self._link.closed.is_set():
+        if not self.link.closed.is_set():
             self._hand_in()
         self._detach()
         self._leave()
 
     def _leave(self) -> None:
-        if not self._link.closed.is_set():
+        if not self.link.closed.is_set():
             if self._loss is not None:  # no push has taken it along
                 self._coordinator.send({"kind": "metrics", "values": {"loss": self._loss}})
-            self._coordinator.send({"kind": "left", "incarnation": self._link.incarnation, "noticed": self._link.told_to_leave})
+            self._coordinator.send({"kind": "left", "incarnation": self.link.incarnation, "noticed": self.link.told_to_leave})
             self.vanish()
 
     def vanish(self) -> None:
         """Close the connections without a word: to the job, this worker is dead."""
-        self._link.close()
+        self.link.close()
 
     # Steps.
 
     @library_call
     def step(self, samples: int | None) -> None:
-        self._in_step = True
+        self.in_step = True
         try:
             self._step(samples)
         finally:
-            self._in_step = False
+            self.in_step = False
 
     @abstractmethod
     def _step(self, samples: int | None) -> None:
@@ -338,10 +301,10 @@ class JobSession(Session):
     # What it tells.
 
     def _stepped(self, flat: FlatModel, leases: tuple[LeaseId, ...], samples: int, nonfinite: str | None) -> None:
-        """Count a step whose gradient is in ``flat``, computed over this many samples (0: nobody knows)."""
-        self._steps += 1
+        """Count a step whose gradient is in ``flat``, computed over this many samples (0: unknown)."""
+        self.steps += 1
         if not leases and self.workers > 1:
-            self._first.note(self._steps, lambda: None if nonfinite else flat.digest(), known=samples > 0 or self.has_sampler)
+            self._first.note(self.steps, lambda: None if nonfinite else flat.digest(), known=samples > 0 or self.has_sampler)
 
     def _finite(self, nonfinite: str | None) -> str | None:
         """The tensor in which this step's gradient is not finite, if there is one, and the job goes on nevertheless."""
@@ -355,15 +318,15 @@ class JobSession(Session):
     def log(self, values: dict[str, float]) -> None:
         super().log(values)
         rest = {name: value for name, value in values.items() if name != "loss"}
-        if rest and not self._link.closed.is_set():
+        if rest and not self.link.closed.is_set():
             self._coordinator.send({"kind": "metrics", "values": rest})
 
     # Checkpoints.
 
     def place(self, pool: int) -> dict[str, Any] | None:
         while True:
-            self._coordinator.send({"kind": "place", "incarnation": self._link.incarnation, "pull": False})
-            if (answer := self._link.answer("place")) is not None:
+            self._coordinator.send({"kind": "place", "incarnation": self.link.incarnation, "pull": False})
+            if (answer := self.link.answer("place")) is not None:
                 places = dict(answer.header["places"])
                 return places.get(pool)
             self._admitted()
@@ -371,33 +334,7 @@ class JobSession(Session):
     def hand_in(self, part: dict[str, Any]) -> None:
         packer = Packer()
         plain = packer.pack(part, "this worker's part of a checkpoint")
-        self._coordinator.send({"kind": "part", "steps": self._steps, "part": plain}, payload=packer.payload)
-
-    def _others(self) -> dict[WorkerId, dict[str, Any]]:
-        """Return the parts that other workers have handed in for the checkpoint that this worker writes after as many steps.
-
-        Under lockstep rules those that have come as far are waited for, at most `PARTS_S` seconds in all.
-        """
-        until = time.monotonic() + PARTS_S
-        while True:
-            self._coordinator.send({"kind": "parts", "steps": self._steps})
-            answer = self._link.receive("parts")
-            awaited = answer.header["awaited"]
-            if not awaited or time.monotonic() > until:
-                break
-            time.sleep(LOOK_S)
-        if awaited:
-            workers = ", ".join(str(worker) for worker in awaited)
-            warnings.warn(
-                f"offbeat.save: worker {workers} has not called it within {PARTS_S:.0f} s, so the checkpoint lacks its random generators: "
-                "call offbeat.save on every worker",
-                stacklevel=4,
-            )
-        parts, at = {}, 0
-        for worker, plain, nbytes in answer.header["parts"]:
-            parts[worker] = unpack(plain, answer.payload[at : at + nbytes])
-            at += nbytes
-        return parts
+        self._coordinator.send({"kind": "part", "steps": self.steps, "part": plain}, payload=packer.payload)
 
     # Samples.
 
@@ -410,7 +347,5 @@ class JobSession(Session):
             self._outstanding.append(grant)
         elif not self._outstanding:
             self._samples.over(pool)
-            for session in self._siblings:
-                if session is not self and not session._link.closed.is_set():
-                    session._refresh()
+            self._siblings.refresh_others(self)
         return grant

@@ -1,0 +1,44 @@
+"""Fetch the parts of a checkpoint that other workers have handed in, for the worker that writes it."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any, Final
+
+from offbeat.runtime.job.packing import unpack
+from offbeat.runtime.worker.connection import WorkerConnection
+from offbeat.types import Seconds, WorkerId
+
+PARTS_S: Final[Seconds] = 5.0
+"""Longest wait for the parts of the other workers, in seconds."""
+LOOK_S: Final[Seconds] = 0.005
+"""The interval between two requests, in seconds."""
+
+
+def parts_of_others(link: WorkerConnection, steps: int) -> dict[WorkerId, dict[str, Any]]:
+    """Return the parts that other workers have handed in after as many steps.
+
+    Under lockstep rules, workers that will come to the same step are awaited, for at most `PARTS_S` in all. A warning names those that
+    have not come.
+    """
+    until = time.monotonic() + PARTS_S
+    while True:
+        link.coordinator.send({"kind": "parts", "steps": steps})
+        answer = link.receive("parts")
+        awaited = answer.header["awaited"]
+        if not awaited or time.monotonic() > until:
+            break
+        time.sleep(LOOK_S)
+    if awaited:
+        workers = ", ".join(str(worker) for worker in awaited)
+        warnings.warn(
+            f"offbeat.save: worker {workers} has not called it within {PARTS_S:.0f} s, so the checkpoint lacks its random generators: "
+            "call offbeat.save on every worker",
+            stacklevel=4,
+        )
+    parts, at = {}, 0
+    for worker, plain, nbytes in answer.header["parts"]:
+        parts[worker] = unpack(plain, answer.payload[at : at + nbytes])
+        at += nbytes
+    return parts

@@ -1,0 +1,107 @@
+"""Let the sessions of one process act together: one for each of its optimizers, for instance of a GAN's two models.
+
+The process waits with one session at a time. Meanwhile the other sessions' messages must be read, and a rank's replica kept up to date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Final, Protocol
+
+from offbeat.runtime.worker.connection import WorkerConnection
+from offbeat.types import Seconds
+
+IDLE_S: Final[Seconds] = 0.02
+"""The interval, in seconds, at which a process that waits tends its sessions."""
+
+
+class Sibling(Protocol):
+    """One session of a process, as the others see it."""
+
+    link: WorkerConnection
+    tended: bool
+    """True if the session has work to do while the process waits with any of its sessions."""
+    in_step: bool
+    """True while the script is inside this session's `step`."""
+    steps: int
+    """Number of the session's steps so far."""
+    consumed: int
+    """Number of batches that the session's sampler has handed out."""
+
+    @property
+    def has_sampler(self) -> bool:
+        """True if a sampler of the job takes samples through this session."""
+
+    def under_way(self, stepped: bool) -> int:
+        """Return the number of samples of the present batch; ``stepped``: the batch is a new one for the asking session."""
+
+    def idle(self) -> None:
+        """Do the session's work while the process waits."""
+
+    def refresh(self) -> None:
+        """Take the newest parameters, after the process has waited with another session for an epoch's end."""
+
+
+class Siblings:
+    """Hold the sessions of one process, in the order in which they were made.
+
+    Args:
+        sessions: the list that the sessions of the process share; each is added when it joins its job.
+    """
+
+    def __init__(self, sessions: list[Sibling]) -> None:
+        self._sessions = sessions
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Sibling]:
+        return iter(self._sessions)
+
+    def add(self, session: Sibling) -> int:
+        """Add a session and return its number. All sessions count the same calls: a call of any is progress of the script."""
+        self._sessions.append(session)
+        session.link.calls = self._sessions[0].link.calls
+        self.tend_while_waiting()
+        return len(self._sessions) - 1
+
+    def tend_while_waiting(self) -> None:
+        """Have the sessions tended whenever the process waits, if any of them has work to do then."""
+        if any(session.tended for session in self._sessions):
+            for session in self._sessions:
+                session.link.meanwhile = IDLE_S, partial(self._tend, session)
+
+    def tend_others(self, waiting: Sibling) -> None:
+        """Tend all sessions but the one with which the process waits."""
+        for session in self._sessions:
+            if session.tended and session is not waiting:
+                session.link.glance()
+                # In the middle of a step the script may hold a graph of another session's model, which must not change then.
+                if not waiting.in_step:
+                    session.idle()
+
+    def _tend(self, waiting: Sibling) -> None:
+        if waiting.tended:
+            waiting.idle()
+        self.tend_others(waiting)
+
+    def refresh_others(self, ended: Sibling) -> None:
+        """Give the other sessions the newest parameters, after the process has waited for an epoch's end with this one."""
+        for session in self._sessions:
+            if session is not ended and not session.link.closed.is_set():
+                session.refresh()
+
+    def with_sampler(self) -> Sibling | None:
+        """Return the first session with a sampler; None if no session has one."""
+        return next((session for session in self._sessions if session.has_sampler), None)
+
+    def notice(self, own: Sibling) -> None:
+        """Tell all sessions that the process is to leave: the first of them that waits ends it at once. ``own`` may not have joined yet."""
+        for session in self._sessions or [own]:
+            session.link.notice()
+
+    def interrupt(self, own: Sibling) -> bool:
+        """Tell all sessions of a Ctrl-C. Returns True if `KeyboardInterrupt` may be raised at once: it must not break off any of them."""
+        at_once = [session.link.interrupt() for session in self._sessions or [own]]  # each takes note of it
+        return all(at_once)
