@@ -23,6 +23,8 @@ class GossipMember(RankMember):
         hear: called while this rank waits.
     """
 
+    waits_unseen = True
+
     def __init__(self, memory: Sequence[SharedMemory], rank: WorkerId, replica: Replica, hear: Callable[[], None]) -> None:
         self._memory, self._hear = memory, hear
         self._gradient = torch.zeros(replica.numel, dtype=replica.dtype)

@@ -29,6 +29,8 @@ class RankMember(ABC):
 
     others_decide = False
     """True if other ranks may go on without this rank before the coordinator knows of it."""
+    waits_unseen = False
+    """True if the coordinator cannot know that this rank waits for others unless the rank says so."""
 
     def __init__(self, rank: WorkerId, replica: Replica) -> None:
         self._rank, self._replica = rank, replica

@@ -107,7 +107,6 @@ class RankSession(JobSession):
         """The newest version that the coordinator has named: this rank can wait for its results."""
         self._fenced = False
         """This rank is outside the rounds: a fence is on its way to it, or the parameters with which it comes back."""
-        self._says_when_it_waits = False
         self._parted = False
         """This rank has taken leave: no other rank needs its memory any more."""
         self._postponed: list[Message] | None = None
@@ -129,7 +128,6 @@ class RankSession(JobSession):
         vector = {"numel": replica.numel, "dtype": str(replica.dtype).removeprefix("torch."), "size": replica.size}
         welcome = self.link.greet({**self._hello(sync), **self._terms, "vector": vector})
         chosen = rule(self.link.sync)
-        self._says_when_it_waits = chosen.family == "gossip"
         self._part = self._part_of(chosen, welcome, self.worker, replica, self._hear, self._voided, self.link)
         self.link.ready(self._mine.contact)
         self._settle()
@@ -333,8 +331,8 @@ class RankSession(JobSession):
                 self._coordinator.send({"kind": "buffers", "layout": layout}, payload=self._buffers.read())
         news = {**self._first.header(), **self._loaded_news()}
         self._coordinator.send({"kind": "push", "number": next(self._numbers), "steps": self.steps, **news, "push": fields})
-        # Rounds are followed by the coordinator; who has to wait for neighbours says so itself.
-        with self._standing() if self._says_when_it_waits else nullcontext():
+        # The coordinator follows the rounds, and so knows which ranks wait; a rank that waits for neighbours reports it.
+        with self._standing() if self._mine.waits_unseen else nullcontext():
             self._mine.contribute(usable)
         self.version = self._mine.version
 
