@@ -125,6 +125,18 @@ def scripted(faults: list[tuple[str, int, float, float]]) -> str:
     return "; ".join(said)
 
 
+def test_an_epoch_may_end_while_a_new_process_waits_to_join(tmp_path: Path) -> None:
+    """Server 0 stands still while worker 1 dies and comes back: it ends the epoch for the dead process before it hears of either."""
+    faults = scripted([("kill", 0, 1.0, 1.0), ("kill", 1, 19.0, 1.0), ("stop", 0, 17.0, 3.0)])
+    over = cluster(servers=2, seed=328, faults=faults, timeout_s=3.0)
+    sync = "psp(c=2, b=0.5, future=drop, max_skew=1, tau_max=2.0, scaling=none)"
+    result, file = run(tmp_path, sync, over, Work(samples=60, epochs=3, batch=3))
+    assert result.ok, result.reason
+    restarts = [record["t"] for record in records(file, "process") if record["what"] == "restarted" and record["number"] == 1]
+    joins = [record["t"] for record in records(file, "joined") if record["worker"] == 1 and record["t"] >= restarts[0]]
+    assert any(restarts[0] <= record["t"] <= joins[0] and 1 in record["workers"] for record in records(file, "epoch_ended"))
+
+
 @pytest.mark.parametrize("sync", spelled())
 @examples(10, quick=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(faults=FAULTS, seed=st.integers(0, 1000), dealt=st.booleans(), delays=st.booleans())

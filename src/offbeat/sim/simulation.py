@@ -204,8 +204,9 @@ class Simulation:
 
     def _end_epoch(self, effect: EpochEnded, cause: RecordId) -> None:
         for number in effect.workers:
-            if not self.workers[number].gone:
-                self.workers[number].answered(effect, cause)
+            worker = self.workers[number]
+            if worker.incarnation and not worker.gone:  # 0: a new process whose predecessor was meant has not joined yet
+                worker.answered(effect, cause)
 
     def _change_state(self, effect: StateChanged, cause: RecordId) -> None:
         if effect.state is WorkerState.ALIVE:
