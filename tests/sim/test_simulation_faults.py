@@ -137,6 +137,15 @@ def test_an_epoch_may_end_while_a_new_process_waits_to_join(tmp_path: Path) -> N
     assert any(restarts[0] <= record["t"] <= joins[0] and 1 in record["workers"] for record in records(file, "epoch_ended"))
 
 
+def test_a_block_may_arrive_when_its_worker_has_left(tmp_path: Path) -> None:
+    over = cluster(servers=2, seed=0, delay="sometimes(probability=0.1, seconds=2)", push_delay="uniform(low=0, high=0.3)", update_s=0.02)
+    sync = "psp(c=2, b=0.5, future=drop, max_skew=1, tau_max=2.0, scaling=none)"
+    result, file = run(tmp_path, sync, over, Work(samples=60, epochs=3, batch=3))
+    assert result.ok, result.reason
+    left = min(record["t"] for record in records(file, "state_changed") if record["state"] == "finished")
+    assert any(left - 2.0 <= record["t"] <= left for record in records(file, "publish")), "a block is delayed by 2 s now and then"
+
+
 @pytest.mark.parametrize("sync", spelled())
 @examples(10, quick=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(faults=FAULTS, seed=st.integers(0, 1000), dealt=st.booleans(), delays=st.booleans())

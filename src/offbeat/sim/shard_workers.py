@@ -62,6 +62,8 @@ class ShardWorker(SimulatedProcess):
         assert blocks is not None
 
         def take(_: int) -> None:
+            if self.gone:
+                return
             if blocks is self.machine.blocks:
                 self.machine.on(block, self.queue.now, cause)
             then(blocks)
