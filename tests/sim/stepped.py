@@ -19,10 +19,11 @@ from tests.sim.stepped_network import SteppedHub, SteppedNetwork
 from tests.sim.stub_worker import StubWorker
 
 from offbeat.core.policy import ServerRule
-from offbeat.journal.records import Record, read
+from offbeat.journal.file import read
+from offbeat.journal.records import Record
 from offbeat.policies import rule
 from offbeat.runtime.job.settings import JobSettings
-from offbeat.runtime.server import Finished, Server
+from offbeat.runtime.server import JobEnded, Server
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.event_queue import FAULT, WAKE, EventQueue
 from offbeat.sim.faults import Fault, Join, Kill, Restart, Vanish
@@ -176,7 +177,7 @@ class SteppedJob:
         """A server handles one message."""
         try:
             self._servers[number].hear(0.0)
-        except Finished:
+        except JobEnded:
             self._ended.add(number)
 
     def _wake(self, serial: int) -> None:

@@ -37,7 +37,7 @@ EARLY_MAX = 16
 """Most messages of one peer that are kept until this server can begin."""
 
 
-class Finished(Exception):
+class JobEnded(Exception):
     """The supervisor has told this server to end."""
 
 
@@ -96,7 +96,7 @@ class Server:
         """Handle the messages that come within ``timeout_s``, and what is due.
 
         Raises:
-            Finished: the supervisor has ended the job.
+            JobEnded: the supervisor has ended the job.
             JobError: the job cannot go on.
         """
         self.hear(timeout_s)
@@ -135,7 +135,7 @@ class Server:
         elif connection not in self._refused:
             try:
                 self._on_message(connection, item)
-            except (JobError, Finished):
+            except (JobError, JobEnded):
                 raise
             except Exception as error:
                 # No message of a peer may end the job. The checks of its fields raise ProtocolError; any other error is a mistake of
@@ -322,7 +322,7 @@ class Server:
     def _finish(self, ok: bool, reason: str) -> None:
         if self._coordinator is not None:
             self._close_journal(self._coordinator, ok, reason)
-        raise Finished
+        raise JobEnded
 
     def _close_journal(self, coordinator: LiveCoordinators, ok: bool, reason: str) -> None:
         """Close the journal, and send the supervisor the summary even if that fails."""
@@ -351,7 +351,7 @@ def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0) -> int:
         address = hub.listen(port=port)
         supervisor.send({"kind": "listening", "number": number, "address": address})
         Server(number, hub, supervisor).run()
-    except Finished:
+    except JobEnded:
         return 0
     except OffbeatError as error:
         mistake = any(isinstance(one, ConfigurationError) for one in (error, error.__cause__))

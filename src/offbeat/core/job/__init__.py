@@ -6,13 +6,13 @@
         ▼
     coordinator.Coordinator      one handler for each event
         │
-        ├──► start.Start                   version 0 is asked for, and is there
+        ├──► start.JobStart                 version 0 is asked for, and is there
         ├──► participants.Participants ──► core.membership      joined, alive, dead, finished; fenced
         ├──► waiting.Waiting               admitted, idle, set aside
         └──► contributions.Contributions   pushes and questions
                  │
                  ▼
-             work.Work ──► a ledger of one family
+             work.JobWork ──► a ledger of one family
                  │            ▲ pause, resume
                  └──► epochs.Epochs ──► core.leases, core.partitions
 

@@ -11,7 +11,7 @@ from offbeat.core.effects import Effect, Settle
 from offbeat.core.events import Abandoned, EpochWanted, Folded, LeaseWanted, PullWanted, Pushed, Voided, Withdrawn
 from offbeat.core.job.participants import Participants
 from offbeat.core.job.waiting import Waiting
-from offbeat.core.job.work import Work
+from offbeat.core.job.work import JobWork
 from offbeat.types import Fate, Seconds, WorkerState
 
 
@@ -25,7 +25,7 @@ class Contributions:
         effects: of the event in hand; this object appends its own.
     """
 
-    def __init__(self, participants: Participants, waiting: Waiting, work: Work, effects: list[Effect]) -> None:
+    def __init__(self, participants: Participants, waiting: Waiting, work: JobWork, effects: list[Effect]) -> None:
         self._participants, self._waiting, self._work, self._effects = participants, waiting, work, effects
         self._ledger, self._epochs = work.ledger, work.epochs
 

@@ -36,9 +36,9 @@ from offbeat.core.job.contributions import Contributions
 from offbeat.core.job.epochs import Epochs
 from offbeat.core.job.ledgers import ledger_of
 from offbeat.core.job.participants import Participants
-from offbeat.core.job.start import Start
+from offbeat.core.job.start import JobStart
 from offbeat.core.job.waiting import Waiting
-from offbeat.core.job.work import Work
+from offbeat.core.job.work import JobWork
 from offbeat.core.membership import Membership
 from offbeat.core.policy import Policy
 from offbeat.types import Seconds, Version, WorkerId, WorkerState
@@ -75,7 +75,7 @@ class Coordinator:
         self._effects: list[Effect] = []
         """The effects of the present event so far; all parts append to it."""
         self.membership = Membership(workers, timeout_s)
-        self.start = Start(self.membership, self._effects)
+        self.start = JobStart(self.membership, self._effects)
         self.participants = Participants(self.membership, self._effects)
         self.ledger = ledger_of(policy, shards, seed, follows)
         self.epochs = Epochs(
@@ -87,7 +87,7 @@ class Coordinator:
             first=self.start.first,
             ended=self.start.completed,
         )
-        self._work = Work(self.ledger, self.epochs, self.participants, self._effects)
+        self._work = JobWork(self.ledger, self.epochs, self.participants, self._effects)
         self.waiting = Waiting(self.start, self.participants, self._work, self._effects)
         contributions = Contributions(self.participants, self.waiting, self._work, self._effects)
         self._handlers: dict[type, Callable[[Any, Seconds], object]] = {

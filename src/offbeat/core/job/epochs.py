@@ -2,8 +2,8 @@
 
 A worker is paused until the end of an epoch that has no samples left for it, so that it can take the samples of workers that die; the rule
 does not wait for paused workers. An epoch ends when every index is settled, or when every living worker waits for its end. It does not end
-while a worker holds samples that it has not pushed yet: such a worker is told that there are no more samples, pushes its local steps, and
-asks again, since samples of dead workers may come back.
+while a worker holds samples without having pushed their gradients: the coordinator tells such a worker that no samples are left, the worker
+pushes its local steps and asks again, since samples of dead workers may come back.
 
 Where workers have splits of their own (`core.partitions`), the splits of an epoch are decided when the epoch before it ends, for all
 workers alive then, joiners included; and once more if the living workers have changed when the first samples are asked for.

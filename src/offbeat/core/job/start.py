@@ -7,7 +7,7 @@ from offbeat.core.membership import Membership
 from offbeat.types import Incarnation, WorkerId, WorkerState
 
 
-class Start:
+class JobStart:
     """Begin a job with version 0, and keep the workers that began with it.
 
     Args:

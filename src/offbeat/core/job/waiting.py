@@ -9,8 +9,8 @@ from __future__ import annotations
 from offbeat.core.effects import Effect, SetAside, TakenBack
 from offbeat.core.events import Elsewhere, Returned, Stands
 from offbeat.core.job.participants import Participants
-from offbeat.core.job.start import Start
-from offbeat.core.job.work import Work
+from offbeat.core.job.start import JobStart
+from offbeat.core.job.work import JobWork
 from offbeat.types import Seconds, WorkerId
 
 
@@ -24,7 +24,7 @@ class Waiting:
         effects: of the event in hand; this object appends its own.
     """
 
-    def __init__(self, start: Start, participants: Participants, work: Work, effects: list[Effect]) -> None:
+    def __init__(self, start: JobStart, participants: Participants, work: JobWork, effects: list[Effect]) -> None:
         self._start, self._participants, self._work, self._effects = start, participants, work, effects
         self.aside: dict[WorkerId, None] = {}
         """Workers that the rule does not wait for, since they wait elsewhere."""

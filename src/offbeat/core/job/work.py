@@ -16,7 +16,7 @@ from offbeat.core.job.participants import Participants
 from offbeat.types import Seconds, WorkerId
 
 
-class Work:
+class JobWork:
     """Call the ledger and the epochs of a job together.
 
     Args:

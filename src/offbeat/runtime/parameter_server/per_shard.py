@@ -16,7 +16,7 @@ from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.runtime.coordination.arrivals import OPEN_MAX
 from offbeat.runtime.job.settings import ANY, JobSettings, Late
-from offbeat.runtime.parameter_server.shard import LiveShard, ShardGradients
+from offbeat.runtime.parameter_server.shard import LiveShard, ShardMeasurements
 from offbeat.tensors.layout import Layout, Span
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.tensors.shard import SquaredNorms
@@ -134,7 +134,7 @@ class BlockShard(LiveShard):
                 flow.skipped = False
                 self._send_block(worker, self._header(chief=None), bytes(self._memory))
 
-    def apply(self, orders: Sequence[Mapping[str, Any]]) -> list[ShardGradients]:
+    def apply(self, orders: Sequence[Mapping[str, Any]]) -> list[ShardMeasurements]:
         measured = []
         for order in orders:
             match order["do"]:

@@ -32,7 +32,7 @@ class _Slot:
     """Optimizer state that belongs to the parameters that the worker provides or has loaded; None: there is none."""
 
 
-class ShardGradients(NamedTuple):
+class ShardMeasurements(NamedTuple):
     """What one shard has measured at a fold."""
 
     version: Version
@@ -140,7 +140,7 @@ class LiveShard:
         """Return when to call `tick` at the latest; None: never."""
         return None
 
-    def apply(self, orders: Sequence[Mapping[str, Any]]) -> list[ShardGradients]:
+    def apply(self, orders: Sequence[Mapping[str, Any]]) -> list[ShardMeasurements]:
         """Carry out orders in sequence. Returns what was measured at folds."""
         measured = []
         for order in orders:
@@ -156,7 +156,7 @@ class LiveShard:
                 case "fold":
                     norms = self._fold(order)
                     if norms is not None:
-                        measured.append(ShardGradients(order["version"], norms))
+                        measured.append(ShardMeasurements(order["version"], norms))
                 case "release":
                     self._release(order)
                 case "state":

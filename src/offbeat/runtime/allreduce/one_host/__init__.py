@@ -14,7 +14,7 @@ Who calls whom::
     memory.py   RoundsMemory, a `runtime.shared_memory.state.SharedState`
                   |                          |
                   v                          v
-    state.py    State                    reduce.py   Folder
+    state.py    RoundsState                    reduce.py   Folder
       the table of rounds, slots,          sums send buffers into a result,
       tokens; decides with                 slice by slice
       core/allreduce/rounds.py           clipping.py, layout.py: norms; the block's parts

@@ -8,7 +8,7 @@ from offbeat.core.allreduce.policy import ABSENT
 from offbeat.core.allreduce.rounds import RoundPart
 from offbeat.core.rank_log import Entry
 from offbeat.runtime.allreduce.one_host.memory import RoundsMemory
-from offbeat.runtime.allreduce.one_host.state import State
+from offbeat.runtime.allreduce.one_host.state import RoundsState
 from offbeat.runtime.shared_memory.state import Ts
 from offbeat.types import Version, WorkerId
 
@@ -58,7 +58,7 @@ class OneHostMembers:
 
     def forget(self, rank: WorkerId) -> None:
         """Void the ticket of a rank that does not take part: its process is gone."""
-        self._memory.change(State.forget, rank)
+        self._memory.change(RoundsState.forget, rank)
 
     def admit(self, rank: WorkerId, version: Version, ticket: int, *, pause: bool = True) -> None:
         """Let another rank take part, with the parameters of this version. The caller has them, and goes on only after this call.
@@ -71,17 +71,17 @@ class OneHostMembers:
 
     def leave(self, rank: WorkerId) -> None:
         """Remove a rank. Its gradient stays in its round; rounds that waited for the rank go on."""
-        self._memory.change(State.leave, rank)
+        self._memory.change(RoundsState.leave, rank)
         self._look_after()
 
     def pause(self, rank: WorkerId) -> None:
         """Let no round wait for a rank, which has nothing to compute until the epoch ends. If all pause, pending gradients are folded."""
-        self._memory.change(State.pause, rank)
+        self._memory.change(RoundsState.pause, rank)
         self._look_after()
 
     def resume(self, rank: WorkerId) -> None:
         """Let rounds wait for a rank again."""
-        self._memory.change(State.resume, rank)
+        self._memory.change(RoundsState.resume, rank)
 
     def follow(self, start: int) -> list[Entry]:
         """Return the log from entry ``start`` on. Earlier entries may be overwritten from now on."""
@@ -91,7 +91,7 @@ class OneHostMembers:
         """Help with a fold that is under way. Returns True if anything was done."""
         return self._memory.help()
 
-    def _unless_summed(self, enter: Callable[[State, *Ts], tuple[RoundPart, ...] | None], *args: *Ts) -> tuple[RoundPart, ...]:
+    def _unless_summed(self, enter: Callable[[RoundsState, *Ts], tuple[RoundPart, ...] | None], *args: *Ts) -> tuple[RoundPart, ...]:
         """Make a change with ``enter``. While it returns None (the change is not possible yet), help with the fold that blocks it."""
         while (dropped := self._memory.change(enter, *args)) is None:
             events = self._memory.events.value
@@ -106,7 +106,7 @@ class OneHostMembers:
                 break
 
 
-def _enter(state: State, rank: WorkerId, version: Version) -> tuple[RoundPart, ...] | None:
+def _enter(state: RoundsState, rank: WorkerId, version: Version) -> tuple[RoundPart, ...] | None:
     """Return None, and change nothing, while a gradient of the rank's earlier process is being summed."""
     closing = state.closing()
     if closing is not None and any(part.rank == rank for part in closing.round.parts):
@@ -114,7 +114,7 @@ def _enter(state: State, rank: WorkerId, version: Version) -> tuple[RoundPart, .
     return state.enter(rank, version)
 
 
-def _admit(state: State, rank: WorkerId, version: Version, ticket: int, pause: bool) -> tuple[RoundPart, ...] | None:
+def _admit(state: RoundsState, rank: WorkerId, version: Version, ticket: int, pause: bool) -> tuple[RoundPart, ...] | None:
     """Do as `_enter` for the process with this ticket."""
     if ticket == 0 or state.tokens[rank] != ticket or state.rounds.state(rank) != ABSENT:
         return ()

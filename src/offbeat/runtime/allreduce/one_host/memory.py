@@ -10,13 +10,13 @@ from offbeat.core.allreduce.policy import CLOSED, DONE, RoundRule
 from offbeat.policies import rule_of
 from offbeat.runtime.allreduce.one_host.layout import RoundsLayout
 from offbeat.runtime.allreduce.one_host.reduce import CORES, Folder
-from offbeat.runtime.allreduce.one_host.state import Closing, State
+from offbeat.runtime.allreduce.one_host.state import Closing, RoundsState
 from offbeat.runtime.shared_memory.state import SharedState
 from offbeat.transport.base import SharedMemory
 from offbeat.transport.futex import EVERYBODY
 
 
-class RoundsMemory(SharedState[State]):
+class RoundsMemory(SharedState[RoundsState]):
     """The shared state of one job's rounds, and the vectors that are summed.
 
     Args:
@@ -37,17 +37,17 @@ class RoundsMemory(SharedState[State]):
         assert rule is not None
         self.layout, self.rule = layout, rule
         memory = layout.parts(block.view)
-        super().__init__(memory, layout, partial(State, layout=layout, rule=rule), fresh=fresh)
+        super().__init__(memory, layout, partial(RoundsState, layout=layout, rule=rule), fresh=fresh)
         self.owners = np.frombuffer(memory["owners"], np.int64, 2 * layout.ranks).reshape(layout.ranks, 2)
         """By rank: the number of its process and when that process began."""
         self.folder = Folder(memory, layout, fresh=fresh)
         if fresh:
             layout.write(block.view, rule.spelling)
 
-    def _update(self, new: State, newest: State) -> None:
+    def _update(self, new: RoundsState, newest: RoundsState) -> None:
         new.cells[:] = newest.cells
 
-    def _complete(self, new: State, before: State) -> int:
+    def _complete(self, new: RoundsState, before: RoundsState) -> int:
         """Sum a small round at once if this change has closed one."""
         cells, old = new.cells, before.cells
         while cells[DONE] < cells[CLOSED] and self.folder.inline:
@@ -70,7 +70,7 @@ class RoundsMemory(SharedState[State]):
             self.change(self._finish, closing)
         return bool(count) or complete
 
-    def _finish(self, state: State, closing: Closing) -> None:
+    def _finish(self, state: RoundsState, closing: Closing) -> None:
         """Count this round as folded. Every process that summed a last slice calls this; only the first call counts."""
         if state.rounds.done == closing.round.number < state.rounds.number:
             self.folder.settle(closing)

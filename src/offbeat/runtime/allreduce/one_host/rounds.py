@@ -22,7 +22,7 @@ from offbeat.runtime.allreduce.one_host.clipping import clip_factor
 from offbeat.runtime.allreduce.one_host.layout import RoundsLayout
 from offbeat.runtime.allreduce.one_host.members import OneHostMembers
 from offbeat.runtime.allreduce.one_host.memory import RoundsMemory
-from offbeat.runtime.allreduce.one_host.state import State
+from offbeat.runtime.allreduce.one_host.state import RoundsState
 from offbeat.transport.base import SharedMemory
 from offbeat.transport.futex import process_state, started_at
 from offbeat.transport.shm import MemoryBlock
@@ -137,7 +137,7 @@ class OneHostRounds(OneHostMembers):
             while process_state(pid) not in (None, "Z", "X") and started_at(pid) == started:
                 time.sleep(0.0005)
         owner[:] = os.getpid(), started_at(os.getpid())
-        self._token = self._memory.change(State.issue, rank)
+        self._token = self._memory.change(RoundsState.issue, rank)
 
     # A rank's step.
 
@@ -174,7 +174,7 @@ class OneHostRounds(OneHostMembers):
         if clips and clip is not None and self._late():
             self.send().mul_(clip_factor(self.send(), clip))
             clips = False
-        made = self._memory.change(State.arrive, rank, self._token, buffer, clips)
+        made = self._memory.change(RoundsState.arrive, rank, self._token, buffer, clips)
         if made is None:
             # A round was closed after `_late` was checked: the gradient is late now, and stays late.
             return self.arrive(gradient, clip)
@@ -278,7 +278,7 @@ class OneHostRounds(OneHostMembers):
     def enter(self, rank: WorkerId, version: Version) -> tuple[RoundPart, ...]:
         if rank == self.rank:
             self._memory.make_room()
-            self._token = self._memory.change(State.issue, rank)
+            self._token = self._memory.change(RoundsState.issue, rank)
             self._version, self._buffer, self._awaited, self._given = version, None, None, []
         return super().enter(rank, version)
 
@@ -295,11 +295,11 @@ class OneHostRounds(OneHostMembers):
         assert self.rank is not None, "attach(block, rank=...) is needed for this call: it was attached without a rank"
         return self.rank
 
-    def _checked(self, state: State) -> State:
+    def _checked(self, state: RoundsState) -> RoundsState:
         state.check(self._mine(), self._token)
         return state
 
-    def _waited(self, state: State) -> tuple[bool, list[tuple[Version, int]] | None]:
+    def _waited(self, state: RoundsState) -> tuple[bool, list[tuple[Version, int]] | None]:
         """Return whether a round is being folded; and the results that this rank waits for, None while they are missing."""
         assert self._awaited is not None
         rounds, given = self._checked(state).rounds, None

@@ -29,7 +29,7 @@ class Closing(NamedTuple):
     """The slot for its result."""
 
 
-class State:
+class RoundsState:
     """One of the two arrays, and the changes to it.
 
     Args:
