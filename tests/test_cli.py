@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from offbeat.cli import app, check, finish, main
 from offbeat.errors import ConfigurationError
-from offbeat.journal.records import Journal, end_record, job_record, metrics_record
+from offbeat.journal.file import Journal
+from offbeat.journal.records import end_record, job_record, metrics_record
 from offbeat.journal.summary import Tally
 from offbeat.launch.outcome import Outcome
 from offbeat.launch.program import Program

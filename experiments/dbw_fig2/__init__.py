@@ -11,7 +11,7 @@ from experiments._dbw import LR, QUICK_TARGET, TARGET, WORKERS, Race, run_race, 
 from experiments._training.runs import series, side_by_side
 from experiments.claims import Claim
 from experiments.result import COLOURS, Row, label, new_figure, save
-from offbeat.journal.records import read
+from offbeat.journal.file import read
 
 PAPER = "DBW, figure 2: training loss and k against time, round trips of 0.3 + 0.7 Exp(1) s"
 SEED: Final = 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from offbeat.errors import JobError
-from offbeat.journal.records import read
+from offbeat.journal.file import read
 
 SCRIPT: Final = Path(__file__).with_name("rank.py")
 WIDTH: Final = 500

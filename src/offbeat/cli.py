@@ -16,7 +16,7 @@ from rich.console import Console
 
 from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError, OffbeatError
-from offbeat.journal.records import read
+from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 from offbeat.launch.faults import parse_all, parse_late
 from offbeat.launch.forkserver import check_preload

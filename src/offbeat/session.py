@@ -395,9 +395,10 @@ def world_size() -> int:
 def chief() -> bool:
     """Return whether this is the worker that evaluates, prints and saves; True without a launcher.
 
-    The chief is the lowest-numbered worker that is connected when the job begins. If the chief dies or is told to leave (SIGTERM), the
-    lowest-numbered living worker becomes chief, and stays chief even when the first one returns. When the chief's script ends, no other
-    worker becomes chief, so that workers that end later do not save the same files again. Before the optimizer exists, worker 0 is chief.
+    Of the workers connected when the job begins, the one with the lowest number is the chief. If the chief dies or gets SIGTERM, the
+    living worker with the lowest number becomes chief, and stays chief even if the first chief returns. When the chief's script ends, no
+    other worker becomes chief, so that workers that end later do not save the same files again. Before the optimizer exists, worker 0 is
+    chief.
 
     >>> chief()
     True

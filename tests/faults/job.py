@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import psutil
 
 from offbeat.errors import ConfigurationError
-from offbeat.journal.records import Record, read
+from offbeat.journal.file import read
+from offbeat.journal.records import Record
 from offbeat.journal.summary import Tally
 
 SCRIPTS = Path(__file__).parent / "scripts"

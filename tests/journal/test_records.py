@@ -18,21 +18,8 @@ from offbeat.core.effects import Effect, EpochEnded, Fold, Part, Release, Settle
 from offbeat.core.events import Event, Heard, Joined, LeaseWanted, Pushed
 from offbeat.core.policy import Plan
 from offbeat.errors import ConfigurationError
-from offbeat.journal.records import (
-    BLOCK_NBYTES,
-    FLUSH_S,
-    FORMAT,
-    UNRECORDED,
-    Journal,
-    Record,
-    end_record,
-    job_record,
-    metrics_record,
-    process_record,
-    read,
-    record,
-    seal,
-)
+from offbeat.journal.file import BLOCK_NBYTES, FLUSH_S, Journal, read, seal
+from offbeat.journal.records import FORMAT, UNRECORDED, Record, end_record, job_record, metrics_record, process_record, record
 from offbeat.types import Fate
 
 PAGE = Path(__file__).parents[2] / "docs" / "journal.md"

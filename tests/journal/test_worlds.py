@@ -18,7 +18,7 @@ from tests.spelled import spelled
 from tests.tiers import examples
 
 from offbeat.core.policy import Policy, ServerRule
-from offbeat.journal.records import read
+from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 from offbeat.policies import rule
 from offbeat.report.figures import short

@@ -12,7 +12,7 @@ from tests.live.harness import Job, Worker
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from offbeat.journal.records import read
+from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.sampler import ElasticBatchSampler

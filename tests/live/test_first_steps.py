@@ -11,7 +11,7 @@ from tests.live.harness import Job, Worker
 from tests.live.samples import Trainer
 from torch import Tensor, nn
 
-from offbeat.journal.records import read
+from offbeat.journal.file import read
 from offbeat.report.remarks import remarks
 
 RULES = ["bsp", "asp", "psp(c=2, b=1.0)", "ensemble(steps=2)", "majority", "adpsgd"]

@@ -20,7 +20,7 @@ from tests.live.test_equality import CLOSE, JOBS, Case, adamw, mlp, sgd
 from tests.live.test_local_steps import Values, error, plain_sgd, values
 from torch import Tensor, nn
 
-from offbeat.journal.records import read
+from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 
 Record = dict[str, Any]

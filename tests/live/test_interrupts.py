@@ -19,7 +19,7 @@ from tests.live.harness import Job, Worker, seeded, wait
 from tests.live.samples import data, finished
 from torch import Tensor, nn
 
-from offbeat.journal.records import read
+from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 
 Record = dict[str, Any]

@@ -18,7 +18,7 @@ from tests.live.test_equality import CLOSE, JOBS, Batch, Case, adamw, mlp, sgd
 from torch import Tensor, nn
 
 import offbeat
-from offbeat.journal.records import read
+from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 from offbeat.tensors import fisher
 

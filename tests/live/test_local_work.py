@@ -19,7 +19,7 @@ from tests.live.test_local_steps import Local, alike, natural, plain_sgd, values
 from torch import nn
 
 from offbeat.errors import JobError, RefusedError
-from offbeat.journal.records import read
+from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 
 Record = dict[str, Any]

@@ -16,7 +16,7 @@ from tests.tiers import marked
 from torch import Tensor, nn
 
 from offbeat.errors import JobError, RefusedError
-from offbeat.journal.records import read
+from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 from offbeat.runtime.job.settings import ANY, Late
 from offbeat.runtime.parameter_server import per_shard

@@ -22,7 +22,7 @@ import offbeat
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.policy import Policy
 from offbeat.errors import JobError, RefusedError
-from offbeat.journal.records import read
+from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.policies import rule_of

@@ -12,7 +12,7 @@ import torch
 from tests.live.harness import Job, Worker, barrier, wait
 from torch import Tensor, nn
 
-from offbeat.journal.records import read
+from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 
 

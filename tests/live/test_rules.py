@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import offbeat
 from offbeat.core.policy import Policy, ServerRule
 from offbeat.errors import ConfigurationError, RefusedError
-from offbeat.journal.records import read
+from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 from offbeat.policies import rule
 

@@ -14,7 +14,7 @@ from tests.live.samples import Trainer, Used, ahead, data, finished, once
 from torch.utils.data import DataLoader
 
 from offbeat.errors import ConfigurationError
-from offbeat.journal.records import read
+from offbeat.journal.file import read
 
 
 @pytest.mark.parametrize("sync", ["bsp", "asp", "ssp(staleness=1)"])

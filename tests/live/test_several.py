@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
-from offbeat.journal.records import of_optimizer, read
+from offbeat.journal.file import of_optimizer, read
 from offbeat.journal.summary import Tally
 
 SIZE, BATCH, EPOCHS = 60, 4, 2

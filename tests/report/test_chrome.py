@@ -12,7 +12,7 @@ import pytest
 from tests.journal.records import END, Record, abandoned, interrupt, release, round_of_two, two_shards
 
 from offbeat.errors import ConfigurationError
-from offbeat.journal.records import Journal
+from offbeat.journal.file import Journal
 from offbeat.policies import ElasticBSP
 from offbeat.report.chrome import BARRIERS, SHARDS, WORKERS, timeline, write
 from offbeat.report.lanes import Chart

@@ -16,7 +16,7 @@ from tests.journal.records import END, JOB, abandoned, interrupt, push, release,
 
 from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
-from offbeat.journal.records import Journal
+from offbeat.journal.file import Journal
 from offbeat.journal.summary import Tally
 from offbeat.policies import ASP, BSP, SSP, Backup, ElasticBSP
 from offbeat.report.lanes import Chart, LaneSpan, shares

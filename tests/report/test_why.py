@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from offbeat.cli import app
 from offbeat.errors import ConfigurationError
-from offbeat.journal.records import read
+from offbeat.journal.file import read
 from offbeat.report.why import story
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate

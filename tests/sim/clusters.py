@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.core.policy import Policy
-from offbeat.journal import records as journals
+from offbeat.journal import file as journals
 from offbeat.journal.summary import Tally
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import Result, simulate

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from offbeat.cli import app, main
-from offbeat.journal.records import read
+from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate

@@ -16,7 +16,7 @@ from tests.spelled import spelled
 from torch.nn import functional
 
 from offbeat.core.gossip.push_sum import GossipRule
-from offbeat.journal import records as journals
+from offbeat.journal import file as journals
 from offbeat.policies import rule
 from offbeat.sim.cluster import Work
 from offbeat.sim.run import simulate

@@ -28,7 +28,8 @@ from tests.sim.stepped import SteppedJob, Timings
 from tests.tiers import examples
 
 from offbeat.core.policy import ServerRule
-from offbeat.journal.records import Record, read
+from offbeat.journal.file import read
+from offbeat.journal.records import Record
 from offbeat.policies import RULES, rule, rule_of
 from offbeat.sim.cluster import Work
 from offbeat.sim.run import simulate

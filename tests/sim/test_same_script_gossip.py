@@ -37,7 +37,8 @@ from tests.sim.test_same_script_ranks import EXAMPLES, TWO_DIE, is_silence
 from tests.tiers import examples
 
 from offbeat.core.gossip.push_sum import GossipRule
-from offbeat.journal.records import Record, read
+from offbeat.journal.file import read
+from offbeat.journal.records import Record
 from offbeat.policies import rule
 from offbeat.sim.faults import Freeze
 from offbeat.sim.run import simulate

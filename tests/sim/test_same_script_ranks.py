@@ -40,7 +40,8 @@ from tests.sim.stepped_ranks import SteppedRanks
 from tests.tiers import examples
 
 from offbeat.core.allreduce.policy import RoundRule
-from offbeat.journal.records import Record, read
+from offbeat.journal.file import read
+from offbeat.journal.records import Record
 from offbeat.policies import RULES, rule
 from offbeat.policies.gossip import AllReduce
 from offbeat.sim.run import simulate

@@ -15,7 +15,7 @@ from offbeat.core.effects import Fold
 from offbeat.core.events import Folded
 from offbeat.core.policy import Averaging, ObsoleteWork, Plan, View
 from offbeat.errors import ConfigurationError
-from offbeat.journal import records as journals
+from offbeat.journal import file as journals
 from offbeat.policies import BSP, rule
 from offbeat.policies.asp import ASP
 from offbeat.policies.backup import Backup

@@ -4,7 +4,7 @@
     runtime, sim                           report, cli
         │ log(event or effect, t)              │ read(path)
         ▼                                      ▼
-    records.Journal ──── file, one JSON object a line
+    file.Journal ──── one JSON object a line: records.record
         │ each record, to every listener
         ▼
     summary.Tally ──► worker_summary.WorkerTally   one worker's counts and waiting times

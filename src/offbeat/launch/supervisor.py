@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from offbeat.errors import ProtocolError
-from offbeat.journal.records import seal
+from offbeat.journal.file import seal
 from offbeat.launch.environment import common_environment, free_port, server_environment, worker_environment
 from offbeat.launch.forkserver import POSSIBLE, Forkserver
 from offbeat.launch.hangs import STACKS_S, LivedClock, ProcessStanding, ServerWatch

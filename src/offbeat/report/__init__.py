@@ -2,7 +2,7 @@
 
 Who calls whom::
 
-    journal.summary.Tally  (events -> a summary: plain numbers)        journal.records.read  (a journal's records)
+    journal.summary.Tally  (events -> a summary: plain numbers)        journal.file.read  (a journal's records)
           |                                                                  |
           v                                                                  v
     figures.py   numbers that follow from a summary, and their words   lanes.py   per worker: spans and marks

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from offbeat.errors import ConfigurationError
 from offbeat.journal.arrivals import Record
-from offbeat.journal.records import of_optimizer, read
+from offbeat.journal.file import of_optimizer, read
 from offbeat.report.lanes import Chart, Lane, Moment
 
 TraceEvent: TypeAlias = dict[str, Any]

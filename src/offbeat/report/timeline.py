@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from offbeat.errors import ConfigurationError
 from offbeat.journal.arrivals import Record
-from offbeat.journal.records import of_optimizer, read
+from offbeat.journal.file import of_optimizer, read
 from offbeat.report.figures import short
 from offbeat.report.lanes import SPANS, Chart, Lane, LaneSpan, shares
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from offbeat.core.events import Heard, Left, Lost
 from offbeat.errors import JobError, ProtocolError
-from offbeat.journal.records import Journal, PartOfJournal
+from offbeat.journal.file import Journal, PartOfJournal
 from offbeat.runtime.admission import Admission
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job import messages

@@ -15,7 +15,8 @@ from offbeat.core.events import Lost
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.job.several_optimizers import Several
 from offbeat.errors import JobError, ProtocolError
-from offbeat.journal.records import Journal, PartOfJournal, end_record, process_record
+from offbeat.journal.file import Journal, PartOfJournal
+from offbeat.journal.records import end_record, process_record
 from offbeat.journal.summary import Tally
 from offbeat.runtime.coordinator import LiveCoordinator
 from offbeat.runtime.job import messages

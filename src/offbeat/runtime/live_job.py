@@ -10,7 +10,8 @@ from offbeat.core.events import Event
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.errors import ProtocolError
 from offbeat.journal.causes import Causes
-from offbeat.journal.records import Journal, PartOfJournal, fault_record, job_record, optimizer_record
+from offbeat.journal.file import Journal, PartOfJournal
+from offbeat.journal.records import fault_record, job_record, optimizer_record
 from offbeat.runtime.coordination.backend import Backend
 from offbeat.runtime.coordination.fault_injection import Kills, announced
 from offbeat.runtime.coordination.notifier import Notifier
@@ -25,7 +26,7 @@ from offbeat.types import NO_CAUSE, RecordId, Seconds
 
 
 class LiveJob:
-    """Journal and carry out what the pure `Coordinator` of one optimizer is told and says.
+    """Feed events to the pure `Coordinator` of one optimizer, journal events and effects, and carry the effects out.
 
     Args:
         settings: the job as the launcher knows it.

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
-from offbeat.journal.records import read
+from offbeat.journal.file import read
 from offbeat.policies import rule
 from offbeat.report.table import comparison, job_table
 from offbeat.sim.cluster import Cluster, Work

@@ -14,7 +14,7 @@ from typing import Final
 from offbeat.core.effects import Effect
 from offbeat.core.events import Event, Folded, Heard
 from offbeat.core.job.coordinator import Coordinator
-from offbeat.journal.records import Journal
+from offbeat.journal.file import Journal
 from offbeat.sim.event_queue import MEASURED, WAKE, EventQueue
 from offbeat.sim.process import BEATS
 from offbeat.sim.servers import Servers

@@ -9,7 +9,8 @@ from typing import Any
 
 from offbeat.core.policy import Policy, ServerRule
 from offbeat.errors import ConfigurationError
-from offbeat.journal.records import Journal, end_record, job_record
+from offbeat.journal.file import Journal
+from offbeat.journal.records import end_record, job_record
 from offbeat.journal.summary import Tally
 from offbeat.policies import rule
 from offbeat.sim.cluster import Cluster, Work

@@ -60,15 +60,15 @@ class Servers:
         return max(self._busy) if shard is None else self._busy[shard]
 
     def parameters(self, worker: WorkerId, now: Seconds) -> Seconds:
-        """Return when this worker has the parameters that every server is told to send at ``now``."""
+        """Return the time at which the worker has the parameters of all servers, if each is told to send its own at ``now``."""
         return max(self.block(server, worker, now) for server in range(self.count))
 
     def block(self, server: int, worker: WorkerId, now: Seconds) -> Seconds:
-        """Return when this worker has the parameters that one server is told to send at ``now``."""
+        """Return the time at which the worker has the block of one server, if the server is told to send it at ``now``."""
         return self._delay.arrival(server * self._workers + worker, self.free(server, now))
 
     def push(self, server: int, worker: WorkerId, now: Seconds) -> Seconds:
-        """Return when a push that the worker sends at ``now`` arrives at this server."""
+        """Return the time at which a push arrives at a server, if the worker sends it at ``now``."""
         return self._push_delay.arrival(server * self._workers + worker, now)
 
 

@@ -34,7 +34,8 @@ from offbeat.core.effects import (
 from offbeat.core.events import Initialised, Joined, Lost
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.policy import Policy
-from offbeat.journal.records import Journal, Record, fault_record, metrics_record, process_record
+from offbeat.journal.file import Journal
+from offbeat.journal.records import Record, fault_record, metrics_record, process_record
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.coordinator_inbox import CoordinatorInbox
 from offbeat.sim.event_queue import FAULT, EventQueue

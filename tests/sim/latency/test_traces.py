@@ -13,7 +13,8 @@ import pytest
 
 from offbeat.core.events import Pushed
 from offbeat.errors import ConfigurationError
-from offbeat.journal.records import Journal, job_record
+from offbeat.journal.file import Journal
+from offbeat.journal.records import job_record
 from offbeat.sim.latency.registry import Trace, law
 from offbeat.sim.latency.trace_files import read
 from offbeat.types import Incarnation, WorkerId

@@ -12,7 +12,7 @@ from tests.sim.learning import BATCH, SEED, SIZE, Plain, close, cluster, data, n
 from torch.nn import functional
 
 from offbeat.core.policy import Averaging, Plan, ServerRule, View
-from offbeat.journal import records as journals
+from offbeat.journal import file as journals
 from offbeat.policies import BSP, PSP, Backup, EnsembleSync
 from offbeat.sim.cluster import Work
 from offbeat.sim.training.batches import Batches

@@ -12,7 +12,7 @@ import torch
 from tests.sim.learning import BATCH, Plain, close, cluster, data, loss_of, network, one_thread, optimizer_of, train
 from torch.nn import functional
 
-from offbeat.journal.records import read
+from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.errors import ConfigurationError
-from offbeat.journal import records
+from offbeat.journal import file
 
 Times: TypeAlias = NDArray[np.float64]
 """Seconds, steps x workers."""
@@ -195,7 +195,7 @@ def _read_journal(path: Path) -> Times:
     A push of several local steps gives their mean time; of a push to several shards the first shard's record counts.
     """
     columns: dict[int, list[float]] = {}
-    for number, entry in enumerate(records.read(path), start=1):
+    for number, entry in enumerate(file.read(path), start=1):
         if entry["kind"] != "pushed" or entry.get("shard") or entry.get("optimizer"):
             continue
         worker, seconds, steps = entry.get("worker"), entry.get("compute_s"), entry.get("steps", 1)

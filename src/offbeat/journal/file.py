@@ -1,0 +1,268 @@
+"""Write and read journals: one JSON-lines file per run, with every event and effect and its time.
+
+This file knows how records reach the disk, not what they mean (``journal/summary.py``). It reads no clock: ``now`` is handed in, so that
+the simulator, whose clock is virtual, writes the same bytes each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from offbeat.core.effects import Effect
+from offbeat.core.events import Event
+from offbeat.errors import ConfigurationError
+from offbeat.journal.records import FORMAT, Record, end_record, record
+from offbeat.types import NO_CAUSE, RecordId, Seconds
+
+FLUSH_S: Final[Seconds] = 1.0
+"""Longest time that a line waits to be written, in seconds."""
+BLOCK_NBYTES: Final = 1 << 16
+"""Bytes of lines that are written at once, whatever the time."""
+
+
+def seal(path: Path | str, reason: str) -> None:
+    """Give a journal whose writer was killed or is stopped its last record, marked ``cut``: pushes before it may have no fate.
+
+    A journal that has an ``end``, or cannot be read or written, is left as it is.
+
+    Args:
+        path: the file; nobody else may write to it any more.
+        reason: why the job ended.
+    """
+    with contextlib.suppress(ConfigurationError, OSError):
+        last: Record = {}
+        for last in read(path):  # noqa: B007 - the last one is wanted
+            pass
+        if last["kind"] != "end":
+            os.truncate(path, _end_of_lines(Path(path)))
+            with Path(path).open("a") as file:
+                file.write(json.dumps({**end_record(last["t"], False, reason), "cut": True}, separators=(",", ":")) + "\n")
+
+
+class Journal:
+    """Write records to a file and pass each to the listeners, such as ``Tally.add``.
+
+    Only whole blocks of lines are given to the operating system, so a killed job leaves whole lines and at most one that is cut. The owner
+    calls `flush` at `wake_at`; `write` flushes by itself when that time has passed.
+
+    Args:
+        path: the file; a journal that is there is replaced. None: records go to the listeners only.
+        now: the clock, in seconds; used for nothing but the interval between flushes.
+        listeners: called with each record, in order. They must not change it.
+
+    Raises:
+        ConfigurationError: the file cannot be written, or holds something other than a journal.
+    """
+
+    def __init__(
+        self,
+        path: Path | str | None,
+        *,
+        now: Callable[[], Seconds],
+        listeners: Iterable[Callable[[Record], None]] = (),
+    ) -> None:
+        self.path = None if path is None else Path(path)
+        self.failure: str | None = None
+        """The reason for which writing has stopped, for instance a full disk; None: it has not. Training goes on without a journal."""
+        self._now = now
+        self._listeners = tuple(listeners)
+        self._lines: list[str] = []
+        self._nbytes = 0
+        self._flush_at = 0.0
+        self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
+        self._file = None if self.path is None else _open(self.path)
+        self._headed = False
+        self._ids = 0
+
+    def log(self, item: Event | Effect, t: Seconds, cause: RecordId = NO_CAUSE) -> RecordId:
+        """Record an event or effect, unless it is one of `UNRECORDED`.
+
+        Args:
+            item: the event or effect.
+            t: when it happened, in seconds since the job began.
+            cause: the record of what it follows from: an effect from an event, an event of a worker from the effect that it answers.
+
+        Returns:
+            The number of the new record; ``cause`` where there is none, so that what follows from an event that is not recorded is taken
+            to follow from the event's own cause.
+        """
+        if self._file is None and not self._listeners:
+            return cause
+        entry = record(item, t)
+        if entry is None:
+            return cause
+        return self.write_numbered(entry, cause)
+
+    def write_numbered(self, entry: Record, cause: RecordId) -> RecordId:
+        """Take one record, with the next number and that of its cause; returns the former."""
+        self._ids = entry["id"] = number = RecordId(self._ids + 1)
+        if cause != NO_CAUSE:
+            entry["cause"] = cause
+        self.write(entry)
+        return number
+
+    def write(self, entry: Record) -> None:
+        """Take one record. In the file, what comes before the head waits for it: a job hears of its processes before it knows its rule."""
+        for listener in self._listeners:
+            listener(entry)
+        if self._file is None:
+            return
+        line = self._encode(entry)
+        now = self._now()
+        if not self._lines:
+            self._flush_at = now + FLUSH_S
+        head = entry["kind"] == "job" and not self._headed
+        self._lines.insert(0 if head else len(self._lines), line)
+        self._nbytes += len(line) + 1
+        self._headed = self._headed or head
+        # The head goes at once: what a job that is killed within a second leaves behind still says what it is.
+        if head or now >= self._flush_at or self._nbytes >= BLOCK_NBYTES:
+            self.flush()
+
+    def wake_at(self) -> Seconds | None:
+        """Return when `flush` is due; None: no line waits to be written."""
+        return self._flush_at if self._lines and self._headed else None
+
+    def flush(self) -> None:
+        """Give all records so far to the operating system."""
+        if self._file is None or not self._lines or not self._headed:
+            return
+        # Lone surrogates come from file names that are not UTF-8; a journal must not fail over a script's name.
+        block = memoryview(("\n".join(self._lines) + "\n").encode("utf-8", "backslashreplace"))
+        self._lines.clear()
+        self._nbytes = 0
+        try:
+            while block:
+                block = block[os.write(self._file, block) :]
+        except OSError as error:
+            self.failure = f"{self.path}: {error.strerror}; the journal ends here"
+            self._release()
+
+    def close(self) -> None:
+        """Write what is left. May be called twice."""
+        self.flush()
+        self._release()
+
+    def _release(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+class PartOfJournal:
+    """Write records of a further optimizer to the journal of its job: each has the optimizer's number in the field ``optimizer``.
+
+    Args:
+        journal: the journal of the job.
+        number: number of the optimizer, at least 1; records of the first optimizer have no such field.
+    """
+
+    def __init__(self, journal: Journal, number: int) -> None:
+        self._journal, self._number = journal, number
+
+    def log(self, item: Event | Effect, t: Seconds, cause: RecordId = NO_CAUSE) -> RecordId:
+        """Record an event or effect; see `Journal.log`."""
+        entry = record(item, t)
+        if entry is None:
+            return cause
+        return self._journal.write_numbered({**entry, "optimizer": self._number}, cause)
+
+    def write(self, entry: Record) -> None:
+        """Take one record."""
+        self._journal.write({**entry, "optimizer": self._number})
+
+
+def of_optimizer(records: Iterable[Record], number: int = 0) -> Iterator[Record]:
+    """Return the records of one optimizer of a job, without its number: like the journal of a job with that optimizer alone.
+
+    >>> records = [{"kind": "joined", "t": 0.1, "worker": 0}, {"kind": "joined", "t": 0.2, "worker": 0, "optimizer": 1}]
+    >>> list(of_optimizer(records))
+    [{'kind': 'joined', 't': 0.1, 'worker': 0}]
+    >>> list(of_optimizer(records, 1))
+    [{'kind': 'joined', 't': 0.2, 'worker': 0}]
+    """
+    for entry in records:
+        if entry.get("optimizer", 0) == number:
+            yield {key: value for key, value in entry.items() if key != "optimizer"} if number else entry
+
+
+def _open(path: Path) -> int:
+    """Open an empty file for a journal, in place of a journal that is there; anything else that is there is left as it is."""
+    file = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Append mode: even a second writer by mistake could not overwrite lines, only mix them.
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with contextlib.suppress(OSError):
+            os.fchmod(file, 0o600)  # of one that was there before, too: metrics and errors of a script are its user's
+        if os.fstat(file).st_size > 0:
+            next(read(path))
+        os.ftruncate(file, 0)
+    except (ConfigurationError, OSError) as error:
+        if file is not None:
+            os.close(file)
+        why = f"{error}; it is left as it is" if isinstance(error, ConfigurationError) else f"cannot write {path}: {error.strerror}"
+        raise ConfigurationError(f"{why}; choose another file for the journal") from error
+    return file
+
+
+def _end_of_lines(path: Path) -> int:
+    """Return the size of a file in bytes without its cut last line."""
+    end = 0
+    with path.open("rb") as file:
+        for line in file:
+            end += len(line) if line.endswith(b"\n") else 0
+    return end
+
+
+def read(path: Path | str) -> Iterator[Record]:
+    """Return the records of a journal, in order. A last line that was cut, as a killed job leaves it, is passed over.
+
+    Raises:
+        ConfigurationError: there is no such file, it is not a journal, or its format is newer than this package.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                entry = _parse(line)
+                if entry is None:
+                    if number > 1 and not line.endswith(b"\n"):
+                        return
+                    raise ConfigurationError(f"{path}, line {number}: not a journal: {_excerpt(line)} is no record with a kind and a time")
+                if number == 1:
+                    _check_first(path, entry)
+                yield entry
+            if file.tell() == 0:
+                raise ConfigurationError(f"{path}, line 1: not a journal: the file is empty")
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the journal {path}: {error.strerror}") from error
+
+
+def _parse(line: bytes) -> Record | None:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    if isinstance(entry, dict) and isinstance(entry.get("kind"), str) and isinstance(entry.get("t"), int | float):
+        return entry
+    return None
+
+
+def _check_first(path: Path | str, entry: Record) -> None:
+    if entry["kind"] != "job" or not isinstance(entry.get("format"), int):
+        raise ConfigurationError(f"{path}, line 1: not a journal: it begins with kind {entry['kind']!r} instead of 'job' and a format")
+    if entry["format"] > FORMAT:
+        by = entry.get("offbeat", "an unknown version")
+        raise ConfigurationError(
+            f"{path}, line 1: written by offbeat {by} in format {entry['format']}, and this version reads up to {FORMAT}; update offbeat"
+        )
+
+
+def _excerpt(line: bytes) -> str:
+    text = line.decode("utf-8", "replace").rstrip("\n")
+    return repr(text if len(text) <= 40 else text[:40] + "...")
