@@ -76,6 +76,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"timeout_s": 0.0}, r"--timeout 0: must be a number of seconds of at least 0.1"),
     ({"timeout_s": float("nan")}, r"--timeout nan: must be a number of seconds of at least 0.1"),
     ({"timeout_s": float("inf")}, r"--timeout inf: must be a number of seconds of at least 0.1"),
+    ({"grace_s": -1.0}, r"--grace -1: must be a number of seconds of at least 0"),
     ({"program": Program("no_such.py")}, r"there is no script 'no_such.py' here"),
     ({"program": Program(".")}, r"there is no script '.' here"),
     ({"slow": ["2:0.1"]}, r"--slow 2:0.1: write WORKER=SECONDS"),

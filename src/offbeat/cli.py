@@ -96,13 +96,12 @@ def run(
         seed=seed,
         timeout_s=timeout,
         progress_timeout_s=progress_timeout,
+        grace_s=grace,
         port=port,
         no_torchrun_env=no_torchrun_env,
     )
     screen = console()
     progress = LiveProgress(screen)
-    if not 0.0 <= grace < float("inf"):
-        raise ConfigurationError(f"--grace {grace:g}: must be a number of seconds of at least 0")
     try:
         supervisor = Supervisor(
             settings,
@@ -224,6 +223,7 @@ def check(
     timeout_s: float,
     port: int,
     progress_timeout_s: float = 1800.0,
+    grace_s: float = 30.0,
     late: Sequence[str] = (),
     preload: Sequence[str] = (),
     log_dir: Path | None = None,
@@ -243,6 +243,8 @@ def check(
         raise ConfigurationError(f"--timeout {timeout_s:g}: must be a number of seconds of at least 0.1")
     if not (progress_timeout_s == 0.0 or 0.1 <= progress_timeout_s < float("inf")):
         raise ConfigurationError(f"--progress-timeout {progress_timeout_s:g}: must be at least 0.1 seconds, or 0 for no limit")
+    if not 0.0 <= grace_s < float("inf"):
+        raise ConfigurationError(f"--grace {grace_s:g}: must be a number of seconds of at least 0")
     program.check()
     check_preload(preload, program)
     spelling = None
