@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -20,6 +21,7 @@ from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 from offbeat.launch.faults import parse_all, parse_late
 from offbeat.launch.forkserver import check_preload
+from offbeat.launch.local import LocalEngine
 from offbeat.launch.program import Program
 from offbeat.launch.supervisor import Outcome, Supervisor
 from offbeat.policies import RULES, rule
@@ -105,11 +107,10 @@ def run(
     try:
         supervisor = Supervisor(
             settings,
-            program,
+            LocalEngine(program, port=port, preload=preload or []),
+            token=secrets.token_hex(16),
             max_restarts=max_restarts,
             grace_s=grace,
-            port=port,
-            preload=preload or [],
             log_dir=log_dir,
             display=progress,
         )

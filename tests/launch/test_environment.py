@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from offbeat.launch.environment import server_environment, worker_environment
+from offbeat.launch.environment import Place, server_environment, worker_environment
 from offbeat.runtime.job.settings import InjectedSlowdown, JobSettings, WorkerSettings, read_addresses
 from offbeat.transport.base import Address
 from offbeat.types import WorkerId
@@ -34,7 +34,7 @@ def of_worker(**user: str) -> dict[str, str]:
 
 
 def of_server(**user: str) -> dict[str, str]:
-    return server_environment(2, JOB, token="t", supervisor=HERE, port=99, user={**USER, **user})
+    return server_environment(2, JOB.servers, token="t", supervisor=HERE, port=99, user={**USER, **user})
 
 
 @pytest.fixture
@@ -54,10 +54,10 @@ def test_a_workers() -> None:
 def test_a_worker_has_torchruns_variables_if_wanted() -> None:
     user = {**USER, "RANK": "7", "WORLD_SIZE": "9", "MASTER_ADDR": "elsewhere"}
     plain = worker_environment(WorkerId(1), JOB, token="t", servers=(HERE, THERE), user=user)
-    placed = worker_environment(WorkerId(1), JOB, token="t", servers=(HERE, THERE), group_port=4321, user=user)
+    placed = worker_environment(WorkerId(1), JOB, token="t", servers=(HERE, THERE), place=Place(1, 0, 1, "10.0.0.7", 4321), user=user)
     assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "LOCAL_RANK", "MASTER_PORT"} & plain.keys(), "another launcher's are not passed on"
-    assert [placed[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")] == ["1", "1", "2", "2"]
-    assert (placed["MASTER_ADDR"], placed["MASTER_PORT"]) == ("127.0.0.1", "4321")
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+    assert [placed[name] for name in names] == ["1", "0", "2", "1", "1", "10.0.0.7", "4321"]
     assert "TORCHELASTIC_RUN_ID" not in placed
 
 

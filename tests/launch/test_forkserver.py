@@ -16,8 +16,8 @@ from tests.launch.waiting import alive, printed, until
 
 from offbeat.errors import ConfigurationError
 from offbeat.launch import forkserver as forkservers
+from offbeat.launch.engine import Child
 from offbeat.launch.forkserver import POSSIBLE, Forkserver, check_preload
-from offbeat.launch.processes import Child
 from offbeat.launch.program import Program
 
 pytestmark = pytest.mark.skipif(not POSSIBLE, reason="only on Linux do libraries survive a fork")

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from tests.launch.waiting import until
 
+from offbeat.launch.engine import Child
 from offbeat.launch.output import Lines, Output
-from offbeat.launch.processes import Child, start
+from offbeat.launch.processes import start
 
 
 class Screen:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import psutil
 
-from offbeat.launch.processes import Child
+from offbeat.launch.engine import Child
 
 DEADLINE_S = 30.0
 

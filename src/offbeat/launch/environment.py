@@ -10,6 +10,7 @@ import os
 import platform
 import socket
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from offbeat.runtime.job.settings import JobSettings, WorkerSettings
 from offbeat.transport.base import Address
@@ -18,43 +19,62 @@ from offbeat.types import FIRST_WORKER, WorkerId
 MMAP_THRESHOLD_BYTES = 1 << 30
 OLD_MMAP_THRESHOLD_BYTES = 32 << 20
 TRIM_THRESHOLD_BYTES = 4 << 30
+_AGENT_STORE = ("TORCHELASTIC_USE_AGENT_STORE",)
+"""With this variable a process group would use the store of the outer torchrun, which listens at another port."""
+
+
+class Place(NamedTuple):
+    """Where a worker runs, in the words of torchrun, for the script's own process group."""
+
+    node: int
+    local_rank: int
+    """The number of the worker among those of its machine."""
+    local_size: int
+    """The number of workers on its machine."""
+    address: str
+    """Of the machine of worker 0, as the others reach it."""
+    port: int
+    """Free on the machine of worker 0; its process group listens there."""
 
 
 def server_environment(
-    number: int, job: JobSettings, *, token: str, supervisor: Address, port: int, user: Mapping[str, str] = os.environ
+    number: int, servers: int, *, token: str, supervisor: Address, port: int, listen: str = "", user: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """Return all variables of a server's process.
 
     Args:
         number: which server.
-        job: its job.
+        servers: how many there are on this machine.
         token: authenticates the processes of the job to each other.
         supervisor: where the server reports.
-        port: where server 0 listens; 0: the system chooses.
+        port: where the server listens; 0: the system chooses.
+        listen: the address of this machine at which it listens; "": loopback.
         user: the variables that the job was started with.
     """
     return {
-        **_defaults({"OMP_NUM_THREADS": str(_share(job.servers))}, user),
+        **_defaults({"OMP_NUM_THREADS": str(_share(servers))}, user),
         "OFFBEAT_SERVER": str(number),
         "OFFBEAT_TOKEN": token,
         "OFFBEAT_SUPERVISOR": json.dumps([supervisor]),
         "OFFBEAT_PORT": str(port),
+        "OFFBEAT_LISTEN": listen,
         "OMP_WAIT_POLICY": "PASSIVE",  # a server's idle threads must not spin: the cores are the workers'
     }
 
 
-def common_environment(job: JobSettings, user: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that are the same for all workers.
+def common_environment(workers: int, user: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables that are the same for all workers of this machine.
 
     Args:
-        job: their job.
+        workers: how many there are on this machine.
         user: the variables that the job was started with. Variables of an outer torchrun are removed.
     """
-    rest = {name: value for name, value in user.items() if name not in torchrun_variables(FIRST_WORKER, 1, 0)}
-    return _defaults({"OMP_NUM_THREADS": str(_share(job.workers)), **_keep_memory(*platform.libc_ver())}, rest)
+    outer = {*torchrun_variables(FIRST_WORKER, 1, Place(0, 0, 1, "", 0)), *_AGENT_STORE}
+    rest = {name: value for name, value in user.items() if name not in outer}
+    return _defaults({"OMP_NUM_THREADS": str(_share(workers)), **_keep_memory(*platform.libc_ver())}, rest)
 
 
-def torchrun_variables(worker: WorkerId, workers: int, port: int) -> dict[str, str]:
+def torchrun_variables(worker: WorkerId, workers: int, place: Place) -> dict[str, str]:
     """Return what torchrun would set, with which a script makes its own process group beside the job, and splits data.
 
     TORCHELASTIC_RUN_ID is not set: libraries such as Lightning take it as a sign of torchrun, and start a process group.
@@ -62,17 +82,16 @@ def torchrun_variables(worker: WorkerId, workers: int, port: int) -> dict[str, s
     Args:
         worker: which worker.
         workers: the number of workers.
-        port: free on this machine; worker 0's process group listens there.
+        place: where it runs.
     """
-    here, all_of_them = str(worker), str(workers)
     return {
-        "RANK": here,
-        "LOCAL_RANK": here,
-        "WORLD_SIZE": all_of_them,
-        "LOCAL_WORLD_SIZE": all_of_them,
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "RANK": str(worker),
+        "LOCAL_RANK": str(place.local_rank),
+        "WORLD_SIZE": str(workers),
+        "LOCAL_WORLD_SIZE": str(place.local_size),
+        "GROUP_RANK": str(place.node),
+        "MASTER_ADDR": place.address,
+        "MASTER_PORT": str(place.port),
     }
 
 
@@ -89,19 +108,26 @@ def worker_environment(
     *,
     token: str,
     servers: tuple[Address, ...],
-    group_port: int | None = None,
+    place: Place | None = None,
     user: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """Return all variables of a worker's process.
+    """Return all variables of a worker's process in a job whose workers are all on this machine.
 
     Args:
         worker: which worker.
         job: its job.
         token: authenticates the processes of the job to each other.
         servers: where they listen, server 0 first.
-        group_port: where the script's own process group meets; None: do not set torchrun's variables.
+        place: for the script's own process group; None: do not set torchrun's variables.
         user: the variables that the job was started with.
     """
+    return {**common_environment(job.workers, user), **worker_variables(worker, job, token=token, servers=servers, place=place)}
+
+
+def worker_variables(
+    worker: WorkerId, job: JobSettings, *, token: str, servers: tuple[Address, ...], place: Place | None = None
+) -> dict[str, str]:
+    """Return the variables with which a worker's process joins its job, to be added to those of `common_environment`. See above."""
     settings = WorkerSettings(
         worker=worker,
         workers=job.workers,
@@ -112,8 +138,8 @@ def worker_environment(
         slow=job.slow,
         sync=job.sync,
     )
-    group = {} if group_port is None else torchrun_variables(worker, job.workers, group_port)
-    return {**common_environment(job, user), **group, **settings.to_environment()}
+    group = {} if place is None else torchrun_variables(worker, job.workers, place)
+    return {**group, **settings.to_environment()}
 
 
 def _defaults(ours: Mapping[str, str], user: Mapping[str, str]) -> dict[str, str]:

@@ -29,7 +29,7 @@ from typing import IO, NoReturn
 
 from offbeat.errors import ConfigurationError
 from offbeat.launch import process_exit, program
-from offbeat.launch.processes import Child, die_with_parent, start
+from offbeat.launch.processes import LocalChild, die_with_parent, start
 from offbeat.launch.program import Program, module_spec
 from offbeat.runtime.job.settings import TOKEN, take_token
 from offbeat.runtime.worker import stacks
@@ -61,7 +61,7 @@ class Forkserver:
         program: what the forks will run; modules are searched in its folder first.
         modules: imported once.
         environment: all variables; forks have these and more.
-        capture: keep what the forks print for `Child.read`.
+        capture: keep what the forks print for `LocalChild.read`.
     """
 
     def __init__(self, program: Program, modules: Sequence[str], environment: Mapping[str, str], *, capture: bool = False) -> None:
@@ -83,7 +83,7 @@ class Forkserver:
         self._receive(0.0)
         return self._ready or self.over
 
-    def fork(self, environment: Mapping[str, str], program: Program) -> Child | None:
+    def fork(self, environment: Mapping[str, str], program: Program) -> LocalChild | None:
         """Return a new process that runs a program; None if the forkserver has ended or the fork fails.
 
         Args:
@@ -104,7 +104,7 @@ class Forkserver:
                 socket.send_fds(self._channel, [request], theirs)
             while not self.over and (pid := self._receive(None)) != REFUSED:
                 if pid is not None:
-                    return Child(Fork(self, pid, *outputs))
+                    return LocalChild(Fork(self, pid, *outputs))
         for output in outputs:
             output.close()
         return None
@@ -143,7 +143,7 @@ class Forkserver:
 
 
 class Fork:
-    """Provide the parts of `subprocess.Popen` that `Child` needs, for a fork."""
+    """Provide the parts of `subprocess.Popen` that `LocalChild` needs, for a fork."""
 
     def __init__(self, forkserver: Forkserver, pid: int, stdout: IO[bytes] | None = None, stderr: IO[bytes] | None = None) -> None:
         self._forkserver = forkserver

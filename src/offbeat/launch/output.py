@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
+from offbeat.launch.engine import Child
 from offbeat.launch.outcome import Display
-from offbeat.launch.processes import Child
 from offbeat.types import Seconds
 
 QUIET_S: Seconds = 0.1

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Protocol
 
+from offbeat.launch.engine import Child
+from offbeat.runtime.worker import stacks
 from offbeat.types import Seconds
 
 _PR_SET_PDEATHSIG = 1
@@ -19,7 +21,7 @@ READ_BYTES_MAX = 1 << 18
 
 
 class Process(Protocol):
-    """What `Child` needs of a process; `subprocess.Popen` has it."""
+    """What `LocalChild` needs of a process; `subprocess.Popen` has it."""
 
     pid: int
     stdout: IO[bytes] | None
@@ -32,16 +34,16 @@ class Process(Protocol):
     def send_signal(self, number: int) -> None: ...
 
 
-def start(command: Sequence[str], environment: Mapping[str, str], *, capture: bool = False, keep: Sequence[int] = ()) -> Child:
+def start(command: Sequence[str], environment: Mapping[str, str], *, capture: bool = False, keep: Sequence[int] = ()) -> LocalChild:
     """Start a process that runs a program.
 
     Args:
         command: the program and its arguments.
         environment: all of its variables.
-        capture: keep what it prints for `Child.read`, instead of sharing this process's output.
+        capture: keep what it prints for `LocalChild.read`, instead of sharing this process's output.
         keep: file descriptors of this process that it inherits.
     """
-    return Child(
+    return LocalChild(
         subprocess.Popen(
             command,
             env={**environment, "PYTHONUNBUFFERED": "1"} if capture else dict(environment),
@@ -54,8 +56,8 @@ def start(command: Sequence[str], environment: Mapping[str, str], *, capture: bo
     )
 
 
-class Child:
-    """One process of the job, the leader of its own session.
+class LocalChild(Child):
+    """One process on this machine, the leader of its own session.
 
     Args:
         process: the process.
@@ -74,15 +76,12 @@ class Child:
 
     @property
     def drained(self) -> bool:
-        """Return True if the process has ended and all that it has printed was read."""
         return not self._pipes and self._process.poll() is not None
 
     def pipes(self) -> list[int]:
-        """Return the file descriptors that `read` reads from."""
         return [pipe.fileno() for pipe in self._pipes]
 
     def read(self) -> list[tuple[bool, bytes]]:
-        """Read what was printed since the last call, as pairs of (from stderr, bytes); after the process's end, all of it."""
         over = self._process.poll() is not None
         found = []
         for pipe in list(self._pipes):
@@ -95,26 +94,28 @@ class Child:
         return found
 
     def ended(self) -> int | None:
-        """Return the exit status, negative for a signal; None while it runs. Processes that it left in its session are killed."""
         status = self._process.poll()
         if status is not None:
             self._sweep()
         return status
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process, not to its children."""
         if self._process.poll() is None:
             self._process.send_signal(number)
 
+    def print_stacks(self) -> str | None:
+        why_not = stacks.why_silent(self.pid)
+        if why_not is None and stacks.NUMBER is not None:
+            self.signal(stacks.NUMBER)
+        return why_not
+
     def kill(self) -> None:
-        """Kill the process and everything in its session, and wait for the end. Stopped processes die too."""
         self.strike()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5)
         self.ended()
 
     def strike(self) -> None:
-        """Kill as `kill` does, without waiting for the end: for signal handlers."""
         if not self._swept:
             self._kill_group()
 

@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from offbeat.launch.engine import Child
 from offbeat.launch.hangs import ProcessStanding
-from offbeat.launch.processes import Child, describe
-from offbeat.types import WorkerId
+from offbeat.launch.processes import describe
+from offbeat.types import Seconds, WorkerId
+
+AWAITED = "its machine has not come yet"
+"""Why a worker that has never started takes no part."""
 
 
 class FailureReport(NamedTuple):
@@ -24,8 +28,10 @@ class FailureReport(NamedTuple):
 class WorkerProcess:
     """What is known of a worker's processes."""
 
-    child: Child
-    """The newest process."""
+    child: Child | None
+    """The newest process; None: its machine has not come, or is gone."""
+    away: str | None = None
+    """Why its machine is gone; None: it is there, or has never come."""
     restarts: int = 0
     status: int | None = None
     """Exit status once the worker has ended for good, negative for a signal; None before."""
@@ -35,6 +41,11 @@ class WorkerProcess:
     """True if it came back after all others had finished: no failure, but nothing left to do."""
     standing: ProcessStanding = field(default_factory=lambda: ProcessStanding(0.0))
     """State of the newest process."""
+
+    def begin(self, child: Child, now: Seconds) -> None:
+        """Follow a new process from now on."""
+        self.child, self.away, self.failure = child, None, None
+        self.standing = ProcessStanding(now)
 
     def describe(self, status: int) -> str:
         """Return how the newest process ended, in words."""

@@ -1,4 +1,4 @@
-"""Run a job on this machine: start servers and workers, restart workers that died, pass signals on, and clean up.
+"""Run a job: have an engine start servers and workers, restart workers that died, pass signals on, and clean up.
 
 The supervisor decides nothing about training; the coordinator in server 0 does, and sends what to show. One thread, one loop.
 """
@@ -6,9 +6,7 @@ The supervisor decides nothing about training; the coordinator in server 0 does,
 from __future__ import annotations
 
 import json
-import secrets
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,17 +15,14 @@ from typing import Any
 
 from offbeat.errors import ProtocolError
 from offbeat.journal.file import seal
-from offbeat.launch.environment import common_environment, free_port, server_environment, worker_environment
-from offbeat.launch.forkserver import POSSIBLE, Forkserver
+from offbeat.launch.engine import Child, Engine
 from offbeat.launch.hangs import STACKS_S, LivedClock, ProcessStanding, ServerWatch
 from offbeat.launch.outcome import Display, End, Outcome, verdict
 from offbeat.launch.output import Output
-from offbeat.launch.processes import Child, describe, start
-from offbeat.launch.program import Program
-from offbeat.launch.restarts import FailureReport, WorkerProcess, why_not_restarted
+from offbeat.launch.processes import describe
+from offbeat.launch.restarts import AWAITED, FailureReport, WorkerProcess, why_not_restarted
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.settings import JobSettings
-from offbeat.runtime.worker import stacks
 from offbeat.transport.base import Address, Connection, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.types import Seconds, WorkerId, worker_ids
@@ -47,11 +42,11 @@ class Supervisor:
 
     Args:
         settings: the job.
-        program: what the workers run.
-        max_restarts: how often each worker may be restarted.
+        engine: starts the processes.
+        token: authenticates the processes of the job to each other.
+        max_restarts: how often each worker may be restarted. The loss of its machine does not count.
+        return_s: seconds to wait for a machine once no worker is left whose machine is there.
         grace_s: seconds that scripts have to end after Ctrl-C or SIGTERM.
-        port: where server 0 listens; 0: the system chooses.
-        preload: modules to import once, in a process that workers are forked from; (): each worker is a new process.
         log_dir: a folder for the raw output of each worker and server; None: no files.
         display: shows the job to the user.
 
@@ -62,26 +57,22 @@ class Supervisor:
     def __init__(
         self,
         settings: JobSettings,
-        program: Program,
+        engine: Engine,
         *,
+        token: str,
         max_restarts: int,
+        return_s: Seconds = 0.0,
         grace_s: Seconds = 30.0,
-        port: int,
-        preload: Sequence[str] = (),
         log_dir: Path | None = None,
         display: Display,
     ) -> None:
         self._settings = settings
-        self._program = program
-        self._preload = preload
-        self._forkserver: Forkserver | None = None
-        self._max_restarts, self._grace_s = max_restarts, grace_s
-        self._port = port
+        self._engine = engine
+        self._max_restarts, self._grace_s, self._return_s = max_restarts, grace_s, return_s
         self._display = display
         self._output = Output(display, log_dir)
-        self._group_port = free_port() if settings.torchrun_env else None
-        self._token = secrets.token_hex(16)
-        self._hub = SocketHub(self._token)
+        self._token = token
+        self._hub = SocketHub(token)
         self._servers: dict[int, Child] = {}
         self._connections: dict[int, Connection] = {}
         self._addresses: dict[int, Address] = {}
@@ -92,6 +83,8 @@ class Supervisor:
         self._journal_failure: str | None = None
         self._signals: list[int] = []
         self._clock = LivedClock()
+        self._none_since: Seconds | None = None
+        """Since when no process of a worker runs."""
         self._server_watch = ServerWatch(settings.timeout_s)
 
     def run(self) -> Outcome:
@@ -105,8 +98,7 @@ class Supervisor:
             return self._watch()
         finally:
             _kill(self._children())
-            if self._forkserver is not None:
-                self._forkserver.child.kill()
+            self._engine.close()
             self._hub.close()
             self._output.close()
             for number, handler in before.items():
@@ -116,23 +108,21 @@ class Supervisor:
         self._signals.append(number)
         self._hub.wake()
         if len(self._signals) > 1:
-            for child in [*self._children(), *([] if self._forkserver is None else [self._forkserver.child])]:
+            for child in self._children():
                 child.strike()
+            self._engine.strike()
 
     # Start.
 
     def _start(self) -> None:
-        address = self._hub.listen()
-        if self._preload and not POSSIBLE:
-            self._display.note("--preload works on Linux only: here every worker imports for itself")
-        elif self._preload:
-            environment = common_environment(self._settings)
-            self._forkserver = Forkserver(self._program, self._preload, environment, capture=True)
-            self._attach("preload", 0, self._forkserver.child)
+        self._engine.begin(self._settings, self._hub)
+        for name, helper in self._engine.helpers().items():
+            self._output.attach(name, 0, helper)
+        if not self._wait_for_start(self._engine.ready_for_servers):
+            return
         for number in range(self._settings.servers):
-            environment = server_environment(number, self._settings, token=self._token, supervisor=address, port=self._port)
-            self._servers[number] = start([sys.executable, "-m", "offbeat.runtime.server"], environment, capture=True)
-            self._attach("server", number, self._servers[number])
+            self._servers[number] = self._engine.start_server(number, self._token)
+            self._output.attach("server", number, self._servers[number])
             self._server_watch.heard(number, self._clock.now(), loading=True)
         if not self._wait_for_start(lambda: len(self._addresses) == self._settings.servers):
             return
@@ -140,11 +130,16 @@ class Supervisor:
             servers = json.dumps([self._addresses[n] for n in range(self._settings.servers)])
             connection.send({"kind": "job", "settings": self._settings.to_wire(), "servers": servers})
             self._record("server", number, "started", f"pid {self._servers[number].pid}")
-        if not self._wait_for_start(self._forkserver_settled):  # the servers load, too, meanwhile
+        if not self._wait_for_start(self._engine.ready_for_workers):  # the servers load, too, meanwhile
             return
+        self._engine.arrived()
         for worker in worker_ids(self._settings.workers):
-            self._workers[worker] = WorkerProcess(self._spawn(worker), standing=ProcessStanding(self._clock.now()))
-            self._record("worker", worker, "started", f"pid {self._workers[worker].child.pid}")
+            child = self._spawn(worker)
+            self._workers[worker] = WorkerProcess(child, standing=ProcessStanding(self._clock.now()))
+            if child is None:
+                self._send("lost", worker=worker, reason=AWAITED)
+            else:
+                self._record("worker", worker, "started", f"pid {child.pid}")
 
     def _wait_for_start(self, ready: Callable[[], bool]) -> bool:
         """Wait until ``ready`` returns True. Returns False if something happens first that ends the job."""
@@ -153,28 +148,21 @@ class Supervisor:
             self._check_servers()
             if self._failure is not None or self._signals:
                 return False
+        self._note_engine()
         return self._failure is None
 
-    def _forkserver_settled(self) -> bool:
-        if self._forkserver is None:
-            return True
-        settled = self._forkserver.settled()
-        if self._forkserver.failure is not None:
-            self._failure = self._failure or (self._forkserver.failure, True)
-        elif self._forkserver.over:
-            self._display.note("the --preload process has died: every worker imports for itself")
-        return settled
+    def _note_engine(self) -> None:
+        """Show what the engine has to say, and end the job if it cannot go on."""
+        for note in self._engine.notes():
+            self._display.note(note)
+        self._failure = self._failure or self._engine.failure
 
-    def _spawn(self, worker: WorkerId) -> Child:
-        servers = tuple(self._addresses[n] for n in range(self._settings.servers))
-        environment = worker_environment(worker, self._settings, token=self._token, servers=servers, group_port=self._group_port)
-        forked = self._forkserver.fork(environment, self._program) if self._forkserver is not None else None
-        child = forked or start([sys.executable, *self._program.command], environment, capture=True)
-        self._attach("worker", worker, child)
+    def _spawn(self, worker: WorkerId) -> Child | None:
+        servers = [self._addresses[n] for n in range(self._settings.servers)]
+        child = self._engine.start_worker(worker, servers, self._token)
+        if child is not None:
+            self._output.attach("worker", worker, child)
         return child
-
-    def _attach(self, role: str, number: int, child: Child) -> None:
-        self._output.attach(role, number, child)
 
     # The main loop.
 
@@ -187,19 +175,25 @@ class Supervisor:
                 return self._end(2 if mistake else 1, reason)
             if self._signals:
                 return self._stop(self._signals[0])
+            self._take_in()
             self._check_workers()
             self._check_hangs()
-            if all(worker.status is not None for worker in self._workers.values()):
+            if self._all_done():
                 return self._conclude()
 
     def _serve(self, timeout_s: Seconds) -> None:
         for connection, item in self._hub.poll(timeout_s, self._output.pipes()):
             if isinstance(item, Message):
+                if self._engine.on_message(connection, item):
+                    continue
                 self._on_message(connection, item.header)
                 for number in [number for number, server in self._connections.items() if server is connection]:
                     self._server_watch.heard(number, self._clock.now(), loading=item.header.get("kind") == "loading")
             else:
+                self._engine.on_closed(connection, item.reason)
                 self._connections = {number: server for number, server in self._connections.items() if server is not connection}
+        self._engine.tick(self._clock.now())
+        self._note_engine()
         self._output.drain()
 
     def _serve_until(self, ready: Callable[[], bool], limit_s: Seconds) -> None:
@@ -229,7 +223,7 @@ class Supervisor:
                 self._display.update(header["snapshot"], time.monotonic())
             case "standing":
                 told = self._workers.get(header["worker"])
-                if told is not None and told.child.pid == header["pid"]:
+                if told is not None and told.child is not None and told.child.pid == header["pid"]:
                     told.standing.heard(header, self._clock.now())
                     if header["standing"] == "too late":
                         told.too_late = True
@@ -246,29 +240,46 @@ class Supervisor:
                 if header["worker"] in self._workers:
                     self._workers[header["worker"]].failure = FailureReport(header["reason"], header["pushed"])
             case "kill":
-                if header["worker"] in self._workers:
+                to_kill = self._workers.get(header["worker"])
+                if to_kill is not None and to_kill.child is not None:
                     self._display.note(f"killing worker {header['worker']}, as ordered by --kill")
-                    self._workers[header["worker"]].child.signal(signal.SIGKILL)
+                    to_kill.child.signal(signal.SIGKILL)
 
     def _check_servers(self) -> None:
         for number, child in self._servers.items():
             status = child.ended()
             if status is not None and self._failure is None:
                 self._serve(0.0)  # a report from it may explain its end better
-                reason = f"server {number} {describe(status)}, and its part of the parameters is gone with it"
+                how = describe(status) if child.lost is None else f"is gone ({child.lost})"
+                reason = f"server {number} {how}, and its part of the parameters is gone with it"
                 if self._failure is None:
                     self._failure = (reason, False)
         frozen = self._server_watch.frozen(self._clock.now())
         if frozen is not None and self._failure is None:
             self._failure = (frozen, False)
 
+    def _take_in(self) -> None:
+        """Start the workers whose machine has come, for the first time or again."""
+        for worker in self._engine.arrived():
+            state = self._workers[worker]
+            if state.child is not None or state.status is not None:
+                continue
+            child = self._spawn(worker)
+            if child is not None:
+                what = "started" if state.away is None else "restarted"
+                state.begin(child, self._clock.now())
+                self._record("worker", worker, what, f"its machine has come, pid {child.pid}")
+
     def _check_workers(self) -> None:
         for worker, state in self._workers.items():
-            if state.status is not None or (status := state.child.ended()) is None:
+            if state.child is None or state.status is not None or (status := state.child.ended()) is None:
                 continue
             self._serve(0.0)  # its report comes before its end is noticed
             if self._failure is not None:
                 return
+            if state.child.lost is not None:
+                self._lose(worker, state, state.child.lost)
+                continue
             how = state.describe(status)
             self._record("worker", worker, "exited", how)
             if status == 0 or state.too_late:
@@ -281,17 +292,39 @@ class Supervisor:
             pushed = state.has_pushed(worker, self._snapshot)
             why_not = why_not_restarted(status, pushed=pushed, restarts=state.restarts, max_restarts=self._max_restarts)
             self._output.drain()  # its own output comes before the note on its end
-            if why_not is None:
+            child = self._spawn(worker) if why_not is None else None
+            if child is not None:
                 state.restarts += 1
-                state.failure = None
-                state.child = self._spawn(worker)
-                state.standing = ProcessStanding(self._clock.now())
+                state.begin(child, self._clock.now())
                 count = f"{state.restarts} of {self._max_restarts}"
-                self._record("worker", worker, "restarted", f"{count}, pid {state.child.pid}")
+                self._record("worker", worker, "restarted", f"{count}, pid {child.pid}")
                 self._display.note(f"worker {worker} {how}: restarted ({count})")
+            elif why_not is None:
+                self._lose(worker, state, "its machine is gone")
             else:
                 state.status = status
                 self._display.note(f"worker {worker} {how}: not restarted, {why_not}")
+
+    def _lose(self, worker: WorkerId, state: WorkerProcess, reason: str) -> None:
+        """Handle the loss of a worker's machine: the worker may return with it, and no restart is counted."""
+        state.child, state.away = None, reason
+        self._send("lost", worker=worker, reason=reason)
+        self._record("worker", worker, "lost", reason)
+        self._display.note(f"worker {worker} is lost: {reason}; it returns with its machine")
+
+    def _all_done(self) -> bool:
+        """Return True if no worker's process runs or is awaited."""
+        states = self._workers.values()
+        if any(state.child is not None and state.status is None for state in states):
+            self._none_since = None
+            return False
+        if all(state.status is not None for state in states) or any(state.status == 0 for state in states):
+            return True
+        now = self._clock.now()
+        if self._none_since is None:
+            self._none_since = now
+            self._display.note(f"no worker is left: waiting {self._return_s:g} s for a machine (--start-timeout)")
+        return now - self._none_since >= self._return_s
 
     def _check_hangs(self) -> None:
         """Kill worker processes that hang, once they have had time to print their stacks."""
@@ -301,19 +334,18 @@ class Supervisor:
             standing = state.standing
             if loading:  # server 0 cannot report hellos while it imports
                 standing.started = now
-            if state.status is not None or state.child.ended() is not None:
+            if state.child is None or state.status is not None or state.child.ended() is not None:
                 continue
             if standing.kill_reason is None:
                 standing.kill_reason = standing.hung(now, settings.timeout_s, settings.progress_timeout_s)
                 if standing.kill_reason is None:
                     continue
                 self._record("worker", worker, "hung", standing.kill_reason)
-                why_silent = stacks.why_silent(state.child.pid)
+                why_silent = state.child.print_stacks()
                 said = "its stacks follow on its stderr" if why_silent is None else f"no stacks: {why_silent}"
                 self._display.note(f"worker {worker} {standing.kill_reason}: it is killed; {said}")
                 standing.kill_at = now
-                if why_silent is None and stacks.NUMBER is not None:
-                    state.child.signal(stacks.NUMBER)
+                if why_silent is None:
                     standing.kill_at += STACKS_S
             if now >= standing.kill_at:
                 state.child.strike()
@@ -323,6 +355,7 @@ class Supervisor:
     def _conclude(self) -> Outcome:
         """Return the outcome after every worker process has ended for good."""
         ends = {w: End(state.status, state.describe(state.status)) for w, state in self._workers.items() if state.status is not None}
+        ends |= {w: End(-signal.SIGKILL, f"was lost: {state.away}") for w, state in self._workers.items() if state.away is not None}
         if any(end.status == 0 for end in ends.values()):
             self._serve_until(lambda: self._joined() or 0 not in self._connections, NEWS_S)
         return self._end(*verdict(ends, joined=self._joined(), script=self._settings.script))
@@ -341,11 +374,13 @@ class Supervisor:
         for state in self._workers.values():
             # Before its hello a process has nothing to save, and a traceback of its imports would only confuse.
             gently = number == signal.SIGINT and state.standing.said_hello
-            state.child.signal(signal.SIGINT if gently else signal.SIGTERM)
+            if state.child is not None:
+                state.child.signal(signal.SIGINT if gently else signal.SIGTERM)
         if not self._all_leave(self._grace_s) and self._failure is None and number == signal.SIGINT and len(self._signals) == 1:
             self._display.note(f"not all scripts have ended within {self._grace_s:g} s of Ctrl-C (--grace): SIGTERM")
             for state in self._workers.values():
-                state.child.signal(signal.SIGTERM)
+                if state.child is not None:
+                    state.child.signal(signal.SIGTERM)
             self._all_leave(GRACE_S)
         return self._end(128 + number, f"stopped by {name}")
 
@@ -357,20 +392,22 @@ class Supervisor:
 
         def over() -> bool:
             for worker, state in self._workers.items():
-                if state.status is None and (status := state.child.ended()) is not None:
+                if state.child is not None and state.status is None and (status := state.child.ended()) is not None:
                     state.status = status
                     self._record("worker", worker, "exited", state.describe(status))
                     self._send("lost", worker=worker, reason=f"its process {state.describe(status)}")
             self._check_servers()
-            ended = all(state.status is not None for state in self._workers.values())
-            return ended or self._failure is not None or len(self._signals) > 1
+            return self._none_runs() or self._failure is not None or len(self._signals) > 1
 
         self._serve_until(over, limit_s)
-        return all(state.status is not None for state in self._workers.values())
+        return self._none_runs()
+
+    def _none_runs(self) -> bool:
+        return all(state.child is None or state.status is not None for state in self._workers.values())
 
     def _end(self, status: int, reason: str) -> Outcome:
         """Let the coordinator close the journal, then stop the servers."""
-        _kill([state.child for state in self._workers.values()])
+        _kill([state.child for state in self._workers.values() if state.child is not None])
         self._output.drain()
         self._send("finish", ok=status == 0, reason=reason)
         self._serve_until(lambda: self._summary is not None or 0 not in self._connections, GRACE_S)
@@ -379,10 +416,12 @@ class Supervisor:
             seal(self._settings.journal, reason)
         if self._journal_failure is not None:
             status, reason = status or 1, f"{reason}; but the journal is not complete: {self._journal_failure}"
+        _kill(list(self._servers.values()))
+        self._serve_until(lambda: self._engine.over(status, reason), GRACE_S)
         return Outcome(status, reason, self._summary or self._snapshot)
 
     def _children(self) -> list[Child]:
-        return [*(state.child for state in self._workers.values()), *self._servers.values()]
+        return [*(state.child for state in self._workers.values() if state.child is not None), *self._servers.values()]
 
     def _send(self, kind: str, **fields: Any) -> None:
         if 0 in self._connections:

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 STATUS_PERIOD_S = 0.2
 PASSED_ON: Sequence[str] = ("worker", "number", "steps", "push", "hyper")
 """Fields of a worker's push to another server that are passed on to server 0."""
+LOOPBACK = "127.0.0.1"
 EARLY_MAX = 16
 """Most messages of one peer that are kept until this server can begin."""
 
@@ -336,19 +337,26 @@ def main() -> int:
     """Run server OFFBEAT_SERVER of the job whose supervisor listens at OFFBEAT_SUPERVISOR."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor ends servers, after the workers
     number = int(os.environ["OFFBEAT_SERVER"])
-    port = int(os.environ.get("OFFBEAT_PORT", "0")) if number == 0 else 0
-    return serve(number, SocketHub(take_token()), read_addresses(os.environ["OFFBEAT_SUPERVISOR"])[0], port)
+    port, listen = int(os.environ.get("OFFBEAT_PORT", "0")), os.environ.get("OFFBEAT_LISTEN") or LOOPBACK
+    return serve(number, SocketHub(take_token()), read_addresses(os.environ["OFFBEAT_SUPERVISOR"])[0], port, listen)
 
 
-def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0) -> int:
-    """Run server ``number``, listening at ``port`` (0: the system chooses), until the supervisor ends it or the job fails.
+def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0, listen: str = LOOPBACK) -> int:
+    """Run server ``number`` until the supervisor ends it or the job fails.
+
+    Args:
+        number: which server.
+        hub: not listening yet.
+        supervisor_at: where to report.
+        port: where to listen; 0: the system chooses.
+        listen: the address of this machine at which to listen.
 
     Returns:
         The exit status. The hub is closed then.
     """
     supervisor = hub.connect(supervisor_at)
     try:
-        address = hub.listen(port=port)
+        address = hub.listen(listen, port)
         supervisor.send({"kind": "listening", "number": number, "address": address})
         Server(number, hub, supervisor).run()
     except JobEnded:

@@ -1,0 +1,86 @@
+"""Start the processes of a job on this machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from offbeat.launch.engine import Child, Engine
+from offbeat.launch.environment import Place, common_environment, free_port, server_environment, worker_environment
+from offbeat.launch.forkserver import POSSIBLE, Forkserver
+from offbeat.launch.processes import start
+from offbeat.launch.program import Program
+from offbeat.runtime.job.settings import JobSettings
+from offbeat.transport.base import Address, Hub
+from offbeat.types import WorkerId
+
+SERVER_COMMAND = [sys.executable, "-m", "offbeat.runtime.server"]
+LOOPBACK = "127.0.0.1"
+
+
+class LocalEngine(Engine):
+    """Start servers and workers as children of this process.
+
+    Args:
+        program: what the workers run.
+        port: where server 0 listens; 0: the system chooses.
+        preload: modules to import once, in a process that workers are forked from; (): each worker is a new process.
+    """
+
+    def __init__(self, program: Program, *, port: int = 0, preload: Sequence[str] = ()) -> None:
+        self._program, self._port, self._preload = program, port, preload
+        self._forkserver: Forkserver | None = None
+        self._notes: list[str] = []
+        self._settings: JobSettings
+        self._address: Address
+        self._group_port = 0
+
+    def begin(self, settings: JobSettings, hub: Hub) -> Address:
+        self._settings = settings
+        self._group_port = free_port() if settings.torchrun_env else 0
+        self._address = hub.listen()
+        if self._preload and not POSSIBLE:
+            self._notes.append("--preload works on Linux only: here every worker imports for itself")
+        elif self._preload:
+            self._forkserver = Forkserver(self._program, self._preload, common_environment(settings.workers), capture=True)
+        return self._address
+
+    def ready_for_servers(self) -> bool:
+        return True
+
+    def ready_for_workers(self) -> bool:
+        if self._forkserver is None:
+            return True
+        settled = self._forkserver.settled()
+        if self._forkserver.failure is not None:
+            self.failure = self._forkserver.failure, True
+        elif self._forkserver.over:
+            self._notes.append("the --preload process has died: every worker imports for itself")
+        return settled
+
+    def start_server(self, number: int, token: str) -> Child:
+        port = self._port if number == 0 else 0
+        environment = server_environment(number, self._settings.servers, token=token, supervisor=self._address, port=port)
+        return start(SERVER_COMMAND, environment, capture=True)
+
+    def start_worker(self, worker: WorkerId, servers: Sequence[Address], token: str) -> Child:
+        job = self._settings
+        place = Place(0, worker, job.workers, LOOPBACK, self._group_port) if job.torchrun_env else None
+        environment = worker_environment(worker, job, token=token, servers=tuple(servers), place=place)
+        forked = self._forkserver.fork(environment, self._program) if self._forkserver is not None else None
+        return forked or start([sys.executable, *self._program.command], environment, capture=True)
+
+    def notes(self) -> list[str]:
+        notes, self._notes = self._notes, []
+        return notes
+
+    def helpers(self) -> Mapping[str, Child]:
+        return {} if self._forkserver is None else {"preload": self._forkserver.child}
+
+    def strike(self) -> None:
+        if self._forkserver is not None:
+            self._forkserver.child.strike()
+
+    def close(self) -> None:
+        if self._forkserver is not None:
+            self._forkserver.child.kill()
