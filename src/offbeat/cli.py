@@ -19,16 +19,20 @@ from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError, OffbeatError
 from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
+from offbeat.launch.agent import Duties
+from offbeat.launch.cluster import SUPERVISES, Cluster, supervise, take_part
 from offbeat.launch.faults import parse_all, parse_late
 from offbeat.launch.forkserver import check_preload
 from offbeat.launch.local import LocalEngine
 from offbeat.launch.program import Program
 from offbeat.launch.supervisor import Outcome, Supervisor
+from offbeat.launch.tasks import task_of
+from offbeat.launch.token import given_token
 from offbeat.policies import RULES, rule
 from offbeat.report.live import LiveProgress
 from offbeat.report.table import comparison, console, job_table
 from offbeat.report.why import story
-from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.job.settings import JobSettings, take_token
 from offbeat.sim import command
 from offbeat.sim.latency.registry import LAWS
 
@@ -38,6 +42,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Data-parallel training for PyTorch that keeps going when workers are slow, dead or new.",
 )
+
+
+Script = Annotated[str, typer.Argument(help="The training script; arguments after it are its own.", show_default=False)]
+Module = Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module's name, as after python -m.")]
+Sync = Annotated[str | None, typer.Option(help="Synchronization rule, for instance 'ssp(staleness=3)'; overrides the script's.")]
+MaxRestarts = Annotated[int, typer.Option(help="How often each worker is restarted when its process dies.")]
+Slow = Annotated[list[str] | None, typer.Option(help="WORKER=SECONDS\\[@FROM-TO] or any=SECONDS: make a straggler (FROM-TO: versions).")]
+Kill = Annotated[list[str] | None, typer.Option(help="WORKER@VERSION: kill a worker by SIGKILL at this version.")]
+LateReplies = Annotated[list[str] | None, typer.Option(help="SERVER=SECONDS\\[@PERCENT%] or any=SECONDS...: delay blocks, under psp.")]
+JournalFile = Annotated[Path | None, typer.Option(help="Write every event to this file (docs/journal.md).")]
+SummaryFile = Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")]
+LogDir = Annotated[Path | None, typer.Option(help="Append each worker's and server's whole output to files in this folder.")]
+Seed = Annotated[int, typer.Option(help="Seed of sample orders and of injected slowness.")]
+Timeout = Annotated[float, typer.Option(help="Seconds of silence after which a worker counts as dead.")]
+ProgressTimeout = Annotated[
+    float, typer.Option(help="Seconds without a call of offbeat after which a worker's script counts as stuck and is killed; 0: never.")
+]
+Grace = Annotated[float, typer.Option(help="Seconds for scripts to end after Ctrl-C (KeyboardInterrupt) or SIGTERM.")]
+NoTorchrunEnv = Annotated[bool, typer.Option("--no-torchrun-env", help="Do not set RANK, WORLD_SIZE and so on in the workers.")]
 
 
 @app.callback()
@@ -51,34 +74,28 @@ def _main() -> None:
 )
 def run(
     context: typer.Context,
-    script: Annotated[str, typer.Argument(help="The training script; arguments after it are its own.", show_default=False)],
-    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module's name, as after python -m.")] = False,
+    script: Script,
+    module: Module = False,
     workers: Annotated[int, typer.Option(help="Processes that compute gradients.")] = 2,
     servers: Annotated[int, typer.Option(help="Processes that hold the parameters, a shard each.")] = 1,
-    sync: Annotated[str | None, typer.Option(help="Synchronization rule, for instance 'ssp(staleness=3)'; overrides the script's.")] = None,
-    max_restarts: Annotated[int, typer.Option(help="How often each worker is restarted when its process dies.")] = 3,
-    slow: Annotated[
-        list[str] | None, typer.Option(help="WORKER=SECONDS\\[@FROM-TO] or any=SECONDS: make a straggler (FROM-TO: versions).")
-    ] = None,
-    kill: Annotated[list[str] | None, typer.Option(help="WORKER@VERSION: kill a worker by SIGKILL at this version.")] = None,
-    late: Annotated[list[str] | None, typer.Option(help="SERVER=SECONDS\\[@PERCENT%] or any=SECONDS...: delay blocks, under psp.")] = None,
+    sync: Sync = None,
+    max_restarts: MaxRestarts = 3,
+    slow: Slow = None,
+    kill: Kill = None,
+    late: LateReplies = None,
     preload: Annotated[
         list[str] | None,
         typer.Option(help="MODULE, for instance torch: import it once, and start workers as forks of that process."),
     ] = None,
-    journal: Annotated[Path | None, typer.Option(help="Write every event to this file (docs/journal.md).")] = None,
-    summary: Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")] = None,
-    log_dir: Annotated[Path | None, typer.Option(help="Append each worker's and server's whole output to files in this folder.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of sample orders and of injected slowness.")] = 0,
-    timeout: Annotated[float, typer.Option(help="Seconds of silence after which a worker counts as dead.")] = 10.0,
-    progress_timeout: Annotated[
-        float, typer.Option(help="Seconds without a call of offbeat after which a worker's script counts as stuck and is killed; 0: never.")
-    ] = 1800.0,
-    grace: Annotated[float, typer.Option(help="Seconds for scripts to end after Ctrl-C (KeyboardInterrupt) or SIGTERM.")] = 30.0,
+    journal: JournalFile = None,
+    summary: SummaryFile = None,
+    log_dir: LogDir = None,
+    seed: Seed = 0,
+    timeout: Timeout = 10.0,
+    progress_timeout: ProgressTimeout = 1800.0,
+    grace: Grace = 30.0,
     port: Annotated[int, typer.Option(help="The port on which server 0 listens; 0: any free port.")] = 0,
-    no_torchrun_env: Annotated[
-        bool, typer.Option("--no-torchrun-env", help="Do not set RANK, WORLD_SIZE and so on in the workers.")
-    ] = False,
+    no_torchrun_env: NoTorchrunEnv = False,
 ) -> None:
     """Train SCRIPT on this machine, in one process per worker."""
     program = Program(script, tuple(context.args), module=module)
@@ -115,6 +132,103 @@ def run(
             display=progress,
         )
         outcome = supervisor.run()
+    finally:
+        progress.close()
+    finish(screen, outcome, summary)
+    raise typer.Exit(outcome.status)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": False},
+    epilog="Started by torchrun, srun, mpirun or Kubernetes, or by hand on each machine. See docs/clusters.md.",
+)
+def agent(
+    context: typer.Context,
+    script: Script,
+    module: Module = False,
+    nproc_per_node: Annotated[
+        int, typer.Option(help="Workers of each agent. Engines that start an agent for each worker leave it at 1.")
+    ] = 1,
+    nnodes: Annotated[str | None, typer.Option(help="N or MIN:MAX: machines. The job begins with MIN and takes in others later.")] = None,
+    node_rank: Annotated[int | None, typer.Option(help="The number of this machine, where no engine gives it one.")] = None,
+    rdzv_endpoint: Annotated[str | None, typer.Option(help=r"HOST\[:PORT] of the first machine, where the engine does not say it.")] = None,
+    servers: Annotated[int, typer.Option(help="Processes that hold the parameters, a shard each; the machines start them in turn.")] = 1,
+    sync: Sync = None,
+    max_restarts: MaxRestarts = 3,
+    slow: Slow = None,
+    kill: Kill = None,
+    late: LateReplies = None,
+    preload: Annotated[list[str] | None, typer.Option(help="MODULE to import once; workers are forks of that process.")] = None,
+    no_preload: Annotated[bool, typer.Option("--no-preload", help="Start each worker as a new process, with its own imports.")] = False,
+    journal: JournalFile = None,
+    summary: SummaryFile = None,
+    log_dir: LogDir = None,
+    seed: Seed = 0,
+    timeout: Timeout = 10.0,
+    progress_timeout: ProgressTimeout = 1800.0,
+    start_timeout: Annotated[float, typer.Option(help="Seconds to wait for other machines, at the start and if all are lost.")] = 600.0,
+    grace: Grace = 30.0,
+    listen: Annotated[str, typer.Option(help="The address at which the supervisor listens.  [default: that of the first machine]")] = "",
+    advertise: Annotated[str, typer.Option(help="The address at which others reach this machine.  [default: found]")] = "",
+    port: Annotated[int, typer.Option(help="The supervisor's port; server n has PORT+1+n. 0: any free port, or the engine's.")] = 0,
+    token_file: Annotated[Path | None, typer.Option(help="A file with the job's secret, the same on all machines.")] = None,
+    no_torchrun_env: NoTorchrunEnv = False,
+) -> None:
+    """Train SCRIPT on several machines: start workers here, and find the others through the engine that started this command."""
+    task = task_of(nnodes=nnodes, node_rank=node_rank, endpoint=rdzv_endpoint)
+    if nproc_per_node < 1:
+        raise ConfigurationError(f"--nproc-per-node {nproc_per_node}: must be at least 1")
+    if not 0.0 < start_timeout < float("inf"):
+        raise ConfigurationError(f"--start-timeout {start_timeout:g}: must be a number of seconds above 0")
+    program = Program(script, tuple(context.args), module=module)
+    modules = [] if no_preload else preload or ["torch"]
+    settings = check(
+        program=program,
+        workers=task.size * nproc_per_node,
+        servers=servers,
+        sync=sync,
+        max_restarts=max_restarts,
+        slow=slow or [],
+        kill=kill or [],
+        late=late or [],
+        preload=modules,
+        journal=journal,
+        summary=summary,
+        log_dir=log_dir,
+        seed=seed,
+        timeout_s=timeout,
+        progress_timeout_s=progress_timeout,
+        grace_s=grace,
+        port=port,
+        no_torchrun_env=no_torchrun_env,
+    )
+    cluster = Cluster(task=task, workers=nproc_per_node, start_s=start_timeout, listen=listen, port=port)
+    report_to = os.environ.pop(SUPERVISES, None)
+    if report_to is None:
+        duties = Duties(
+            program=program,
+            workers=nproc_per_node,
+            seat=task.rank,
+            local_size=task.local_size,
+            advertise=advertise,
+            preload=modules,
+            start_s=start_timeout,
+            grace_s=grace,
+        )
+        raise typer.Exit(take_part(cluster, duties, given_token(token_file), sys.argv[2:]))
+    screen = console()
+    progress = LiveProgress(screen)
+    try:
+        outcome = supervise(
+            cluster,
+            settings,
+            take_token(),
+            progress,
+            max_restarts=max_restarts,
+            grace_s=grace,
+            log_dir=log_dir,
+            report_to=int(report_to),
+        )
     finally:
         progress.close()
     finish(screen, outcome, summary)

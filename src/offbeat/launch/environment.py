@@ -95,10 +95,10 @@ def torchrun_variables(worker: WorkerId, workers: int, place: Place) -> dict[str
     }
 
 
-def free_port() -> int:
-    """Return a port of the loopback interface that is free now. Another process may take it before it is used."""
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port of an interface ("": of all) that is free now. Another process may take it before it is used."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 

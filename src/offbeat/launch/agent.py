@@ -1,0 +1,338 @@
+"""Start processes of a job on this machine for a supervisor on any machine: an agent, also called a babysitter.
+
+It connects to the supervisor, takes its seat, starts what the supervisor asks for, passes on what the processes print and how they end,
+and ends with the job's status. It never ends because of a process that it has started. An agent that is cut off from the supervisor kills
+its processes, since the supervisor counts them as dead, and connects again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from offbeat.errors import ConfigurationError, JobError
+from offbeat.launch.agent_messages import HELLO, TO_AGENT
+from offbeat.launch.agents import LOOPBACK_NET, beat_of
+from offbeat.launch.environment import common_environment, free_port, server_environment
+from offbeat.launch.forkserver import POSSIBLE, Forkserver
+from offbeat.launch.hangs import LivedClock
+from offbeat.launch.local import SERVER_COMMAND
+from offbeat.launch.processes import LocalChild, start
+from offbeat.launch.program import Program
+from offbeat.runtime.job.settings import TOKEN
+from offbeat.transport.base import Address, Closed, Connection, Message
+from offbeat.transport.hub import SocketHub
+from offbeat.types import Seconds
+
+POLL_S: Seconds = 0.1
+RETRY_S: Seconds = 0.5
+"""Seconds between two attempts to connect."""
+GONE_S: Seconds = 5.0
+"""Seconds during which nobody listens at the supervisor's address any more, after which the job is over."""
+UNHEARD_MAX = 16
+"""Most messages with output that the supervisor has not acknowledged; the rest of the output waits in its pipe."""
+BEFORE_SEAT_TIMEOUT_S: Seconds = 10.0
+
+
+def versions() -> list[str]:
+    """Return what must be equal on all machines of a job, as texts."""
+    torch = importlib.metadata.version("torch").partition("+")[0]
+    return [f"offbeat {importlib.metadata.version('offbeat')}", f"torch {torch}"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duties:
+    """What one agent has to do.
+
+    Args:
+        program: what the workers run.
+        workers: how many it starts.
+        seat: its number; None: the supervisor gives it one.
+        local_size: the number of agents on this machine.
+        advertise: the address at which others reach this machine; "": that of its connection to the supervisor.
+        preload: modules to import once, in a process that workers are forked from.
+        start_s: seconds to look for the supervisor.
+        grace_s: seconds that processes have to end after a signal to this agent.
+    """
+
+    program: Program
+    workers: int
+    seat: int | None
+    local_size: int
+    advertise: str
+    preload: Sequence[str]
+    start_s: Seconds
+    grace_s: Seconds
+
+
+class Agent:
+    """Serve one supervisor.
+
+    Args:
+        duties: what it has to do.
+        token: the job's.
+        find: returns the supervisor's address, or None while it is not known.
+        supervisor: its process, if this agent has started it; the agent ends after it.
+    """
+
+    def __init__(self, duties: Duties, token: str, find: Callable[[], Address | None], supervisor: LocalChild | None = None) -> None:
+        self._duties, self._token, self._find, self._supervisor = duties, token, find, supervisor
+        self._forkserver: Forkserver | None = None
+        self._children: dict[int, LocalChild] = {}
+        self._waiting: dict[int, Mapping[str, Any]] = {}
+        """Orders to start a worker, until the forkserver has imported."""
+        self._hub: SocketHub
+        self._connection: Connection | None = None
+        self._address: Address | None = None
+        self._seat = duties.seat
+        self._timeout_s = BEFORE_SEAT_TIMEOUT_S
+        self._seated = False
+        self._unheard = 0
+        self._heard_at: Seconds = 0.0
+        self._beat_at: Seconds = 0.0
+        self._clock = LivedClock()
+        self._signals: list[int] = []
+        self._leaving_at: Seconds | None = None
+        self._over: tuple[int, str] | None = None
+
+    def run(self) -> int:
+        """Serve until the job is over. Returns its status.
+
+        Raises:
+            ConfigurationError: the supervisor does not take this agent.
+            JobError: the supervisor is not there, or no longer.
+        """
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._hub = SocketHub(self._token)
+        try:
+            self._preload()
+            while self._over is None:
+                self._connect()
+                self._serve()
+                self._end_children()
+            self._hub.close()
+            return self._over[0] if self._supervisor is None else self._await_supervisor(self._supervisor)
+        finally:
+            self._end_children()
+            if self._forkserver is not None:
+                self._forkserver.child.kill()
+            self._hub.close()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _await_supervisor(self, supervisor: LocalChild) -> int:
+        while (status := supervisor.ended()) is None:
+            time.sleep(POLL_S)
+        return status if status >= 0 else 128 - status
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+        self._hub.wake()
+
+    def _preload(self) -> None:
+        if self._duties.preload and POSSIBLE:
+            environment = self._common()
+            self._forkserver = Forkserver(self._duties.program, self._duties.preload, environment, capture=True)
+
+    def _common(self) -> dict[str, str]:
+        return common_environment(self._duties.workers * self._duties.local_size)
+
+    # The connection.
+
+    def _connect(self) -> None:
+        """Connect to the supervisor and say hello, trying again for some time."""
+        deadline = self._clock.now() + self._duties.start_s
+        nobody_since: Seconds | None = None
+        while True:
+            if self._supervisor_ended():
+                return
+            if self._signals:
+                raise JobError(f"told to end by {signal.Signals(self._signals[0]).name} before the job has begun here")
+            why = "its address is not known yet"
+            address = self._find()
+            if address is not None:
+                try:
+                    self._connection = self._hub.connect(address)
+                    break
+                except JobError as error:
+                    why = str(error)
+                    nobody = isinstance(error.__cause__, ConnectionRefusedError)
+                    nobody_since = (nobody_since or self._clock.now()) if nobody else None
+            now = self._clock.now()
+            if self._seated and nobody_since is not None and now - nobody_since >= GONE_S:
+                raise JobError(f"the job's supervisor is gone, and the job with it: {why}")
+            if now >= deadline:
+                raise JobError(
+                    f"no supervisor within {self._duties.start_s:g} s (--start-timeout): {why}. Is the same command running on the first "
+                    "machine, and does a firewall let this machine reach it?"
+                )
+            self._hub.poll(RETRY_S)
+        self._address = address
+        self._heard_at = self._clock.now()
+        self._unheard = 0
+        interface = self._connection.interface
+        near = "" if interface.startswith(LOOPBACK_NET) else interface
+        self._tell(
+            HELLO,
+            seat=self._seat,
+            node=socket.gethostname(),
+            host=self._hub.host,
+            local_size=self._duties.local_size,
+            workers=self._duties.workers,
+            port=free_port(""),
+            address=self._duties.advertise or near,
+            versions=versions(),
+        )
+
+    def _supervisor_ended(self) -> bool:
+        """Return True if this agent has started the supervisor, and it has ended: then the job is over."""
+        if self._supervisor is not None and self._over is None and (status := self._supervisor.ended()) is not None:
+            self._over = status, "the supervisor has ended"
+        return self._over is not None
+
+    def _tell(self, kind: str, payload: Sequence[bytes] = (), **fields: Any) -> None:
+        assert self._connection is not None
+        self._connection.send({"kind": kind, **fields}, payload=payload)
+
+    def _serve(self) -> None:
+        """Do what the supervisor asks for, until the connection or the job ends."""
+        while self._over is None and self._connection is not None:
+            pipes = [pipe for child in self._all_children() for pipe in child.pipes()] if self._unheard < UNHEARD_MAX else []
+            for connection, item in self._hub.poll(POLL_S, pipes):
+                if connection is self._connection:
+                    self._on_item(item)
+            self._start_waiting()
+            self._pass_on()
+            self._keep_alive()
+            self._heed_signals()
+            self._supervisor_ended()
+
+    def _on_item(self, item: Message | Closed) -> None:
+        if isinstance(item, Closed):
+            if item.reason.startswith("refused"):
+                raise ConfigurationError(f"the supervisor refuses this machine: {item.reason}")
+            self._cut_off(f"the connection to the supervisor has ended ({item.reason})")
+            return
+        self._heard_at = self._clock.now()
+        header = item.header
+        kind = TO_AGENT.check(header, "the supervisor", len(item.payload), len(item.memory))
+        child = self._children.get(header.get("child", -1))
+        match kind:
+            case "seated":
+                self._seat, self._timeout_s, self._seated = header["seat"], header["timeout_s"], True
+            case "refused":
+                raise ConfigurationError(header["reason"])
+            case "start":
+                self._waiting[header["child"]] = header
+            case "heard":
+                self._unheard -= 1
+            case "over":
+                self._over = header["status"], header["reason"]
+            case "signal" if child is not None:
+                child.signal(header["number"])
+            case "strike" if child is not None:
+                child.strike()
+            case "strike" if self._waiting.pop(header["child"], None) is not None:
+                self._tell("ended", child=header["child"], status=-signal.SIGKILL)
+            case "stacks" if child is not None:
+                why_not = child.print_stacks()
+                if why_not is not None:
+                    self._tell("said", [f"no stacks: {why_not}\n".encode()], child=header["child"], error=True)
+
+    def _cut_off(self, reason: str) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if not self._supervisor_ended():
+            print(f"offbeat: {reason}: its processes here end, and it is looked for again", file=sys.stderr)
+
+    def _keep_alive(self) -> None:
+        if self._connection is None:
+            return
+        now = self._clock.now()
+        if now - self._heard_at >= self._timeout_s:
+            self._cut_off(f"nothing has come from the supervisor for {now - self._heard_at:.1f} s")
+        elif now - self._beat_at >= beat_of(self._timeout_s):
+            self._beat_at = now
+            self._tell("alive")
+
+    # Its processes.
+
+    def _all_children(self) -> list[LocalChild]:
+        return [*self._children.values(), *([] if self._forkserver is None else [self._forkserver.child])]
+
+    def _start_waiting(self) -> None:
+        """Start what was ordered; workers only after the forkserver's imports."""
+        ready = self._forkserver is None or self._forkserver.settled()
+        for number, header in list(self._waiting.items()):
+            if self._connection is None:
+                self._waiting.clear()
+            elif ready or header["role"] != "worker":
+                del self._waiting[number]
+                self._children[number] = child = self._start(header)
+                self._tell("started", child=number, pid=child.pid)
+
+    def _start(self, header: Mapping[str, Any]) -> LocalChild:
+        flat = header["variables"]
+        variables = {**dict(zip(flat[::2], flat[1::2], strict=True)), TOKEN: self._token}
+        assert self._address is not None
+        if header["role"] == "server":
+            common = server_environment(0, 1, token=self._token, supervisor=self._address, port=0)
+            return start(SERVER_COMMAND, {**common, **variables}, capture=True)
+        environment, program = {**self._common(), **variables}, self._duties.program
+        forked = self._forkserver.fork(environment, program) if self._forkserver is not None else None
+        return forked or start([sys.executable, *program.command], environment, capture=True)
+
+    def _pass_on(self) -> None:
+        """Pass on what the processes have printed, and their ends."""
+        if self._forkserver is not None:
+            for _, data in self._forkserver.child.read():
+                sys.stderr.buffer.write(data)
+        for number, child in list(self._children.items()):
+            if self._connection is None:
+                return
+            status = child.ended()
+            if self._unheard < UNHEARD_MAX or status is not None:
+                for error, data in child.read():
+                    self._tell("said", [data], child=number, error=error)
+                    self._unheard += 1
+            if status is not None and child.drained:
+                del self._children[number]
+                self._tell("ended", child=number, status=status)
+
+    def _heed_signals(self) -> None:
+        """Pass a signal on: to the supervisor, if it is this agent's, or else to the workers of this machine, and end after them."""
+        if not self._signals:
+            return
+        if self._supervisor is not None:
+            while self._signals:
+                self._supervisor.signal(self._signals.pop(0))
+            return
+        now = self._clock.now()
+        if self._leaving_at is None:
+            self._leaving_at = now
+            if self._connection is not None:
+                self._tell("leaving", reason=f"it was told to end by {signal.Signals(self._signals[0]).name}")
+            for child in self._children.values():
+                child.signal(signal.SIGTERM)
+        if not self._children or now - self._leaving_at >= self._duties.grace_s or len(self._signals) > 1:
+            self._over = self._over or (128 + self._signals[0], "told to end")
+
+    def _end_children(self) -> None:
+        for child in self._children.values():
+            child.strike()
+        for child in self._children.values():
+            child.kill()
+            with contextlib.suppress(OSError, ValueError):
+                for _, data in child.read():
+                    sys.stderr.buffer.write(data)
+        self._children.clear()
+        self._waiting.clear()

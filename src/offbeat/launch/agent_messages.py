@@ -1,0 +1,60 @@
+"""Define the messages between the supervisor and the agents that start processes for it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from offbeat.transport.schema import Kinds, MessageSchema, fields, flag, many, maybe, number, one_of, text, whole
+
+_child: Final = whole()
+_words: Final = text(1 << 16)
+_SEATS_MAX: Final = 1 << 16
+
+
+def _variables(value: Any) -> None:
+    """Accept variables as [name, value, name, value, ...]."""
+    many(text(1 << 20), 1000)(value)
+
+
+HELLO: Final = "agent"
+"""The kind of an agent's first message."""
+
+FROM_AGENT: Final = Kinds(
+    {
+        HELLO: MessageSchema(
+            fields(
+                {
+                    "seat": maybe(whole(0, _SEATS_MAX)),
+                    "node": text(1000),
+                    "host": text(1000),
+                    "local_size": whole(1, _SEATS_MAX),
+                    "workers": whole(1, 1 << 16),
+                    "port": whole(0, 65535),
+                    "address": text(1000),
+                    "versions": many(text(1000), 10),
+                }
+            )
+        ),
+        "started": MessageSchema(fields({"child": _child, "pid": whole()})),
+        "said": MessageSchema(fields({"child": _child, "error": flag}), payload=True),
+        "ended": MessageSchema(fields({"child": _child, "status": whole(-(1 << 10), 1 << 10)})),
+        "alive": MessageSchema(),
+        "leaving": MessageSchema(fields({"reason": _words})),
+    }
+)
+"""From an agent to the supervisor."""
+
+TO_AGENT: Final = Kinds(
+    {
+        "seated": MessageSchema(fields({"seat": whole(0, _SEATS_MAX), "timeout_s": number(0.0)})),
+        "refused": MessageSchema(fields({"reason": _words})),
+        "start": MessageSchema(fields({"child": _child, "role": one_of("server", "worker"), "number": whole(), "variables": _variables})),
+        "signal": MessageSchema(fields({"child": _child, "number": whole(1, 64)})),
+        "stacks": MessageSchema(fields({"child": _child})),
+        "strike": MessageSchema(fields({"child": _child})),
+        "heard": MessageSchema(),
+        "alive": MessageSchema(),
+        "over": MessageSchema(fields({"status": whole(0, 255), "reason": _words})),
+    }
+)
+"""From the supervisor to an agent."""

@@ -1,0 +1,371 @@
+"""Start the processes of a job through agents on any machines: the supervisor's side. An agent's side is in `agent`.
+
+Each agent has a seat, and starts the workers of this seat: those numbered ``seat * n`` to ``seat * n + n - 1``, where ``n`` is the number
+of workers of an agent. Agents of one host identity are a machine. Servers are started by the machines in turn. An agent that is silent
+for the job's timeout, or whose connection ends, is lost, with all agents of its machine that are silent, too; their processes are lost
+at once. The agent kills them itself when it finds itself cut off, and may come back then. So may another agent for the same seat.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from offbeat.errors import ConfigurationError, ProtocolError
+from offbeat.launch.agent_messages import FROM_AGENT, HELLO
+from offbeat.launch.engine import Child, Engine
+from offbeat.launch.environment import Place, worker_variables
+from offbeat.runtime.job.settings import TOKEN, JobSettings
+from offbeat.transport.base import Address, Connection, Hub, Message
+from offbeat.types import Seconds, WorkerId, worker_ids
+
+BEATS_PER_TIMEOUT = 10
+LONGEST_BEAT_S: Seconds = 1.0
+KILLED = -9
+LOOPBACK, LOOPBACK_NET = "127.0.0.1", "127."
+
+
+def beat_of(timeout_s: Seconds) -> Seconds:
+    """Return the interval of the signs of life that supervisor and agents send each other."""
+    return min(LONGEST_BEAT_S, timeout_s / BEATS_PER_TIMEOUT)
+
+
+class RemoteChild(Child):
+    """One process that an agent has started.
+
+    Args:
+        number: of this child, among all that this supervisor has had started.
+        connection: to the agent.
+    """
+
+    def __init__(self, number: int, connection: Connection) -> None:
+        self._number, self._connection = number, connection
+        self._pid = 0
+        self._said: deque[tuple[bool, bytes]] = deque()
+        self._status: int | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    @property
+    def drained(self) -> bool:
+        return self._status is not None and not self._said
+
+    def pipes(self) -> list[int]:
+        return []
+
+    def read(self) -> list[tuple[bool, bytes]]:
+        said = list(self._said)
+        self._said.clear()
+        return said
+
+    def ended(self) -> int | None:
+        return self._status
+
+    def signal(self, number: int) -> None:
+        self._tell("signal", number=number)
+
+    def print_stacks(self) -> str | None:
+        self._tell("stacks")  # the agent prints why it cannot
+        return None
+
+    def strike(self) -> None:
+        self._tell("strike")
+
+    def kill(self) -> None:
+        self.strike()
+
+    def _tell(self, kind: str, **fields: int) -> None:
+        if self._status is None:
+            self._connection.send({"kind": kind, "child": self._number, **fields})
+
+    # What the agent reports.
+
+    def started(self, pid: int) -> None:
+        """Note the number of the process on its machine."""
+        self._pid = pid
+
+    def said(self, error: bool, data: bytes) -> None:
+        """Note what the process has printed."""
+        self._said.append((error, data))
+
+    def over(self, status: int, lost: str | None = None) -> None:
+        """Note the end of the process, or the loss of its machine."""
+        if self._status is None:
+            self._status, self.lost = status, lost
+
+
+@dataclass(slots=True)
+class Agent:
+    """One agent that has a seat."""
+
+    seat: int
+    connection: Connection
+    node: str
+    """The name of its machine, for messages."""
+    host: str
+    """The host identity of its machine."""
+    local_size: int
+    """The number of agents on its machine."""
+    port: int
+    """Free on its machine."""
+    address: str
+    """The address at which others reach its machine, as far as the agent knows: --advertise, or its end of the connection; or ""."""
+    heard_at: Seconds
+    children: dict[int, RemoteChild] = field(default_factory=dict)
+
+
+class AgentEngine(Engine):
+    """Have agents start the processes of a job.
+
+    Args:
+        seats: the number of agents, at most.
+        machines: how many machines must have come, each with all its agents, before the job begins; None: all seats must be taken.
+        workers: the number of workers of each agent.
+        start_s: seconds to wait for them.
+        listen: the address at which the supervisor listens.
+        port: where the supervisor listens, and server ``n`` at ``port + 1 + n``; 0: the system chooses.
+        reached: the address at which other machines reach this one; "": unknown, or there are no others.
+        versions: of the software that all machines must have, as texts.
+        publish: called with the supervisor's address once it listens.
+    """
+
+    def __init__(
+        self,
+        *,
+        seats: int,
+        machines: int | None,
+        workers: int,
+        start_s: Seconds,
+        listen: str,
+        port: int,
+        reached: str,
+        versions: Sequence[str],
+        publish: Callable[[Address], None],
+    ) -> None:
+        self._seats, self._machines, self._workers, self._start_s = seats, machines, workers, start_s
+        self._listen, self._port, self._reached = listen, port, reached
+        self._versions, self._publish = list(versions), publish
+        self._settings: JobSettings
+        self._hub: Hub
+        self._agents: dict[int, Agent] = {}
+        """Those that are there, by seat."""
+        self._refused: list[Connection] = []
+        self._came: list[int] = []
+        self._notes: list[str] = []
+        self._numbers = 0
+        self._now: Seconds = 0.0
+        self._beat_at: Seconds = 0.0
+        self._begun = self._told = False
+        self._group: tuple[str, int] | None = None
+        """Where the scripts' own process group meets."""
+
+    # What the supervisor asks for.
+
+    def begin(self, settings: JobSettings, hub: Hub) -> Address:
+        self._settings, self._hub = settings, hub
+        address = hub.listen(self._listen, self._port)
+        self._publish(address)
+        return address
+
+    def ready_for_servers(self) -> bool:
+        if not self._begun and self._enough():
+            self._begun = True
+            here = self._by_machine()
+            names = ", ".join(agents[0].node for agents in here)
+            self._notes.append(f"{len(here)} machine{'s' * (len(here) > 1)} with {len(self._agents)} of {self._seats} agents: {names}")
+        elif not self._begun and self._now >= self._start_s:
+            self.failure = self._too_few(), False
+        return self._begun
+
+    def ready_for_workers(self) -> bool:
+        return True
+
+    def start_server(self, number: int, token: str) -> Child:
+        machines = self._by_machine()
+        agent = machines[number % len(machines)][0]
+        port = self._port + 1 + number if self._port else 0
+        variables = {"OFFBEAT_SERVER": str(number), "OFFBEAT_PORT": str(port), "OFFBEAT_LISTEN": self._address_of(agent)}
+        return self._start(agent, "server", number, variables)
+
+    def start_worker(self, worker: WorkerId, servers: Sequence[Address], token: str) -> Child | None:
+        agent = self._agents.get(worker // self._workers)
+        if agent is None:
+            return None
+        place = self._place(worker, agent) if self._settings.torchrun_env else None
+        variables = worker_variables(worker, self._settings, token="", servers=tuple(servers), place=place)
+        del variables[TOKEN]  # each agent has it
+        return self._start(agent, "worker", worker, variables)
+
+    def arrived(self) -> list[WorkerId]:
+        came, self._came = self._came, []
+        return [worker for seat in came for worker in worker_ids(self._settings.workers) if worker // self._workers == seat]
+
+    def notes(self) -> list[str]:
+        notes, self._notes = self._notes, []
+        return notes
+
+    def tick(self, now: Seconds) -> None:
+        self._now = now
+        timeout_s = self._settings.timeout_s
+        beat_s = beat_of(timeout_s)
+        if now - self._beat_at >= beat_s:
+            self._beat_at = now
+            for agent in self._agents.values():
+                agent.connection.send({"kind": "alive"})
+        for agent in [agent for agent in self._agents.values() if now - agent.heard_at >= timeout_s]:
+            for other in [other for other in self._agents.values() if other.host == agent.host and now - other.heard_at > 2 * beat_s]:
+                self._lose(other, f"nothing came from {other.node} for {now - other.heard_at:.1f} s")
+
+    def over(self, status: int, reason: str) -> bool:
+        for agent in self._agents.values() if not self._told else ():
+            agent.connection.send({"kind": "over", "status": status, "reason": reason})
+        self._told = True
+        return not self._agents  # each agent closes its connection
+
+    def strike(self) -> None:
+        pass  # the processes are the agents'
+
+    def close(self) -> None:
+        self._agents.clear()
+
+    # What agents say.
+
+    def on_message(self, connection: Connection, message: Message) -> bool:
+        agent = next((agent for agent in self._agents.values() if agent.connection is connection), None)
+        kind = message.header.get("kind")
+        if agent is None and kind != HELLO:
+            return any(connection is refused for refused in self._refused)
+        try:
+            FROM_AGENT.check(message.header, connection.peer, len(message.payload), len(message.memory))
+            if kind == HELLO:
+                if agent is not None:
+                    raise ProtocolError(f"{agent.node} said hello a second time over one connection")
+                self._seat(connection, message)
+                return True
+        except ProtocolError as error:
+            self._notes.append(f"{error}: its connection is closed")
+            if agent is not None:
+                self._lose(agent, str(error))
+            connection.close()
+            return True
+        except ConfigurationError as error:
+            self._notes.append(f"refused an agent: {error}")
+            self._refused.append(connection)
+            connection.send({"kind": "refused", "reason": str(error)})
+            return True
+        assert agent is not None
+        agent.heard_at = self._now
+        self._on_report(agent, message)
+        return True
+
+    def on_closed(self, connection: Connection, reason: str) -> None:
+        self._refused = [refused for refused in self._refused if refused is not connection]
+        for agent in [agent for agent in self._agents.values() if agent.connection is connection]:
+            self._lose(agent, f"the connection to {agent.node} has ended ({reason})")
+
+    def _on_report(self, agent: Agent, message: Message) -> None:
+        header = message.header
+        if header["kind"] == "leaving":
+            self._notes.append(f"the agent of seat {agent.seat} on {agent.node} leaves: {header['reason']}")
+        child = agent.children.get(header.get("child", -1))
+        if child is None:
+            return
+        match header["kind"]:
+            case "started":
+                child.started(header["pid"])
+            case "said":
+                child.said(header["error"], bytes(message.payload))
+                agent.connection.send({"kind": "heard"})
+            case "ended":
+                child.over(header["status"])
+                del agent.children[header["child"]]
+
+    def _seat(self, connection: Connection, message: Message) -> None:
+        """Give an agent its seat, or raise `ConfigurationError`."""
+        header = message.header
+        node, seat = header["node"], header["seat"]
+        if header["versions"] != self._versions:
+            pairs = zip(header["versions"], self._versions, strict=False)
+            theirs, ours = next(pair for pair in [*pairs, ("other software", "")] if pair[0] != pair[1])
+            raise ConfigurationError(f"{node} has {theirs}, the supervisor's machine {ours}: install the same on all machines")
+        if header["workers"] != self._workers:
+            raise ConfigurationError(
+                f"{node} would start {header['workers']} workers an agent, this job has {self._workers} (--nproc-per-node): give all "
+                "machines the same number"
+            )
+        if seat is None:
+            seat = next((free for free in range(self._seats) if free not in self._agents), self._seats)
+        if seat >= self._seats:
+            raise ConfigurationError(f"{node} finds no free seat: the job has {self._seats}, and all are taken (--nnodes)")
+        before = self._agents.get(seat)
+        if before is not None:
+            if self._now - before.heard_at <= 3 * beat_of(self._settings.timeout_s):
+                raise ConfigurationError(
+                    f"{node} has come as number {seat}, but {before.node} has this number and is alive: give each machine a number of its "
+                    "own (--node-rank), or end the other one first"
+                )
+            self._lose(before, f"{node} has come in place of {before.node}, which was silent")
+        self._agents[seat] = Agent(
+            seat, connection, node, header["host"], header["local_size"], header["port"], header["address"], heard_at=self._now
+        )
+        connection.send({"kind": "seated", "seat": seat, "timeout_s": self._settings.timeout_s})
+        if self._begun:
+            self._came.append(seat)
+            self._notes.append(f"{node} has come, number {seat}")
+
+    # Machines.
+
+    def _enough(self) -> bool:
+        if self._machines is None:
+            return len(self._agents) == self._seats
+        return sum(len(agents) >= agents[0].local_size for agents in self._by_machine()) >= self._machines
+
+    def _too_few(self) -> str:
+        wanted = f"{self._seats} agents" if self._machines is None else f"{self._machines} machines"
+        missing = [str(seat) for seat in range(self._seats) if seat not in self._agents]
+        names = ", ".join(agents[0].node for agents in self._by_machine()) or "no machine"
+        return (
+            f"{wanted} were to come within {self._start_s:g} s (--start-timeout), and {len(self._agents)} agents came ({names}); missing "
+            f"are numbers {', '.join(missing)}: start the same command there, and look whether they reach this machine"
+        )
+
+    def _by_machine(self) -> list[list[Agent]]:
+        """Return the agents of each machine, in order of their seats."""
+        machines: dict[str, list[Agent]] = {}
+        for _, agent in sorted(self._agents.items()):
+            machines.setdefault(agent.host, []).append(agent)
+        return list(machines.values())
+
+    def _place(self, worker: WorkerId, agent: Agent) -> Place:
+        machines = self._by_machine()
+        node = next(number for number, agents in enumerate(machines) if agent in agents)
+        before = sum(other.seat < agent.seat for other in machines[node])
+        first = next(iter(sorted(self._agents.items())))[1]
+        self._group = self._group or (self._address_of(first), first.port)
+        local_rank = before * self._workers + worker % self._workers
+        return Place(node, local_rank, agent.local_size * self._workers, *self._group)
+
+    def _address_of(self, agent: Agent) -> str:
+        """Return the address at which other machines reach the one of an agent: where its servers listen."""
+        found = [agent.address]
+        if agent.host == self._hub.host:
+            found += [other.connection.interface for other in self._agents.values() if other.host != agent.host]
+            found.append(self._reached)
+        return next((address for address in found if address and not address.startswith(LOOPBACK_NET)), LOOPBACK)
+
+    def _start(self, agent: Agent, role: str, number: int, variables: dict[str, str]) -> RemoteChild:
+        self._numbers += 1
+        child = agent.children[self._numbers] = RemoteChild(self._numbers, agent.connection)
+        flat = [text for pair in variables.items() for text in pair]
+        agent.connection.send({"kind": "start", "child": self._numbers, "role": role, "number": number, "variables": flat})
+        return child
+
+    def _lose(self, agent: Agent, reason: str) -> None:
+        if self._agents.get(agent.seat) is agent:
+            del self._agents[agent.seat]
+        for child in agent.children.values():
+            child.over(KILLED, reason)
+        agent.connection.close()

@@ -1,0 +1,150 @@
+"""Run one task of a job on several machines: find the others, start the supervisor if it is this task's, and be an agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from offbeat.errors import JobError
+from offbeat.launch.agent import Agent, Duties, versions
+from offbeat.launch.agents import LOOPBACK, LOOPBACK_NET, AgentEngine
+from offbeat.launch.outcome import Display, Outcome
+from offbeat.launch.processes import LocalChild, start
+from offbeat.launch.rendezvous import Meeting
+from offbeat.launch.supervisor import Supervisor
+from offbeat.launch.tasks import Task, is_here
+from offbeat.runtime.job.settings import TOKEN, JobSettings, read_addresses
+from offbeat.transport.base import Address
+from offbeat.types import Seconds
+
+SUPERVISES = "OFFBEAT_SUPERVISES"
+"""In the environment of the supervisor's process: the file descriptor to which it writes its address."""
+EVERYWHERE = "0.0.0.0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The options of a job on several machines, checked.
+
+    Args:
+        task: this process.
+        workers: the number of workers of each task.
+        start_s: seconds to wait for the other machines.
+        listen: the address at which the supervisor listens; "": that of the task's host.
+        port: where the supervisor listens; 0: as the task says.
+    """
+
+    task: Task
+    workers: int
+    start_s: Seconds
+    listen: str = ""
+    port: int = 0
+
+
+def take_part(cluster: Cluster, duties: Duties, token: str | None, arguments: Sequence[str]) -> int:
+    """Be an agent until the job is over. Returns the job's status.
+
+    Args:
+        cluster: the job's machines.
+        duties: what this agent has to do.
+        token: the job's secret, if the user gave one.
+        arguments: of this command, with which the supervisor is started.
+
+    Raises:
+        ConfigurationError: there is no token, or the supervisor does not take this agent.
+        JobError: the supervisor is not there, or no longer.
+    """
+    meeting = Meeting(cluster.task)
+    secret = meeting.token(token)
+    if not meeting.hosts():
+        return Agent(duties, secret, meeting.find).run()
+    reading, writing = os.pipe()
+    environment = {**os.environ, SUPERVISES: str(writing), TOKEN: secret}
+    supervisor = start([sys.executable, "-m", "offbeat.agent", *arguments], environment, keep=[writing])
+    os.close(writing)
+    try:
+        address = _reported(reading, supervisor)
+        if address is None:
+            status = supervisor.ended()
+            return status if status is not None and status > 0 else 1
+        meeting.publish(address)
+        return Agent(duties, secret, lambda: address, supervisor).run()
+    finally:
+        os.close(reading)
+        supervisor.kill()
+        meeting.done()
+
+
+def supervise(
+    cluster: Cluster,
+    settings: JobSettings,
+    token: str,
+    display: Display,
+    *,
+    max_restarts: int,
+    grace_s: Seconds,
+    log_dir: Path | None,
+    report_to: int,
+) -> Outcome:
+    """Run the job's supervisor, in a process that `take_part` has started.
+
+    Raises:
+        ConfigurationError: the supervisor cannot listen where it should.
+    """
+    task = cluster.task
+
+    def publish(address: Address) -> None:
+        with os.fdopen(report_to, "wb") as pipe:
+            pipe.write(json.dumps([address]).encode() + b"\n")
+
+    reached = _address(task.host) if task.host and is_here(task.host) else ""
+    listen = cluster.listen or (LOOPBACK if task.alone else reached or EVERYWHERE)
+    engine = AgentEngine(
+        seats=task.size,
+        machines=task.machines,
+        workers=cluster.workers,
+        start_s=cluster.start_s,
+        listen=listen,
+        port=cluster.port or task.port,
+        reached=reached,
+        versions=versions(),
+        publish=publish,
+    )
+    supervisor = Supervisor(
+        settings,
+        engine,
+        token=token,
+        max_restarts=max_restarts,
+        return_s=cluster.start_s,
+        grace_s=grace_s,
+        log_dir=log_dir,
+        display=display,
+    )
+    return supervisor.run()
+
+
+def _address(host: str) -> str:
+    """Return the address of a name, or "" if it is one of the loopback interface."""
+    address = str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0])
+    return "" if address.startswith(LOOPBACK_NET) else address
+
+
+def _reported(reading: int, supervisor: LocalChild) -> Address | None:
+    """Return the address that the supervisor writes to its pipe; None if it ends before."""
+    text = b""
+    while block := os.read(reading, 1 << 16):
+        text += block
+    if text:
+        return read_addresses(text.decode())[0]
+    deadline = time.monotonic() + 5.0
+    while supervisor.ended() is None:
+        if time.monotonic() > deadline:
+            raise JobError("the supervisor's process has closed its pipe without an address")
+        time.sleep(0.05)
+    return None

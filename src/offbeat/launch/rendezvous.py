@@ -1,0 +1,150 @@
+"""Let the agents of a job find its supervisor: through torchrun's store, a fixed port, or a private file on one machine.
+
+Neither store nor file carries the token in clear over a network. The token comes from the user (``OFFBEAT_TOKEN`` or a file) where there
+are several machines; on one machine a file that only this user can read is enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import json
+import os
+import secrets
+import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offbeat.errors import ConfigurationError
+from offbeat.launch.tasks import Task, is_here
+from offbeat.runtime.job.settings import read_addresses
+from offbeat.transport.base import Address
+from offbeat.types import Seconds
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+KEY = "offbeat/supervisor"
+STORE_WAIT_S: Seconds = 1.0
+
+
+class Meeting:
+    """Where the agents of one job meet.
+
+    Args:
+        task: this process's.
+        folder: for the private file of a job on one machine; None: the system's folder for temporary files.
+    """
+
+    def __init__(self, task: Task, folder: Path | None = None) -> None:
+        self._task = task
+        folder = folder or Path(tempfile.gettempdir()) / f"offbeat-{os.getuid()}"
+        self._file = folder / hashlib.sha256(f"{task.engine} {task.job}".encode()).hexdigest()[:32]
+        self._address_file = self._file.with_suffix(".address")
+        self._store: TCPStore | None = None
+
+    def hosts(self) -> bool:
+        """Return True if this process starts the supervisor: it is task 0, or its machine has the endpoint and nobody listens there."""
+        task = self._task
+        if task.rank is not None:
+            return task.rank == 0
+        if task.host and not is_here(task.host):
+            return False
+        return _free(task.host, task.port)
+
+    def token(self, given: str | None) -> str:
+        """Return the job's token: the given one, or on one machine a new one that all tasks of this user find.
+
+        Raises:
+            ConfigurationError: there are several machines, and no token was given.
+        """
+        if given:
+            return given
+        if not self._task.alone:
+            raise ConfigurationError(
+                "the job has several machines, and they need a common secret: type once  openssl rand -hex 16 > FILE; chmod 600 FILE  and "
+                "start the command on each machine with --token-file FILE (or OFFBEAT_TOKEN_FILE=FILE)"
+            )
+        return _private(self._file)
+
+    def publish(self, address: Address) -> None:
+        """Tell the other tasks where the supervisor listens."""
+        if self._task.store is not None:
+            self._opened().set(KEY, json.dumps([address]))
+        elif not self._task.port:
+            _write(self._address_file, json.dumps([address]))
+
+    def find(self) -> Address | None:
+        """Return where the supervisor listens; None if it is not known yet."""
+        task = self._task
+        if task.store is None and not task.port:
+            with contextlib.suppress(OSError):
+                return read_addresses(self._address_file.read_text())[0]
+            return None
+        if task.store is None:
+            return Address("", (task.host or "127.0.0.1", task.port), "")
+        try:
+            store = self._opened()
+            if not store.check([KEY]):
+                return None
+            address = read_addresses(store.get(KEY).decode())[0]
+        except RuntimeError:  # the store has ended, or is not there yet
+            self._store = None
+            return None
+        return address._replace(tcp=(task.host, address.tcp[1]))
+
+    def done(self) -> None:
+        """Remove what this job leaves behind."""
+        for file in (self._file, self._address_file):
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
+
+    def _opened(self) -> TCPStore:
+        if self._store is None:
+            from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+            assert self._task.store is not None
+            host, port = self._task.store
+            timeout = datetime.timedelta(seconds=STORE_WAIT_S)
+            store: Any = TCPStore(host, port, is_master=False, timeout=timeout)
+            if self._task.size > self._task.local_size and store.check([f"torch.rendezvous.{self._task.job.split('-')[0]}"]):
+                raise ConfigurationError(
+                    "torchrun's c10d rendezvous restarts every machine whenever one comes or goes, which offbeat is there to avoid: type "
+                    "torchrun --nnodes=N --node-rank=K --master-addr=HOST --master-port=PORT in place of --rdzv-backend=c10d"
+                )
+            self._store = PrefixStore("offbeat", store)  # type: ignore[assignment]
+        assert self._store is not None
+        return self._store
+
+
+def _free(host: str, port: int) -> bool:
+    """Return True if nobody listens at this port of this machine."""
+    with socket.socket() as probe:
+        probe.settimeout(2.0)
+        return probe.connect_ex((host or "127.0.0.1", port)) != 0
+
+
+def _private(file: Path) -> str:
+    """Return the token in a file that only this user can read; the first to come makes it."""
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    status = file.parent.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise ConfigurationError(f"{file.parent} belongs to another user or is open to others: remove it, or set TMPDIR to another folder")
+    mine = file.with_suffix(f".{os.getpid()}")
+    mine.write_text(secrets.token_hex(16))
+    try:
+        os.link(mine, file)  # fails if another task was first; its file is complete then
+    except FileExistsError:
+        pass
+    finally:
+        mine.unlink()
+    return file.read_text()
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file at once: nobody reads half of it."""
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    new.replace(file)

@@ -1,0 +1,227 @@
+"""Read from the environment which task of which engine this process is: torchrun, Slurm, MPI, or pods that Kubernetes numbers.
+
+An engine starts the same command several times, and says in the environment which of them a process is, how many there are, and (most of
+them) where the first one runs. Without an engine, options say it: ``--nnodes``, ``--node-rank`` and ``--rdzv-endpoint``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from offbeat.errors import ConfigurationError
+
+PORT = 29400
+"""Where the supervisor listens if nothing else is said: torchrun's default for its rendezvous."""
+SLURM_PORTS = range(20000, 30000)
+BY_HAND = "offbeat agent"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One of the processes that an engine has started with the same command."""
+
+    engine: str
+    """Its name, for messages."""
+    rank: int | None
+    """The number of this task; None: the supervisor gives it one."""
+    size: int
+    """The number of tasks, at most."""
+    local_size: int = 1
+    """The number of tasks on this machine."""
+    machines: int | None = None
+    """How many machines must have come before the job begins; None: all tasks."""
+    host: str = ""
+    """The machine of the first task, as the others reach it; "": this one."""
+    port: int = 0
+    """Where the supervisor of the job listens there; 0: it is told through a store or a file."""
+    store: tuple[str, int] | None = None
+    """Torchrun's store; None: there is none."""
+    job: str = ""
+    """A text that is the same in all tasks of a job, and different in other jobs of this machine."""
+
+    @property
+    def alone(self) -> bool:
+        """Return True if all tasks are on this machine."""
+        return self.size == self.local_size
+
+
+def task_of(
+    *,
+    nnodes: str | None = None,
+    node_rank: int | None = None,
+    endpoint: str | None = None,
+    environment: Mapping[str, str] = os.environ,
+    hosts_of: Callable[[str], list[str]] | None = None,
+) -> Task:
+    """Return which task this process is.
+
+    Args:
+        nnodes: ``N`` or ``MIN:MAX`` machines, by the user's word.
+        node_rank: the number of this machine, by the user's word.
+        endpoint: ``HOST`` or ``HOST:PORT`` where the supervisor listens, by the user's word.
+        environment: of this process.
+        hosts_of: returns the machines of a Slurm node list; None: ask ``scontrol``.
+
+    Raises:
+        ConfigurationError: options contradict the environment or each other, or something is missing.
+
+    >>> ranks = dict(RANK="3", WORLD_SIZE="4", LOCAL_WORLD_SIZE="2")
+    >>> task = task_of(environment=dict(ranks, MASTER_ADDR="node0", MASTER_PORT="29500", TORCHELASTIC_RUN_ID="none"))
+    >>> task.engine, task.rank, task.size, task.local_size, task.store
+    ('torchrun', 3, 4, 2, ('node0', 29500))
+    >>> task = task_of(nnodes="2:4", endpoint="10.0.0.1", environment={})
+    >>> task.rank, task.size, task.machines, task.host, task.port
+    (None, 4, 2, '10.0.0.1', 29400)
+    """
+    least, most = _nodes(nnodes)
+    host, port = _endpoint(endpoint)
+    found = _of_environment(environment, hosts_of or _scontrol)
+    if found is None:
+        if most is None:
+            raise ConfigurationError(
+                "no engine has started this process (neither torchrun, srun, mpirun nor a numbered pod): start it with one of them, or "
+                "type on each machine: offbeat agent --nnodes=N --rdzv-endpoint=FIRST_MACHINE:PORT train.py"
+            )
+        if not host and most > 1:
+            raise ConfigurationError(f"--nnodes {nnodes}: also say where the first machine is, with --rdzv-endpoint=HOST:PORT")
+        job = f"{host}-{port}" if most > 1 else str(os.getpid())
+        return Task(engine=BY_HAND, rank=_checked(node_rank, most), size=most, machines=least, host=host, port=port, job=job)
+    if node_rank is not None:
+        raise ConfigurationError(f"--node-rank {node_rank}: {found.engine} has numbered this task {found.rank} already; leave it out")
+    if host:
+        found = replace(found, host=host, port=port, store=None)
+    if least is not None:
+        found = replace(found, machines=least)
+    if not found.host and not found.alone:
+        raise ConfigurationError(
+            f"{found.engine} has started {found.size} tasks, {found.local_size} of them on this machine, but does not say where the first "
+            "one is: add --rdzv-endpoint=HOST:PORT with the name or address of the first task's machine"
+        )
+    return found
+
+
+def _of_environment(environment: Mapping[str, str], hosts_of: Callable[[str], list[str]]) -> Task | None:
+    def number(name: str, default: int | None = None) -> int:
+        text = environment.get(name, "")
+        if not text.isdecimal():
+            if default is None:
+                raise ConfigurationError(f"{name}={text!r} in the environment is no number, so this process does not know which task it is")
+            return default
+        return int(text)
+
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        host, port = environment.get("MASTER_ADDR", ""), number("MASTER_PORT", PORT)
+        run = environment.get("TORCHELASTIC_RUN_ID")
+        size = number("WORLD_SIZE")
+        return Task(
+            engine="torchrun" if run is not None else "the environment (RANK, WORLD_SIZE)",
+            rank=number("RANK"),
+            size=size,
+            local_size=number("LOCAL_WORLD_SIZE", 1),
+            host=host,
+            port=0 if run is not None else port,
+            store=(host, port) if run is not None else None,
+            job=f"{run}-{host}-{port}",
+        )
+    if "SLURM_PROCID" in environment and "SLURM_STEP_NODELIST" in environment:
+        job, step = number("SLURM_JOB_ID"), number("SLURM_STEP_ID", 0)
+        hosts = hosts_of(environment["SLURM_STEP_NODELIST"])
+        return Task(
+            engine="Slurm",
+            rank=number("SLURM_PROCID"),
+            size=number("SLURM_STEP_NUM_TASKS", number("SLURM_NTASKS", 1)),
+            local_size=_tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))[number("SLURM_NODEID", 0)],
+            host=hosts[0],
+            port=SLURM_PORTS[(7 * job + step) % len(SLURM_PORTS)],
+            job=f"slurm-{job}-{step}",
+        )
+    for engine, prefix, local in (
+        ("Open MPI", "OMPI_COMM_WORLD_", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        ("MPI", "PMI_", "MPI_LOCALNRANKS"),
+    ):
+        if f"{prefix}RANK" in environment and f"{prefix}SIZE" in environment:
+            job_name = environment.get("PMIX_NAMESPACE", environment.get("PMI_ID_NAMESPACE", str(os.getppid())))
+            return Task(
+                engine=engine,
+                rank=number(f"{prefix}RANK"),
+                size=number(f"{prefix}SIZE"),
+                local_size=number(local, 1),
+                host=environment.get("MASTER_ADDR", ""),
+                port=number("MASTER_PORT", PORT) if "MASTER_ADDR" in environment else 0,
+                job=job_name,
+            )
+    if "JOB_COMPLETION_INDEX" in environment and "OFFBEAT_NODES" in environment:
+        return Task(
+            engine="Kubernetes",
+            rank=number("JOB_COMPLETION_INDEX"),
+            size=number("OFFBEAT_NODES"),
+            host=environment.get("MASTER_ADDR", ""),
+            port=number("MASTER_PORT", PORT),
+            job="kubernetes",
+        )
+    return None
+
+
+def _nodes(text: str | None) -> tuple[int | None, int | None]:
+    if text is None:
+        return None, None
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2] or match[1]):
+        raise ConfigurationError(f"--nnodes {text}: write N or MIN:MAX, for instance 2:4")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def _endpoint(text: str | None) -> tuple[str, int]:
+    if not text:
+        return "", 0
+    host, _, port = text.rpartition(":") if re.search(r":\d+$", text) else (text, "", str(PORT))
+    if not host or not 0 < int(port) < 65536:
+        raise ConfigurationError(f"--rdzv-endpoint {text}: write HOST or HOST:PORT, for instance node0:{PORT}")
+    return host.strip("[]"), int(port)
+
+
+def _checked(node_rank: int | None, most: int) -> int | None:
+    if node_rank is not None and not 0 <= node_rank < most:
+        raise ConfigurationError(f"--node-rank {node_rank}: machines are numbered 0 to {most - 1} (--nnodes)")
+    return node_rank
+
+
+def _tasks_per_node(text: str) -> list[int]:
+    """Return the number of tasks of each node of a Slurm step.
+
+    >>> _tasks_per_node("2(x2),1")
+    [2, 2, 1]
+    """
+    counts = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            raise ConfigurationError(f"SLURM_STEP_TASKS_PER_NODE={text!r} cannot be read: expected a form such as 2(x3),1")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def _scontrol(nodes: str) -> list[str]:
+    try:
+        result = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30, check=True)
+        return result.stdout.split()
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigurationError(
+            f"scontrol cannot expand the node list {nodes!r} ({error}): add --rdzv-endpoint=HOST:PORT with the machine of task 0"
+        ) from None
+
+
+def is_here(host: str) -> bool:
+    """Return True if a name or address is one of this machine, so that a socket can be bound to it."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True

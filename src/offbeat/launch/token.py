@@ -1,0 +1,47 @@
+"""Read the job's secret, the token, from the environment or from a file: never from a command line, where everybody can read it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from offbeat.errors import ConfigurationError
+from offbeat.runtime.job.settings import TOKEN
+
+TOKEN_FILE = "OFFBEAT_TOKEN_FILE"
+SHORTEST = 16
+"""Fewest characters: whoever sees one handshake can try short tokens without asking anybody."""
+MAKE_ONE = "openssl rand -hex 16 > {file}; chmod 600 {file}"
+
+
+def given_token(file: Path | None = None, environment: MutableMapping[str, str] = os.environ) -> str | None:
+    """Return the token that the user gave: from ``file``, else from OFFBEAT_TOKEN_FILE, else from OFFBEAT_TOKEN; None if there is none.
+
+    OFFBEAT_TOKEN is removed from the environment, so that neither child processes nor logs of the environment get it.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or others can read it, or the token is too short.
+    """
+    text = environment.pop(TOKEN, None)
+    named = file or (Path(environment[TOKEN_FILE]) if environment.get(TOKEN_FILE) else None)
+    if named is None:
+        return None if text is None else _checked(text, TOKEN)
+    what = f"--token-file {named}" if file is not None else f"{TOKEN_FILE}={named}"
+    try:
+        mode = named.stat().st_mode
+        text = named.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{what}: cannot read it ({error}); make one: {MAKE_ONE.format(file=named)}") from None
+    if mode & 0o077:
+        raise ConfigurationError(f"{what}: other users may read or write it (mode {mode & 0o777:o}); type: chmod 600 {named}")
+    return _checked(text, what)
+
+
+def _checked(text: str, what: str) -> str:
+    token = text.strip()
+    if len(token) < SHORTEST:
+        raise ConfigurationError(
+            f"{what}: the token has {len(token)} characters, and needs at least {SHORTEST}; make one: {MAKE_ONE.format(file='FILE')}"
+        )
+    return token
