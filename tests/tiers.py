@@ -14,7 +14,15 @@ import pytest
 from hypothesis import settings
 
 ALL = bool(os.environ.get("OFFBEAT_ALL_TESTS"))
-PROCESSES = ("tests/experiments/", "tests/faults/", "tests/launch/", "tests/live/", "tests/test_cli.py", "tests/test_pages.py")
+PROCESSES = (
+    "tests/contract/test_engine.py",
+    "tests/experiments/",
+    "tests/faults/",
+    "tests/launch/",
+    "tests/live/",
+    "tests/test_cli.py",
+    "tests/test_pages.py",
+)
 """Tests of these take seconds each."""
 SHARE = 8
 

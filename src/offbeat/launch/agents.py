@@ -37,10 +37,11 @@ class RemoteChild(Child):
     Args:
         number: of this child, among all that this supervisor has had started.
         connection: to the agent.
+        node: the name of its machine.
     """
 
-    def __init__(self, number: int, connection: Connection) -> None:
-        self._number, self._connection = number, connection
+    def __init__(self, number: int, connection: Connection, node: str) -> None:
+        self._number, self._connection, self._node = number, connection, node
         self._pid = 0
         self._said: deque[tuple[bool, bytes]] = deque()
         self._status: int | None = None
@@ -48,6 +49,10 @@ class RemoteChild(Child):
     @property
     def pid(self) -> int:
         return self._pid
+
+    @property
+    def where(self) -> str:
+        return f"on {self._node}"
 
     @property
     def drained(self) -> bool:
@@ -358,7 +363,7 @@ class AgentEngine(Engine):
 
     def _start(self, agent: Agent, role: str, number: int, variables: dict[str, str]) -> RemoteChild:
         self._numbers += 1
-        child = agent.children[self._numbers] = RemoteChild(self._numbers, agent.connection)
+        child = agent.children[self._numbers] = RemoteChild(self._numbers, agent.connection, agent.node)
         flat = [text for pair in variables.items() for text in pair]
         agent.connection.send({"kind": "start", "child": self._numbers, "role": role, "number": number, "variables": flat})
         return child

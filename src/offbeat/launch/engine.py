@@ -29,6 +29,11 @@ class Child(ABC):
         """Return the number of the process on its machine; 0 while it is not known."""
 
     @property
+    def where(self) -> str:
+        """Return which process this is, in words, for the journal."""
+        return f"pid {self.pid}"
+
+    @property
     @abstractmethod
     def drained(self) -> bool:
         """Return True if the process has ended and all that it has printed was read."""

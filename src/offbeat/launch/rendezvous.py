@@ -132,7 +132,8 @@ def _private(file: Path) -> str:
     status = file.parent.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise ConfigurationError(f"{file.parent} belongs to another user or is open to others: remove it, or set TMPDIR to another folder")
-    mine = file.with_suffix(f".{os.getpid()}")
+    mine = file.with_suffix(f".{secrets.token_hex(4)}")
+    mine.touch(mode=0o600)
     mine.write_text(secrets.token_hex(16))
     try:
         os.link(mine, file)  # fails if another task was first; its file is complete then

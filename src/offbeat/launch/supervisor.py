@@ -129,7 +129,7 @@ class Supervisor:
         for number, connection in sorted(self._connections.items()):
             servers = json.dumps([self._addresses[n] for n in range(self._settings.servers)])
             connection.send({"kind": "job", "settings": self._settings.to_wire(), "servers": servers})
-            self._record("server", number, "started", f"pid {self._servers[number].pid}")
+            self._record("server", number, "started", self._servers[number].where)
         if not self._wait_for_start(self._engine.ready_for_workers):  # the servers load, too, meanwhile
             return
         self._engine.arrived()
@@ -139,7 +139,7 @@ class Supervisor:
             if child is None:
                 self._send("lost", worker=worker, reason=AWAITED)
             else:
-                self._record("worker", worker, "started", f"pid {child.pid}")
+                self._record("worker", worker, "started", child.where)
 
     def _wait_for_start(self, ready: Callable[[], bool]) -> bool:
         """Wait until ``ready`` returns True. Returns False if something happens first that ends the job."""
@@ -268,7 +268,7 @@ class Supervisor:
             if child is not None:
                 what = "started" if state.away is None else "restarted"
                 state.begin(child, self._clock.now())
-                self._record("worker", worker, what, f"its machine has come, pid {child.pid}")
+                self._record("worker", worker, what, f"its machine has come, {child.where}")
 
     def _check_workers(self) -> None:
         for worker, state in self._workers.items():
@@ -297,7 +297,7 @@ class Supervisor:
                 state.restarts += 1
                 state.begin(child, self._clock.now())
                 count = f"{state.restarts} of {self._max_restarts}"
-                self._record("worker", worker, "restarted", f"{count}, pid {child.pid}")
+                self._record("worker", worker, "restarted", f"{count}, {child.where}")
                 self._display.note(f"worker {worker} {how}: restarted ({count})")
             elif why_not is None:
                 self._lose(worker, state, "its machine is gone")

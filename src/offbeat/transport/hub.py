@@ -103,6 +103,7 @@ class SocketHub(Hub):
         return self.address
 
     def connect(self, address: Address) -> Connection:
+        self._watch(())  # a descriptor that `poll` was given may be closed by now, and the new socket may get its number
         sock = None
         if self._local and address.local and address.host == self.host:
             # None if two machines were given the same name by hand.

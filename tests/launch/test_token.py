@@ -1,0 +1,93 @@
+"""The job's secret: where it comes from, and when it is refused; and how tasks of one machine get one by themselves."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from offbeat.errors import ConfigurationError
+from offbeat.launch.rendezvous import Meeting
+from offbeat.launch.tasks import Task, task_of
+from offbeat.launch.token import given_token
+from offbeat.transport.base import Address
+
+SECRET = "0123456789abcdef"
+ALONE = Task(engine="Open MPI", rank=0, size=2, local_size=2, job="one")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text(f"{SECRET}\n")
+    path.chmod(0o600)
+    return path
+
+
+def test_where_it_comes_from(file: Path) -> None:
+    environment = {"OFFBEAT_TOKEN": "f" * 16}
+    assert given_token(environment=environment) == "f" * 16
+    assert environment == {}, "children do not inherit it"
+    assert given_token(environment=environment) is None
+    assert given_token(environment={"OFFBEAT_TOKEN_FILE": str(file)}) == SECRET
+    assert given_token(file, {"OFFBEAT_TOKEN": "f" * 16}) == SECRET
+
+
+def test_a_file_that_others_can_read(file: Path) -> None:
+    file.chmod(0o640)
+    with pytest.raises(ConfigurationError, match=f"--token-file {file}: other users may read or write it .mode 640.; type: chmod 600"):
+        given_token(file, {})
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"OFFBEAT_TOKEN_FILE=.*nowhere: cannot read it .* make one: openssl rand -hex 16 >"):
+        given_token(environment={"OFFBEAT_TOKEN_FILE": str(tmp_path / "nowhere")})
+
+
+@pytest.mark.parametrize("token", ["", "short"])
+def test_a_token_that_can_be_guessed(token: str, file: Path) -> None:
+    file.write_text(token)
+    with pytest.raises(ConfigurationError, match=f"the token has {len(token)} characters, and needs at least 16"):
+        given_token(file, {})
+    with pytest.raises(ConfigurationError, match="OFFBEAT_TOKEN: the token has"):
+        given_token(environment={"OFFBEAT_TOKEN": token})
+
+
+def test_tasks_of_one_machine_agree_on_a_new_token(tmp_path: Path) -> None:
+    folder = tmp_path / "private"
+    found: list[str] = []
+    tasks = [threading.Thread(target=lambda: found.append(Meeting(ALONE, folder).token(None))) for _ in range(8)]
+    for task in tasks:
+        task.start()
+    for task in tasks:
+        task.join()
+    assert len(set(found)) == 1 and len(found[0]) == 32
+    assert folder.stat().st_mode & 0o077 == 0
+    Meeting(ALONE, folder).done()
+    assert Meeting(ALONE, folder).token(None) != found[0], "the next job has another"
+
+
+def test_a_folder_that_is_open_to_others_is_not_trusted(tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir(mode=0o755)
+    with pytest.raises(ConfigurationError, match="belongs to another user or is open to others"):
+        Meeting(ALONE, folder).token(None)
+
+
+def test_several_machines_need_a_token() -> None:
+    task = task_of(nnodes="2", endpoint="node0", environment={})
+    with pytest.raises(ConfigurationError, match="the job has several machines, and they need a common secret: type once"):
+        Meeting(task).token(None)
+    assert Meeting(task).token(SECRET) == SECRET
+
+
+def test_tasks_of_one_machine_find_the_supervisor(tmp_path: Path) -> None:
+    meeting = Meeting(ALONE, tmp_path / "private")
+    meeting.token(None)
+    assert meeting.find() is None
+    address = Address("host", ("127.0.0.1", 4321), "name")
+    meeting.publish(address)
+    assert Meeting(ALONE, tmp_path / "private").find() == address
+    meeting.done()
+    assert meeting.find() is None and list((tmp_path / "private").iterdir()) == []
