@@ -15,6 +15,7 @@ from hypothesis import settings
 
 ALL = bool(os.environ.get("OFFBEAT_ALL_TESTS"))
 PROCESSES = (
+    "tests/cluster/",
     "tests/contract/test_engine.py",
     "tests/experiments/",
     "tests/faults/",

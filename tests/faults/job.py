@@ -53,8 +53,11 @@ class Ended(NamedTuple):
         return Tally.of(self.records)
 
 
+RUN = (sys.executable, "-m", "offbeat.cli", "run")
+
+
 class Job:
-    """One run of ``offbeat run``.
+    """One run of ``offbeat run``, or of another command that runs a job.
 
     Args:
         folder: for its journal and its output.
@@ -62,6 +65,7 @@ class Job:
         environment: more variables.
         file_size_max: RLIMIT_FSIZE in bytes, which shared memory obeys as well; None: no limit.
         before: words before the command, for instance of ``unshare``.
+        command: takes these arguments, and --journal.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Job:
         environment: Mapping[str, str] | None = None,
         file_size_max: int | None = None,
         before: Sequence[str] = (),
+        command: Sequence[str] = RUN,
     ) -> None:
         self.journal = folder / "journal.jsonl"
         self._out, self._err = folder / "out", folder / "err"
@@ -86,7 +91,7 @@ class Job:
 
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [*before, sys.executable, "-m", "offbeat.cli", "run", "--journal", str(self.journal), *arguments],
+                [*before, *command, "--journal", str(self.journal), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

@@ -1,0 +1,64 @@
+"""Cluster tests run jobs on hosts with addresses of their own, and skip where these cannot be made."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.cluster.hosts import Host, hosts, why_not
+from tests.faults.job import Job
+
+AGENT = [sys.executable, "-m", "offbeat.agent"]
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[list[Host]]:
+    """Two hosts on one link."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with hosts(2) as made:
+        yield made
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    file = tmp_path / "token"
+    file.touch(mode=0o600)
+    file.write_text(secrets.token_hex(16))
+    return file
+
+
+@pytest.fixture
+def start_at(tmp_path: Path, token: Path) -> Iterator[Callable[..., Job]]:
+    """Start a command on a host: ``start_at(host, "--nnodes=2", script, ..., command=[...])``, by default ``offbeat agent``."""
+    jobs: list[Job] = []
+
+    def begin(host: Host, *arguments: str, command: list[str] = AGENT, **environment: str) -> Job:
+        folder = tmp_path / f"start-{len(jobs)}"
+        folder.mkdir()
+        variables = {"OFFBEAT_TOKEN_FILE": str(token), "OMP_NUM_THREADS": "1", **environment}
+        jobs.append(Job(folder, arguments, command=command, before=host.before, environment=variables))
+        return jobs[-1]
+
+    yield begin
+    for job in jobs:
+        job.clean_up()
+
+
+@pytest.fixture
+def enough(tmp_path: Path) -> Path:
+    """Give ``--until`` this file to the training script; the job comes to its end once it has been made (``touch``)."""
+    return tmp_path / "enough"
+
+
+def finished(job: Job) -> None:
+    """See that a job finishes, that its journal holds, and that each epoch accounts for every index."""
+    ended = job.ended()
+    assert ended.status == 0, ended.err
+    assert ended.tally().problems() == []
+    reports = [record["report"] for record in ended.records if record["kind"] == "epoch_ended"]
+    assert reports and not [report for report in reports if report["exceptions"]]

@@ -1,0 +1,103 @@
+"""Agents on hosts of their own: started by hand or by torchrun, cut off, lost, and back by the same command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.cluster.conftest import finished
+from tests.cluster.hosts import Host
+from tests.faults.job import TRAIN, Job
+
+Start = Callable[..., Job]
+
+
+def by_hand(host: Host, *more: str, nnodes: str = "2") -> list[str]:
+    return [f"--nnodes={nnodes}", f"--rdzv-endpoint={host.address}:7100", *more, TRAIN]
+
+
+def folded(job: Job, worker: int, after: float = -1.0) -> None:
+    job.record("settle", after=after, worker=worker, fate="folded")
+
+
+def test_a_cut_cable_costs_the_others_the_timeout_and_the_machine_returns(two_hosts: list[Host], start_at: Start, enough: Path) -> None:
+    first, second = two_hosts
+    words = by_hand(first, "--timeout=2", "--no-preload")
+    job = start_at(first, *words, "--until", str(enough))
+    other = start_at(second, *words, "--until", str(enough))
+    folded(job, 1)
+    second.cut()
+    lost = job.record("process", what="lost", number=1)
+    assert "nothing came from" in lost["detail"]
+    folded(job, 0, after=lost["t"])
+    second.mend()
+    job.record("process", what="restarted", number=1)
+    back = job.record("joined", worker=1, after=lost["t"])
+    folded(job, 1, after=back["t"])
+    enough.touch()
+    finished(job)
+    assert other.ended().status == 0, "an agent ends with the job's status"
+
+
+def test_a_job_begins_with_min_takes_in_who_comes_and_outlives_a_lost_machine(two_hosts: list[Host], start_at: Start, enough: Path) -> None:
+    first, second = two_hosts
+    words = by_hand(first, nnodes="1:2")
+    job = start_at(first, *words, "--until", str(enough))
+    folded(job, 0)
+    start_at(second, *words, "--until", str(enough))
+    came = job.record("joined", worker=1)
+    folded(job, 1, after=came["t"])
+    second.lose()
+    lost = job.record("process", what="lost", number=1)
+    assert "has ended" in lost["detail"]
+    folded(job, 0, after=lost["t"])
+    again = start_at(second, *words, "--until", str(enough))
+    back = job.record("joined", worker=1, after=lost["t"])
+    folded(job, 1, after=back["t"])
+    enough.touch()
+    finished(job)
+    assert again.ended().status == 0
+
+
+def test_under_torchrun_only_what_died_restarts(two_hosts: list[Host], start_at: Start, enough: Path) -> None:
+    first, second = two_hosts
+
+    def torchrun(rank: int) -> list[str]:
+        master = [f"--master-addr={first.address}", "--master-port=29511"]
+        return [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={rank}", *master, "-m", "offbeat.agent"]
+
+    words = ["--preload", "torch._dynamo", "--sync", "ssp(staleness=3)", "--kill", "1@30", TRAIN, "--until", str(enough)]
+    job = start_at(first, *words, command=torchrun(0))
+    other = start_at(second, *words, command=torchrun(1))
+    killed = job.record("process", what="exited", number=1)
+    assert killed["detail"] == "killed by SIGKILL"
+    back = job.record("joined", worker=1, after=killed["t"])
+    folded(job, 1, after=back["t"])
+    second.lose()
+    lost = job.record("process", what="lost", number=1)
+    folded(job, 0, after=lost["t"])
+    assert other.process.wait(30) != 0
+    again = start_at(second, *words, command=torchrun(1))
+    back = job.record("joined", worker=1, after=lost["t"])
+    folded(job, 1, after=back["t"])
+    enough.touch()
+    finished(job)
+    assert again.ended().status == 0
+    assert not [r for r in job.records() if r["kind"] == "process" and r["number"] == 0 and r["what"] not in ("started", "exited")]
+
+
+def test_what_is_refused_says_what_to_type(two_hosts: list[Host], start_at: Start, tmp_path: Path) -> None:
+    first, second = two_hosts
+    alone = start_at(first, *by_hand(first, "--start-timeout=3", "--no-preload"))
+    strange = tmp_path / "strange"
+    strange.touch(mode=0o600)
+    strange.write_text("f" * 32)
+    stranger = start_at(second, *by_hand(first, "--start-timeout=20", "--no-preload"), OFFBEAT_TOKEN_FILE=str(strange))
+    ended = alone.ended()
+    assert ended.status == 1
+    assert "2 machines were to come within 3 s (--start-timeout), and 1 agents came" in ended.err and "missing are numbers 1" in ended.err
+    refused = stranger.ended()
+    assert refused.status in (1, 2)
+    lost = start_at(second, "--nnodes=2", "--rdzv-endpoint=10.77.0.200:7100", "--start-timeout=2", "--no-preload", TRAIN).ended()
+    assert lost.status == 1 and "no supervisor within 2 s (--start-timeout): nobody listens at 10.77.0.200, port 7100" in lost.last_line
