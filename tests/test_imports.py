@@ -80,6 +80,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "loaders": FACE,
     "checkpoint": FACE,
     "cli": {*RULES, "journal", "report", "launch", "runtime.job", "sim", "sim.latency"},
+    "agent": {"cli"},
     "__init__": {*FACE, "loaders", "checkpoint"},
 }
 """Arrows point down: each room of the package, a folder or a file beside the folders, and the rooms that it may import besides itself."""

@@ -20,7 +20,7 @@ from offbeat.errors import ConfigurationError, OffbeatError
 from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 from offbeat.launch.agent import Duties
-from offbeat.launch.cluster import SUPERVISES, Cluster, supervise, take_part
+from offbeat.launch.cluster import SUPERVISES, Cluster, pass_on, supervise, take_part, tls_of
 from offbeat.launch.faults import parse_all, parse_late
 from offbeat.launch.forkserver import check_preload
 from offbeat.launch.local import LocalEngine
@@ -172,6 +172,10 @@ def agent(
     advertise: Annotated[str, typer.Option(help="The address at which others reach this machine.  [default: found]")] = "",
     port: Annotated[int, typer.Option(help="The supervisor's port; server n has PORT+1+n. 0: any free port, or the engine's.")] = 0,
     token_file: Annotated[Path | None, typer.Option(help="A file with the job's secret, the same on all machines.")] = None,
+    tls: Annotated[bool | None, typer.Option("--tls/--no-tls", help="Encrypt what crosses machines.  [default: if several]")] = None,
+    tls_cert: Annotated[str, typer.Option(help="PEM file with this machine's certificate, in place of one made for the job.")] = "",
+    tls_key: Annotated[str, typer.Option(help="PEM file with its key.")] = "",
+    tls_ca: Annotated[str, typer.Option(help="PEM file with the authority that has signed the certificates of all machines.")] = "",
     no_torchrun_env: NoTorchrunEnv = False,
 ) -> None:
     """Train SCRIPT on several machines: start workers here, and find the others through the engine that started this command."""
@@ -202,6 +206,7 @@ def agent(
         port=port,
         no_torchrun_env=no_torchrun_env,
     )
+    pass_on(tls_of(tls, several=not task.alone, certificate=tls_cert, key=tls_key, authority=tls_ca))
     cluster = Cluster(task=task, workers=nproc_per_node, start_s=start_timeout, listen=listen, port=port)
     report_to = os.environ.pop(SUPERVISES, None)
     if report_to is None:

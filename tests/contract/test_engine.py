@@ -59,6 +59,7 @@ class Bench:
                 listen="127.0.0.1",
                 port=0,
                 reached="",
+                encrypted=False,
                 versions=versions(),
                 publish=self.addresses.append,
             )

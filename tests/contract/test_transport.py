@@ -1,4 +1,4 @@
-"""One suite for every transport: what `transport/base.py` promises, over memory, shared memory and TCP alike.
+"""One suite for every transport: what `transport/base.py` promises, over memory, shared memory, TCP and TLS alike.
 
 What only sockets can do (die half-way, speak nonsense) is in `tests/transport/test_sockets.py`.
 """
@@ -17,6 +17,7 @@ from offbeat.transport.base import Address, Arrivals, Closed, Connection, Hub, M
 from offbeat.transport.hub import SocketHub
 from offbeat.transport.memory import MemoryHub, MemoryNetwork
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
+from offbeat.transport.tls import Tls
 
 DEADLINE_S = 30.0
 MB = 1 << 20
@@ -33,7 +34,11 @@ class World:
 
     def hub(self, token: str = "secret") -> Hub:
         memory = self.kind.startswith("memory")
-        hub = MemoryHub(self.network, token) if memory else SocketHub(token, local=self.kind == "shm")
+        hub = (
+            MemoryHub(self.network, token)
+            if memory
+            else SocketHub(token, local=self.kind == "shm", tls=Tls(everywhere=True) if self.kind == "tls" else None)
+        )
         self.hubs.append(hub)
         return hub
 
@@ -54,7 +59,7 @@ class World:
         return self.pump(lambda arrived: len(arrived[hub]) >= count)[hub]
 
 
-@pytest.fixture(params=["memory", "memory-copying", "shm", "tcp"])
+@pytest.fixture(params=["memory", "memory-copying", "shm", "tcp", "tls"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     made = World(request.param)
     yield made

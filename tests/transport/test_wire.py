@@ -92,7 +92,9 @@ def test_both_ends_must_know_the_token() -> None:
     server, client = ServerHandshake("secret"), ClientHandshake("secret")
     shown = client.answer(server.opening())
     assert shown is not None
-    client.answer(server.answer(shown))
+    answer = server.answer(shown)
+    assert answer is not None
+    client.answer(answer)
     assert server.open
     assert client.open
 

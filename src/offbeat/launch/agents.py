@@ -26,6 +26,11 @@ KILLED = -9
 LOOPBACK, LOOPBACK_NET = "127.0.0.1", "127."
 
 
+NOT_ENCRYPTED = (
+    "--no-tls: whoever is on the network between the machines can read and change gradients and parameters; the token does not travel"
+)
+
+
 def beat_of(timeout_s: Seconds) -> Seconds:
     """Return the interval of the signs of life that supervisor and agents send each other."""
     return min(LONGEST_BEAT_S, timeout_s / BEATS_PER_TIMEOUT)
@@ -133,6 +138,7 @@ class AgentEngine(Engine):
         listen: the address at which the supervisor listens.
         port: where the supervisor listens, and server ``n`` at ``port + 1 + n``; 0: the system chooses.
         reached: the address at which other machines reach this one; "": unknown, or there are no others.
+        encrypted: True if connections between machines are.
         versions: of the software that all machines must have, as texts.
         publish: called with the supervisor's address once it listens.
     """
@@ -147,6 +153,7 @@ class AgentEngine(Engine):
         listen: str,
         port: int,
         reached: str,
+        encrypted: bool,
         versions: Sequence[str],
         publish: Callable[[Address], None],
     ) -> None:
@@ -160,6 +167,7 @@ class AgentEngine(Engine):
         self._refused: list[Connection] = []
         self._came: list[int] = []
         self._notes: list[str] = []
+        self._encrypted = encrypted
         self._numbers = 0
         self._now: Seconds = 0.0
         self._beat_at: Seconds = 0.0
@@ -180,6 +188,8 @@ class AgentEngine(Engine):
             self._begun = True
             here = self._by_machine()
             names = ", ".join(agents[0].node for agents in here)
+            if len(here) > 1 and not self._encrypted:
+                self._notes.append(NOT_ENCRYPTED)
             self._notes.append(f"{len(here)} machine{'s' * (len(here) > 1)} with {len(self._agents)} of {self._seats} agents: {names}")
         elif not self._begun and self._now >= self._start_s:
             self.failure = self._too_few(), False

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from offbeat.errors import JobError
+from offbeat.errors import ConfigurationError, JobError
 from offbeat.launch.agent import Agent, Duties, versions
 from offbeat.launch.agents import LOOPBACK, LOOPBACK_NET, AgentEngine
 from offbeat.launch.outcome import Display, Outcome
@@ -21,6 +21,7 @@ from offbeat.launch.supervisor import Supervisor
 from offbeat.launch.tasks import Task, is_here
 from offbeat.runtime.job.settings import TOKEN, JobSettings, read_addresses
 from offbeat.transport.base import Address
+from offbeat.transport.tls import VARIABLE, Identity, Tls
 from offbeat.types import Seconds
 
 SUPERVISES = "OFFBEAT_SUPERVISES"
@@ -45,6 +46,44 @@ class Cluster:
     start_s: Seconds
     listen: str = ""
     port: int = 0
+
+
+def tls_of(wanted: bool | None, *, several: bool, certificate: str, key: str, authority: str) -> Tls | None:
+    """Return how the connections between machines are encrypted; None: they are not.
+
+    Args:
+        wanted: --tls or --no-tls; None: neither.
+        several: True if there are several machines.
+        certificate: --tls-cert.
+        key: --tls-key.
+        authority: --tls-ca.
+
+    Raises:
+        ConfigurationError: the options contradict each other, or a file cannot be used.
+
+    >>> tls_of(None, several=False, certificate="", key="", authority="") is None
+    True
+    """
+    files = {"--tls-cert": certificate, "--tls-key": key, "--tls-ca": authority}
+    given = [name for name, value in files.items() if value]
+    if wanted is False and given:
+        raise ConfigurationError(f"--no-tls with {', '.join(given)}: leave out one or the other")
+    if given and not (certificate and authority):
+        raise ConfigurationError(f"{', '.join(given)} without {'--tls-cert' if authority else '--tls-ca'}: name both files, and --tls-key")
+    if not (several if wanted is None else wanted) and not given:
+        return None
+    paths = [os.path.abspath(path) if path else "" for path in (certificate, key, authority)]
+    chosen = Tls(certificate=paths[0], key=paths[1], authority=paths[2])
+    if given:
+        Identity(chosen)
+    return chosen
+
+
+def pass_on(tls: Tls | None) -> None:
+    """Let this process, and the servers and workers that it starts, encrypt their connections in this way."""
+    os.environ.pop(VARIABLE, None)
+    if tls is not None:
+        os.environ[VARIABLE] = tls.to_text()
 
 
 def take_part(cluster: Cluster, duties: Duties, token: str | None, arguments: Sequence[str]) -> int:
@@ -113,6 +152,7 @@ def supervise(
         listen=listen,
         port=cluster.port or task.port,
         reached=reached,
+        encrypted=Tls.of() is not None,
         versions=versions(),
         publish=publish,
     )

@@ -22,6 +22,7 @@ from offbeat.transport import shm, tcp
 from offbeat.transport.base import Address, Arrivals, Closed, Connection, Hub
 from offbeat.transport.handshake import ClientHandshake, Handshake, ServerHandshake
 from offbeat.transport.stream import BUSY, StreamConnection
+from offbeat.transport.tls import Identity, Tls, TlsSocket
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ ACCEPT_PAUSE_S = 0.016
 ATTEMPTS_MAX = 100
 RETRY_PAUSE_S = 0.1
 """Seconds before a peer that was asked to retry connects again, at most `ATTEMPTS_MAX` times."""
+UNANSWERED_S = 2.0
+"""Seconds without a word from a server after which a client that uses no TLS says so."""
 _WARNED_MAX = 256
 _READ: Final = selectors.EVENT_READ
 _WRITE: Final = selectors.EVENT_WRITE
@@ -47,16 +50,19 @@ class SocketHub(Hub):
         token: the job's secret; messages of peers that do not know it are not delivered.
         host: the identity of this machine; None: `shm.host_identity`.
         local: False: use TCP also for peers on this host, instead of shared memory.
+        tls: encrypts connections to other machines; None: the setting of the launcher (`Tls.of`), by default none.
 
     Raises:
-        ConfigurationError: the token is empty.
+        ConfigurationError: the token is empty, or the certificate cannot be used.
     """
 
-    def __init__(self, token: str, *, host: str | None = None, local: bool = True) -> None:
+    def __init__(self, token: str, *, host: str | None = None, local: bool = True, tls: Tls | None = None) -> None:
         if not token:
             raise ConfigurationError("the job's token is empty: give every process of the job the same non-empty text")
         self.host = host if host is not None else shm.host_identity()
         self._token = token
+        self._tls = tls or Tls.of()
+        self._made_identity: Identity | None = None
         self._local = local and shm.AVAILABLE
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
@@ -68,6 +74,8 @@ class SocketHub(Hub):
         """Listeners that have accepted many connections, and when they go on."""
         self._connecting: dict[StreamConnection, tuple[Address, int, float]] = {}
         """Connections made here whose handshake is not done: address, attempts so far, and when to try again."""
+        self._unanswered: dict[StreamConnection, float] = {}
+        """Connections made here, and when to speak first if nothing has come by then, oldest first."""
         self._writing: set[StreamConnection] = set()
         self._to_attend: deque[StreamConnection] = deque()
         self._waiting = False
@@ -85,7 +93,13 @@ class SocketHub(Hub):
     # Listening and connecting.
 
     def another(self) -> SocketHub:
-        return SocketHub(self._token, host=self.host, local=self._local)
+        return SocketHub(self._token, host=self.host, local=self._local, tls=self._tls)
+
+    def _identity(self) -> Identity | None:
+        """Return this process's certificate, made when it is first needed; None: the job does not use TLS."""
+        if self._made_identity is None and self._tls is not None:
+            self._made_identity = Identity(self._tls)
+        return self._made_identity
 
     def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
         assert not self._listeners, "this hub listens already"
@@ -110,11 +124,21 @@ class SocketHub(Hub):
             sock = tcp.connect_local(address.local)
         if sock is None:
             sock = tcp.connect_tcp(*address.tcp)
-        connection = self._add(sock, tcp.describe_peer(sock), ClientHandshake(self._token))
+        connection = self._add(tcp.describe_peer(sock), *self._secured(sock, ClientHandshake))
         self._connecting[connection] = address, 1, math.inf
+        if not connection.shares_memory:
+            self._unanswered[connection] = time.monotonic() + UNANSWERED_S
         return connection
 
-    def _add(self, sock: socket.socket, peer: str, gate: Handshake) -> StreamConnection:
+    def _secured(self, sock: socket.socket, kind: type[Handshake]) -> tuple[socket.socket | TlsSocket, Handshake]:
+        """Encrypt a connected socket if the job requires it, and return it with the handshake that belongs to it."""
+        identity = self._identity() if sock.family != tcp.LOCAL_FAMILY else None
+        if identity is None or not identity.applies_to(sock):
+            return sock, kind(self._token)
+        encrypted = identity.wrap(sock, server=kind is ServerHandshake)
+        return encrypted, kind(self._token, encrypted.binding)
+
+    def _add(self, peer: str, sock: socket.socket | TlsSocket, gate: Handshake) -> StreamConnection:
         connection = StreamConnection(sock, peer, gate, self._attend)
         self._connections.add(connection)
         self._selector.register(sock, _READ, connection)
@@ -151,7 +175,12 @@ class SocketHub(Hub):
                 oldest = next(iter(unverified))
                 oldest.ask_to_retry()
                 self._forget(oldest)
-            unverified[self._add(sock, peer, ServerHandshake(self._token))] = time.monotonic()
+            try:
+                connection = self._add(peer, *self._secured(sock, ServerHandshake))
+            except OSError:  # this peer is gone again
+                sock.close()
+                continue
+            unverified[connection] = time.monotonic()
         self._selector.unregister(listener)
         self._paused[listener] = time.monotonic() + ACCEPT_PAUSE_S
 
@@ -179,6 +208,14 @@ class SocketHub(Hub):
                 self._selector.register(listener, _READ, listener)
             else:
                 due = min(due, until)
+        for connection, at in list(self._unanswered.items()):
+            if connection not in self._connecting or connection.bytes_received:
+                del self._unanswered[connection]
+            elif at <= now:
+                del self._unanswered[connection]
+                connection.say_that_it_is_clear()
+            else:
+                due = min(due, at)
         for connection, (address, attempts, at) in list(self._connecting.items()):
             if at <= now:
                 self._reconnect(connection, address, attempts)
@@ -200,8 +237,8 @@ class SocketHub(Hub):
             self._lost.append((connection, Closed(f"nobody listens there any more, after: {BUSY}")))
             return
         self._connecting[connection] = address, attempts + 1, math.inf
-        connection.reconnect(sock, ClientHandshake(self._token))
-        self._selector.register(sock, _READ, connection)
+        connection.reconnect(*self._secured(sock, ClientHandshake))
+        self._selector.register(connection.sock, _READ, connection)
 
     # Waiting.
 

@@ -11,6 +11,7 @@ import socket
 from collections import deque
 from collections.abc import Sequence
 
+from offbeat.transport.tls import AwaitsPeerError, TlsSocket
 from offbeat.transport.wire import EMPTY
 
 _VIEWS_PER_CALL = 64
@@ -41,7 +42,7 @@ class Piece:
 class Outbox:
     """A queue of pieces for a non-blocking stream socket."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket) -> None:
         self._sock = sock
         self._queue: deque[Piece] = deque()
 
@@ -60,6 +61,8 @@ class Outbox:
                 self._sent(self._offer())
         except (BlockingIOError, InterruptedError):
             return False
+        except AwaitsPeerError:  # the connection is flushed again when the peer's message has come
+            return True
         return True
 
     def drop(self) -> None:
@@ -72,6 +75,7 @@ class Outbox:
         first = self._queue[0]
         if first.descriptors:
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", first.descriptors))]
+            assert isinstance(self._sock, socket.socket), "descriptors travel over local sockets, which are not encrypted"
             return self._sock.sendmsg([first.view], ancillary)
         if len(self._queue) == 1:
             return self._sock.send(first.view)

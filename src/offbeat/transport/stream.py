@@ -15,14 +15,16 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from offbeat.errors import ProtocolError, RefusedError
 from offbeat.transport import wire
 from offbeat.transport.base import Buffer, Closed, Connection, Message, SharedMemory
-from offbeat.transport.handshake import Handshake
+from offbeat.transport.handshake import CLEAR_TEXT, Handshake
 from offbeat.transport.outbox import Outbox, Piece
 from offbeat.transport.shm import MemoryBlock
+from offbeat.transport.tls import CLEAR, AwaitsPeerError, TlsSocket
 from offbeat.transport.wire import Frame, FrameReader, Header
 
 READS_PER_TURN = 16
@@ -40,7 +42,7 @@ class Busy(Exception):
 class StreamConnection(Connection):
     """One end of a connection over a stream socket."""
 
-    def __init__(self, sock: socket.socket, peer: str, gate: Handshake, attend: Callable[[StreamConnection], None]) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket, peer: str, gate: Handshake, attend: Callable[[StreamConnection], None]) -> None:
         """Take over a connected, non-blocking socket.
 
         Args:
@@ -152,7 +154,9 @@ class StreamConnection(Connection):
         """Read what has come, at most `READS_PER_TURN` times. Returns messages, and the end of the connection if it has come."""
         messages: list[Message] = []
         try:
-            for _ in range(READS_PER_TURN):
+            for turn in count():
+                if turn >= READS_PER_TURN and not (isinstance(self.sock, TlsSocket) and self.sock.pending()):
+                    break
                 space = self._reader.space()
                 nbytes = self._read(space)
                 if nbytes == 0:
@@ -163,7 +167,7 @@ class StreamConnection(Connection):
                     self._take(frame, messages)
                 if nbytes < len(space):
                     break
-        except (BlockingIOError, InterruptedError):
+        except (BlockingIOError, InterruptedError, AwaitsPeerError):
             pass
         except Busy:
             self.must_retry = True
@@ -172,13 +176,20 @@ class StreamConnection(Connection):
             self._refuse(str(error))
             return messages, Closed(str(error))
         except RefusedError as error:
-            return messages, Closed(str(error))
+            if isinstance(self.sock, TlsSocket) and str(error) == CLEAR:
+                self.sock.refuse_in_clear(wire.encode({"_refused": CLEAR}))
+            return messages, Closed(f"refused: {error}" if isinstance(self.sock, TlsSocket) and not self.gate.open else str(error))
         except OSError as error:
             self.must_retry = not self.gate.open  # the socket's end may overtake the request to retry
             return messages, Closed(f"connection lost: {error.strerror}")
         return messages, None
 
     def _read(self, space: memoryview) -> int:
+        if isinstance(self.sock, TlsSocket):
+            if not self.gate.open:
+                self.sock.establish()
+                self.flush()  # what waited for the TLS handshake
+            return self.sock.recv_into(space)
         if not self.shares_memory:
             return self.sock.recv_into(space)
         nbytes, ancillary, flags, _ = self.sock.recvmsg_into([space], _ANCILLARY_NBYTES, _CLOEXEC)
@@ -249,11 +260,16 @@ class StreamConnection(Connection):
             return "end of stream before the token was checked"
         return "end of stream in the middle of a message" if self._reader.unfinished else "end of stream"
 
+    def say_that_it_is_clear(self) -> None:
+        """Speak before the server has, unless the connection is encrypted: a server that requires TLS then says so."""
+        if not isinstance(self.sock, TlsSocket):
+            self._send_internal({CLEAR_TEXT: True})
+
     def ask_to_retry(self) -> None:
         """Refuse a peer whose handshake is not done, and ask it to connect again."""
         self._refuse(BUSY)
 
-    def reconnect(self, sock: socket.socket, gate: Handshake) -> None:
+    def reconnect(self, sock: socket.socket | TlsSocket, gate: Handshake) -> None:
         """Continue over another socket after the peer has asked for it. Unsent messages are sent there."""
         with self._lock:
             self.sock.close()

@@ -24,6 +24,7 @@ Placing: TypeAlias = Callable[[Header, int], memoryview]
 
 MAGIC = b"ofbt"
 WIRE_VERSION = 1
+TLS_FIRST_BYTE = 0x16
 STAGE_NBYTES = 1 << 16
 _PREFIX = struct.Struct("!4sBBHIQ")
 _UNVERIFIED_STAGE_NBYTES = (1 << 10) + _PREFIX.size
@@ -165,6 +166,8 @@ class FrameReader:
 
     def _read_prefix(self) -> tuple[int, int, int] | None:
         seen = self._stage[self._start : self._end]
+        if len(seen) and seen[0] == TLS_FIRST_BYTE:
+            raise ProtocolError("the peer speaks TLS, and this process does not: give every machine the same --tls options")
         if seen[: len(MAGIC)] != MAGIC[: len(seen)]:
             raise ProtocolError("the peer does not speak offbeat's protocol: its first bytes are not those of a message")
         if len(seen) > len(MAGIC) and seen[len(MAGIC)] != WIRE_VERSION:

@@ -20,13 +20,15 @@ class _Launcher(NamedTuple):
     """The variable with the number of its processes."""
     rank: str
     """The variable with the number of this one; both must be there."""
+    start: str
+    """The command that starts agents."""
 
 
 LAUNCHERS = (
-    _Launcher("torchrun", "WORLD_SIZE", "RANK"),
-    _Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    _Launcher("mpiexec", "PMI_SIZE", "PMI_RANK"),
-    _Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    _Launcher("torchrun", "WORLD_SIZE", "RANK", "torchrun ... -m offbeat.agent {script}"),
+    _Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "mpirun ... python -m offbeat.agent {script}"),
+    _Launcher("mpiexec", "PMI_SIZE", "PMI_RANK", "mpiexec ... python -m offbeat.agent {script}"),
+    _Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun ... python -m offbeat.agent {script}"),
 )
 
 
@@ -46,17 +48,20 @@ def refuse(environment: Mapping[str, str] = os.environ, script: str | None = Non
     Traceback (most recent call last):
       ...
     offbeat.errors.ConfigurationError: torchrun has started 4 processes of this script (WORLD_SIZE=4, RANK=1), and nothing connects them: \
-each would train a model of its own. On this machine type: offbeat run --workers 4 train.py
+each would train a model of its own. Let torchrun start the agent, which starts it: torchrun ... -m offbeat.agent train.py; or on \
+one machine type: offbeat run --workers 4 train.py
     """
     for launcher in LAUNCHERS:
         size, rank = environment.get(launcher.size, ""), environment.get(launcher.rank, "")
         if not size.isdecimal() or not rank.isdecimal():
             continue
-        command = f"offbeat run --workers {max(2, int(size))} {script or os.path.basename(sys.argv[0]) or 'train.py'}"
+        name = script or os.path.basename(sys.argv[0]) or "train.py"
+        command = f"offbeat run --workers {max(2, int(size))} {name}"
         if int(size) > 1:
             raise ConfigurationError(
                 f"{launcher.name} has started {size} processes of this script ({launcher.size}={size}, {launcher.rank}={rank}), and "
-                f"nothing connects them: each would train a model of its own. On this machine type: {command}"
+                f"nothing connects them: each would train a model of its own. Let {launcher.name} start the agent, which starts it: "
+                f"{launcher.start.format(script=name)}; or on one machine type: {command}"
             )
         warnings.warn(
             f"{launcher.name} has started one process ({launcher.size}=1): it trains alone. For several workers type: {command}",
