@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 KEY = "offbeat/supervisor"
 STORE_WAIT_S: Seconds = 1.0
+C10D = (
+    "torchrun's c10d rendezvous restarts every machine whenever one comes or goes, which offbeat is there to avoid: type "
+    "torchrun --nnodes=N --node-rank=K --master-addr=HOST --master-port=PORT, without --rdzv-backend=c10d"
+)
 
 
 class Meeting:
@@ -109,11 +113,9 @@ class Meeting:
             host, port = self._task.store
             timeout = datetime.timedelta(seconds=STORE_WAIT_S)
             store: Any = TCPStore(host, port, is_master=False, timeout=timeout)
-            if self._task.size > self._task.local_size and store.check([f"torch.rendezvous.{self._task.job.split('-')[0]}"]):
-                raise ConfigurationError(
-                    "torchrun's c10d rendezvous restarts every machine whenever one comes or goes, which offbeat is there to avoid: type "
-                    "torchrun --nnodes=N --node-rank=K --master-addr=HOST --master-port=PORT in place of --rdzv-backend=c10d"
-                )
+            # The static rendezvous leaves this key before it starts a process; the c10d rendezvous gives processes an empty store.
+            if not self._task.alone and not store.check([f"{self._task.run}/torchelastic/role_info/0"]):
+                raise ConfigurationError(C10D)
             self._store = PrefixStore("offbeat", store)  # type: ignore[assignment]
         assert self._store is not None
         return self._store

@@ -41,6 +41,8 @@ class Task:
     """Where the supervisor of the job listens there; 0: it is told through a store or a file."""
     store: tuple[str, int] | None = None
     """Torchrun's store; None: there is none."""
+    run: str = ""
+    """Torchrun's name for the job."""
     job: str = ""
     """A text that is the same in all tasks of a job, and different in other jobs of this machine."""
 
@@ -126,6 +128,7 @@ def _of_environment(environment: Mapping[str, str], hosts_of: Callable[[str], li
             host=host,
             port=0 if run is not None else port,
             store=(host, port) if run is not None else None,
+            run=run or "",
             job=f"{run}-{host}-{port}",
         )
     if "SLURM_PROCID" in environment and "SLURM_STEP_NODELIST" in environment:
