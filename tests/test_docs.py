@@ -22,6 +22,7 @@ import offbeat.types
 from offbeat.cli import app, check
 from offbeat.core.policy import ServerRule
 from offbeat.launch.program import Program
+from offbeat.launch.tasks import task_of
 from offbeat.policies import RULES
 from offbeat.sim.latency.registry import LAWS
 
@@ -205,6 +206,17 @@ def test_jobs_could_start(where: str, tmp_path: Path, monkeypatch: pytest.Monkey
     given.pop("grace")
     seconds = {f"{name}_s": given.pop(name) for name in ("timeout", "progress_timeout")}
     check(**{**given, **several, "program": Program(str(SCRIPT)), **seconds})
+
+
+@beginning("offbeat", "agent")
+def test_agents_could_start(where: str) -> None:
+    given = COMMANDS["agent"].make_context("agent", LINES[where][2:]).params
+    task_of(nnodes=given["nnodes"], endpoint=given["rdzv_endpoint"], environment={})
+
+
+def test_every_option_of_an_agent_that_a_job_lacks_is_mentioned() -> None:
+    said = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    assert {option for option in options("agent") - options("run") if not re.search(rf"{option}(?![\w-])", said)} == set()
 
 
 @beginning("offbeat", "report")
