@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -32,6 +35,14 @@ def test_where_it_comes_from(file: Path) -> None:
     assert given_token(environment=environment) is None
     assert given_token(environment={"OFFBEAT_TOKEN_FILE": str(file)}) == SECRET
     assert given_token(file, {"OFFBEAT_TOKEN": "f" * 16}) == SECRET
+
+
+def test_the_variable_of_a_command_as_it_is_typed() -> None:
+    """The package takes the variable out of the environment when it is imported."""
+    program = "from offbeat.launch.token import given_token; import os; print(given_token(), 'OFFBEAT_TOKEN' in os.environ)"
+    environment = {**os.environ, "OFFBEAT_TOKEN": SECRET}
+    result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout == f"{SECRET} False\n"
 
 
 def test_a_file_that_others_can_read(file: Path) -> None:

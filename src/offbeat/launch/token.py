@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import MutableMapping
 from pathlib import Path
 
 from offbeat.errors import ConfigurationError
-from offbeat.runtime.job.settings import TOKEN
+from offbeat.runtime.job.settings import TOKEN, take_token
 
 TOKEN_FILE = "OFFBEAT_TOKEN_FILE"
 SHORTEST = 16
@@ -18,12 +19,15 @@ MAKE_ONE = "openssl rand -hex 16 > {file}; chmod 600 {file}"
 def given_token(file: Path | None = None, environment: MutableMapping[str, str] = os.environ) -> str | None:
     """Return the token that the user gave: from ``file``, else from OFFBEAT_TOKEN_FILE, else from OFFBEAT_TOKEN; None if there is none.
 
-    OFFBEAT_TOKEN is removed from the environment, so that neither child processes nor logs of the environment get it.
+    OFFBEAT_TOKEN is removed from the environment (of this process: ``import offbeat`` has done so), so that neither child processes nor logs
+    of the environment get it.
 
     Raises:
         ConfigurationError: the file cannot be read, or others can read it, or the token is too short.
     """
-    text = environment.pop(TOKEN, None)
+    text = None
+    with contextlib.suppress(KeyError):
+        text = take_token() if environment is os.environ else environment.pop(TOKEN)
     named = file or (Path(environment[TOKEN_FILE]) if environment.get(TOKEN_FILE) else None)
     if named is None:
         return None if text is None else _checked(text, TOKEN)
