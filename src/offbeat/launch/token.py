@@ -19,8 +19,8 @@ MAKE_ONE = "openssl rand -hex 16 > {file}; chmod 600 {file}"
 def given_token(file: Path | None = None, environment: MutableMapping[str, str] = os.environ) -> str | None:
     """Return the token that the user gave: from ``file``, else from OFFBEAT_TOKEN_FILE, else from OFFBEAT_TOKEN; None if there is none.
 
-    OFFBEAT_TOKEN is removed from the environment (of this process: ``import offbeat`` has done so), so that neither child processes nor logs
-    of the environment get it.
+    OFFBEAT_TOKEN is removed from the environment (``import offbeat`` has removed that of this process), so that neither child processes nor
+    logs of the environment get it.
 
     Raises:
         ConfigurationError: the file cannot be read, or others can read it, or the token is too short.
