@@ -106,6 +106,7 @@ TO_WORKER: dict[str, dict[str, Any]] = {
     "absent": {},
     "meet": {"addresses": [[[0, ["host", ["127.0.0.1", 80], "local"]]]]},
     "fence": {"incarnation": 1},
+    "unused": {"incarnation": 1},
     "grant": {"lease": 0, "epoch": 0, "start": 0, "stop": 4, "parts": []},
     "no_more": {"epoch": 0, "refreshed": False, "report": None},
     "epoch_ended": {"epoch": 0, "report": {"indices": 4}},

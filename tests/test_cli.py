@@ -83,6 +83,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"slow": ["4=0.1"]}, r"--slow 4=0.1: there is no worker 4, 4 workers are numbered 0 to 3"),
     ({"kill": ["1"]}, r"--kill 1: write WORKER@VERSION"),
     ({"kill": ["9@5"]}, r"--kill 9@5: there is no worker 9"),
+    ({"wire": "fp8"}, r"wire='fp8': must be one of float32, bf16, int8"),
+    ({"wire": "bf16", "sync": "solo"}, r"wire='bf16': solo has no servers"),
     ({"journal": Path("no_such_folder/j.jsonl")}, r"--journal no_such_folder/j.jsonl: there is no folder .*no_such_folder"),
     ({"summary": Path("no_such_folder/s.json")}, r"--summary no_such_folder/s.json: there is no folder .*no_such_folder"),
     ({"journal": Path()}, r"--journal .: this is a folder; name a file in it"),

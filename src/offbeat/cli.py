@@ -33,6 +33,7 @@ from offbeat.report.live import LiveProgress
 from offbeat.report.table import comparison, console, job_table
 from offbeat.report.why import story
 from offbeat.runtime.job.settings import JobSettings, take_token
+from offbeat.runtime.job.wire_choice import check_rule, wire_format
 from offbeat.sim import command
 from offbeat.sim.latency.registry import LAWS
 
@@ -47,6 +48,10 @@ app = typer.Typer(
 Script = Annotated[str, typer.Argument(help="The training script; arguments after it are its own.", show_default=False)]
 Module = Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module's name, as after python -m.")]
 Sync = Annotated[str | None, typer.Option(help="Synchronization rule, for instance 'ssp(staleness=3)'; overrides the script's.")]
+Wire = Annotated[
+    str | None,
+    typer.Option(help="How gradients and parameters travel between hosts: float32, bf16 or int8; overrides the script's."),
+]
 MaxRestarts = Annotated[int, typer.Option(help="How often each worker is restarted when its process dies.")]
 Slow = Annotated[list[str] | None, typer.Option(help="WORKER=SECONDS\\[@FROM-TO] or any=SECONDS: make a straggler (FROM-TO: versions).")]
 Kill = Annotated[list[str] | None, typer.Option(help="WORKER@VERSION: kill a worker by SIGKILL at this version.")]
@@ -79,6 +84,7 @@ def run(
     workers: Annotated[int, typer.Option(help="Processes that compute gradients.")] = 2,
     servers: Annotated[int, typer.Option(help="Processes that hold the parameters, a shard each.")] = 1,
     sync: Sync = None,
+    wire: Wire = None,
     max_restarts: MaxRestarts = 3,
     slow: Slow = None,
     kill: Kill = None,
@@ -104,6 +110,7 @@ def run(
         workers=workers,
         servers=servers,
         sync=sync,
+        wire=wire,
         max_restarts=max_restarts,
         slow=slow or [],
         kill=kill or [],
@@ -154,6 +161,7 @@ def agent(
     rdzv_endpoint: Annotated[str | None, typer.Option(help=r"HOST\[:PORT] of the first machine, where the engine does not say it.")] = None,
     servers: Annotated[int, typer.Option(help="Processes that hold the parameters, a shard each; the machines start them in turn.")] = 1,
     sync: Sync = None,
+    wire: Wire = None,
     max_restarts: MaxRestarts = 3,
     slow: Slow = None,
     kill: Kill = None,
@@ -191,6 +199,7 @@ def agent(
         workers=task.size * nproc_per_node,
         servers=servers,
         sync=sync,
+        wire=wire,
         max_restarts=max_restarts,
         slow=slow or [],
         kill=kill or [],
@@ -342,6 +351,7 @@ def check(
     seed: int,
     timeout_s: float,
     port: int,
+    wire: str | None = None,
     progress_timeout_s: float = 1800.0,
     grace_s: float = 30.0,
     late: Sequence[str] = (),
@@ -367,11 +377,13 @@ def check(
         raise ConfigurationError(f"--grace {grace_s:g}: must be a number of seconds of at least 0")
     program.check()
     check_preload(preload, program)
-    spelling = None
+    spelling, chosen_wire = None, None if wire is None else wire_format(wire)
     if sync is not None:
         chosen = rule(sync)
         chosen.check(workers)
         spelling = chosen.spelling
+        if chosen_wire is not None:
+            check_rule(chosen, chosen_wire)
         if servers > 1 and not isinstance(chosen, ServerRule):
             raise ConfigurationError(f"--servers {servers}: {spelling} has no servers that could share the parameters; leave --servers out")
         if late and not (isinstance(chosen, ServerRule) and chosen.scope == "shard"):
@@ -384,6 +396,7 @@ def check(
         workers=workers,
         servers=servers,
         sync=spelling,
+        wire=chosen_wire,
         seed=seed,
         timeout_s=timeout_s,
         progress_timeout_s=progress_timeout_s,

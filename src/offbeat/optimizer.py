@@ -14,11 +14,13 @@ from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
 from offbeat.policies import rule
 from offbeat.runtime.job.settings import WorkerSettings
+from offbeat.runtime.job.wire_choice import check_rule, wire_format
 from offbeat.runtime.worker import other_launchers
 from offbeat.sampler import ElasticBatchSampler, elastic_batch_sampler
 from offbeat.session import LocalSession, Session
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec, spec_of
+from offbeat.types import WireFormat
 
 _SIBLINGS: list[Any] = []
 """The sessions of this process, in the order in which its optimizers were made."""
@@ -57,11 +59,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model: the model whose parameters the optimizer has.
         sync: the rule, as an object (``offbeat.SSP(staleness=3)``) or as a string (``"ssp(staleness=3)"``); ``--sync`` on the command line
             replaces it.
+        wire: how gradients and parameters travel between hosts: ``"float32"``, ``"bf16"``, or ``"int8"`` (gradients in a quarter of the
+            bytes, parameters as bf16); see docs/wire.md. Within a host nothing is encoded. ``--wire`` on the command line replaces it.
         nonfinite: for a gradient with infinity or NaN: ``"reject"`` it, so that the fold does not contain it, or ``"stop"`` the job.
 
     Raises:
         ConfigurationError: the optimizer cannot run on a server, or has other parameters than the model, or no parameter is trainable, or
-            the rule does not exist; or another launcher, such as torchrun, has started several processes of the script.
+            the rule or the wire format does not exist, or the rule cannot use the format; or another launcher, such as torchrun, has
+            started several processes of the script.
         RefusedError: the job's other workers have a different model, optimizer or rule.
 
     >>> model = torch.nn.Linear(3, 1)
@@ -79,6 +84,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model: torch.nn.Module,
         sync: str | Policy = "bsp",
         *,
+        wire: WireFormat = "float32",
         nonfinite: Literal["reject", "stop"] = "reject",
     ) -> None:
         if nonfinite not in ("reject", "stop"):
@@ -87,6 +93,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ConfigurationError("this optimizer is a DistributedOptimizer already: wrap an optimizer of torch.optim")
         with _job_is_told():
             policy = rule(sync)
+            self._wire = wire_format(wire)
             layout = Layout.of(model, optimizer)
             spec, self._local_only = _spec_of(optimizer)
             # Under a launcher the command line may have chosen a rule for which this optimizer works: the coordinator will check.
@@ -103,6 +110,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         settings = WorkerSettings.from_environment()
         if settings is None:
             other_launchers.refuse()
+            check_rule(policy, self._wire)
             local = LocalSession(self.wrapped)
             sessions.made(local)
             return local
@@ -112,7 +120,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
             stop = self._nonfinite == "stop"
             why = self._local_only
             session = session_of(
-                settings, policy, layout, spec, model, self.wrapped, stop_on_nonfinite=stop, local_only=why, siblings=_SIBLINGS
+                settings,
+                policy,
+                layout,
+                spec,
+                model,
+                self.wrapped,
+                stop_on_nonfinite=stop,
+                local_only=why,
+                siblings=_SIBLINGS,
+                wire=self._wire,
             )
         session.follow_process()
         session.join(policy.spelling)

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final, NewType, TypeAlias, cast
+from typing import Final, Literal, NewType, TypeAlias, cast, get_args
 
 # Identifiers are types of their own, so that mypy finds a worker's number where an incarnation is due. An identifier is made where it
 # begins (a counter, a message header, the command line, a journal) and nowhere else; at run time it is the int itself.
@@ -44,6 +44,10 @@ Version: TypeAlias = int
 Clock: TypeAlias = int
 Epoch: TypeAlias = int
 Seconds: TypeAlias = float
+
+WireFormat: TypeAlias = Literal["float32", "bf16", "int8"]
+"""How gradients and parameters travel between processes that do not share memory; see ``tensors/wire_formats.py``."""
+WIRE_FORMATS: Final[tuple[WireFormat, ...]] = get_args(WireFormat)
 
 FIRST_WORKER: Final = WorkerId(0)
 """The number of a job's first worker, and of the only one where a script runs alone."""

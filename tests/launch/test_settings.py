@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.job.settings import InjectedKill, InjectedSlowdown, JobSettings, Late, WorkerSettings, read_addresses
 from offbeat.transport.base import Address
-from offbeat.types import WorkerId
+from offbeat.types import WIRE_FORMATS, WorkerId
 
 SECONDS = st.floats(0.0, 1e6)
 VERSIONS = st.integers(0, 1 << 40)
@@ -22,11 +22,13 @@ SLOW = st.builds(InjectedSlowdown, worker=st.integers(-1, 99), seconds=SECONDS, 
 KILL = st.builds(InjectedKill, worker=st.integers(0, 99), version=VERSIONS)
 LATE = st.builds(Late, server=st.integers(-1, 99), seconds=SECONDS, share=st.floats(0.0, 1.0))
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
+WIRE = st.sampled_from([None, *WIRE_FORMATS])
 JOBS = st.builds(
     JobSettings,
     workers=st.integers(1, 999),
     servers=st.integers(1, 99),
     sync=st.none() | TEXT,
+    wire=WIRE,
     seed=st.integers(-5, 1 << 40),
     timeout_s=SECONDS,
     script=TEXT,
@@ -45,6 +47,7 @@ WORKERS = st.builds(
     seed=st.integers(-5, 1 << 40),
     timeout_s=SECONDS,
     slow=st.lists(SLOW, max_size=3).map(tuple),
+    wire=WIRE,
 )
 
 

@@ -31,7 +31,7 @@ from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Address, Connection, Message
 from offbeat.transport.hub import SocketHub
-from offbeat.types import WorkerId
+from offbeat.types import WireFormat, WorkerId
 
 DEADLINE_S = 30.0
 HERE = "here"
@@ -79,10 +79,11 @@ class Worker:
         model: torch.nn.Module,
         sync: str | Policy = "bsp",
         *,
+        wire: WireFormat = "float32",
         nonfinite: Literal["reject", "stop"] = "reject",
     ) -> DistributedOptimizer:
         """What `DistributedOptimizer` does in a process that a launcher has started."""
-        return _Injected(self, optimizer, model, sync, nonfinite)
+        return _Injected(self, optimizer, model, sync, wire, nonfinite)
 
     def die(self) -> None:
         """End as a killed process ends: the connections close, nothing is said."""
@@ -107,6 +108,7 @@ class Worker:
             timeout_s=job.timeout_s,
             slow=job.slow,
             sync=job.sync,
+            wire=job.wire,
         )
 
 
@@ -119,15 +121,16 @@ class _Injected(DistributedOptimizer):
         optimizer: torch.optim.Optimizer,
         model: torch.nn.Module,
         sync: str | Policy,
+        wire: WireFormat,
         nonfinite: Literal["reject", "stop"],
     ) -> None:
         self.owner = worker
-        super().__init__(optimizer, model, sync, nonfinite=nonfinite)
+        super().__init__(optimizer, model, sync, wire=wire, nonfinite=nonfinite)
 
     def _open(self, layout: Layout, spec: OptimizerSpec, model: torch.nn.Module, policy: Policy) -> Session:
         stop, owner = self._nonfinite == "stop", self.owner
         hub = owner.hub.another() if owner.sessions else owner.hub
-        options = {"stop_on_nonfinite": stop, "local_only": self._local_only}
+        options = {"stop_on_nonfinite": stop, "local_only": self._local_only, "wire": self._wire}
         session = session_of(owner.settings(), policy, layout, spec, model, self.wrapped, **options, siblings=owner.sessions, hub=hub)  # type: ignore[arg-type]
         session.join(policy.spelling)
         return session

@@ -137,6 +137,7 @@ def worker_variables(
         timeout_s=job.timeout_s,
         slow=job.slow,
         sync=job.sync,
+        wire=job.wire,
     )
     group = {} if place is None else torchrun_variables(worker, job.workers, place)
     return {**group, **settings.to_environment()}

@@ -14,7 +14,7 @@ The processes of a job exchange these messages (``kind`` of the header; *carry* 
 | worker | server 0 | left, abort, failing | how it ends |
 | worker | server 0 | stands, place, part, parts | it waits; for a checkpoint: the samplers' places, and each worker's part |
 | worker | server s | attach, push (carry), initial (carry), state | |
-| server 0 | worker | welcome, refused, joined, provide, parameters (carry), buffers, fence, interrupt, state, noted | |
+| server 0 | worker | welcome, refused, joined, provide, parameters (carry), buffers, fence, interrupt, unused, state, noted | |
 | server 0 | worker | grant, no_more, epoch_ended | about samples |
 | server 0 | worker | chief, place, parts | the chief has changed; answers for a checkpoint |
 | server s | worker | attached, parameters (carry), state | |

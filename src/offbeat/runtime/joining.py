@@ -9,6 +9,7 @@ import torch
 from offbeat.core.policy import Policy, ServerRule
 from offbeat.policies import rule
 from offbeat.runtime.job.settings import WorkerSettings
+from offbeat.runtime.job.wire_choice import check_rule
 from offbeat.runtime.members import part_of
 from offbeat.runtime.parameter_server.worker_side import WorkerSession
 from offbeat.runtime.ranks.worker_side import RankSession
@@ -17,6 +18,7 @@ from offbeat.runtime.worker.siblings import Sibling
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Hub
+from offbeat.types import WireFormat
 
 
 def session_of(
@@ -31,14 +33,18 @@ def session_of(
     local_only: str | None = None,
     siblings: list[Sibling] | None = None,
     hub: Hub | None = None,
+    wire: WireFormat = "float32",
 ) -> JobSession:
-    """Return a session that has not joined yet, for the launcher's rule, or else the script's (``policy``).
+    """Return a session that has not joined yet, for the launcher's rule and wire format, or else the script's (``policy``, ``wire``).
 
     Raises:
+        ConfigurationError: the rule cannot use the wire format.
         JobError: a server cannot be reached.
     """
     chosen = policy if settings.sync is None else rule(settings.sync)
-    made = WorkerSession if isinstance(chosen, ServerRule) else partial(RankSession, part_of=part_of)
+    wire = settings.wire or wire
+    check_rule(chosen, wire)
+    made = partial(WorkerSession, wire=wire) if isinstance(chosen, ServerRule) else partial(RankSession, part_of=part_of)
     return made(
         settings,
         layout,

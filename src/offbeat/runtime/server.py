@@ -286,6 +286,7 @@ class Server:
                 shard.attach(header["worker"], connection, message, in_place=header["in_place"])
                 connection.send({"kind": "attached"})
             case "push":
+                shard.decode(connection)
                 shard.take(header["worker"], header["number"], message.payload)
                 fields = {field: header[field] for field in PASSED_ON if field in header}
                 self._tell_coordinator(number, {**fields, "kind": "arrived"})

@@ -193,6 +193,7 @@ class WorkerRequests:
         """
         serial = peer.serial
         if message.header["pull"]:
+            self._job.served.exact(peer.worker)
             self._job.feed(PullWanted(peer.worker, message.header["incarnation"]), now)
         released = peer.serial > serial
         if released:

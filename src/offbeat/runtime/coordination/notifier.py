@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from offbeat.core.effects import Effect, EpochEnded, Fence, Grant, Initialise, Interrupt, NoMore, StateChanged
+from offbeat.core.effects import Effect, EpochEnded, Fence, Grant, Initialise, Interrupt, NoMore, Settle, StateChanged
 from offbeat.runtime.coordination.buffers import BufferBook
 from offbeat.runtime.coordination.peers import Peers
-from offbeat.types import WorkerId, WorkerState
+from offbeat.types import Fate, WorkerId, WorkerState
 
 
 class Notifier:
@@ -40,6 +40,8 @@ class Notifier:
                 self._send(effect.worker, "interrupt", version=effect.version, at_once=effect.at_once)
             case Fence():
                 self._send(effect.worker, "fence", incarnation=effect.incarnation, reason=effect.reason)
+            case Settle() if self.concerns_worker(effect):
+                self._send(effect.worker, "unused", incarnation=effect.incarnation)
             case Grant():
                 fields = {"lease": effect.lease, "epoch": effect.epoch, "start": effect.start, "stop": effect.stop, "parts": effect.parts}
                 self._send(effect.worker, "grant", **fields, refreshed=effect.refreshed)
@@ -47,6 +49,10 @@ class Notifier:
                 self._no_more(effect)
             case EpochEnded():
                 self._epoch_ended(effect)
+
+    def concerns_worker(self, effect: Settle) -> bool:
+        """Return True if the worker must know of this fate of its push: see `Peer.keeps_feedback`."""
+        return effect.fate in (Fate.DROPPED, Fate.REJECTED) and self._peers[effect.worker].keeps_feedback
 
     def average(self, workers: Iterable[WorkerId]) -> None:
         """Take the mean of these workers' buffers, whose parameters have just been folded."""

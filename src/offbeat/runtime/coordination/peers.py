@@ -25,6 +25,8 @@ class Peer:
     bytes_received: int = 0
     welcomed: bool = False
     """True once the job has accepted it; ranks are accepted together."""
+    keeps_feedback: bool = False
+    """True if it must know which of its pushes are not used: it adds the rounding errors of the others to its next push."""
     last_words: str | None = None
     """The error for which its script has failed; its process is about to end."""
 

@@ -28,6 +28,7 @@ from offbeat.transport.schema import (
     text,
     whole,
 )
+from offbeat.types import WIRE_FORMATS
 
 WORKERS_MAX: Final = 1 << 20
 """Greatest number of a worker in any message; the job checks which workers exist."""
@@ -45,6 +46,8 @@ _words = text(1 << 14)
 _rule = text(1 << 14)
 _optimizer: Final = {"number_of_optimizer": whole(0, 63)}
 """In a job with several optimizers: the number of the optimizer that the message is about; left out for the first, 0."""
+_wire: Final = {"wire": one_of(*WIRE_FORMATS)}
+"""How gradients and parameters travel on this connection, unless its ends share memory; left out for float32."""
 _address = row(text(300), row(text(300), whole(1, 65535)), text(100))
 _addresses = many(many(row(whole(-1, WORKERS_MAX), _address), WORKERS_MAX), 2)
 """For each kind of rounds: numbers of processes and where they listen."""
@@ -76,7 +79,7 @@ FROM_WORKER: Final = Kinds(
         "hello": MessageSchema(
             fields(
                 {"worker": _worker, "pid": whole(), "sync": _rule, "local_only": maybe(_words), "layout": anything, "optimizer": anything},
-                {"vector": maybe(_VECTOR), **_optimizer},
+                {"vector": maybe(_VECTOR), **_wire, **_optimizer},
             ),
             memory=2,
         ),
@@ -121,7 +124,7 @@ FAILING: Final = Kinds({"failing": MessageSchema(fields({"worker": _worker, "rea
 
 TO_SHARD: Final = Kinds(
     {
-        "attach": MessageSchema(fields({"worker": _worker, "in_place": flag}, _optimizer), memory=2),
+        "attach": MessageSchema(fields({"worker": _worker, "in_place": flag}, {**_wire, **_optimizer}), memory=2),
         "push": MessageSchema(
             fields({"worker": _worker, "number": whole()}, {"steps": whole(), "push": _PUSHED, "hyper": anything}), payload=True
         ),
@@ -203,6 +206,7 @@ TO_WORKER: Final = Kinds(
             fields(
                 {"serial": whole(), "incarnation": whole(), "version": whole(), "chief": maybe(_worker), "begins": flag, "plan": _PLAN},
                 {
+                    "exact": flag,
                     "shard": _server,
                     "block": whole(),
                     "enters": flag,
@@ -221,6 +225,7 @@ TO_WORKER: Final = Kinds(
         "absent": MessageSchema(),
         "meet": MessageSchema(fields({"addresses": _addresses})),
         "fence": MessageSchema(fields({"incarnation": whole()})),
+        "unused": MessageSchema(fields({"incarnation": whole()})),
         "grant": MessageSchema(
             fields(
                 {"lease": whole(), "epoch": whole(), "start": whole(), "stop": whole(), "parts": many(row(whole(), whole()))},

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from offbeat.errors import ConfigurationError
+from offbeat.runtime.job.wire_choice import wire_format
 from offbeat.transport.base import Address
-from offbeat.types import Seconds, Version, WorkerId
+from offbeat.types import Seconds, Version, WireFormat, WorkerId
 
 TOKEN: Final = "OFFBEAT_TOKEN"
 _token: str | None = None
@@ -57,6 +58,8 @@ class JobSettings:
     servers: int = 1
     sync: str | None = None
     """The rule that overrides the script's; None: the script's."""
+    wire: WireFormat | None = None
+    """The wire format that overrides the script's; None: the script's."""
     seed: int = 0
     timeout_s: Seconds = 10.0
     """Silence after which a worker is dead. Workers send a heartbeat ten times as often."""
@@ -97,6 +100,8 @@ class WorkerSettings:
     slow: tuple[InjectedSlowdown, ...] = ()
     sync: str | None = None
     """The rule that overrides the script's; None: the script's."""
+    wire: WireFormat | None = None
+    """The wire format that overrides the script's; None: the script's."""
 
     def to_environment(self) -> dict[str, str]:
         """Return the variables that `from_environment` reads."""
@@ -109,6 +114,7 @@ class WorkerSettings:
             "OFFBEAT_TIMEOUT": repr(self.timeout_s),
             "OFFBEAT_SLOW": json.dumps([asdict(slow) for slow in self.slow]),
             "OFFBEAT_SYNC": self.sync or "",
+            "OFFBEAT_WIRE": self.wire or "",
         }
 
     @classmethod
@@ -130,6 +136,7 @@ class WorkerSettings:
                 timeout_s=float(environment.get("OFFBEAT_TIMEOUT", "10")),
                 slow=tuple(InjectedSlowdown(**item) for item in json.loads(environment.get("OFFBEAT_SLOW", "[]"))),
                 sync=environment.get("OFFBEAT_SYNC") or None,
+                wire=wire_format(wire) if (wire := environment.get("OFFBEAT_WIRE")) else None,
             )
         except KeyError as error:
             if error.args[0] == TOKEN and environment is os.environ:

@@ -13,6 +13,8 @@ Who calls whom::
                                                 coordinator_side.py  ServerCoordinatorSide         (server 0 only)
                                                   what has arrived at every shard -> events for `core.job.Coordinator`
 
+``encoding.py`` is both ends of a connection between hosts, if the worker has chosen a wire format.
+
 An example: one gradient of worker 1 under ``bsp``, two workers, two servers.
 
 1. ``optimizer.step()`` calls `WorkerSession.step`. The gradients lie in the worker's push memory already, as the model's ``.grad`` point

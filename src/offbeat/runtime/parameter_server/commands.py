@@ -29,13 +29,14 @@ def gather_order(effect: Gather) -> Order:
     return {"do": "gather", "worker": effect.worker, "weight": effect.weight}
 
 
-def release_order(effect: Release, serial: int, chief: WorkerId | None, *, begins: bool) -> Order:
+def release_order(effect: Release, serial: int, chief: WorkerId | None, *, begins: bool, exact: bool) -> Order:
     """Return the order of a release.
 
     Args:
         serial: counts this worker's releases.
         chief: the worker that evaluates and saves.
         begins: True if the job began with this worker's process; False if the process came later.
+        exact: True if the parameters travel as float32 whatever the wire format.
     """
     return {
         "do": "release",
@@ -45,6 +46,7 @@ def release_order(effect: Release, serial: int, chief: WorkerId | None, *, begin
         "incarnation": effect.incarnation,
         "chief": chief,
         "begins": begins,
+        "exact": exact,
         "plan": list(effect.plan),
     }
 

@@ -69,7 +69,7 @@ class ServerCoordinatorSide:
     ) -> None:
         layout = job_spec.layout
         self._policy, self._spec, self._coordinator = policy, job_spec.spec, coordinator
-        self._shards = shards
+        self._shards, self._peers = shards, peers
         self._feed, self._perform = feed, perform
         self._common: SharedMemory | None = None
         """Block in which all workers of this host read the parameters in place; None: each has a copy."""
@@ -102,6 +102,7 @@ class ServerCoordinatorSide:
         common = self._common if connection.shares_memory and not self._coordinator.start.begun else None
         in_place = common is not None
         self.shard.attach(worker, connection, message, in_place=in_place)
+        self._peers[worker].keeps_feedback = message.header.get("wire") == "int8"
         memory = (common,) if common is not None else ()
         connection.send({"kind": "welcome", "in_place": in_place, "sync": self._policy.spelling}, memory=memory)
 
@@ -152,10 +153,15 @@ class ServerCoordinatorSide:
         Otherwise a slow shard would answer with older parameters, and would take the worker's next gradient, which uses the same memory,
         for the loaded ones.
         """
+        self.exact(event.worker)
         if self._arrivals.open(event.worker):
             self._postponed[event.worker] = event
         else:
             self._feed(event, now)
+
+    def exact(self, worker: WorkerId) -> None:
+        """Send this worker's next parameters as float32, whatever its wire format."""
+        self._dispatcher.next_is_exact(worker)
 
     def check_push(self, worker: WorkerId, header: Mapping[str, Any]) -> None:
         """Check that a push fits the present state.
@@ -192,6 +198,7 @@ class ServerCoordinatorSide:
             self.shard.take(worker, header["number"], message.payload)
             self._arrived({**header, "worker": worker}, 0, now)
             return
+        self.shard.decode(self._peers[worker].connection)
         self._schedules.note(worker, header)
         self._complete(worker, header["number"], 0, now, pushed(worker, header["push"]))
 

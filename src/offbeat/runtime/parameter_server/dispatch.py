@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from offbeat.core.effects import Effect, Fold, Gather, Release, Settle, StateChanged
+from offbeat.core.effects import Effect, EpochEnded, Fold, Gather, NoMore, Release, Settle, StateChanged
 from offbeat.core.events import Folded
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.policy import ServerRule
@@ -48,6 +48,8 @@ class Dispatcher:
         self._hyper: Any = None
         self._entering: set[WorkerId] = set()
         """Workers whose process is ready and has not been released yet."""
+        self._exact: set[WorkerId] = set()
+        """Workers whose next release is exact."""
 
     def enter(self, worker: WorkerId) -> None:
         """Let the shards use the memory of a worker's process, which is ready.
@@ -58,6 +60,10 @@ class Dispatcher:
             self._entering.add(worker)
         else:
             self.order([{"do": "enter", "worker": worker}])
+
+    def next_is_exact(self, worker: WorkerId) -> None:
+        """Send this worker's next parameters as float32, whatever its wire format: its script may evaluate or save them."""
+        self._exact.add(worker)
 
     def perform(self, effects: Sequence[Effect]) -> None:
         """Carry out these effects."""
@@ -73,12 +79,16 @@ class Dispatcher:
                         self._entering.discard(effect.worker)
                         orders.append({"do": "enter", "worker": effect.worker})
                     orders.append(self._release_order(effect))
-                case Settle():
-                    pass  # a fate is only journaled
+                case Settle() if not self._notifier.concerns_worker(effect):
+                    pass  # only journaled
                 case _:  # messages to workers keep their place among the orders
                     self.order(orders)
                     orders = []
                     self._notifier.tell(effect)
+                    if isinstance(effect, NoMore) and effect.refreshed:
+                        self.next_is_exact(effect.worker)
+                    if isinstance(effect, EpochEnded):
+                        self._exact.update(effect.workers)
                     if isinstance(effect, StateChanged) and effect.state is WorkerState.DEAD:
                         self._schedules.forget(effect.worker)
         self.order(orders)
@@ -113,7 +123,9 @@ class Dispatcher:
         peer.serial += 1
         self._notifier.send_average(effect.worker)  # before the parameters, since those let the worker go on
         begins = self._coordinator.start.began_with(effect.worker, effect.incarnation)
-        return release_order(effect, peer.serial, self._coordinator.membership.chief, begins=begins)
+        exact = effect.worker in self._exact
+        self._exact.discard(effect.worker)
+        return release_order(effect, peer.serial, self._coordinator.membership.chief, begins=begins, exact=exact)
 
     def _forget_the_gone(self) -> None:
         """Free the memory of dead workers whose gradients all have a fate."""

@@ -17,14 +17,16 @@ from offbeat.core.worker import Worker
 from offbeat.policies import rule_of
 from offbeat.runtime.coordination.buffers import ModelBuffers
 from offbeat.runtime.job.loading import checksum
+from offbeat.runtime.parameter_server.encoding import INITIAL, WorkerEncoding
 from offbeat.runtime.parameter_server.per_shard_pulls import BlockPulls
 from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec, hyperparameters
 from offbeat.tensors.state import assemble_state_dict, split_state_dict
-from offbeat.transport.base import SharedMemory
+from offbeat.transport.base import Connection, SharedMemory
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
+from offbeat.types import Incarnation, WireFormat
 
 
 class Exchange:
@@ -34,6 +36,7 @@ class Exchange:
         link: the worker's connections.
         name: the worker's name, used in the names of its memory blocks.
         layout, spec, model, optimizer: the trained model with its layout in memory, and its optimizer with its specification.
+        wire: how gradients and parameters travel to servers that do not share memory with this worker.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Exchange:
         spec: OptimizerSpec,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
+        wire: WireFormat = "float32",
     ) -> None:
         self._link, self._name, self._layout, self._spec, self._model, self._optimizer = link, name, layout, spec, model, optimizer
         self._spans = layout.spans(len(link.servers), spec.elementwise)
@@ -57,6 +61,9 @@ class Exchange:
         """The job's rule; known once the job has welcomed this worker."""
         self.blocks: BlockPulls | None = None
         """The blocks that have arrived for this worker; None: the rule is not of shard scope."""
+        self._wire = wire
+        self._encodings: dict[Connection, WorkerEncoding] = {}
+        """By server: how the connection encodes; only of servers that do not share memory, and none in float32."""
         self.flat.attach()
 
     def _allocate(self, what: str) -> SharedMemory:
@@ -74,13 +81,25 @@ class Exchange:
         Returns:
             The memory to pass to `share` after the first release, where all workers read the same parameters; None elsewhere.
         """
+        if self._wire != "float32":
+            hello = {**hello, "wire": self._wire}
         common = self._link.introduce(
             {**hello, "layout": self._layout.to_wire(), "optimizer": self._spec.to_wire()}, self._push_block, self._pull_block
         )
+        self._encode()  # nothing is carried before this worker has said that it is ready
         self.policy = rule_of(ServerRule, self._link.sync)
         if self.averaging is not None and self.averaging.momentum == "average":
             self.buffers = ModelBuffers(self._model, self._optimizer)
         return common
+
+    def _encode(self) -> None:
+        """Bind encoded memory for each server that does not share memory, if the worker has chosen a wire format."""
+        if self._wire == "float32":
+            return
+        for server, span in zip(self._link.servers, self._spans, strict=True):
+            if not server.shares_memory:
+                push, pull = (block.view[span.start : span.stop] for block in (self._push_block, self._pull_block))
+                self._encodings[server] = WorkerEncoding(server, self._layout, span, self._wire, push, pull)
 
     def share(self, common: SharedMemory) -> None:
         """Replace this worker's parameter memory by the memory that all workers read."""
@@ -111,6 +130,8 @@ class Exchange:
             push |= {"held": self.blocks.used}
             self.blocks.push(self._link.servers, {**header, "worker": self._link.worker}, self._push_block.view)
             return
+        for encoding in self._encodings.values():
+            encoding.encode(self._link.incarnation)
         for server in self._link.servers[1:]:
             server.send({"kind": "push", "worker": self._link.worker, "number": header["number"]}, carry="push")
         self._link.coordinator.send(header, carry="push")
@@ -125,8 +146,16 @@ class Exchange:
         if self.blocks is not None:
             self.blocks.forget()
 
-    def pulled(self) -> None:
-        """Begin to compute from the parameters that have arrived."""
+    def unused(self, incarnation: Incarnation) -> None:
+        """Note that the last push of this incarnation was dropped or rejected."""
+        for encoding in self._encodings.values():
+            encoding.give_back(incarnation)
+
+    def pulled(self, *, exact: bool) -> None:
+        """Begin to compute from the parameters that have arrived; ``exact``: they have come as float32, whatever the wire format."""
+        if not exact:
+            for encoding in self._encodings.values():
+                encoding.decode()
         if self.blocks is not None:
             self.blocks.load()
         self.flat.pulled()
@@ -147,7 +176,8 @@ class Exchange:
         for server, (pieces, payload) in zip(self._link.servers, parts, strict=False):
             server.send({"kind": "state", "do": "offer", "pieces": pieces}, payload=payload)
         for server in self._link.servers:
-            server.send({"kind": "initial", "worker": self._link.worker, "number": number, "provided": provided}, carry="push")
+            carry = INITIAL if server in self._encodings else "push"
+            server.send({"kind": "initial", "worker": self._link.worker, "number": number, "provided": provided}, carry=carry)
 
     # The optimizer's state.
 

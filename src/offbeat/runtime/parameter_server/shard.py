@@ -10,6 +10,7 @@ import torch
 
 from offbeat.core.policy import ServerRule
 from offbeat.errors import ProtocolError
+from offbeat.runtime.parameter_server.encoding import EXACT, EncodedParameters, ShardEncoding
 from offbeat.tensors.averaging import AveragingShard
 from offbeat.tensors.blocks import OwnState
 from offbeat.tensors.layout import Layout, Memory, Span
@@ -27,7 +28,9 @@ class _Slot:
     connection: Connection
     push: memoryview
     pull: memoryview | None
-    """Where its parameters are written; None: the worker reads the shard's own memory."""
+    """Where its parameters are written; None: the worker reads the shard's own memory, or an encoding of it."""
+    encoding: ShardEncoding | None = None
+    """How its connection encodes; None: it does not."""
     state: OwnState | None = None
     """Optimizer state that belongs to the parameters that the worker provides or has loaded; None: there is none."""
 
@@ -52,8 +55,7 @@ class LiveShard:
     def __init__(
         self, number: int, layout: Layout, span: Span, spec: OptimizerSpec, policy: ServerRule, *, memory: SharedMemory | None = None
     ) -> None:
-        self._span = span
-        self._nbytes = layout.nbytes
+        self._layout, self._span = layout, span
         self._policy = policy
         block = memory if memory is not None else PrivateBlock.allocate(span.stop - span.start, f"parameters of server {number}")
         self._memory = block.view[span.start : span.stop] if memory is not None else block.view
@@ -70,6 +72,12 @@ class LiveShard:
         self._next: dict[WorkerId, _Slot] = {}
         self._sums: dict[WorkerId, memoryview] = {}
         """By worker: the sum of its gathered contributions."""
+        self._encodings: dict[Connection, ShardEncoding] = {}
+        """By connection: of workers that have chosen a wire format and do not share memory with this server."""
+        self._encoded: EncodedParameters | None = None
+        """Encoded for all workers at once, under rules that fold nothing while a worker computes."""
+        self._changes = 0
+        """Counts the changes of the parameters."""
 
     def check_memory(self, worker: WorkerId, connection: Connection, message: Message) -> None:
         """Check the memory that a worker's process brings: two blocks as large as the model, or none over TCP.
@@ -77,7 +85,7 @@ class LiveShard:
         Raises:
             ProtocolError: it brings something else.
         """
-        expected = [self._nbytes] * 2 if connection.shares_memory else []
+        expected = [self._layout.nbytes] * 2 if connection.shares_memory else []
         seen = [block.nbytes for block in message.memory]
         if seen != expected:
             kind = message.header["kind"]
@@ -103,12 +111,30 @@ class LiveShard:
             pull = None if in_place else message.memory[1].view[start:stop]
         else:
             push = PrivateBlock.allocate(stop - start, f"gradients of worker {worker}").view
-            pull = None if self._policy.lockstep else PrivateBlock.allocate(stop - start, f"parameters for worker {worker}").view
+            wire = message.header.get("wire", "float32")
+            if wire != "float32":
+                encoding = ShardEncoding(connection, self._layout, self._span, wire, push, self._encoded_for_worker())
+                self._encodings[connection] = encoding
+                connection.bind(EXACT, self._memory.toreadonly())
+                self._next[worker] = _Slot(connection, push, None, encoding)
+                self._workers[connection] = worker
+                return
+            pull = None if self._policy.lockstep else self._private_pull(worker)
         connection.bind("push", push)
         # Parameters go to the worker and never come from it.
         connection.bind("pull", (pull if pull is not None else self._memory).toreadonly())
         self._next[worker] = _Slot(connection, push, pull)
         self._workers[connection] = worker
+
+    def _private_pull(self, worker: WorkerId) -> memoryview:
+        return PrivateBlock.allocate(self._span.nbytes, f"parameters for worker {worker}").view
+
+    def _encoded_for_worker(self) -> EncodedParameters:
+        if not self._policy.lockstep:
+            return EncodedParameters(self._layout, self._span, self._memory)
+        if self._encoded is None:
+            self._encoded = EncodedParameters(self._layout, self._span, self._memory)
+        return self._encoded
 
     def worker_at(self, connection: Connection) -> WorkerId | None:
         """Return the worker that has attached over this connection; None if none has."""
@@ -117,6 +143,7 @@ class LiveShard:
     def closed(self, connection: Connection) -> None:
         """Forget a connection that has ended."""
         self._workers.pop(connection, None)
+        self._encodings.pop(connection, None)
 
     def initialise(self, worker: WorkerId) -> None:
         """Set the parameters that this worker has just pushed, and the optimizer state that it has offered, unless a fold has been made."""
@@ -124,11 +151,17 @@ class LiveShard:
         state, slot.state = slot.state, None
         if not self.folded:
             self._memory[:] = slot.push
+            self._changes += 1
             if state is not None and self._shard is not None:
                 self._shard.load_state(state)
 
     def take(self, worker: WorkerId, number: int, gradient: memoryview) -> None:
         """Do nothing: the gradient is in the worker's slot, and stays there until the worker is admitted."""
+
+    def decode(self, connection: Connection) -> None:
+        """Decode the gradient that has arrived over this connection, if the connection encodes."""
+        if (encoding := self._encodings.get(connection)) is not None:
+            encoding.decode()
 
     def got(self, connection: Connection) -> None:
         """Do nothing: this shard sends only what workers have asked for."""
@@ -174,6 +207,7 @@ class LiveShard:
 
     def _fold(self, order: Mapping[str, Any]) -> SquaredNorms | None:
         self.folded = True
+        self._changes += 1
         parts: list[tuple[Memory, float]] = [(self._slots[worker].push, weight) for worker, weight in order["parts"]]
         parts += [(self._sums[worker], factor) for worker, factor in order["sums"]]
         if self._averaging is not None:
@@ -189,10 +223,18 @@ class LiveShard:
         slot = self._slots.get(order["worker"])
         if slot is None:
             return  # the worker is ready at server 0, but never attached here
-        if slot.pull is not None:
-            slot.pull[:] = self._memory
         header = {key: value for key, value in order.items() if key not in ("do", "worker")}
-        slot.connection.send({"kind": "parameters", **header}, carry="pull")
+        carry = "pull"
+        if slot.encoding is not None and order["exact"]:
+            carry = EXACT
+            if slot.pull is None and not self._policy.lockstep:
+                slot.pull = self._private_pull(order["worker"])
+                slot.connection.bind(EXACT, slot.pull.toreadonly())
+        elif slot.encoding is not None:
+            slot.encoding.parameters.refresh(self._changes)
+        if slot.pull is not None and (slot.encoding is None or order["exact"]):
+            slot.pull[:] = self._memory
+        slot.connection.send({"kind": "parameters", **header}, carry=carry)
 
     def answer_state(self, connection: Connection, message: Message) -> None:
         """Send a worker this shard's optimizer state, or keep the state that it offers until `initialise` uses it."""

@@ -36,7 +36,7 @@ from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Hub, Message
 from offbeat.transport.hub import SocketHub
-from offbeat.types import Epoch, Version
+from offbeat.types import Epoch, Version, WireFormat
 
 
 class WorkerSession(JobSession):
@@ -46,6 +46,7 @@ class WorkerSession(JobSession):
         local_only: why this optimizer cannot step on servers, if so: then only a rule that exchanges parameters will do.
         siblings: see `JobSession`.
         hub: the connections of this worker; None: a hub of its own.
+        wire: see `Exchange`.
 
     Raises:
         JobError: a server cannot be reached.
@@ -63,6 +64,7 @@ class WorkerSession(JobSession):
         local_only: str | None = None,
         siblings: list[Sibling] | None = None,
         hub: Hub | None = None,
+        wire: WireFormat = "float32",
     ) -> None:
         link = WorkerConnection(
             hub if hub is not None else SocketHub(settings.token),
@@ -75,15 +77,18 @@ class WorkerSession(JobSession):
                 "provide": lambda _: self._exchange.provide(),
                 "buffers": lambda message: self._exchange.buffers.write(message.header["layout"], message.payload),
                 "interrupt": self._on_interrupt,
+                "unused": lambda message: self._exchange.unused(message.header["incarnation"]),
             },
             settings.timeout_s / 10,
         )
         super().__init__(settings, link, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, siblings=siblings)
         self._optimizer = optimizer
-        self._exchange = Exchange(self.link, f"worker {self.worker}", layout, spec, model, optimizer)
+        self._exchange = Exchange(self.link, f"worker {self.worker}", layout, spec, model, optimizer, wire)
         self._interrupts = Interrupts(self.link, model, lambda: self._machine.overtaken and self._machine.at_once)
         self._released: Version = 0
         """The version of the newest parameters that have come."""
+        self._exact = True
+        """True if these have come as float32, whatever the wire format."""
         self._written = 0
         """See `FlatModel.writes`, when this worker joined."""
 
@@ -192,7 +197,7 @@ class WorkerSession(JobSession):
 
     def _begin(self) -> None:
         """Compute from the parameters that have come."""
-        self._exchange.pulled()
+        self._exchange.pulled(exact=self._exact)
         if self._machine.blocks is not None:
             self.version = min(self._machine.blocks.used)
 
@@ -200,6 +205,7 @@ class WorkerSession(JobSession):
         self.version = self._released = message.header["version"]
         self.chief = message.header["chief"] == self.worker
         self.resumes = message.header["begins"]
+        self._exact = message.header.get("exact", False)
         self._plan = Plan(*message.header["plan"])
         self.batch = self._plan.batch
         if self._exchange.blocks is not None:

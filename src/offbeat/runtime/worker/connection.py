@@ -21,7 +21,8 @@ from offbeat.transport.base import Address, Closed, Connection, Hub, Message, Sh
 from offbeat.types import NOT_JOINED, Incarnation, Seconds, WorkerId
 
 AtOnce: TypeAlias = Mapping[
-    Literal["parameters", "block", "provide", "buffers", "interrupt", "donate", "absent", "meet", "chief"], Callable[[Message], None]
+    Literal["parameters", "block", "provide", "buffers", "interrupt", "unused", "donate", "absent", "meet", "chief"],
+    Callable[[Message], None],
 ]
 """What the session does with a message as soon as it is read, by kind."""
 
@@ -100,8 +101,7 @@ class WorkerConnection:
         common = welcome.memory[0] if in_place else None
         for server in self.servers[1:]:
             attach = {"kind": "attach", "worker": hello["worker"], "in_place": in_place}
-            if "number_of_optimizer" in hello:
-                attach["number_of_optimizer"] = hello["number_of_optimizer"]
+            attach.update({name: hello[name] for name in ("number_of_optimizer", "wire") if name in hello})
             server.send(attach, memory=(push, pull) if server.shares_memory else ())
             self.receive("attached")
         return common
@@ -289,7 +289,7 @@ class WorkerConnection:
             case "block":
                 connection.send({"kind": "got"})
                 self._at_once["block"](message)
-            case "provide" | "buffers" | "interrupt" | "donate" | "absent" | "meet" | "chief" as kind:
+            case "provide" | "buffers" | "interrupt" | "unused" | "donate" | "absent" | "meet" | "chief" as kind:
                 self._at_once[kind](message)
             case "joined":
                 self.incarnation = header["incarnation"]

@@ -1,0 +1,51 @@
+"""Check the choice of a wire format: whether it exists, and whether a rule's exchange can use it."""
+
+from __future__ import annotations
+
+from offbeat.core.policy import Policy, ServerRule
+from offbeat.errors import ConfigurationError
+from offbeat.types import WIRE_FORMATS, WireFormat
+
+
+def wire_format(name: str) -> WireFormat:
+    """Return the format of this name.
+
+    Raises:
+        ConfigurationError: there is none.
+
+    >>> wire_format("bf16")
+    'bf16'
+    """
+    for known in WIRE_FORMATS:
+        if name == known:
+            return known
+    raise ConfigurationError(f"wire={name!r}: must be one of {', '.join(WIRE_FORMATS)}")
+
+
+def check_rule(policy: Policy, wire: WireFormat) -> None:
+    """Check that a job under this rule can use this format.
+
+    Raises:
+        ConfigurationError: it cannot; the message says why.
+
+    >>> from offbeat.policies import rule
+    >>> check_rule(rule("bsp"), "int8")
+    >>> check_rule(rule("majority"), "int8")
+    Traceback (most recent call last):
+    ...
+    offbeat.errors.ConfigurationError: wire='int8': majority has no servers, and its ranks exchange float32 only; leave wire out
+    """
+    if wire == "float32":
+        return
+    name = policy.called()
+    if not isinstance(policy, ServerRule):
+        raise ConfigurationError(f"wire={wire!r}: {name} has no servers, and its ranks exchange float32 only; leave wire out")
+    if policy.averaging is not None:
+        raise ConfigurationError(
+            f"wire={wire!r}: under {name} workers push parameters, which travel as float32 only; leave wire out, or use a rule that pushes "
+            "gradients"
+        )
+    if policy.scope == "shard":
+        raise ConfigurationError(
+            f"wire={wire!r}: under {name} each shard decides for itself, and its blocks travel as float32 only; leave wire out"
+        )

@@ -1,0 +1,114 @@
+"""Encode what a worker and a shard exchange over a connection that does not share memory, in the worker's wire format.
+
+Both ends bind encoded memory under the names ``push`` and ``pull``, and the memory of float32 values under `INITIAL` and `EXACT`: initial
+parameters, and pulls for which the script has asked, travel unchanged.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from offbeat.tensors.layout import Layout, Span
+from offbeat.tensors.wire_formats import Codec, Encoded, ErrorFeedback
+from offbeat.transport.base import Connection
+from offbeat.transport.shm import PrivateBlock
+from offbeat.types import NOT_JOINED, Incarnation
+
+INITIAL: Final = "initial"
+"""The region in which a worker's parameters travel to a shard, as the job's initial ones."""
+EXACT: Final = "exact"
+"""The region in which a shard's parameters travel to a worker, not encoded."""
+
+
+class WorkerEncoding:
+    """A worker's end of one connection.
+
+    Args:
+        connection: to the server.
+        layout, span: of the model, and the server's part of it.
+        wire: the format.
+        push, pull: the worker's memory for gradients and parameters, of this span.
+    """
+
+    def __init__(self, connection: Connection, layout: Layout, span: Span, wire: Encoded, push: memoryview, pull: memoryview) -> None:
+        gradients = Codec(layout, span, wire)
+        self._gradients, self._parameters, self._push, self._pull = gradients, Codec(layout, span, "bf16"), push, pull
+        self._encoded_push = PrivateBlock.allocate(gradients.nbytes, "encoded gradients").view
+        self._encoded_pull = PrivateBlock.allocate(self._parameters.nbytes, "encoded parameters").view
+        self.feedback = ErrorFeedback(gradients) if wire == "int8" else None
+        """What is added to the next gradient; None: the format needs none."""
+        self._pushed_by = NOT_JOINED
+        """The incarnation that has made the last push, as long as the push may be given back."""
+        connection.bind("push", self._encoded_push)
+        connection.bind("pull", self._encoded_pull)
+        connection.bind(INITIAL, push)
+        connection.bind(EXACT, pull)
+
+    def encode(self, incarnation: Incarnation) -> None:
+        """Encode the gradient for the next push, which this incarnation makes."""
+        if self.feedback is None:
+            self._gradients.encode(self._push, self._encoded_push)
+        else:
+            self.feedback.encode(self._push, self._encoded_push)
+            self._pushed_by = incarnation
+
+    def give_back(self, incarnation: Incarnation) -> None:
+        """Undo the feedback of the last push, which was dropped or rejected, if this incarnation has made it.
+
+        An earlier incarnation's push may have been that of another process. A push whose fate comes after the next push, because it was
+        gathered, is folded, unless the job ends.
+        """
+        if self.feedback is not None and self._pushed_by == incarnation:
+            self.feedback.give_back()
+            self._pushed_by = NOT_JOINED
+
+    def decode(self) -> None:
+        """Decode the parameters that have come last into the worker's memory."""
+        self._parameters.decode(self._encoded_pull, self._pull)
+
+
+class EncodedParameters:
+    """A shard's parameters, encoded for workers.
+
+    Args:
+        layout, span: of the model, and the shard's part of it.
+        memory: the shard's parameters.
+    """
+
+    def __init__(self, layout: Layout, span: Span, memory: memoryview) -> None:
+        self._codec, self._memory = Codec(layout, span, "bf16"), memory
+        self.encoded = PrivateBlock.allocate(self._codec.nbytes, "encoded parameters").view
+        self._changes = -1
+
+    def refresh(self, changes: int) -> None:
+        """Encode the parameters unless they are those of the last call, at which there had been as many ``changes``."""
+        if changes != self._changes:
+            self._codec.encode(self._memory, self.encoded)
+            self._changes = changes
+
+
+class ShardEncoding:
+    """A shard's end of one worker's connection.
+
+    Args:
+        connection: to the worker.
+        layout, span: of the model, and the shard's part of it.
+        wire: the format that the worker has chosen.
+        push: the memory for the worker's gradient.
+        parameters: the shard's parameters, which must not change while they travel: of all workers under rules that fold nothing while a
+            worker computes, otherwise of this worker.
+    """
+
+    def __init__(
+        self, connection: Connection, layout: Layout, span: Span, wire: Encoded, push: memoryview, parameters: EncodedParameters
+    ) -> None:
+        self.parameters = parameters
+        self._gradients, self._push = Codec(layout, span, wire), push
+        self._encoded_push = PrivateBlock.allocate(self._gradients.nbytes, "encoded gradients").view
+        connection.bind("push", self._encoded_push)
+        connection.bind("pull", parameters.encoded.toreadonly())
+        connection.bind(INITIAL, push)
+
+    def decode(self) -> None:
+        """Decode the gradient that has come into the worker's float32 memory at this shard."""
+        self._gradients.decode(self._encoded_push, self._push)
