@@ -1,31 +1,50 @@
-"""Cluster tests run jobs on hosts with addresses of their own, and skip where these cannot be made."""
+"""Fixtures of the tests on clusters: what is missing on this machine skips a test, with its reason."""
 
 from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.cluster.hosts import Host, hosts, why_not
+from tests.cluster import hosts
+from tests.cluster.hosts import Host, Network
 from tests.faults.job import Job
 
-AGENT = [sys.executable, "-m", "offbeat.agent"]
+AGENT = (sys.executable, "-m", "offbeat.agent")
+
+
+@pytest.fixture(scope="session")
+def hosts_possible() -> None:
+    """Skip tests that need hosts where none can be made."""
+    reason = hosts.why_not()
+    if reason is not None:
+        pytest.skip(reason)
 
 
 @pytest.fixture
-def two_hosts() -> Iterator[list[Host]]:
-    """Two hosts on one link."""
-    reason = why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    with hosts(2) as made:
-        yield made
+def make_hosts(hosts_possible: None) -> Iterator[Callable[[int], list[Host]]]:
+    """Make hosts that one switch joins: ``a, b = make_hosts(2)``."""
+    networks: list[Network] = []
+
+    def make(count: int) -> list[Host]:
+        networks.append(Network(count))
+        return networks[-1].hosts
+
+    yield make
+    for network in networks:
+        network.close()
+
+
+@pytest.fixture
+def two_hosts(make_hosts: Callable[[int], list[Host]]) -> list[Host]:
+    return make_hosts(2)
 
 
 @pytest.fixture
 def token(tmp_path: Path) -> Path:
+    """Make a file with a job's secret."""
     file = tmp_path / "token"
     file.touch(mode=0o600)
     file.write_text(secrets.token_hex(16))
@@ -37,11 +56,11 @@ def start_at(tmp_path: Path, token: Path) -> Iterator[Callable[..., Job]]:
     """Start a command on a host: ``start_at(host, "--nnodes=2", script, ..., command=[...])``, by default ``offbeat agent``."""
     jobs: list[Job] = []
 
-    def begin(host: Host, *arguments: str, command: list[str] = AGENT, **environment: str) -> Job:
+    def begin(host: Host, *arguments: str, command: Sequence[str] = AGENT, **environment: str) -> Job:
         folder = tmp_path / f"start-{len(jobs)}"
         folder.mkdir()
         variables = {"OFFBEAT_TOKEN_FILE": str(token), "OMP_NUM_THREADS": "1", **environment}
-        jobs.append(Job(folder, arguments, command=command, before=host.before, environment=variables))
+        jobs.append(Job(folder, arguments, command=command, popen=host.popen, environment=variables))
         return jobs[-1]
 
     yield begin

@@ -27,11 +27,11 @@ def test_a_cut_cable_costs_the_others_the_timeout_and_the_machine_returns(two_ho
     job = start_at(first, *words, "--until", str(enough))
     other = start_at(second, *words, "--until", str(enough))
     folded(job, 1)
-    second.cut()
+    second.link_down()
     lost = job.record("process", what="lost", number=1)
     assert "nothing came from" in lost["detail"]
     folded(job, 0, after=lost["t"])
-    second.mend()
+    second.link_up()
     job.record("process", what="restarted", number=1)
     back = job.record("joined", worker=1, after=lost["t"])
     folded(job, 1, after=back["t"])
@@ -48,7 +48,7 @@ def test_a_job_begins_with_min_takes_in_who_comes_and_outlives_a_lost_machine(tw
     start_at(second, *words, "--until", str(enough))
     came = job.record("joined", worker=1)
     folded(job, 1, after=came["t"])
-    second.lose()
+    second.kill_everything()
     lost = job.record("process", what="lost", number=1)
     assert "has ended" in lost["detail"]
     folded(job, 0, after=lost["t"])
@@ -74,7 +74,7 @@ def test_under_torchrun_only_what_died_restarts(two_hosts: list[Host], start_at:
     assert killed["detail"] == "killed by SIGKILL"
     back = job.record("joined", worker=1, after=killed["t"])
     folded(job, 1, after=back["t"])
-    second.lose()
+    second.kill_everything()
     lost = job.record("process", what="lost", number=1)
     folded(job, 0, after=lost["t"])
     assert other.process.wait(30) != 0

@@ -66,6 +66,7 @@ class Job:
         file_size_max: RLIMIT_FSIZE in bytes, which shared memory obeys as well; None: no limit.
         before: words before the command, for instance of ``unshare``.
         command: takes these arguments, and --journal.
+        popen: starts the command; it takes what `subprocess.Popen` takes.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Job:
         file_size_max: int | None = None,
         before: Sequence[str] = (),
         command: Sequence[str] = RUN,
+        popen: Callable[..., subprocess.Popen[Any]] = subprocess.Popen,
     ) -> None:
         self.journal = folder / "journal.jsonl"
         self._out, self._err = folder / "out", folder / "err"
@@ -90,14 +92,14 @@ class Job:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (file_size_max, file_size_max))
 
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = subprocess.Popen(
+            self.process = popen(
                 [*before, *command, "--journal", str(self.journal), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
                 env={**os.environ, **(environment or {}), MARK: self._mark, "COLUMNS": "200"},
                 start_new_session=True,
-                preexec_fn=prepare,  # noqa: PLW1509 - nothing is locked here
+                preexec_fn=prepare,
             )
 
     # Looking.
