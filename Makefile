@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all lint types format bench clean
+.PHONY: help demo test test-all test-cluster lint types format bench clean
 SHELL := /bin/bash
 
 VENV := .venv
@@ -40,6 +40,10 @@ test-all: $(READY)  ## all tests: more random schedules, every fault, every expe
 	@echo "Random tests with seed $(SEED); make test-all SEED=$(SEED) repeats them."
 	@OFFBEAT_ALL_TESTS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore=$(FAULTS)
 	@OFFBEAT_ALL_TESTS=1 $(BIN)/python -m pytest $(FAULTS) -n 2 --dist worksteal
+
+test-cluster: $(READY)  ## jobs on several hosts: network namespaces, and a real Slurm, which it installs (root, Debian)
+	@tests/cluster/install_slurm.sh || echo "Slurm cannot be installed here: its test skips"
+	@OFFBEAT_ALL_TESTS=1 $(BIN)/python -m pytest tests/cluster -n 2 --dist worksteal
 
 lint: $(READY)  ## ruff: style and likely bugs
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -1,0 +1,66 @@
+"""Agents as the tasks of a real Slurm: a worker is killed, and a node is lost, and the job goes on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cluster import slurm
+from tests.cluster.hosts import until
+from tests.cluster.slurm import Slurm
+from tests.faults.job import TRAIN
+
+from offbeat.journal.file import read
+from offbeat.journal.records import Record
+from offbeat.journal.summary import Tally
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Slurm]:
+    reason = slurm.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    with Slurm(tmp_path) as made:
+        yield made
+
+
+def test_a_job_outlives_a_worker_and_a_node(cluster: Slurm, tmp_path: Path, token: Path, enough: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    agent = (
+        f"{sys.executable} -m offbeat.agent --timeout 3 --kill 1@30 --sync 'ssp(staleness=3)' --journal {journal} {TRAIN} --until {enough}"
+    )
+    variables = f"export PYTHONPATH={os.environ.get('PYTHONPATH', '')} OFFBEAT_TOKEN_FILE={token} OMP_NUM_THREADS=1"
+    job = cluster.sbatch(f"{variables}\nsrun --no-kill --kill-on-bad-exit=0 {agent}", "-N3", "--ntasks-per-node=1", "--no-kill")
+
+    def record(kind: str, after: float = -1.0, **fields: object) -> Record:
+        found: list[Record] = []
+
+        def come() -> bool:
+            records = list(read(journal)) if journal.exists() and journal.stat().st_size else []
+            found.extend(r for r in records if r["kind"] == kind and r["t"] > after and all(r[n] == v for n, v in fields.items()))
+            return bool(found)
+
+        try:
+            until(f"{kind} {fields}", come, 90.0)
+        except AssertionError as error:
+            error.add_note(cluster.job_output(job)[-3000:])
+            raise
+        return found[0]
+
+    killed = record("process", what="exited", number=1)
+    back = record("joined", worker=1, after=killed["t"])
+    record("settle", worker=1, fate="folded", after=back["t"])
+    cluster.kill_node(2)
+    lost = record("process", what="lost", number=2)
+    record("settle", worker=0, fate="folded", after=lost["t"])
+    enough.touch()
+    until("the job's end", lambda: cluster.job_state(job) not in ("RUNNING", "COMPLETING"), 60.0)
+    records = list(read(journal))
+    assert records[-1]["kind"] == "end" and records[-1]["ok"], cluster.job_output(job)
+    assert Tally.of(records).problems() == []
+    assert not [r for r in records if r["kind"] == "epoch_ended" and r["report"]["exceptions"]]
