@@ -31,9 +31,8 @@ def cluster(tmp_path: Path) -> Iterator[Slurm]:
 
 def test_a_job_outlives_a_worker_and_a_node(cluster: Slurm, tmp_path: Path, token: Path, enough: Path) -> None:
     journal = tmp_path / "journal.jsonl"
-    agent = (
-        f"{sys.executable} -m offbeat.agent --timeout 3 --kill 1@30 --sync 'ssp(staleness=3)' --journal {journal} {TRAIN} --until {enough}"
-    )
+    options = f"--timeout 3 --kill 1@30 --sync 'ssp(staleness=3)' --journal {journal}"
+    agent = f"{sys.executable} -m offbeat.agent {options} {TRAIN} --until {enough}"
     variables = f"export PYTHONPATH={os.environ.get('PYTHONPATH', '')} OFFBEAT_TOKEN_FILE={token} OMP_NUM_THREADS=1"
     job = cluster.sbatch(f"{variables}\nsrun --no-kill --kill-on-bad-exit=0 {agent}", "-N3", "--ntasks-per-node=1", "--no-kill")
 

@@ -1,11 +1,18 @@
-"""Start, watch and end the processes of a job on one machine. On a cluster, Slurm, Ray or torchrun do this.
+"""Start, watch and end the processes of a job, on one machine or with the help of torchrun, Slurm, MPI or Kubernetes on several.
 
 Who calls whom::
 
-    cli.py  offbeat run
-          |
-          v
+    cli.py  offbeat run                    cli.py  offbeat agent, one process for each task of the engine
+          |                                      |
+          |                                      v
+          |                                cluster.py  take_part: find the others, be an agent; task 0 also starts the supervisor
+          |                                  +-- tasks.py        which task of which engine this is
+          |                                  +-- rendezvous.py   where the supervisor listens; token.py: the job's secret
+          |                                  +-- agent.py        starts what the supervisor asks for, and reports
+          v                                      ^
     supervisor.py  Supervisor: one thread, one loop; decides nothing about training
+      +-- engine.py        Engine and Child: what starts processes, and a process
+      |     +-- local.py       on this machine       agents.py   through agents (agent_messages.py)
       +-- program.py       the script or module, found before anything starts
       +-- environment.py   the variables of each server and worker
       +-- processes.py     a child that cannot outlive the supervisor; forkserver.py: one that is forked, imports done (--preload)
