@@ -21,6 +21,7 @@ BOOKS = ("journal/summary.py", "journal/worker_summary.py", "journal/audit.py", 
 IMPURE_STANDARD = {"time", "random", "threading", "socket", "logging", "asyncio", "multiprocessing", "subprocess", "os"}
 PURE_THIRD_PARTY = {"numpy", "scipy"}
 HEAVY = ("torch", "zmq", "ray")
+FRAMEWORKS = ("lightning", "pytorch_lightning", "transformers", "accelerate")
 
 BASE = {"types", "errors"}
 FAMILIES = {"core", "core.server", "core.allreduce", "core.gossip"}
@@ -81,6 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint": FACE,
     "cli": {*RULES, "journal", "report", "launch", "runtime.job", "sim", "sim.latency"},
     "agent": {"cli"},
+    "integrations": {*FACE, "loaders", "checkpoint"},
     "__init__": {*FACE, "loaders", "checkpoint"},
 }
 """Arrows point down: each room of the package, a folder or a file beside the folders, and the rooms that it may import besides itself."""
@@ -167,9 +169,9 @@ def test_rooms_stand_on_floors() -> None:
     assert graph.keys() == MAY_IMPORT.keys()
 
 
-def loaded_after(*statements: str) -> set[str]:
-    """Which of the heavy modules a fresh interpreter has loaded after these statements."""
-    code = "\n".join(["import sys", *statements, f"print(*[m for m in {HEAVY!r} if m in sys.modules])"])
+def loaded_after(*statements: str, among: tuple[str, ...] = HEAVY) -> set[str]:
+    """Which of these modules a fresh interpreter has loaded after these statements."""
+    code = "\n".join(["import sys", *statements, f"print(*[m for m in {among!r} if m in sys.modules])"])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
@@ -183,6 +185,28 @@ def test_importing_the_pure_core_loads_neither_torch_nor_zmq_nor_ray() -> None:
 
 def test_the_rules_are_public_names_and_do_not_load_torch() -> None:
     assert loaded_after("import offbeat", "offbeat.SSP(staleness=3)", "offbeat.rule('bsp')", "offbeat.ConfigurationError") == set()
+
+
+def test_no_training_library_is_loaded_where_no_integration_is_imported() -> None:
+    assert loaded_after("import offbeat", "offbeat.DistributedOptimizer", "offbeat.elastic", "offbeat.save", among=FRAMEWORKS) == set()
+
+
+def test_a_missing_library_is_named_with_its_extra() -> None:
+    code = """
+import importlib, sys
+for module, missing in ("lightning", "lightning"), ("pytorch_lightning", "pytorch_lightning"), ("transformers", "accelerate"):
+    sys.modules[missing] = None  # as if it were not installed
+    try:
+        importlib.import_module(f"offbeat.integrations.{module}")
+    except ImportError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines() == [
+        "lightning is not installed: pip install 'offbeat[lightning]'",
+        "pytorch_lightning is not installed: pip install 'offbeat[lightning]'",
+        "transformers, or accelerate, is not installed: pip install 'offbeat[transformers]'",
+    ], done.stderr
 
 
 def test_the_check_would_notice() -> None:

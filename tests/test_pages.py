@@ -14,6 +14,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +26,8 @@ DEADLINE_S = 120.0
 """For all scripts of a page; an idle machine needs a second for each."""
 JOBS_MAX = 4
 """Scripts that run as a job, over all pages: each costs about four seconds of every test run."""
+OPTIONAL = ("accelerate",)
+"""Libraries of extras that a script may import."""
 FORKER = """
 import json, os, runpy, sys
 import torch._dynamo  # what takes the time: imported once, and every script is a fork that has it
@@ -79,6 +82,9 @@ def test_there_are_few_jobs() -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if scripts(page)], ids=lambda page: str(page.relative_to(ROOT)))
 def test_scripts_run(page: Path, tmp_path: Path) -> None:
+    for library in OPTIONAL:
+        if find_spec(library) is None and any(f"from {library} import" in script.text for script in scripts(page)):
+            pytest.skip(f"{library} is not installed")
     plain: list[list[str]] = []
     for script in scripts(page):
         (tmp_path / script.name).write_text(script.text, encoding="utf-8")

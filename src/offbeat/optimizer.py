@@ -206,6 +206,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._session.reject(f"gradient not finite in {name}")
         else:
             self._session.step(samples)
+        self.wrapped._opt_called = True  # type: ignore[attr-defined] # a scheduler made before the wrapping looks there for a first step
         return loss
 
     def interruptible(self) -> AbstractContextManager[None]:

@@ -230,6 +230,29 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
             return _ceil(size_of(parts), self._batch)
         return _ceil(_ceil(self._size, self._batch), session.workers)
 
+    @property
+    def batches_max(self) -> int:
+        """The number of batches of an epoch, all workers' together."""
+        return _ceil(self._size, self._batch_size)
+
+    def position_of(self, number: int) -> int:
+        """Return how many batches of all epochs the job had dealt out with batch ``number`` of the last pass, from 0.
+
+        Where workers have splits of their own, a fraction of the split counts as that fraction of the epoch.
+
+        >>> from offbeat.session import LocalSession
+        >>> model = torch.nn.Linear(1, 1)
+        >>> session = LocalSession(torch.optim.SGD(model.parameters()))
+        >>> sampler = elastic_batch_sampler(session, range(5), 2, shuffle=False, seed=None)
+        >>> [sampler.position_of(number) for number, _ in enumerate(sampler)]
+        [1, 2, 3]
+        """
+        assert self._begun is not None
+        grant = self._dealt[number]
+        size = size_of(grant.parts) if grant.parts else self._size
+        used, split = _ceil(grant.stop, self._batch_size), _ceil(size, self._batch_size)
+        return self._begun * self.batches_max + _ceil(used * self.batches_max, split)
+
     def _check(self, grant: LeasedRange) -> None:
         reach = max((stop for _, stop in grant.parts), default=grant.stop)
         if reach > self._size:
