@@ -33,7 +33,7 @@ def some_of(name: str, number: int) -> int:
 
 @pytest.mark.parametrize("name", rules)
 def test_promises_hold_in_any_schedule(name: str) -> None:
-    @examples(some_of(name, 600), quick=150)
+    @examples(some_of(name, 400), quick=100)
     @given(schedules(name))
     def check(schedule: Schedule) -> None:
         World(schedule).run()
@@ -45,7 +45,7 @@ def test_promises_hold_in_any_schedule(name: str) -> None:
 def test_clocks_stay_together_where_epochs_are_left_early(name: str) -> None:
     """Who leaves early pauses at a low clock while the others go on: the bounds must hold again when all resume."""
 
-    @examples(600)
+    @examples(400)
     @given(schedules(name, faults=("haste", "newcomer", "restart"), least_epochs=2))
     def check(schedule: Schedule) -> None:
         World(dataclasses.replace(schedule, workers=max(2, schedule.workers), size=40, prefetch=max(2, schedule.prefetch))).run()
@@ -139,7 +139,7 @@ def test_elastic_with_one_iteration_is_bsp_fold_by_fold(schedule: Schedule, mode
     assert _folds(elastic) == _folds(bsp)
 
 
-@examples(600)
+@examples(400)
 @given(schedules("ensemble", faults=("kill", "restart", "usurp", "newcomer", "haste"), least_epochs=2))
 def test_nobody_stays_outside(schedule: Schedule) -> None:
     """Who comes in the middle of an epoch is let in when it ends, or when nobody else is left; the auditor watches both."""
