@@ -343,7 +343,7 @@ class AgentEngine(Engine):
         missing = [str(seat) for seat in range(self._seats) if seat not in self._agents]
         names = ", ".join(agents[0].node for agents in self._by_machine()) or "no machine"
         return (
-            f"{wanted} were to come within {self._start_s:g} s (--start-timeout), and {len(self._agents)} agents came ({names}); missing "
+            f"{wanted} were to come within {self._start_s:g} s (--start-timeout), and {len(self._agents)} came ({names}); missing "
             f"are numbers {', '.join(missing)}: start the same command there, and look whether they reach this machine"
         )
 

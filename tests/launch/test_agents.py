@@ -1,0 +1,133 @@
+"""The supervisor's side of agents: which are taken in, which are refused, and how many must have come. No process is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from offbeat.launch.agents import NOT_ENCRYPTED, AgentEngine
+from offbeat.runtime.job.settings import JobSettings
+from offbeat.transport.base import Address, Message
+from offbeat.transport.memory import MemoryHub, MemoryNetwork
+from offbeat.types import WorkerId
+
+VERSIONS = ["offbeat 1.0", "torch 2.13.0"]
+
+
+class Supervised:
+    """An engine with agents that only talk."""
+
+    def __init__(self, *, seats: int = 4, machines: int | None = None, workers: int = 1, encrypted: bool = True) -> None:
+        self._network = MemoryNetwork(shares_memory=False)
+        self.hub = MemoryHub(self._network, "secret")
+        self.addresses: list[Address] = []
+        self.engine = AgentEngine(
+            seats=seats,
+            machines=machines,
+            workers=workers,
+            start_s=60.0,
+            listen="127.0.0.1",
+            port=0,
+            reached="",
+            encrypted=encrypted,
+            versions=VERSIONS,
+            publish=self.addresses.append,
+        )
+        self.engine.begin(JobSettings(workers=seats * workers, timeout_s=10.0), self.hub)
+
+    def agent(self, seat: int | None, node: str = "node0", **changes: Any) -> MemoryHub:
+        """Connect an agent that says hello, and return its hub."""
+        hub = MemoryHub(self._network, "secret")
+        hello = {"kind": "agent", "seat": seat, "node": node, "host": node, "local_size": 1, "workers": 1, "port": 1, "address": ""}
+        hub.connect(self.addresses[0]).send({**hello, "versions": VERSIONS, **changes})
+        self.serve()
+        return hub
+
+    def serve(self) -> None:
+        for connection, item in self.hub.poll(0.0):
+            if isinstance(item, Message):
+                assert self.engine.on_message(connection, item)
+            else:
+                self.engine.on_closed(connection, item.reason)
+
+
+def told(hub: MemoryHub) -> list[Mapping[str, Any]]:
+    return [item.header for _, item in hub.poll(0.0) if isinstance(item, Message)]
+
+
+def kinds(headers: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [header["kind"] for header in headers]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"versions": ["offbeat 1.0", "torch 2.6.0"]}, "node1 has torch 2.6.0, the supervisor's machine torch 2.13.0: install the same"),
+        ({"workers": 2}, "node1 would start 2 workers an agent, this job has 1 .--nproc-per-node."),
+        ({"seat": 4}, "node1 finds no free seat: the job has 4, and all are taken .--nnodes."),
+    ],
+)
+def test_agents_that_do_not_fit(changes: dict[str, Any], sentence: str) -> None:
+    supervised = Supervised()
+    [header] = told(supervised.agent(**{"seat": 1, "node": "node1", **changes}))
+    assert header["kind"] == "refused"
+    with pytest.raises(ValueError, match=sentence):
+        raise ValueError(header["reason"])
+    assert any("refused an agent: node1" in note for note in supervised.engine.notes())
+
+
+def test_a_job_begins_when_enough_machines_are_whole() -> None:
+    supervised = Supervised(machines=2)
+    supervised.agent(0, "node0", local_size=2)
+    supervised.agent(2, "node1", local_size=2)
+    supervised.agent(1, "node0", local_size=2)
+    assert not supervised.engine.ready_for_servers(), "an agent of node1 is missing"
+    supervised.agent(3, "node1", local_size=2)
+    assert supervised.engine.ready_for_servers()
+    assert supervised.engine.arrived() == []
+
+
+def test_too_few_machines() -> None:
+    supervised = Supervised(seats=3, machines=2)
+    supervised.engine.tick(59.0)
+    supervised.agent(1)
+    supervised.engine.tick(60.0)
+    assert not supervised.engine.ready_for_servers()
+    assert supervised.engine.failure is not None
+    reason, mistake = supervised.engine.failure
+    assert "2 machines were to come within 60 s (--start-timeout), and 1 came (node0); missing are numbers 0, 2" in reason
+    assert not mistake
+
+
+def test_who_has_no_number_gets_a_free_one_and_comes_later() -> None:
+    supervised = Supervised(seats=2, machines=1, workers=2)
+    supervised.agent(0, workers=2)
+    assert supervised.engine.ready_for_servers()
+    [header] = told(supervised.agent(None, "node1", workers=2))
+    assert (header["kind"], header["seat"]) == ("seated", 1)
+    assert supervised.engine.arrived() == [WorkerId(2), WorkerId(3)] and supervised.engine.arrived() == []
+
+
+def test_a_silent_agent_takes_the_silent_ones_of_its_machine_along() -> None:
+    supervised = Supervised(machines=2)
+    for seat, node in enumerate(["node0", "node1", "node1"]):
+        supervised.agent(seat, node)
+    assert supervised.engine.ready_for_servers()
+    children = [supervised.engine.start_worker(WorkerId(worker), [], "") for worker in range(3)]
+    supervised.engine.tick(9.0)
+    supervised.agent(3, "node0")
+    assert [child is not None and child.lost is None for child in children] == [True] * 3
+    supervised.engine.tick(10.0)
+    reasons = [child.lost for child in children if child is not None]
+    assert all(reason is not None and "nothing came from" in reason for reason in reasons)
+    assert supervised.engine.start_worker(WorkerId(3), [], "") is not None, "the one that was heard is there"
+
+
+def test_clear_text_between_machines_is_said_once() -> None:
+    supervised = Supervised(seats=2, encrypted=False)
+    supervised.agent(0, "node0")
+    supervised.agent(1, "node1")
+    assert supervised.engine.ready_for_servers()
+    assert supervised.engine.notes().count(NOT_ENCRYPTED) == 1
