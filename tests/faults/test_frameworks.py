@@ -89,6 +89,7 @@ def test_lightning_in_one_process(tmp_path: Path) -> None:
     from offbeat.integrations.lightning import OffbeatStrategy
 
     examples_of("lightning")
+    examples_of("pytorch_lightning")
     data = torch.utils.data.TensorDataset(torch.randn(40, 3, generator=torch.Generator().manual_seed(0)))
 
     class Module(lightning.LightningModule):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.live.harness import Job
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -253,3 +254,40 @@ def test_frozen_parameters_and_missing_gradients_are_as_in_pytorch() -> None:
             train(model, optimizer, 0, 5)
         results.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("sync", [None, "bsp", "majority", "ensemble(steps=1)"])
+def test_a_closure_is_evaluated_once_with_gradients_and_a_scheduler_made_before_the_wrapping_is_content(sync: str | None) -> None:
+    """``sync``: the rule of a job of one worker; None: no job."""
+
+    def script(distribute: Callable[..., DistributedOptimizer]) -> tuple[list[bool], Any]:
+        model = nn.Linear(3, 1)
+        with torch.no_grad():
+            model.weight.fill_(1.0)
+            model.bias.fill_(0.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        wrapped = distribute(optimizer, model, sync or "bsp")
+        evaluated = []
+
+        def closure() -> float:
+            evaluated.append(torch.is_grad_enabled())
+            wrapped.zero_grad()
+            loss = model(torch.ones(1, 3)).sum()
+            loss.backward()
+            return loss.item()  # type: ignore[no-any-return]
+
+        with torch.no_grad():
+            value = wrapped.step(closure, samples=1)
+        scheduler.step()
+        assert value == 3.0 and model.weight.tolist() == [[0.5, 0.5, 0.5]]
+        return evaluated, wrapped.param_groups[0]["lr"]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if sync is None:
+            found = script(DistributedOptimizer)
+        else:
+            with Job(1) as job:
+                (found,) = job.run(lambda worker: script(worker.distribute))
+    assert found == ([True], 0.05)
