@@ -233,6 +233,20 @@ def test_a_silent_machine_is_lost_and_ends_its_children_itself(tmp_path: Path) -
     bench.close()
 
 
+def test_a_machine_that_is_told_to_end_lets_its_children_leave_and_may_return(tmp_path: Path) -> None:
+    bench = Bench("agent", tmp_path)
+    assert bench.agent is not None
+    child = bench.start(FOREVER)
+    bench.wait("its number", lambda: child.pid)
+    bench.agent.send_signal(signal.SIGTERM)
+    assert bench.ended(child) == -signal.SIGTERM
+    assert child.lost is not None and "it was told to end by SIGTERM" in child.lost
+    assert bench.agent.wait(30) == 128 + signal.SIGTERM
+    bench.start_agent()
+    bench.wait("its return", lambda: bench.engine.arrived() == [FIRST_WORKER])
+    bench.close()
+
+
 def test_a_second_agent_for_a_seat_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     bench = Bench("agent", tmp_path)
     first = bench.agent

@@ -124,6 +124,8 @@ class Agent:
     address: str
     """The address at which others reach its machine, as far as the agent knows: --advertise, or its end of the connection; or ""."""
     heard_at: Seconds
+    leaving: str | None = None
+    """Why it ends after its processes; None: it does not."""
     children: dict[int, RemoteChild] = field(default_factory=dict)
 
 
@@ -284,7 +286,8 @@ class AgentEngine(Engine):
     def _on_report(self, agent: Agent, message: Message) -> None:
         header = message.header
         if header["kind"] == "leaving":
-            self._notes.append(f"the agent of seat {agent.seat} on {agent.node} leaves: {header['reason']}")
+            agent.leaving = f"the agent of {agent.node} leaves: {header['reason']}"
+            self._notes.append(agent.leaving)
         child = agent.children.get(header.get("child", -1))
         if child is None:
             return
@@ -295,7 +298,7 @@ class AgentEngine(Engine):
                 child.said(header["error"], bytes(message.payload))
                 agent.connection.send({"kind": "heard"})
             case "ended":
-                child.over(header["status"])
+                child.over(header["status"], agent.leaving if header["status"] != 0 else None)  # it may return with the machine
                 del agent.children[header["child"]]
 
     def _seat(self, connection: Connection, message: Message) -> None:
