@@ -353,6 +353,7 @@ class SocketHub(Hub):
         self._connections.discard(connection)
         self._unverified[connection.shares_memory].pop(connection, None)
         self._connecting.pop(connection, None)
+        self._unanswered.pop(connection, None)
         self._writing.discard(connection)
         connection.release()
         self._accept_again()

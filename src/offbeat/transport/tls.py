@@ -162,10 +162,12 @@ class TlsSocket:
         self._server = fingerprint is not None
         self._fingerprint = fingerprint
         self._established = False
+        self._failure: str | None = None
+        """Why the handshake has failed. OpenSSL says it once only."""
         self.family = inner.family
         if not self._server:
             with contextlib.suppress(AwaitsPeerError, BlockingIOError, RefusedError):
-                self._advance()  # sends the first message; an error comes again when the socket is read
+                self._advance()  # sends the first message; a failure is told when the socket is read
 
     def binding(self) -> bytes:
         """Return the fingerprint of the listening end's certificate, as this end knows it."""
@@ -235,6 +237,8 @@ class TlsSocket:
         """Go on with the handshake as far as the peer's messages allow."""
         if self._established:
             return
+        if self._failure is not None:
+            raise RefusedError(self._failure)
         try:
             self._inner.do_handshake()
         except ssl.SSLWantReadError:
@@ -242,7 +246,8 @@ class TlsSocket:
         except ssl.SSLWantWriteError:
             raise BlockingIOError from None
         except ssl.SSLError as error:
-            raise RefusedError(self._why(error)) from None
+            self._failure = self._why(error)
+            raise RefusedError(self._failure) from None
         self._established = True
 
     def _why(self, error: ssl.SSLError) -> str:
