@@ -43,7 +43,7 @@ test-all: $(READY)  ## all tests: more random schedules, every fault, every expe
 
 test-cluster: $(READY)  ## jobs on several hosts: network namespaces, and a real Slurm, which it installs (root, Debian)
 	@tests/cluster/install_slurm.sh || echo "Slurm cannot be installed here: its test skips"
-	@OFFBEAT_ALL_TESTS=1 $(BIN)/python -m pytest tests/cluster -n 2 --dist worksteal
+	@OFFBEAT_ALL_TESTS=1 OFFBEAT_SLURM_TESTS=1 $(BIN)/python -m pytest tests/cluster -n 2 --dist worksteal
 
 lint: $(READY)  ## ruff: style and likely bugs
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

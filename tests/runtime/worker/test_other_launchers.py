@@ -21,9 +21,10 @@ print(offbeat.rank(), offbeat.world_size(), offbeat.is_main_process())
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
-def test_several_processes_are_refused_and_one_is_warned(launcher: tuple[str, str, str]) -> None:
+def test_several_processes_are_refused_and_one_is_warned(launcher: tuple[str, str, str, str]) -> None:
     name, size, rank, start = launcher
-    with pytest.raises(ConfigurationError, match=rf"{name} has started 4 processes .* type: offbeat run --workers 4 train\.py"):
+    agent = rf"{start.split()[0]} .*-m offbeat\.agent train\.py"
+    with pytest.raises(ConfigurationError, match=rf"{name} has started 4 processes .* {agent}; .* type: offbeat run --workers 4 train\.py"):
         refuse({size: "4", rank: "0"}, "train.py")
     with pytest.warns(UserWarning, match=f"{name} has started one process"):
         refuse({size: "1", rank: "0"}, "train.py")
