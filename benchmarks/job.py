@@ -17,12 +17,25 @@ HERE = Path(__file__).parent
 WAYS = ("shm", "tcp")
 
 
-def run(script: str, way: str, workers: int, servers: int, sync: str, arguments: list[str]) -> list[dict[str, Any]]:
+def run(
+    script: str, way: str, workers: int, servers: int, sync: str, arguments: list[str], *, wire: str = "float32"
+) -> list[dict[str, Any]]:
     """Run ``script`` (of this folder) as a job; the JSON lines that worker 0 appended to its ``--out``."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out.jsonl")
         command = [sys.executable, "-m", "offbeat.cli", "run", "--workers", str(workers), "--servers", str(servers), "--sync", sync]
-        command += ["--max-restarts", "0", str(HERE / script), "--out", str(out), "--store", str(Path(folder, "store")), *arguments]
+        command += [
+            "--wire",
+            wire,
+            "--max-restarts",
+            "0",
+            str(HERE / script),
+            "--out",
+            str(out),
+            "--store",
+            str(Path(folder, "store")),
+            *arguments,
+        ]
         environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
         if way == "tcp":
             environment["OFFBEAT_HOST"] = "apart"

@@ -9,6 +9,7 @@ that a rule drops does not count. ``ratio`` is to DistributedDataParallel in the
 from __future__ import annotations
 
 import argparse
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,17 +17,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.job import run, save
+from benchmarks.job import WAYS, run, save
 
 RULES = ("bsp", "asp", "ssp(staleness=3)", "dssp(lower=1, upper=4)", "backup(b=1)")
 
 
-def measure(sync: str, workers: int, late_s: float, steps: int, repeats: int) -> dict[str, Any]:
+def measure(sync: str, workers: int, late_s: float, steps: int, repeats: int, way: str, wire: str) -> dict[str, Any]:
     """One row: medians over the repeats."""
     arguments = ["--steps", str(steps), "--repeats", str(repeats), "--late", str(late_s)]
-    results = run("step_worker.py", "shm", workers, 1, sync, arguments)
+    results = run("step_worker.py", way, workers, 1, sync, arguments, wire=wire)
     ratio = median(result["samples_per_s"] / result["ddp_samples_per_s"] for result in results)
-    row: dict[str, Any] = {"sync": sync, "workers": workers, "late_ms": 1e3 * late_s, "ratio": round(ratio, 2)}
+    row: dict[str, Any] = {"sync": sync, "way": way, "wire": wire, "workers": workers, "late_ms": 1e3 * late_s, "ratio": round(ratio, 2)}
     row.update({key: round(median(result[key] for result in results), 1) for key in ("samples_per_s", "ddp_samples_per_s")})
     return row
 
@@ -36,18 +37,21 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=15, help="of each worker, per repeat (default: 15)")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rules", nargs="+", default=RULES, metavar="RULE")
+    parser.add_argument("--way", choices=WAYS, default="shm", help="tcp: each process is told that it is on a host of its own")
+    parser.add_argument("--wire", nargs="+", default=["float32"], metavar="FORMAT", help="over tcp: float32, bf16 or int8; several in turn")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     table = Table(title=f"{args.workers} workers, 25.2 M parameters: folded samples per second", title_justify="left")
-    for name in ("rule", "late ms", "offbeat", "DDP", "ratio"):
+    for name in ("rule", "wire", "late ms", "offbeat", "DDP", "ratio"):
         table.add_column(name, justify="right")
     rows = []
     for late_s in (0.0, 0.1):
-        for sync in RULES:
-            row = measure(sync, args.workers, late_s, args.steps, args.repeats)
+        for sync, wire in product(args.rules, args.wire):
+            row = measure(sync, args.workers, late_s, args.steps, args.repeats, args.way, wire)
             rows.append(row)
             ours, ddp = f"{row['samples_per_s']:.0f}", f"{row['ddp_samples_per_s']:.0f}"
-            table.add_row(sync, f"{row['late_ms']:g}", ours, ddp, f"{row['ratio']:.2f}")
+            table.add_row(sync, wire, f"{row['late_ms']:g}", ours, ddp, f"{row['ratio']:.2f}")
     Console().print(table)
     save(args.json, rows)
 

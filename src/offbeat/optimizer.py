@@ -59,8 +59,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model: the model whose parameters the optimizer has.
         sync: the rule, as an object (``offbeat.SSP(staleness=3)``) or as a string (``"ssp(staleness=3)"``); ``--sync`` on the command line
             replaces it.
-        wire: how gradients and parameters travel between hosts: ``"float32"``, ``"bf16"``, or ``"int8"`` (gradients in a quarter of the
-            bytes, parameters as bf16); see docs/wire.md. Within a host nothing is encoded. ``--wire`` on the command line replaces it.
+        wire: how gradients and parameters travel between hosts: ``"float32"``, ``"bf16"`` in half of the bytes, or ``"int8"`` in a quarter
+            of them; see docs/wire.md. Within a host nothing is encoded. ``--wire`` on the command line replaces it.
         nonfinite: for a gradient with infinity or NaN: ``"reject"`` it, so that the fold does not contain it, or ``"stop"`` the job.
 
     Raises:

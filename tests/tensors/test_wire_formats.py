@@ -179,6 +179,38 @@ def test_without_feedback_what_is_small_in_its_block_is_lost_for_good() -> None:
     assert float(fed[1]) == pytest.approx(0.1, abs=1 / 254)
 
 
+@pytest.mark.parametrize("name", ["odd sizes", "two chunks", "all dtypes"])
+def test_changes_keep_both_ends_equal_and_near_the_truth(name: str) -> None:
+    line, generator = Line(layout_of(name), "int8"), torch.Generator().manual_seed(0)
+    ours, theirs = torch.zeros(2, line.codec.numel)
+    line.fill(1, 0.001)
+    for base in (ours, theirs):
+        line.codec.read(line.sent, base)
+    for _ in range(20):
+        for spec in line.layout.tensors:
+            move = torch.randn(spec.shape, generator=generator).clamp_(-5, 5) * 0.01
+            view(line.sent, spec).add_(move.to(DTYPES[spec.dtype]))
+        before = [value.clone() for value in line.values(line.sent)]
+        line.codec.encode_change(line.sent, line.encoded, ours)
+        line.codec.apply_change(line.encoded, line.came, theirs)
+        assert torch.equal(ours, theirs), "bit by bit, or the ends would drift apart"
+        for spec, sent, came in zip(line.layout.tensors, before, line.values(line.came), strict=True):
+            rounding = 2**-8 * float(sent.abs().max()) if spec.itemsize == 2 else 0.0
+            assert float((sent - came).abs().max()) <= 0.06 / 254 + 2 * rounding, "the largest change is 0.05, and the error before"
+
+
+def test_after_exact_values_changes_begin_anew() -> None:
+    line = Line(layout_of("odd sizes"), "int8")
+    ours, theirs = torch.zeros(2, line.codec.numel)
+    theirs.fill_(7.0)
+    line.fill(4)
+    line.codec.read(line.sent, ours)
+    line.codec.read(line.sent, theirs)
+    line.codec.encode_change(line.sent, line.encoded, ours)
+    line.codec.apply_change(line.encoded, line.came, theirs)
+    assert all(torch.equal(sent, came) for sent, came in zip(line.values(line.sent), line.values(line.came), strict=True))
+
+
 def test_a_gradient_that_is_not_finite_leaves_no_trace_in_the_feedback() -> None:
     line = Line(layout_of("whole blocks"), "int8")
     line.fill(5)

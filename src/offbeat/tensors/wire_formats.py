@@ -14,8 +14,11 @@ zeros in ``int8``, since its scale would be a subnormal number.
 Infinity and NaN stay infinity and NaN in ``bf16``; a finite magnitude above 3.39e38 rounds to infinity there. In ``int8`` all values of a
 block that contains infinity or NaN become NaN. So a gradient that is not finite is not finite after decoding either.
 
-Plain rounding loses what is small beside the largest value of a block, in each push again. `ErrorFeedback` adds the rounding error of a
-push to the next push, so that the decoded pushes add up to the gradients, but for the error of the last push.
+Parameters in ``int8`` travel as changes (`Codec.encode_change`): both ends keep the values that the receiver has, and what is sent is the
+difference to them. So errors do not add up, and an error is at most 1/254 of the largest change of a block.
+
+Plain rounding of gradients loses what is small beside the largest value of a block, in each push again. `ErrorFeedback` adds the rounding
+error of a push to the next push, so that the decoded pushes add up to the gradients, but for the error of the last push.
 
 Sources: Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014 (error feedback); Dettmers et al., 8-bit Optimizers via
 Block-wise Quantization, ICLR 2022 (blocks). Departure: rounding is linear here, not by quantiles.
@@ -108,6 +111,39 @@ class Codec:
             else:
                 self._encode(values, encoded, None, None)
 
+    def encode_change(self, values: Memory, encoded: Memory, base: torch.Tensor) -> None:
+        """Encode the change from ``base`` to ``values``, and add what it decodes to to ``base``. Only for ``int8``.
+
+        Args:
+            values: all bytes of the span.
+            encoded: written; `nbytes` bytes.
+            base: `numel` float32 values, in the order of the span, equal to those of the peer that will `apply_change`: the change contains
+                the errors of all changes before it.
+        """
+        assert self._wire == "int8", f"changes are encoded in int8, not in {self._wire}"
+        self._check(values, encoded)
+        with torch.no_grad(), single_threaded():
+            for run, start, stop, x, y in self._scratched():
+                own = base[run.first + start : run.first + stop]
+                torch.sub(elements(values, run.start, run.numel, run.dtype)[start:stop], own, out=x)
+                self._quantise(run, start, stop, x, y, encoded, decode=True)
+                own.add_(y)
+
+    def apply_change(self, encoded: Memory, values: Memory, base: torch.Tensor) -> None:
+        """Add a decoded change to ``base``, with the arithmetic of `encode_change`, and write the result to ``values``."""
+        self._check(values, encoded)
+        with torch.no_grad(), single_threaded():
+            for run, start, stop, change, _ in self._scratched():
+                self._decode(run, start, stop, encoded, change)
+                own = base[run.first + start : run.first + stop].add_(change)
+                elements(values, run.start, run.numel, run.dtype)[start:stop].copy_(own)
+
+    def read(self, values: Memory, base: torch.Tensor) -> None:
+        """Copy the values of a span to ``base``, as float32, for `encode_change` or `apply_change`."""
+        with torch.no_grad(), single_threaded():
+            for run in self._runs:
+                base[run.first : run.first + run.numel].copy_(elements(values, run.start, run.numel, run.dtype))
+
     def encode_with_feedback(self, values: Memory, encoded: Memory, before: torch.Tensor, after: torch.Tensor) -> None:
         """Encode the sum of values and ``before``, and write the error of the encoding to ``after``. Only for ``int8``.
 
@@ -131,27 +167,37 @@ class Codec:
                 if self._wire == "bf16":
                     out.copy_(self._codes(run, encoded))
                     continue
-                codes, scales = self._codes(run, encoded), self._scales(run, encoded)
                 for start, stop in _chunks(run.numel):
-                    part = out[start:stop].copy_(codes[start:stop])
-                    for block, scale in _blocks(part, scales[start // BLOCK : -(-stop // BLOCK)]):
-                        block.mul_(scale)
+                    self._decode(run, start, stop, encoded, out[start:stop])
+
+    def _decode(self, run: _Run, start: int, stop: int, encoded: Memory, out: torch.Tensor) -> None:
+        out.copy_(self._codes(run, encoded)[start:stop])
+        for block, scale in _blocks(out, self._scales(run, encoded)[start // BLOCK : -(-stop // BLOCK)]):
+            block.mul_(scale)
 
     def _encode(self, values: Memory, encoded: Memory, before: torch.Tensor | None, after: torch.Tensor | None) -> None:
-        scratch, rounded = torch.empty(2, CHUNK_NUMEL)
+        for run, start, stop, x, y in self._scratched():
+            at, source = slice(run.first + start, run.first + stop), elements(values, run.start, run.numel, run.dtype)[start:stop]
+            if before is None:
+                x.copy_(source)
+            else:
+                torch.add(source, before[at], out=x)
+            finite = self._quantise(run, start, stop, x, y, encoded, decode=after is not None)
+            if after is not None:
+                torch.sub(x, y, out=after[at])
+                if not finite:
+                    after[at].nan_to_num_(0.0, 0.0, 0.0)
+
+    def _scratched(self) -> Iterator[tuple[_Run, int, int, torch.Tensor, torch.Tensor]]:
+        """Yield each chunk of each run with two scratch tensors of its size, which are used again for the next."""
+        scratch, other = torch.empty(2, min(CHUNK_NUMEL, max(run.numel for run in self._runs)))
         for run in self._runs:
-            source, codes, scales = elements(values, run.start, run.numel, run.dtype), self._codes(run, encoded), self._scales(run, encoded)
             for start, stop in _chunks(run.numel):
-                x, y, at = scratch[: stop - start], rounded[: stop - start], slice(run.first + start, run.first + stop)
-                if before is None:
-                    x.copy_(source[start:stop])
-                else:
-                    torch.add(source[start:stop], before[at], out=x)
-                finite = _quantise(x, y, scales[start // BLOCK : -(-stop // BLOCK)], codes[start:stop], decode=after is not None)
-                if after is not None:
-                    torch.sub(x, y, out=after[at])
-                    if not finite:
-                        after[at].nan_to_num_(0.0, 0.0, 0.0)
+                yield run, start, stop, scratch[: stop - start], other[: stop - start]
+
+    def _quantise(self, run: _Run, start: int, stop: int, x: torch.Tensor, y: torch.Tensor, encoded: Memory, *, decode: bool) -> bool:
+        scales = self._scales(run, encoded)[start // BLOCK : -(-stop // BLOCK)]
+        return _quantise(x, y, scales, self._codes(run, encoded)[start:stop], decode=decode)
 
     def _codes(self, run: _Run, encoded: Memory) -> torch.Tensor:
         return elements(encoded, run.at, run.numel, self._code(run.dtype))

@@ -89,6 +89,9 @@ class Dispatcher:
                         self.next_is_exact(effect.worker)
                     if isinstance(effect, EpochEnded):
                         self._exact.update(effect.workers)
+                    if isinstance(effect, StateChanged) and effect.state is WorkerState.ALIVE:
+                        # Later parameters may be changes to these. What a frozen process was sent may have been overwritten on its way.
+                        self.next_is_exact(effect.worker)
                     if isinstance(effect, StateChanged) and effect.state is WorkerState.DEAD:
                         self._schedules.forget(effect.worker)
         self.order(orders)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import torch
+
 from offbeat.tensors.layout import Layout, Span
 from offbeat.tensors.wire_formats import Codec, Encoded, ErrorFeedback
 from offbeat.transport.base import Connection
@@ -31,12 +33,13 @@ class WorkerEncoding:
     """
 
     def __init__(self, connection: Connection, layout: Layout, span: Span, wire: Encoded, push: memoryview, pull: memoryview) -> None:
-        gradients = Codec(layout, span, wire)
-        self._gradients, self._parameters, self._push, self._pull = gradients, Codec(layout, span, "bf16"), push, pull
-        self._encoded_push = PrivateBlock.allocate(gradients.nbytes, "encoded gradients").view
-        self._encoded_pull = PrivateBlock.allocate(self._parameters.nbytes, "encoded parameters").view
-        self.feedback = ErrorFeedback(gradients) if wire == "int8" else None
+        self._codec, self._push, self._pull = Codec(layout, span, wire), push, pull
+        self._encoded_push = PrivateBlock.allocate(self._codec.nbytes, "encoded gradients").view
+        self._encoded_pull = PrivateBlock.allocate(self._codec.nbytes, "encoded parameters").view
+        self.feedback = ErrorFeedback(self._codec) if wire == "int8" else None
         """What is added to the next gradient; None: the format needs none."""
+        self._base = torch.zeros(self._codec.numel) if wire == "int8" else None
+        """The parameters that have come last, to which the next are a change. The script may have written to its model's."""
         self._pushed_by = NOT_JOINED
         """The incarnation that has made the last push, as long as the push may be given back."""
         connection.bind("push", self._encoded_push)
@@ -47,7 +50,7 @@ class WorkerEncoding:
     def encode(self, incarnation: Incarnation) -> None:
         """Encode the gradient for the next push, which this incarnation makes."""
         if self.feedback is None:
-            self._gradients.encode(self._push, self._encoded_push)
+            self._codec.encode(self._push, self._encoded_push)
         else:
             self.feedback.encode(self._push, self._encoded_push)
             self._pushed_by = incarnation
@@ -62,13 +65,18 @@ class WorkerEncoding:
             self.feedback.give_back()
             self._pushed_by = NOT_JOINED
 
-    def decode(self) -> None:
-        """Decode the parameters that have come last into the worker's memory."""
-        self._parameters.decode(self._encoded_pull, self._pull)
+    def decode(self, *, exact: bool) -> None:
+        """Take the parameters that have just come; ``exact``: as float32, into the worker's memory. No message may be left out."""
+        if not exact and self._base is not None:
+            self._codec.apply_change(self._encoded_pull, self._pull, self._base)
+        elif not exact:
+            self._codec.decode(self._encoded_pull, self._pull)
+        elif self._base is not None:
+            self._codec.read(self._pull, self._base)
 
 
 class EncodedParameters:
-    """A shard's parameters, encoded for workers.
+    """A shard's parameters in ``bf16``, for one worker, or for all where nothing is folded while a worker computes.
 
     Args:
         layout, span: of the model, and the shard's part of it.
@@ -86,6 +94,26 @@ class EncodedParameters:
             self._codec.encode(self._memory, self.encoded)
             self._changes = changes
 
+    def sent_exact(self) -> None:
+        """Do nothing: what is sent does not depend on what was sent before."""
+
+
+class ParameterChanges:
+    """What is sent of a shard's parameters to one worker in ``int8``: the difference to what the worker has. The arguments are as above."""
+
+    def __init__(self, layout: Layout, span: Span, memory: memoryview) -> None:
+        self._codec, self._memory = Codec(layout, span, "int8"), memory
+        self.encoded = PrivateBlock.allocate(self._codec.nbytes, "encoded parameters").view
+        self._base = torch.zeros(self._codec.numel)
+
+    def refresh(self, changes: int) -> None:
+        """Encode the change since the last call, or since the last exact parameters."""
+        self._codec.encode_change(self._memory, self.encoded, self._base)
+
+    def sent_exact(self) -> None:
+        """Note that the worker gets the parameters as they are now."""
+        self._codec.read(self._memory, self._base)
+
 
 class ShardEncoding:
     """A shard's end of one worker's connection.
@@ -95,12 +123,17 @@ class ShardEncoding:
         layout, span: of the model, and the shard's part of it.
         wire: the format that the worker has chosen.
         push: the memory for the worker's gradient.
-        parameters: the shard's parameters, which must not change while they travel: of all workers under rules that fold nothing while a
-            worker computes, otherwise of this worker.
+        parameters: what the worker is sent; its memory must not change while it travels.
     """
 
     def __init__(
-        self, connection: Connection, layout: Layout, span: Span, wire: Encoded, push: memoryview, parameters: EncodedParameters
+        self,
+        connection: Connection,
+        layout: Layout,
+        span: Span,
+        wire: Encoded,
+        push: memoryview,
+        parameters: EncodedParameters | ParameterChanges,
     ) -> None:
         self.parameters = parameters
         self._gradients, self._push = Codec(layout, span, wire), push

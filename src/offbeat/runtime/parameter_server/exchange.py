@@ -99,7 +99,9 @@ class Exchange:
         for server, span in zip(self._link.servers, self._spans, strict=True):
             if not server.shares_memory:
                 push, pull = (block.view[span.start : span.stop] for block in (self._push_block, self._pull_block))
-                self._encodings[server] = WorkerEncoding(server, self._layout, span, self._wire, push, pull)
+                encoding = WorkerEncoding(server, self._layout, span, self._wire, push, pull)
+                self._encodings[server] = encoding
+                self._link.decoders[server] = encoding.decode
 
     def share(self, common: SharedMemory) -> None:
         """Replace this worker's parameter memory by the memory that all workers read."""
@@ -151,11 +153,8 @@ class Exchange:
         for encoding in self._encodings.values():
             encoding.give_back(incarnation)
 
-    def pulled(self, *, exact: bool) -> None:
-        """Begin to compute from the parameters that have arrived; ``exact``: they have come as float32, whatever the wire format."""
-        if not exact:
-            for encoding in self._encodings.values():
-                encoding.decode()
+    def pulled(self) -> None:
+        """Begin to compute from the parameters that have arrived."""
         if self.blocks is not None:
             self.blocks.load()
         self.flat.pulled()

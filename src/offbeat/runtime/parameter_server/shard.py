@@ -10,12 +10,13 @@ import torch
 
 from offbeat.core.policy import ServerRule
 from offbeat.errors import ProtocolError
-from offbeat.runtime.parameter_server.encoding import EXACT, EncodedParameters, ShardEncoding
+from offbeat.runtime.parameter_server.encoding import EXACT, EncodedParameters, ParameterChanges, ShardEncoding
 from offbeat.tensors.averaging import AveragingShard
 from offbeat.tensors.blocks import OwnState
 from offbeat.tensors.layout import Layout, Memory, Span
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.tensors.shard import Shard, SquaredNorms
+from offbeat.tensors.wire_formats import Encoded
 from offbeat.transport.base import Connection, Message, SharedMemory
 from offbeat.transport.shm import PrivateBlock
 from offbeat.types import Seconds, Version, WorkerId
@@ -113,7 +114,7 @@ class LiveShard:
             push = PrivateBlock.allocate(stop - start, f"gradients of worker {worker}").view
             wire = message.header.get("wire", "float32")
             if wire != "float32":
-                encoding = ShardEncoding(connection, self._layout, self._span, wire, push, self._encoded_for_worker())
+                encoding = ShardEncoding(connection, self._layout, self._span, wire, push, self._parameters_for_worker(wire))
                 self._encodings[connection] = encoding
                 connection.bind(EXACT, self._memory.toreadonly())
                 self._next[worker] = _Slot(connection, push, None, encoding)
@@ -129,7 +130,9 @@ class LiveShard:
     def _private_pull(self, worker: WorkerId) -> memoryview:
         return PrivateBlock.allocate(self._span.nbytes, f"parameters for worker {worker}").view
 
-    def _encoded_for_worker(self) -> EncodedParameters:
+    def _parameters_for_worker(self, wire: Encoded) -> EncodedParameters | ParameterChanges:
+        if wire == "int8":
+            return ParameterChanges(self._layout, self._span, self._memory)
         if not self._policy.lockstep:
             return EncodedParameters(self._layout, self._span, self._memory)
         if self._encoded is None:
@@ -227,6 +230,7 @@ class LiveShard:
         carry = "pull"
         if slot.encoding is not None and order["exact"]:
             carry = EXACT
+            slot.encoding.parameters.sent_exact()
             if slot.pull is None and not self._policy.lockstep:
                 slot.pull = self._private_pull(order["worker"])
                 slot.connection.bind(EXACT, slot.pull.toreadonly())

@@ -87,8 +87,6 @@ class WorkerSession(JobSession):
         self._interrupts = Interrupts(self.link, model, lambda: self._machine.overtaken and self._machine.at_once)
         self._released: Version = 0
         """The version of the newest parameters that have come."""
-        self._exact = True
-        """True if these have come as float32, whatever the wire format."""
         self._written = 0
         """See `FlatModel.writes`, when this worker joined."""
 
@@ -197,7 +195,7 @@ class WorkerSession(JobSession):
 
     def _begin(self) -> None:
         """Compute from the parameters that have come."""
-        self._exchange.pulled(exact=self._exact)
+        self._exchange.pulled()
         if self._machine.blocks is not None:
             self.version = min(self._machine.blocks.used)
 
@@ -205,7 +203,6 @@ class WorkerSession(JobSession):
         self.version = self._released = message.header["version"]
         self.chief = message.header["chief"] == self.worker
         self.resumes = message.header["begins"]
-        self._exact = message.header.get("exact", False)
         self._plan = Plan(*message.header["plan"])
         self.batch = self._plan.batch
         if self._exchange.blocks is not None:

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, Protocol, TypeAlias
 
 from offbeat.errors import JobError, RefusedError
 from offbeat.runtime.job import last_words, messages
@@ -25,6 +25,13 @@ AtOnce: TypeAlias = Mapping[
     Callable[[Message], None],
 ]
 """What the session does with a message as soon as it is read, by kind."""
+
+
+class Decoder(Protocol):
+    """Take parameters that have come over a connection; ``exact``: as float32, whatever the wire format."""
+
+    def __call__(self, *, exact: bool) -> None: ...
+
 
 BY_NOTICE = 128 + signal.SIGTERM
 """The exit status of a worker that was told to leave: what a shell says of a process that SIGTERM has ended."""
@@ -66,6 +73,8 @@ class WorkerConnection:
         self.hub, self._spans, self._at_once = hub, spans, at_once
         self.interface = self.coordinator.interface or addresses[0].tcp[0]
         """The network interface at which other hosts reach this process."""
+        self.decoders: dict[Connection, Decoder] = {}
+        """By server: what takes parameters from the wire as soon as they have come; only of connections that encode."""
         self._serials: dict[Connection, int] = {}
         """The newest release that each server has delivered."""
         self._seen = 0
@@ -285,6 +294,8 @@ class WorkerConnection:
             case "parameters":
                 self._serials[connection] = header["serial"]
                 self.incarnation = header["incarnation"]
+                if (decode := self.decoders.get(connection)) is not None:
+                    decode(exact=header.get("exact", False))
                 self._at_once["parameters"](message)
             case "block":
                 connection.send({"kind": "got"})
