@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.cluster import hosts
+from tests.cluster import hosts, slurm
 from tests.cluster.hosts import Host, Network
+from tests.cluster.slurm import Slurm
 from tests.faults.job import Job
 
 AGENT = (sys.executable, "-m", "offbeat.agent")
@@ -40,6 +42,26 @@ def make_hosts(hosts_possible: None) -> Iterator[Callable[[int], list[Host]]]:
 @pytest.fixture
 def two_hosts(make_hosts: Callable[[int], list[Host]]) -> list[Host]:
     return make_hosts(2)
+
+
+@pytest.fixture(scope="session")
+def beside_nothing() -> None:
+    """Skip tests that start a whole engine where others run beside them: these would wait for the processors."""
+    if "OFFBEAT_CLUSTER_TESTS" not in os.environ:
+        pytest.skip("make test-cluster runs it, with nothing beside it")
+
+
+@pytest.fixture
+def three_slurm_nodes(beside_nothing: None, tmp_path: Path) -> Iterator[Slurm]:
+    """A Slurm of three nodes."""
+    reason = slurm.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    # Slurm's daemons check that others may look into the folders of its sockets.
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    with Slurm(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture

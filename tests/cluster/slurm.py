@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,7 @@ class Slurm:
             for number in range(count):
                 self._slurmd(number)
             self.await_state("idle", *range(count))
-        except BaseException as error:
-            error.add_note(self.logs())
+        except BaseException:
             self.close()
             raise
 
@@ -72,7 +71,7 @@ AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 CredType=cred/munge
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
+SlurmdSpoolDir=/mnt/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -102,7 +101,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         key.write_bytes(b"offbeat's tests: not a secret at all")
         files = [f"--{name}-file={folder}/munge.{name}" for name in ("key", "log", "pid", "seed")]
         self._daemon(self.control, "munged", "--foreground", "--force", f"--socket={folder}/munge.socket", *files)
-        until("munged's socket", (folder / "munge.socket").exists)
+        self.until("munged's socket", (folder / "munge.socket").exists)
 
     def _daemon(self, host: hosts.Host, *command: str) -> None:
         with (self._folder / f"{host.name}.out").open("a") as out:
@@ -110,7 +109,9 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
     def _slurmd(self, number: int) -> None:
         node = self.nodes[number]
-        node.run("mount", "-t", "tmpfs", "tmpfs", "/sys/fs/cgroup")
+        # The spool folder gets sockets, whose paths may have 108 characters: a test's folder is too long.
+        for folder in ("/sys/fs/cgroup", "/mnt"):
+            node.run("mount", "-t", "tmpfs", "tmpfs", folder)
         self._daemon(node, "slurmd", "-D", "-N", node.name)
 
     def _env(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -165,7 +166,15 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
             found = self.states()
             return all(found[number] == state for number in numbers)
 
-        until(f"nodes {numbers} {state}", lambda: self._answers() and reached())
+        self.until(f"nodes {numbers} {state}", lambda: self._answers() and reached())
+
+    def until(self, what: str, ready: Callable[[], object], limit_s: float = 60.0) -> None:
+        """Wait until it is so; what the daemons have written is part of the failure."""
+        try:
+            until(what, ready, limit_s)
+        except AssertionError as error:
+            error.add_note(self.logs())
+            raise
 
     def _answers(self) -> bool:
         with self.popen("scontrol", "ping", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as ping:
@@ -184,7 +193,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
     def logs(self) -> str:
         """Return the ends of what the daemons have written."""
-        files: Sequence[Path] = sorted([*self._folder.glob("*.log"), *self._folder.glob("*.out")])
+        files = sorted([*self._folder.glob("*.log"), *self._folder.glob("*.out")])
         return "\n".join(f"--- {file.name}\n{file.read_text()[-1500:]}" for file in files)
 
     def close(self) -> None:

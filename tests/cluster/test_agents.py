@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.cluster.conftest import finished
 from tests.cluster.hosts import Host
+from tests.cluster.torchrun import torchrun
 from tests.faults.job import TRAIN, Job
 
 Start = Callable[..., Job]
@@ -62,14 +62,9 @@ def test_a_job_begins_with_min_takes_in_who_comes_and_outlives_a_lost_machine(tw
 
 def test_under_torchrun_only_what_died_restarts(two_hosts: list[Host], start_at: Start, enough: Path) -> None:
     first, second = two_hosts
-
-    def torchrun(rank: int) -> list[str]:
-        master = [f"--master-addr={first.address}", "--master-port=29511"]
-        return [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={rank}", *master, "-m", "offbeat.agent"]
-
     words = ["--preload", "torch._dynamo", "--sync", "ssp(staleness=3)", "--kill", "1@30", TRAIN, "--until", str(enough)]
-    job = start_at(first, *words, command=torchrun(0))
-    other = start_at(second, *words, command=torchrun(1))
+    job = start_at(first, *words, command=torchrun(two_hosts, 0))
+    other = start_at(second, *words, command=torchrun(two_hosts, 1))
     killed = job.record("process", what="exited", number=1)
     assert killed["detail"] == "killed by SIGKILL"
     back = job.record("joined", worker=1, after=killed["t"])
@@ -78,7 +73,7 @@ def test_under_torchrun_only_what_died_restarts(two_hosts: list[Host], start_at:
     lost = job.record("process", what="lost", number=1)
     folded(job, 0, after=lost["t"])
     assert other.process.wait(30) != 0
-    again = start_at(second, *words, command=torchrun(1))
+    again = start_at(second, *words, command=torchrun(two_hosts, 1))
     back = job.record("joined", worker=1, after=lost["t"])
     folded(job, 1, after=back["t"])
     enough.touch()

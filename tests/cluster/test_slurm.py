@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from tests.cluster import slurm
 from tests.cluster.hosts import until
 from tests.cluster.slurm import Slurm
 from tests.faults.job import TRAIN
@@ -18,18 +15,8 @@ from offbeat.journal.records import Record
 from offbeat.journal.summary import Tally
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Slurm]:
-    reason = slurm.why_not() if "OFFBEAT_SLURM_TESTS" in os.environ else "make test-cluster runs it, with nothing beside it"
-    if reason is not None:
-        pytest.skip(reason)
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    with Slurm(tmp_path) as made:
-        yield made
-
-
-def test_a_job_outlives_a_worker_and_a_node(cluster: Slurm, tmp_path: Path, token: Path, enough: Path) -> None:
+def test_a_job_outlives_a_worker_and_a_node(three_slurm_nodes: Slurm, tmp_path: Path, token: Path, enough: Path) -> None:
+    cluster = three_slurm_nodes
     journal = tmp_path / "journal.jsonl"
     options = f"--timeout 3 --kill 1@30 --sync 'ssp(staleness=3)' --journal {journal}"
     agent = f"{sys.executable} -m offbeat.agent {options} {TRAIN} --until {enough}"
@@ -58,7 +45,7 @@ def test_a_job_outlives_a_worker_and_a_node(cluster: Slurm, tmp_path: Path, toke
     lost = record("process", what="lost", number=2)
     record("settle", worker=0, fate="folded", after=lost["t"])
     enough.touch()
-    until("the job's end", lambda: cluster.job_state(job) not in ("RUNNING", "COMPLETING"), 60.0)
+    cluster.until("the job's end", lambda: cluster.job_state(job) not in ("RUNNING", "COMPLETING"))
     records = list(read(journal))
     assert records[-1]["kind"] == "end" and records[-1]["ok"], cluster.job_output(job)
     assert Tally.of(records).problems() == []

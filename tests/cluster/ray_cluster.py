@@ -1,0 +1,63 @@
+"""Ray with several nodes on this machine, as Ray's own tests have it: each node is a raylet with its own workers and object store."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+STORE_BYTES = 100_000_000
+"""Of each node's object store; Ray takes a third of the memory otherwise."""
+
+
+def why_not() -> str | None:
+    """Return why this machine cannot run Ray; None if it can."""
+    return None if importlib.util.find_spec("ray") else "Ray is not installed: pip install 'offbeat[ray]'"
+
+
+class RayCluster:
+    """Three nodes, the first one with Ray's head: ``with RayCluster() as cluster: ...``; the test is connected to it.
+
+    Args:
+        count: of nodes.
+        cpus: of each node, as Ray sees it.
+    """
+
+    def __init__(self, count: int = 3, cpus: int = 2) -> None:
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        self._options: dict[str, Any] = {"num_cpus": cpus, "object_store_memory": STORE_BYTES}
+        from ray.cluster_utils import Cluster
+
+        self._cluster = Cluster(initialize_head=True, head_node_args={**self._options, "include_dashboard": False})
+        try:
+            self.nodes = [self._cluster.head_node, *(self.add_node() for _ in range(count - 1))]
+            self._cluster.wait_for_nodes()
+            self._cluster.connect()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def address(self) -> str:
+        """The address of the cluster, for ``ray.init`` and RAY_ADDRESS."""
+        return str(self._cluster.address)
+
+    def add_node(self) -> Any:
+        """Start one more node."""
+        return self._cluster.add_node(**self._options)
+
+    def kill_node(self, node: Any) -> None:
+        """Kill a node's raylet and its workers by SIGKILL; Ray learns of it from their silence."""
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def close(self) -> None:
+        import ray
+
+        ray.shutdown()
+        self._cluster.shutdown()
+
+    def __enter__(self) -> RayCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

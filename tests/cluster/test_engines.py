@@ -1,0 +1,66 @@
+"""The engines that tests run here are real, and lose nodes as real ones do; nothing of offbeat is in these tests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cluster import ray_cluster
+from tests.cluster.hosts import until
+from tests.cluster.ray_cluster import RayCluster
+from tests.cluster.slurm import Slurm
+
+pytestmark = pytest.mark.usefixtures("beside_nothing")
+
+
+@pytest.fixture
+def three_ray_nodes() -> Iterator[RayCluster]:
+    reason = ray_cluster.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with RayCluster() as cluster:
+        yield cluster
+
+
+def test_slurm_runs_tasks_on_three_addresses_and_goes_on_without_a_node(three_slurm_nodes: Slurm, tmp_path: Path) -> None:
+    slurm = three_slurm_nodes
+    lines = slurm.srun("-N3", "sh", "-c", "echo $(hostname) $(hostname -I)").splitlines()
+    assert sorted(map(str.split, lines)) == [[node.name, node.address] for node in slurm.nodes]
+
+    go = tmp_path / "go"
+    wait = f"echo $SLURM_PROCID begins; until [ -e {go} ]; do sleep 0.1; done; echo $SLURM_PROCID ends"
+    job = slurm.sbatch(f"srun --no-kill --kill-on-bad-exit=0 sh -c '{wait}'", "-N3", "--no-kill")
+    slurm.until("all tasks", lambda: slurm.job_output(job).count("begins") == 3)
+    slurm.kill_node(2)
+    slurm.until("Slurm counts the node as down", lambda: slurm.states()[2].startswith("down"))
+    assert slurm.job_state(job) == "RUNNING"
+    go.touch()
+    slurm.until("the end of the others", lambda: slurm.job_output(job).count("ends") == 2)
+    slurm.until("the job's end", lambda: slurm.job_state(job) not in ("RUNNING", "COMPLETING"))
+
+    slurm.restart_node(2)
+    slurm.await_state("idle", 0, 1, 2)
+    assert slurm.srun("-N1", "--nodelist=node2", "hostname").strip() == "node2"
+
+
+def test_ray_runs_tasks_on_three_nodes_and_on_the_others_when_one_is_lost(three_ray_nodes: RayCluster) -> None:
+    import ray
+
+    cluster = three_ray_nodes
+
+    def where() -> str:
+        time.sleep(0.2)  # long enough for the others to be dealt elsewhere
+        return str(ray.get_runtime_context().get_node_id())
+
+    task = ray.remote(num_cpus=1, scheduling_strategy="SPREAD", max_retries=-1)(where)
+
+    def used() -> set[str]:
+        return set(ray.get([task.remote() for _ in range(6)]))
+
+    until("tasks on three nodes", lambda: len(used()) == 3)
+    lost = cluster.nodes[-1]
+    cluster.kill_node(lost)
+    until("tasks on two nodes", lambda: len(used()) == 2, 60.0)
+    assert lost.node_id not in used()
