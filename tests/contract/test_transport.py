@@ -149,6 +149,35 @@ def test_large_regions_and_payloads_cross_in_both_directions(pair: Pair) -> None
     assert pair.world.shares_memory or pair.down.bytes_received > 4 * nbytes
 
 
+def test_parts_of_a_region_are_sent_ahead_of_a_message(pair: Pair) -> None:
+    """Here they are larger than any buffer, and cross while neither end polls; a part that has changed is sent again."""
+    if pair.world.shares_memory:
+        return
+    ours, theirs = bytearray(b"a" * (8 * MB)), bytearray(8 * MB)
+    pair.up.bind("gradient", memoryview(ours))
+    pair.down.bind("gradient", memoryview(theirs))
+    pair.up.send_ahead("gradient", 4 * MB, 8 * MB)
+    pair.up.send_ahead("gradient", 0, 4 * MB)
+    ours[MB : 5 * MB] = b"b" * (4 * MB)
+    pair.up.send_ahead("gradient", MB, 5 * MB)
+    pair.up.send({"n": 1})
+    assert headers(pair.world.pump_one(pair.server)) == [1]
+    assert theirs == ours
+
+
+@pytest.mark.parametrize(("name", "start", "stop"), [("unbound", 0, 1), ("short", 5, 9), ("read only", 0, 8)])
+def test_a_part_that_has_no_place_ends_the_connection(pair: Pair, name: str, start: int, stop: int) -> None:
+    if pair.world.shares_memory:
+        return
+    pair.up.bind(name, memoryview(bytearray(16)))
+    for bound, region in (("short", memoryview(bytearray(8))), ("read only", memoryview(bytes(8)))):
+        pair.down.bind(bound, region)
+    pair.up.send_ahead(name, start, stop)
+    [(_, closed)] = pair.world.pump_one(pair.server)
+    assert isinstance(closed, Closed)
+    assert repr(name) in closed.reason
+
+
 def test_an_empty_region_and_one_of_another_format_are_carried(pair: Pair) -> None:
     same = memoryview(bytearray(16)).cast("I")
     for end in (pair.up, pair.down):

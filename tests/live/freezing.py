@@ -66,6 +66,10 @@ class _FreezableConnection(Connection):
         self._thawed.wait()
         self._beneath.send(header, carry=carry, payload=payload, memory=memory)
 
+    def send_ahead(self, name: str, start: int, stop: int) -> None:
+        self._thawed.wait()
+        self._beneath.send_ahead(name, start, stop)
+
     def close(self) -> None:
         with suppress(OSError):
             self._beneath.close()

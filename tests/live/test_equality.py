@@ -192,8 +192,23 @@ def test_schedulers_reach_the_servers(schedule: Callable[[torch.optim.Optimizer]
     check(case, case.plain())
 
 
-def test_each_worker_clips_its_own_gradient() -> None:
-    case = Case(after_backward=lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+@pytest.mark.parametrize("job", ["shm-1", "tcp-2"])
+def test_each_worker_clips_its_own_gradient(job: str) -> None:
+    case = Case(after_backward=lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.5), job=JOBS[job])
+    check(case, case.averaged())
+
+
+def halve_some(model: nn.Module) -> None:
+    """In a way that autograd does not count."""
+    for p in model.parameters():
+        assert p.grad is not None
+        if float(p.grad.detach().flatten()[0]) > 0.0:
+            p.grad.data.mul_(0.5)
+
+
+def test_what_was_sent_early_and_changed_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offbeat.tensors.buckets.BUCKET_NBYTES", 64)  # a bucket for each tensor
+    case = Case(after_backward=halve_some, job=JOBS["tcp-2"])
     check(case, case.averaged())
 
 

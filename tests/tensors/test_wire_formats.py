@@ -150,11 +150,15 @@ def test_feedback_makes_the_pushes_that_count_add_up(seeds: list[tuple[int, bool
         line.fill(seed)
         before, gradient = feedback.feedback.clone(), elements(line.sent, 0, line.codec.numel, torch.float32)
         largest = max(largest, float((gradient + before).abs().max()))
+        feedback.encode(line.came, line.encoded)  # a bucket that changes afterwards is encoded again
         feedback.encode(line.sent, line.encoded)
+        feedback.pushed()
         line.codec.decode(line.encoded, line.came)
         decoded = elements(line.came, 0, line.codec.numel, torch.float32)
         assert torch.equal(feedback.feedback, gradient + before - decoded)
         if dropped:
+            if seed % 2:
+                feedback.encode(line.came, torch.zeros_like(line.encoded))  # of the next gradient, before the fate of this push is known
             feedback.give_back()
             assert torch.equal(feedback.feedback, before), "bit by bit what it was"
         else:
@@ -173,6 +177,7 @@ def test_without_feedback_what_is_small_in_its_block_is_lost_for_good() -> None:
         line.travel()
         plain += elements(line.came, 0, 4 * BLOCK, torch.float32)
         feedback.encode(line.sent, line.encoded)
+        feedback.pushed()
         line.codec.decode(line.encoded, line.came)
         fed += elements(line.came, 0, 4 * BLOCK, torch.float32)
     assert float(plain[1]) == 0.0
@@ -217,5 +222,6 @@ def test_a_gradient_that_is_not_finite_leaves_no_trace_in_the_feedback() -> None
     elements(line.sent, 0, 4 * BLOCK, torch.float32)[3] = math.nan
     feedback = ErrorFeedback(line.codec)
     feedback.encode(line.sent, line.encoded)
+    feedback.pushed()
     assert bool(torch.isfinite(feedback.feedback).all())
     assert bool(feedback.feedback.any()), "the other blocks have errors"

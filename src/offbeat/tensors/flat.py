@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -59,6 +60,8 @@ class FlatModel:
         self._to = self._place(push)
         self._datas = self._views(pull)
         self._hooks: list[RemovableHandle] = []
+        self.computed: Callable[[int], None] = lambda _: None
+        """Called when a backward pass has written a gradient into the push memory, with the tensor's index in the layout."""
         self._counts = [0] * len(self._parameters)
         self._warned: set[int] = set()
 
@@ -215,6 +218,7 @@ class FlatModel:
             with torch.no_grad():
                 self._keep(i, parameter)
                 self._check(i)
+                self.computed(i)
 
     def _keep(self, i: int, parameter: torch.Tensor) -> None:
         grad, place = parameter.grad, self._grads[i]

@@ -214,7 +214,7 @@ class ErrorFeedback:
     """Encode one worker's gradients for one connection in ``int8``; the rounding error of a push is added to the next.
 
     After a push the feedback is ``(gradient + feedback) - decoded``. If the push is dropped or rejected, `give_back` sets the feedback to
-    what it was before that push: the gradient does not count, and neither does its error.
+    what it was before that push: the gradient does not count, and neither does its error. Until `pushed`, a gradient may be encoded again.
 
     Args:
         codec: of the span, in ``int8``.
@@ -224,15 +224,22 @@ class ErrorFeedback:
         self._codec = codec
         self.feedback: torch.Tensor = torch.zeros(codec.numel)
         """The error to be added to the next gradient, in float32, in the order of the span."""
-        self._before: torch.Tensor = torch.zeros(codec.numel)
+        self._before, self._error = torch.zeros(2, codec.numel)
+        """The feedback before the last push, and the error of the last `encode`. A push may be given back after the next `encode`."""
 
     def encode(self, gradient: Memory, encoded: Memory) -> None:
-        """Encode the gradient plus the feedback, and keep the error. Where the sum is not finite, the feedback becomes 0."""
-        self._codec.encode_with_feedback(gradient, encoded, self.feedback, self._before)
-        self.feedback, self._before = self._before, self.feedback
+        """Encode the gradient plus the feedback, and keep the error. Where the sum is not finite, the error is 0."""
+        self._codec.encode_with_feedback(gradient, encoded, self.feedback, self._error)
+
+    def pushed(self) -> None:
+        """Note that what was encoded last is pushed: its error is the feedback from now on."""
+        self.feedback, self._before, self._error = self._error, self.feedback, self._before
 
     def give_back(self) -> None:
-        """Undo the last `encode`, whose push did not become part of a version. Call it at most once for each `encode`."""
+        """Undo the last `pushed`: the push did not become part of a version. Call it at most once for each.
+
+        What was encoded since contains the feedback that is undone: encode it again.
+        """
         self.feedback, self._before = self._before, self.feedback
 
 

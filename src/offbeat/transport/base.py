@@ -6,7 +6,8 @@ bytes of ours when the peer receives the header. If both ends share the memory (
 header and are received directly into the peer's region. Nothing is ever unpickled.
 
 A region that is being carried must not change until the peer's next message, and the peer must expect it. Both follow from the protocol of
-push and pull, in which the owner of a region waits for the other end.
+push and pull, in which the owner of a region waits for the other end. Parts of a region may also be sent ahead of a message, while the
+rest is computed.
 
 Only `Hub.poll` blocks. Bytes that the operating system does not take at once are queued.
 """
@@ -100,6 +101,14 @@ class Connection(ABC):
             payload: other bytes, received into new memory as `Message.payload`. Not together with ``carry``. May be changed as soon as this
                 returns: what the operating system does not take at once is copied.
             memory: blocks to hand over; only if `shares_memory`.
+        """
+
+    @abstractmethod
+    def send_ahead(self, name: str, start: int, stop: int) -> None:
+        """Send the bytes ``start`` to ``stop`` of a bound region without a message; only if not `shares_memory`.
+
+        The peer's region has them when the peer receives the next message. A thread of the connection hands them to the operating system,
+        so that this thread can compute meanwhile. Bytes that change before that message are sent again.
         """
 
     @abstractmethod

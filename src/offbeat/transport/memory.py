@@ -50,6 +50,14 @@ class _Sent(NamedTuple):
     memory: tuple[SharedMemory, ...]
 
 
+class _SentAhead(NamedTuple):
+    """A part of a region that was sent ahead and not received yet."""
+
+    name: str
+    start: int
+    data: bytes
+
+
 class MemoryConnection(Connection):
     """One end of a connection within this process."""
 
@@ -84,7 +92,13 @@ class MemoryConnection(Connection):
                 blocks = tuple(block.duplicate() for block in memory)
                 self.other.deliver(_Sent(msgpack.packb(header), carry, len(region), data, blocks))
 
-    def deliver(self, item: _Sent | Closed) -> None:
+    def send_ahead(self, name: str, start: int, stop: int) -> None:
+        assert not self.shares_memory, f"nothing is sent ahead to {self.peer}: the ends share memory"
+        with self.hub.network.changed:
+            if self.other is not None:
+                self.other.deliver(_SentAhead(name, start, bytes(self._regions[name][start:stop])))
+
+    def deliver(self, item: _Sent | _SentAhead | Closed) -> None:
         """Put an item into the inbox of this end's hub. Called with the network's lock held."""
         self.hub.inbox.append((self, item))
         self.hub.network.changed.notify_all()
@@ -112,6 +126,15 @@ class MemoryConnection(Connection):
             bound[:] = sent.data
         return Message(header, wire.EMPTY, sent.memory)
 
+    def receive_ahead(self, sent: _SentAhead) -> None:
+        """Keep a part of a region that was sent ahead.
+
+        Raises:
+            ProtocolError: the region is not bound here, or cannot be written, or ends before the part.
+        """
+        self.bytes_received += len(sent.data)
+        wire.part(self._regions, sent.name, sent.start, sent.start + len(sent.data))[:] = sent.data
+
     def close(self) -> None:
         self.end("end of stream")
 
@@ -126,7 +149,7 @@ class MemoryConnection(Connection):
                 other.deliver(Closed(reason))
 
 
-_Inbox: TypeAlias = deque[tuple[MemoryConnection, _Sent | Closed]]
+_Inbox: TypeAlias = deque[tuple[MemoryConnection, _Sent | _SentAhead | Closed]]
 
 
 class MemoryHub(Hub):
@@ -193,15 +216,18 @@ class MemoryHub(Hub):
             arrived: Arrivals = []
             while self.inbox:
                 connection, item = self.inbox.popleft()
-                if not connection.closed:
-                    arrived.append((connection, self._take(connection, item)))
+                if not connection.closed and (taken := self._take(connection, item)) is not None:
+                    arrived.append((connection, taken))
             return arrived
 
-    def _take(self, connection: MemoryConnection, item: _Sent | Closed) -> Message | Closed:
+    def _take(self, connection: MemoryConnection, item: _Sent | _SentAhead | Closed) -> Message | Closed | None:
         if isinstance(item, Closed):
             connection.end(item.reason)
             return item
         try:
+            if isinstance(item, _SentAhead):
+                connection.receive_ahead(item)
+                return None
             return connection.receive(item)
         except ProtocolError as error:
             connection.end(f"refused: {error}")

@@ -1,7 +1,8 @@
 """Send and receive messages over one stream socket, local or TCP: frames in, frames out, regions received in place. `hub` drives it.
 
 Two threads may use a connection: the polling thread reads, and any thread sends. What is sent is offered to the kernel at once; the rest
-waits in an outbox that the polling thread flushes. Reading takes no lock.
+waits in an outbox that the polling thread flushes. What is sent ahead is offered to the kernel by a thread of its own. Reading takes no
+lock.
 
 File descriptors travel beside the bytes of the frame that announces them, so they never come later than the frame.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import array
 import contextlib
 import os
+import select
 import socket
 import threading
 from collections import deque
@@ -30,6 +32,8 @@ from offbeat.transport.wire import Frame, FrameReader, Header
 READS_PER_TURN = 16
 """After this many full reads the other connections get their turn."""
 DRAIN_NBYTES = 16 << 20
+_PATIENCE_MS = 1000
+"""How long to wait for a socket that another thread may have closed."""
 BUSY = "too many handshakes at the same time: connect again"
 _ANCILLARY_NBYTES = socket.CMSG_SPACE(4 * wire.VERIFIED.descriptors) if hasattr(socket, "CMSG_SPACE") else 0
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
@@ -73,6 +77,8 @@ class StreamConnection(Connection):
         self.must_retry = False
         """True if the peer has too many handshakes under way, and asks this process to connect again."""
         self.closed = False
+        self._sent_ahead: threading.Event | None = None
+        """Set when something was sent ahead, and at the end; None: the thread that flushes it has not been started."""
         opening = gate.opening()
         if opening is not None:
             self._send_internal(opening)
@@ -111,6 +117,34 @@ class StreamConnection(Connection):
             for piece in pieces if payload else ():
                 piece.own()
 
+    def send_ahead(self, name: str, start: int, stop: int) -> None:
+        assert not self.shares_memory, f"nothing is sent ahead to {self.peer}: the ends share memory"
+        first = wire.encode({"_ahead": [name, start, stop]}, stop - start)
+        with self._lock:
+            if self.closed:
+                return
+            pieces = [Piece(memoryview(first)), Piece(self._regions[name][start:stop])]
+            (self._outbox if self._open else self._held).extend(pieces)
+            if self._sent_ahead is None:
+                self._sent_ahead = threading.Event()
+                threading.Thread(target=self._flush_aside, args=(self._sent_ahead,), name="offbeat-ahead", daemon=True).start()
+        self._sent_ahead.set()
+
+    def _flush_aside(self, sent_ahead: threading.Event) -> None:
+        """Offer to the kernel what is sent ahead, while the other threads compute."""
+        writable = select.poll()
+        while not self.closed:
+            sent_ahead.wait()
+            sent_ahead.clear()
+            while not self.closed:
+                with self._lock:
+                    descriptor = self.sock.fileno()
+                    if descriptor < 0 or self._offer():
+                        break
+                writable.register(descriptor, select.POLLOUT)
+                writable.poll(_PATIENCE_MS)
+                writable.unregister(descriptor)
+
     def flush(self) -> bool:
         """Offer what is queued to the kernel. Returns True if nothing is left to send."""
         with self._lock:
@@ -123,10 +157,14 @@ class StreamConnection(Connection):
             self._flush()
 
     def _flush(self) -> bool:
+        done = self._offer()
+        if not done:
+            self._attend(self)
+        return done
+
+    def _offer(self) -> bool:
         try:
-            if not self._outbox.flush():
-                self._attend(self)
-                return False
+            return self._outbox.flush()
         except OSError as error:
             # Most likely the peer is gone: reading reports it, after the peer's last messages. Any other error must end the reading.
             self._outbox.drop()
@@ -204,6 +242,8 @@ class StreamConnection(Connection):
 
     def _take(self, frame: Frame, messages: list[Message]) -> None:
         header = frame.header
+        if "_ahead" in header and self.gate.open:
+            return
         if "_refused" in header:
             reason = header["_refused"]
             if reason == BUSY and not self.gate.open:
@@ -236,6 +276,8 @@ class StreamConnection(Connection):
 
     def _place(self, header: Header, nbytes: int) -> memoryview:
         """Return the memory for a payload. Everything about the payload is checked before a byte of it is written."""
+        if (ahead := header.get("_ahead")) is not None and self.gate.open:
+            return self._place_ahead(ahead, nbytes)
         region = header.get("_region")
         if region is None:
             if nbytes > self._reader.limits.payload_nbytes:
@@ -252,6 +294,14 @@ class StreamConnection(Connection):
         if bound.readonly and nbytes:
             raise ProtocolError(f"region {name!r} of {sent_nbytes} bytes came, but what is bound here cannot be written")
         return bound if nbytes else wire.EMPTY
+
+    def _place_ahead(self, ahead: object, nbytes: int) -> memoryview:
+        if not (isinstance(ahead, list) and len(ahead) == 3):
+            raise ProtocolError("a part of a region was sent without its name and its place")
+        place = wire.part(self._regions, *ahead)
+        if nbytes != len(place) or self.shares_memory:
+            raise ProtocolError(f"bytes {ahead[1]} to {ahead[2]} of region {ahead[0]!r} came with a payload of {nbytes} bytes")
+        return place
 
     def _why_ended(self) -> str:
         if self._broken is not None:
@@ -289,6 +339,8 @@ class StreamConnection(Connection):
                 return
             self._flush()
             self.closed = True
+            if self._sent_ahead is not None:
+                self._sent_ahead.set()
             self._forget_unsent()
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_WR)

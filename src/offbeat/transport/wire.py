@@ -82,6 +82,22 @@ def decode_header(packed: bytes | memoryview) -> Header:
     return header
 
 
+def part(regions: Mapping[str, memoryview], name: object, start: object, stop: object) -> memoryview:
+    """Return the bytes ``start`` to ``stop`` of a bound region, for what a peer sends ahead.
+
+    Raises:
+        ProtocolError: the region is not bound, or cannot be written, or has no such bytes.
+    """
+    bound = regions.get(name) if isinstance(name, str) else None
+    if bound is None:
+        raise ProtocolError(f"a part of region {name!r} came, but it is not bound here; bound are {sorted(regions)}")
+    if bound.readonly:
+        raise ProtocolError(f"a part of region {name!r} came, but what is bound here cannot be written")
+    if not (type(start) is int and type(stop) is int and 0 <= start < stop <= len(bound)):
+        raise ProtocolError(f"bytes {start!r} to {stop!r} of region {name!r} came, but {len(bound)} bytes are bound here")
+    return bound[start:stop]
+
+
 def fresh(nbytes: int) -> memoryview:
     """Return new memory of this size, from NumPy, because a bytearray would first be filled with zeros."""
     return np.empty(nbytes, dtype=np.uint8).data if nbytes else EMPTY

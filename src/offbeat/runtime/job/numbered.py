@@ -30,5 +30,8 @@ class Numbered(Connection):
         """Send as `Connection.send` does, with the optimizer's number in the header."""
         self._connection.send({**header, "number_of_optimizer": self._number}, carry=carry, payload=payload, memory=memory)
 
+    def send_ahead(self, name: str, start: int, stop: int) -> None:
+        raise AssertionError("send_ahead() on a connection between servers, which carries no memory region")
+
     def close(self) -> None:
         raise AssertionError("close() for one optimizer of a connection that serves several")

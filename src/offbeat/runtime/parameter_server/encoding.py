@@ -6,10 +6,11 @@ parameters, and pulls for which the script has asked, travel unchanged.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
+from offbeat.tensors.buckets import buckets_of
 from offbeat.tensors.layout import Layout, Span
 from offbeat.tensors.wire_formats import Codec, Encoded, ErrorFeedback
 from offbeat.transport.base import Connection
@@ -20,6 +21,25 @@ INITIAL: Final = "initial"
 """The region in which a worker's parameters travel to a shard, as the job's initial ones."""
 EXACT: Final = "exact"
 """The region in which a shard's parameters travel to a worker, not encoded."""
+
+
+class _EncodedBucket(NamedTuple):
+    """A bucket of gradients in encoded memory. Buckets are encoded one by one, since they travel one by one."""
+
+    codec: Codec
+    values: slice
+    """Its bytes in the span."""
+    encoded: slice
+    """Its bytes in the encoded span."""
+
+
+def _encoded_buckets(layout: Layout, span: Span, wire: Encoded) -> list[_EncodedBucket]:
+    found, at = [], 0
+    for (start, stop), _ in buckets_of(layout, span):
+        codec = Codec(layout, Span(start, stop), wire)
+        found.append(_EncodedBucket(codec, slice(start - span.start, stop - span.start), slice(at, at + codec.nbytes)))
+        at += codec.nbytes
+    return found
 
 
 class WorkerEncoding:
@@ -34,10 +54,11 @@ class WorkerEncoding:
 
     def __init__(self, connection: Connection, layout: Layout, span: Span, wire: Encoded, push: memoryview, pull: memoryview) -> None:
         self._codec, self._push, self._pull = Codec(layout, span, wire), push, pull
-        self._encoded_push = PrivateBlock.allocate(self._codec.nbytes, "encoded gradients").view
+        self._buckets = _encoded_buckets(layout, span, wire)
+        self._encoded_push = PrivateBlock.allocate(sum(bucket.codec.nbytes for bucket in self._buckets), "encoded gradients").view
         self._encoded_pull = PrivateBlock.allocate(self._codec.nbytes, "encoded parameters").view
-        self.feedback = ErrorFeedback(self._codec) if wire == "int8" else None
-        """What is added to the next gradient; None: the format needs none."""
+        self.feedback = [ErrorFeedback(bucket.codec) for bucket in self._buckets] if wire == "int8" else []
+        """By bucket: what is added to the next gradient. Empty: the format needs none."""
         self._base = torch.zeros(self._codec.numel) if wire == "int8" else None
         """The parameters that have come last, to which the next are a change. The script may have written to its model's."""
         self._pushed_by = NOT_JOINED
@@ -47,22 +68,31 @@ class WorkerEncoding:
         connection.bind(INITIAL, push)
         connection.bind(EXACT, pull)
 
-    def encode(self, incarnation: Incarnation) -> None:
-        """Encode the gradient for the next push, which this incarnation makes."""
-        if self.feedback is None:
-            self._codec.encode(self._push, self._encoded_push)
+    def encode(self, number: int) -> tuple[int, int]:
+        """Encode one bucket of the gradient for the next push, the first time or again. Returns its first byte and the byte after it."""
+        codec, values, encoded = self._buckets[number]
+        if self.feedback:
+            self.feedback[number].encode(self._push[values], self._encoded_push[encoded])
         else:
-            self.feedback.encode(self._push, self._encoded_push)
-            self._pushed_by = incarnation
+            codec.encode(self._push[values], self._encoded_push[encoded])
+        return encoded.start, encoded.stop
+
+    def pushed(self, incarnation: Incarnation) -> None:
+        """Note that this incarnation pushes what was encoded."""
+        for feedback in self.feedback:
+            feedback.pushed()
+        self._pushed_by = incarnation
 
     def give_back(self, incarnation: Incarnation) -> None:
-        """Undo the feedback of the last push, which was dropped or rejected, if this incarnation has made it.
+        """Undo the feedback of the last push, which was dropped or rejected, if this incarnation has made it. Buckets that were encoded
+        since must be encoded again.
 
         An earlier incarnation's push may have been that of another process. A push whose fate comes after the next push, because it was
         gathered, is folded, unless the job ends.
         """
-        if self.feedback is not None and self._pushed_by == incarnation:
-            self.feedback.give_back()
+        if self._pushed_by == incarnation:
+            for feedback in self.feedback:
+                feedback.give_back()
             self._pushed_by = NOT_JOINED
 
     def decode(self, *, exact: bool) -> None:
@@ -136,12 +166,13 @@ class ShardEncoding:
         parameters: EncodedParameters | ParameterChanges,
     ) -> None:
         self.parameters = parameters
-        self._gradients, self._push = Codec(layout, span, wire), push
-        self._encoded_push = PrivateBlock.allocate(self._gradients.nbytes, "encoded gradients").view
+        self._buckets, self._push = _encoded_buckets(layout, span, wire), push
+        self._encoded_push = PrivateBlock.allocate(sum(bucket.codec.nbytes for bucket in self._buckets), "encoded gradients").view
         connection.bind("push", self._encoded_push)
         connection.bind("pull", parameters.encoded.toreadonly())
         connection.bind(INITIAL, push)
 
     def decode(self) -> None:
         """Decode the gradient that has come into the worker's float32 memory at this shard."""
-        self._gradients.decode(self._encoded_push, self._push)
+        for codec, values, encoded in self._buckets:
+            codec.decode(self._encoded_push[encoded], self._push[values])

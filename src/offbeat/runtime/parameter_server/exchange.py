@@ -17,6 +17,7 @@ from offbeat.core.worker import Worker
 from offbeat.policies import rule_of
 from offbeat.runtime.coordination.buffers import ModelBuffers
 from offbeat.runtime.job.loading import checksum
+from offbeat.runtime.parameter_server.bucketed_push import BucketedPush, EarlyPushes
 from offbeat.runtime.parameter_server.encoding import INITIAL, WorkerEncoding
 from offbeat.runtime.parameter_server.per_shard_pulls import BlockPulls
 from offbeat.runtime.worker.connection import WorkerConnection
@@ -64,6 +65,7 @@ class Exchange:
         self._wire = wire
         self._encodings: dict[Connection, WorkerEncoding] = {}
         """By server: how the connection encodes; only of servers that do not share memory, and none in float32."""
+        self._early = EarlyPushes(())
         self.flat.attach()
 
     def _allocate(self, what: str) -> SharedMemory:
@@ -88,6 +90,8 @@ class Exchange:
         )
         self._encode()  # nothing is carried before this worker has said that it is ready
         self.policy = rule_of(ServerRule, self._link.sync)
+        if self.policy.scope == "job":
+            self._bucket(self.policy)
         if self.averaging is not None and self.averaging.momentum == "average":
             self.buffers = ModelBuffers(self._model, self._optimizer)
         return common
@@ -102,6 +106,17 @@ class Exchange:
                 encoding = WorkerEncoding(server, self._layout, span, self._wire, push, pull)
                 self._encodings[server] = encoding
                 self._link.decoders[server] = encoding.decode
+
+    def _bucket(self, policy: ServerRule) -> None:
+        """Send gradients bucket by bucket to the servers that do not share memory."""
+        remote = [(server, span) for server, span in zip(self._link.servers, self._spans, strict=True) if not server.shares_memory]
+        self._early = EarlyPushes(
+            BucketedPush(server, self._layout, span, self._push_block.view[span.start : span.stop], self._encodings.get(server))
+            for server, span in remote
+        )
+        # Under averaging rules the push memory has parameters. What is interrupted is not pushed, and would delay what is.
+        self._early.allowed = policy.averaging is None and policy.obsolete_work != "push_and_interrupt"
+        self.flat.computed = self._early.computed
 
     def share(self, common: SharedMemory) -> None:
         """Replace this worker's parameter memory by the memory that all workers read."""
@@ -132,11 +147,12 @@ class Exchange:
             push |= {"held": self.blocks.used}
             self.blocks.push(self._link.servers, {**header, "worker": self._link.worker}, self._push_block.view)
             return
+        self._early.complete()
         for encoding in self._encodings.values():
-            encoding.encode(self._link.incarnation)
+            encoding.pushed(self._link.incarnation)
         for server in self._link.servers[1:]:
-            server.send({"kind": "push", "worker": self._link.worker, "number": header["number"]}, carry="push")
-        self._link.coordinator.send(header, carry="push")
+            server.send({"kind": "push", "worker": self._link.worker, "number": header["number"]})
+        self._link.coordinator.send(header)
 
     def keep_blocks(self, machine: Worker) -> None:
         """Keep the blocks that come until ``machine`` begins an iteration with them."""
@@ -152,12 +168,15 @@ class Exchange:
         """Note that the last push of this incarnation was dropped or rejected."""
         for encoding in self._encodings.values():
             encoding.give_back(incarnation)
+        if self._encodings:
+            self._early.begin()
 
     def pulled(self) -> None:
         """Begin to compute from the parameters that have arrived."""
         if self.blocks is not None:
             self.blocks.load()
         self.flat.pulled()
+        self._early.begin()
 
     def initialise(self, state: dict[str, Any] | None = None, *, provided: bool) -> None:
         """Send every shard this model's parameters and the optimizer's state. The servers begin with both, or with neither.
