@@ -41,6 +41,7 @@ LIVE = {
     "runtime.allreduce",
     "runtime.allreduce.torch_distributed",
     "runtime.gossip",
+    "runtime.group",
     "runtime",
 }
 FACE = {*LIVE, "orders", "sampler", "optimizer"}
@@ -64,6 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime.coordination": {*RULES, *DATA_PLANE, "journal", "runtime.job"},
     "runtime.worker": {*RULES, *DATA_PLANE, "session", "runtime.job"},
     "runtime.parameter_server": TOOLS,
+    "runtime.group": {*BASE, "core", "session", "tensors", "transport", "runtime.worker"},
     "runtime.ranks": TOOLS,
     SHARED: {*BASE, "core", "transport"},
     ONE_HOST: {*RULES, *DATA_PLANE, SHARED},
@@ -76,7 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sim.training": {*RULES, "tensors", "sim.latency"},
     "sim": {*RULES, "journal", "session", "report", "sim.latency", "sim.training"},
     "report": {*RULES, "journal"},
-    "launch": {*DATA_PLANE, "journal", "runtime.job", "runtime.worker"},
+    "launch": {*DATA_PLANE, "session", "journal", "runtime.job", "runtime.worker"},
     "optimizer": FACE,
     "loaders": FACE,
     "checkpoint": FACE,

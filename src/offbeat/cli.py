@@ -22,7 +22,8 @@ from offbeat.journal.summary import Tally
 from offbeat.launch.agent import Duties
 from offbeat.launch.cluster import SUPERVISES, Cluster, pass_on, supervise, take_part, tls_of
 from offbeat.launch.faults import parse_all, parse_late
-from offbeat.launch.forkserver import check_preload
+from offbeat.launch.forkserver import POSSIBLE, check_preload
+from offbeat.launch.group import grouped
 from offbeat.launch.local import LocalEngine
 from offbeat.launch.program import Program
 from offbeat.launch.supervisor import Outcome, Supervisor
@@ -65,6 +66,7 @@ ProgressTimeout = Annotated[
     float, typer.Option(help="Seconds without a call of offbeat after which a worker's script counts as stuck and is killed; 0: never.")
 ]
 Grace = Annotated[float, typer.Option(help="Seconds for scripts to end after Ctrl-C (KeyboardInterrupt) or SIGTERM.")]
+Procs = Annotated[int, typer.Option(help="Processes of each worker, the ranks of a torch.distributed group of its own, for DDP or FSDP2.")]
 NoTorchrunEnv = Annotated[bool, typer.Option("--no-torchrun-env", help="Do not set RANK, WORLD_SIZE and so on in the workers.")]
 
 
@@ -101,6 +103,7 @@ def run(
     progress_timeout: ProgressTimeout = 1800.0,
     grace: Grace = 30.0,
     port: Annotated[int, typer.Option(help="The port on which server 0 listens; 0: any free port.")] = 0,
+    procs_per_worker: Procs = 1,
     no_torchrun_env: NoTorchrunEnv = False,
 ) -> None:
     """Train SCRIPT on this machine, in one process per worker."""
@@ -124,8 +127,10 @@ def run(
         progress_timeout_s=progress_timeout,
         grace_s=grace,
         port=port,
+        procs_per_worker=procs_per_worker,
         no_torchrun_env=no_torchrun_env,
     )
+    program = grouped(program, procs_per_worker)
     screen = console()
     progress = LiveProgress(screen)
     try:
@@ -184,6 +189,7 @@ def agent(
     tls_cert: Annotated[str, typer.Option(help="PEM file with this machine's certificate, in place of one made for the job.")] = "",
     tls_key: Annotated[str, typer.Option(help="PEM file with its key.")] = "",
     tls_ca: Annotated[str, typer.Option(help="PEM file with the authority that has signed the certificates of all machines.")] = "",
+    procs_per_worker: Procs = 1,
     no_torchrun_env: NoTorchrunEnv = False,
 ) -> None:
     """Train SCRIPT on several machines: start workers here, and find the others through the engine that started this command."""
@@ -213,8 +219,10 @@ def agent(
         progress_timeout_s=progress_timeout,
         grace_s=grace,
         port=port,
+        procs_per_worker=procs_per_worker,
         no_torchrun_env=no_torchrun_env,
     )
+    program = grouped(program, procs_per_worker)
     pass_on(tls_of(tls, several=not task.alone, certificate=tls_cert, key=tls_key, authority=tls_ca))
     cluster = Cluster(task=task, workers=nproc_per_node, start_s=start_timeout, listen=listen, port=port)
     report_to = os.environ.pop(SUPERVISES, None)
@@ -357,6 +365,7 @@ def check(
     late: Sequence[str] = (),
     preload: Sequence[str] = (),
     log_dir: Path | None = None,
+    procs_per_worker: int = 1,
     no_torchrun_env: bool = False,
 ) -> JobSettings:
     """Check the options of ``run`` and return the job's settings. No process is started.
@@ -364,9 +373,17 @@ def check(
     Raises:
         ConfigurationError: an option is wrong, or two options contradict each other.
     """
-    for name, value, least in (("workers", workers, 1), ("servers", servers, 1), ("max-restarts", max_restarts, 0), ("port", port, 0)):
+    for name, value, least in (
+        ("workers", workers, 1),
+        ("servers", servers, 1),
+        ("max-restarts", max_restarts, 0),
+        ("port", port, 0),
+        ("procs-per-worker", procs_per_worker, 1),
+    ):
         if value < least:
             raise ConfigurationError(f"--{name} {value}: must be at least {least}")
+    if procs_per_worker > 1 and not POSSIBLE:
+        raise ConfigurationError(f"--procs-per-worker {procs_per_worker}: this works on Linux only")
     if port > 65535:
         raise ConfigurationError(f"--port {port}: must be at most 65535; 0 chooses a free port")
     if not 0.1 <= timeout_s < float("inf"):

@@ -18,7 +18,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.orders import Order, batches_of
 from offbeat.sampler import ElasticBatchSampler, Passes
-from offbeat.session import LeasedRange, Session
+from offbeat.session import LeasedRange, Place, Session
 from offbeat.types import Epoch
 
 _KEPT = (
@@ -90,7 +90,9 @@ def elastic(
 
 def _sampler(order: Order, batch_size: int, drop_last: bool, seed: int | None, session: Session | None) -> ElasticBatchSampler:
     whole_number("elastic", "batch_size", batch_size, least=1)
-    return ElasticBatchSampler(session, order.whole_batches(batch_size) if drop_last else order, batch_size, seed=seed)
+    return ElasticBatchSampler(
+        session, order.whole_batches(batch_size * Place.of_process().size) if drop_last else order, batch_size, seed=seed
+    )
 
 
 def _of_loader(loader: DataLoader[Any], seed: int | None, session: Session | None) -> DataLoader[Any] | ElasticStream:
@@ -215,6 +217,11 @@ class ElasticStream(Passes):
         super().__init__(session, batch_size or 1)
 
     def _join(self, session: Session) -> None:
+        if self._place.size > 1:
+            raise ConfigurationError(
+                f"this worker consists of {self._place.size} processes, which share the batches of a data set with a length, not of a "
+                "stream: use a data set, or leave --procs-per-worker out"
+            )
         if session.overlap is not None:
             raise ConfigurationError(
                 "this rule gives each worker a split of the data set, which needs its length: use a data set, not a stream, or another rule"

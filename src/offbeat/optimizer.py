@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sized
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -17,7 +17,7 @@ from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.job.wire_choice import check_rule, wire_format
 from offbeat.runtime.worker import other_launchers
 from offbeat.sampler import ElasticBatchSampler, elastic_batch_sampler
-from offbeat.session import LocalSession, Session
+from offbeat.session import LocalSession, Place, Session
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec, spec_of
 from offbeat.types import WireFormat
@@ -91,13 +91,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ConfigurationError(f"nonfinite={nonfinite!r}: must be 'reject' or 'stop'")
         if isinstance(optimizer, DistributedOptimizer):
             raise ConfigurationError("this optimizer is a DistributedOptimizer already: wrap an optimizer of torch.optim")
+        self._place = Place.of_process()
         with _job_is_told():
             policy = rule(sync)
             self._wire = wire_format(wire)
             layout = Layout.of(model, optimizer)
             spec, self._local_only = _spec_of(optimizer)
             # Under a launcher the command line may have chosen a rule for which this optimizer works: the coordinator will check.
-            if self._local_only is not None and not policy.local_optimizer and WorkerSettings.from_environment() is None:
+            if (
+                self._local_only is not None
+                and not policy.local_optimizer
+                and not self._place.rank
+                and WorkerSettings.from_environment() is None
+            ):
                 raise ConfigurationError(self._local_only)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.state = optimizer.state
@@ -107,6 +113,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _open(self, layout: Layout, spec: OptimizerSpec, model: torch.nn.Module, policy: Policy) -> Session:
         """Return this process's session, whose kind follows from the environment."""
+        if self._place.rank:
+            from offbeat.runtime.group.follower import followed  # a script without a launcher needs no sockets
+
+            following = followed(self._place, model, self.wrapped)
+            sessions.made(following)
+            return following
         settings = WorkerSettings.from_environment()
         if settings is None:
             other_launchers.refuse()
@@ -114,9 +126,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
             local = LocalSession(self.wrapped)
             sessions.made(local)
             return local
-        from offbeat.runtime.joining import session_of  # a script without a launcher needs no sockets
+        from offbeat.runtime.group.leader import Leading, shadow_of  # a script without a launcher needs no sockets
+        from offbeat.runtime.joining import session_of
 
+        wrapped, shadow = self.wrapped, None
         with _job_is_told():
+            if self._place.size > 1:
+                shadow = shadow_of(self._place, model, wrapped)
+                model, wrapped = shadow.module, shadow.optimizer
+                layout, (spec, self._local_only) = Layout.of(model, wrapped), _spec_of(wrapped)
             stop = self._nonfinite == "stop"
             why = self._local_only
             session = session_of(
@@ -125,7 +143,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 layout,
                 spec,
                 model,
-                self.wrapped,
+                wrapped,
                 stop_on_nonfinite=stop,
                 local_only=why,
                 siblings=_SIBLINGS,
@@ -133,6 +151,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         session.follow_process()
         session.join(policy.spelling)
+        if shadow is not None:
+            session.group = Leading(self._place, shadow, session)
         sessions.made(session)
         return session
 
@@ -222,6 +242,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ...     model(torch.ones(2, 3)).square().mean().backward()
         >>> optimizer.step()
         """
+        if self._place.size > 1:
+            return nullcontext()  # the other processes would wait in a collective of the script for the one that has stopped
         return self._session.interruptible()
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -23,7 +23,7 @@ from offbeat.core.partitions import Parts, Splits, size_of
 from offbeat.core.policy import whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.orders import DrawnOrder, Order
-from offbeat.session import LeasedRange, Session, SplitProgress
+from offbeat.session import LeasedRange, Place, Session, SplitProgress
 from offbeat.types import Epoch, worker_ids
 
 
@@ -32,7 +32,7 @@ class Passes:
 
     Args:
         session: this worker's part in the job; None: that of the `DistributedOptimizer` made last, or of the first that will be made.
-        batch_size: positions in a grant.
+        batch_size: positions in a grant, for each process of this worker.
     """
 
     _size: int | None
@@ -41,7 +41,9 @@ class Passes:
     """The seed of the orders; None: the job's seed."""
 
     def __init__(self, session: Session | None, batch_size: int) -> None:
-        self._batch_size = batch_size
+        self._place = Place.of_process()
+        self._batch_size = batch_size * self._place.size
+        """Of the worker, which may consist of several processes."""
         self._joined: tuple[Session, int] | None = None
         """The session, and the number of this source's pool in it."""
         self._epoch = 0
@@ -189,7 +191,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
     Args:
         session: this worker's part in the job; None: see `Passes`.
         order: the order of the indices in an epoch. Workers' splits are cut from one order for all epochs, drawn from the seed.
-        batch_size: samples in a batch; the last batch of an epoch may be smaller.
+        batch_size: samples in a batch of one process; the last batch of an epoch may be smaller.
         seed: the seed of the orders; None: the job's seed.
     """
 
@@ -219,7 +221,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
             if indices is None or grant.parts != self._parts:
                 indices = self._indices(epoch, grant.parts)
                 self._parts = grant.parts
-            yield indices[grant.start : grant.stop].tolist()
+            yield self._place.part(indices[grant.start : grant.stop].tolist())
 
     def __len__(self) -> int:
         """Return the number of batches in this worker's split, or in an equal share of the data, of which slow workers take less."""

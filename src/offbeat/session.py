@@ -6,13 +6,14 @@ are in ``runtime/``, for instance ``runtime/parameter_server/worker_side.py``.
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from offbeat.core.leases import Leases
 from offbeat.core.partitions import Parts, size_of
@@ -20,6 +21,40 @@ from offbeat.types import FIRST_WORKER, Epoch, Fate, LeaseId, Version, WorkerId
 
 if TYPE_CHECKING:
     import torch
+
+
+PROCESS: Final = "OFFBEAT_PROCESS"
+"""The variable by which a process of a worker of several knows its place."""
+LEADERLESS: Final = 75
+"""The exit status of a process whose leader has ended before it."""
+
+
+class Place(NamedTuple):
+    """The place of a process in its worker, which may consist of several; see `offbeat.runtime.group`."""
+
+    rank: int = 0
+    """0: the leader, which takes part in the job for all."""
+    size: int = 1
+    links: tuple[int, ...] = ()
+    """Sockets: the leader's to each other process, by rank; another process's to the leader."""
+
+    @classmethod
+    def of_process(cls, environment: Mapping[str, str] = os.environ) -> Place:
+        """Return the place of this process."""
+        rank, size, links = json.loads(environment.get(PROCESS, "[0, 1, []]"))
+        return cls(rank, size, tuple(links))
+
+    def part(self, batch: list[int]) -> list[int]:
+        """Return this process's part of the worker's batch. All parts are equally long: the first samples are repeated for this.
+
+        >>> [Place(rank, 2).part([7, 8, 9]) for rank in range(2)]
+        [[7, 8], [9, 7]]
+        """
+        if self.size == 1:
+            return batch
+        each = -(-len(batch) // self.size)
+        padded = [batch[number % len(batch)] for number in range(each * self.size)]
+        return padded[self.rank * each : (self.rank + 1) * each]
 
 
 class LeasedRange(NamedTuple):
@@ -164,6 +199,16 @@ class Session(ABC):
             self._warn_of_passes()
         ahead = _samples(self._oldest(1))
         return self._batch_samples if stepped or not ahead else ahead
+
+    @property
+    def outstanding(self) -> Sequence[LeasedRange]:
+        """The grants that no step has used yet, of all samplers, oldest first."""
+        return self._outstanding
+
+    @property
+    def delivered(self) -> int:
+        """The number of batches that the script has and no step has used yet: of the sampler with most, of those that report deliveries."""
+        return max((len(leases) for leases in self._in_hand.values()), default=1)
 
     def held(self, pool: int) -> list[LeasedRange]:
         """Return one sampler's grants that no step has used yet, oldest first."""

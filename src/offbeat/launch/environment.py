@@ -16,6 +16,7 @@ from offbeat.runtime.job.settings import JobSettings, WorkerSettings
 from offbeat.transport.base import Address
 from offbeat.types import FIRST_WORKER, WorkerId
 
+THREADS = "OMP_NUM_THREADS"
 MMAP_THRESHOLD_BYTES = 1 << 30
 OLD_MMAP_THRESHOLD_BYTES = 32 << 20
 TRIM_THRESHOLD_BYTES = 4 << 30
@@ -52,7 +53,7 @@ def server_environment(
         user: the variables that the job was started with.
     """
     return {
-        **_defaults({"OMP_NUM_THREADS": str(_share(servers))}, user),
+        **_defaults({THREADS: str(share_of_cores(servers))}, user),
         "OFFBEAT_SERVER": str(number),
         "OFFBEAT_TOKEN": token,
         "OFFBEAT_SUPERVISOR": json.dumps([supervisor]),
@@ -71,7 +72,7 @@ def common_environment(workers: int, user: Mapping[str, str] = os.environ) -> di
     """
     outer = {*torchrun_variables(FIRST_WORKER, 1, Place(0, 0, 1, "", 0)), *_AGENT_STORE}
     rest = {name: value for name, value in user.items() if name not in outer}
-    return _defaults({"OMP_NUM_THREADS": str(_share(workers)), **_keep_memory(*platform.libc_ver())}, rest)
+    return _defaults({THREADS: str(share_of_cores(workers)), **_keep_memory(*platform.libc_ver())}, rest)
 
 
 def torchrun_variables(worker: WorkerId, workers: int, place: Place) -> dict[str, str]:
@@ -165,6 +166,6 @@ def _keep_memory(library: str, version: str) -> dict[str, str]:
     return {"MALLOC_MMAP_THRESHOLD_": str(threshold), "MALLOC_TRIM_THRESHOLD_": str(TRIM_THRESHOLD_BYTES)}
 
 
-def _share(processes: int) -> int:
+def share_of_cores(processes: int) -> int:
     """Return this machine's cores divided by the number of processes that compute at the same time, at least 1."""
     return max(1, len(os.sched_getaffinity(0)) // processes)

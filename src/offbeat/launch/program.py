@@ -35,6 +35,8 @@ class Program:
     """The program's own arguments."""
     module: bool = False
     """True if `name` is a module's name, as after ``python -m``."""
+    home: str | None = None
+    """Where Python first searches modules, if that does not follow from the name."""
 
     @classmethod
     def of(cls, command: Sequence[str]) -> Program:
@@ -51,6 +53,8 @@ class Program:
     @property
     def folder(self) -> str:
         """Return where Python first searches modules that the program imports: the script's folder, or for a module the current one."""
+        if self.home is not None:
+            return self.home
         return str(Path.cwd() if self.module else Path(self.name).resolve().parent)
 
     def check(self) -> None:

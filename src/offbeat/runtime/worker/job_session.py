@@ -26,7 +26,7 @@ from offbeat.runtime.job.packing import Packer
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.worker import process_end
 from offbeat.runtime.worker.connection import WorkerConnection
-from offbeat.runtime.worker.library_calls import library_call
+from offbeat.runtime.worker.library_calls import TakesPart, library_call
 from offbeat.runtime.worker.samples import WorkerSamples
 from offbeat.runtime.worker.siblings import Sibling, Siblings
 from offbeat.session import LeasedRange, Session
@@ -92,6 +92,8 @@ class JobSession(Session):
         self._answer: Compute | None = None
         self._first = FirstSteps()
         self._samples = WorkerSamples(ask=self._ask, drop=self.drop)
+        self.group: TakesPart | None = None
+        """The other processes of this worker, where it consists of several: they make the same calls."""
 
     @abstractmethod
     def join(self, sync: str) -> None:

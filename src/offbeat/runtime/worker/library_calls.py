@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from offbeat.types import Seconds
 
@@ -61,9 +61,22 @@ class Calls:
         return self._stuck_s
 
 
+class TakesPart(Protocol):
+    """What else happens at a call, where the worker consists of several processes that all make it."""
+
+    def before(self, call: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]: ...
+
+    def after(self, call: str, result: Any) -> None: ...
+
+    def failed(self, call: str, error: BaseException) -> None: ...
+
+
 class _Linked(Protocol):
     @property
     def _calls(self) -> Calls: ...
+
+    @property
+    def group(self) -> TakesPart | None: ...
 
 
 S = TypeVar("S", bound=_Linked)
@@ -75,12 +88,21 @@ def library_call(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate
     @functools.wraps(method)
     def called(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         calls = self._calls
-        calls.count += 1
-        calls.depth += 1
+        group = self.group if calls.depth == 0 else None
         try:
-            result = method(self, *args, **kwargs)
-        finally:
-            calls.depth -= 1
+            given: Any = args if group is None else group.before(method.__name__, args)
+            calls.count += 1
+            calls.depth += 1
+            try:
+                result = method(self, *given, **kwargs)
+            finally:
+                calls.depth -= 1
+            if group is not None:
+                group.after(method.__name__, result)
+        except BaseException as error:
+            if group is not None:
+                group.failed(method.__name__, error)
+            raise
         if calls.depth == 0 and calls.interrupted is not None:
             calls.interrupted = None
             raise KeyboardInterrupt

@@ -1,0 +1,165 @@
+"""Run one worker as several processes, the ranks of a ``torch.distributed`` group in which the script's own DDP or FSDP2 works.
+
+For the engine that starts it, the worker is one process: this one, which starts the ranks and waits. Rank 0 is the leader, which takes part
+in the job; `runtime.group` is what the ranks say to each other. If one rank dies, this process ends the others and itself, in the same way:
+so the death of a rank is the death of its worker, and the engine starts the worker again.
+
+    python -m offbeat.launch.group 2 train.py --epochs 3
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from offbeat.launch.environment import THREADS, free_port, share_of_cores
+from offbeat.launch.processes import describe, die_with_parent
+from offbeat.launch.program import Program
+from offbeat.runtime.job.settings import TOKEN, take_token
+from offbeat.runtime.worker import stacks
+from offbeat.session import LEADERLESS, PROCESS
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT)
+"""Sent on to the leader, which leaves the job."""
+
+
+def grouped(program: Program, size: int) -> Program:
+    """Return the program with which an engine starts a worker of ``size`` processes."""
+    if size == 1:
+        return program
+    return Program("offbeat.launch.group", (str(size), *program.command), module=True, home=program.folder)
+
+
+def rank_environment(rank: int, size: int, port: int, links: Sequence[int], worker: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of one rank that differ from those of its worker.
+
+    ``LOCAL_RANK`` counts all ranks of the machine, so that each may choose a GPU by it.
+
+    >>> env = rank_environment(1, 2, 4711, [5], {"LOCAL_RANK": "3"})
+    >>> env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"]
+    ('1', '2', '7')
+    """
+    first, workers = int(worker.get("LOCAL_RANK", "0")) * size, int(worker.get("LOCAL_WORLD_SIZE", "1"))
+    threads = worker.get(THREADS)
+    return {
+        **({THREADS: str(share_of_cores(workers * size))} if threads == str(share_of_cores(workers)) else {}),
+        PROCESS: json.dumps([rank, size, list(links)]),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(first + rank),
+        "LOCAL_WORLD_SIZE": str(size),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+class Ranks:
+    """Start and watch the processes of one worker.
+
+    Args:
+        program: the user's.
+        size: how many processes.
+    """
+
+    def __init__(self, program: Program, size: int) -> None:
+        self._program, self._size = program, size
+        self._pids: dict[int, int] = {}
+        """By process id: the rank."""
+
+    def start(self) -> bool:
+        """Start all ranks. Returns True in a rank that is a fork of this process, which is to run the program then."""
+        token = {TOKEN: take_token()}
+        pairs = [socket.socketpair() for _ in range(self._size - 1)]
+        ends = [[pair[0] for pair in pairs], *([pair[1]] for pair in pairs)]
+        port = free_port()
+        for rank, mine in enumerate(ends):
+            environment = rank_environment(rank, self._size, port, [end.fileno() for end in mine], os.environ)
+            if rank == 0:
+                environment |= token
+            if "torch" in sys.modules:  # this process is a fork that has imported it: its forks need not do this again
+                pid = self._fork(environment)
+                if pid == 0:
+                    for end in (end for other in ends if other is not mine for end in other):
+                        end.close()
+                    for end in mine:
+                        end.detach()
+                    return True
+            else:
+                keep = [end.fileno() for end in mine]
+                command = [sys.executable, *self._program.command]
+                pid = subprocess.Popen(command, env={**os.environ, **environment}, pass_fds=keep, preexec_fn=die_with_parent()).pid  # noqa: PLW1509 - this process has one thread
+            self._pids[pid] = rank
+        for pair in pairs:
+            for end in pair:
+                end.close()
+        return False
+
+    def _fork(self, environment: Mapping[str, str]) -> int:
+        prepare = die_with_parent()
+        pid = os.fork()
+        if pid == 0:
+            prepare()
+            os.environ.update(environment)
+            if TOKEN in os.environ:
+                take_token()
+            if THREADS in environment:
+                sys.modules["torch"].set_num_threads(int(environment[THREADS]))
+        return pid
+
+    def watch(self) -> int:
+        """Wait for all ranks. Returns the status with which the worker ends, negative for a signal; the others are killed at the first."""
+        for number in FORWARDED:
+            signal.signal(number, lambda number, _: self._send(number, leader=True))
+        if stacks.NUMBER is not None:
+            faulthandler.unregister(stacks.NUMBER)
+            signal.signal(stacks.NUMBER, lambda number, _: self._send(number))
+        leaderless = False
+        while self._pids:
+            pid, waited = os.wait()
+            rank, status = self._pids.pop(pid, 0), os.waitstatus_to_exitcode(waited)
+            if status == LEADERLESS and 0 in self._pids.values():
+                leaderless = True  # the leader is about to end, with a status that says more
+            elif status != 0 or (leaderless and not self._pids):
+                self._end_others(rank, status)
+                return status or 1
+        return 0
+
+    def _end_others(self, rank: int, status: int) -> None:
+        how = describe(status) if status else "ended before the others"
+        others = "; the others are ended" if self._pids else ""
+        print(f"offbeat: process {rank} of the {self._size} of this worker {how}{others}", file=sys.stderr, flush=True)
+        self._send(signal.SIGKILL)
+        for pid in self._pids:
+            os.waitpid(pid, 0)
+
+    def _send(self, number: int, *, leader: bool = False) -> None:
+        for pid, rank in list(self._pids.items()):
+            if rank == 0 or not leader:
+                os.kill(pid, number)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Be the worker's process; in a rank that was forked, run the program."""
+    program = Program.of(arguments[1:])
+    ranks = Ranks(program, int(arguments[0]))
+    if ranks.start():
+        if not sys.flags.safe_path:
+            sys.path[0] = program.folder
+        program.run()
+        return
+    status = ranks.watch()
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL) if -status not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -status)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

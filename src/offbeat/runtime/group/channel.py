@@ -1,0 +1,157 @@
+"""What the processes of one worker say to each other: the others announce their calls to the leader, which makes them and answers.
+
+Messages are msgpack in the packets of a local socket that only these processes have. A process that has ended is seen at once.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, NoReturn
+
+import msgpack  # type: ignore[import-untyped]
+
+from offbeat.errors import JobError
+from offbeat.session import LEADERLESS, Place
+from offbeat.transport.shm import MemoryBlock
+
+_PREFIX_NBYTES = 8
+
+
+class _Link:
+    """A socket to another process of this worker."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._sock = socket.socket(fileno=descriptor)
+
+    def send(self, message: Any) -> None:
+        packed = msgpack.packb(message)
+        self._sock.sendall(len(packed).to_bytes(_PREFIX_NBYTES, "big") + packed)
+
+    def receive(self) -> Any:
+        """Return the next message. Raises `EOFError` once the other process has ended."""
+        return msgpack.unpackb(self._read(int.from_bytes(self._read(_PREFIX_NBYTES), "big")), strict_map_key=False)
+
+    def _read(self, nbytes: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < nbytes:
+            try:
+                part = self._sock.recv(nbytes - len(parts))
+            except ConnectionResetError:
+                part = b""
+            if not part:
+                raise EOFError
+            parts += part
+        return bytes(parts)
+
+    def send_descriptor(self, descriptor: int) -> None:
+        socket.send_fds(self._sock, [b"\0"], [descriptor])
+
+    def receive_descriptor(self) -> int:
+        _, descriptors, _, _ = socket.recv_fds(self._sock, 1, 1)
+        if not descriptors:
+            raise EOFError
+        return descriptors[0]
+
+
+class Leader:
+    """The leader's end: rank 0 of the worker.
+
+    Args:
+        place: of this process.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.size = place.size
+        self._links = [_Link(descriptor) for descriptor in place.links]
+
+    def gather(self, call: str) -> list[dict[str, Any]]:
+        """Wait until all other processes have made this call. Returns what each has sent with it, by rank from 1.
+
+        Raises:
+            JobError: one has made another call, or has ended.
+        """
+        sent = []
+        for rank, link in enumerate(self._links, start=1):
+            try:
+                theirs, values = link.receive()
+            except EOFError:
+                raise JobError(f"process {rank} of this worker has ended, and process 0 calls {call}()") from None
+            if theirs != call:
+                raise JobError(
+                    f"process 0 of this worker calls {call}() and process {rank} calls {theirs}(): all {self.size} processes of a worker "
+                    "must make the same calls of offbeat in the same order"
+                )
+            sent.append(values)
+        return sent
+
+    def answer(self, values: dict[str, Any]) -> None:
+        """Let the other processes go on."""
+        for link in self._links:
+            link.send(values)
+
+    def share(self, block: MemoryBlock) -> None:
+        """Hand memory to all other processes."""
+        for link in self._links:
+            link.send({"nbytes": block.nbytes})
+            link.send_descriptor(block.descriptor)
+
+
+class Follower:
+    """The end of another process than the leader.
+
+    Args:
+        place: of this process.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.rank, self.size = place.rank, place.size
+        self._link = _Link(place.links[0])
+
+    def announce(self, call: str, values: dict[str, Any]) -> None:
+        """Tell the leader that this process makes this call.
+
+        Raises:
+            SystemExit: the leader has ended.
+        """
+        try:
+            self._link.send([call, values])
+        except OSError:
+            self._end()
+
+    def await_answer(self) -> dict[str, Any]:
+        """Wait until the leader has made the call. Raises what `announce` raises."""
+        try:
+            answer: dict[str, Any] = self._link.receive()
+        except EOFError:
+            self._end()
+        return answer
+
+    def receive_memory(self) -> MemoryBlock:
+        """Return the memory that the leader hands out. Raises what `announce` raises."""
+        self.await_answer()
+        try:
+            return MemoryBlock.receive(self._link.receive_descriptor())
+        except EOFError:
+            self._end()
+
+    def _end(self) -> NoReturn:
+        raise SystemExit(LEADERLESS)  # why, the leader says, or the process that has started both
+
+
+_made: Leader | Follower | None = None
+
+
+def leader(place: Place) -> Leader:
+    """Return the leader's end; one for all optimizers of the process."""
+    global _made
+    _made = _made or Leader(place)
+    assert isinstance(_made, Leader)
+    return _made
+
+
+def follower(place: Place) -> Follower:
+    """Return another process's end; one for all of its optimizers."""
+    global _made
+    _made = _made or Follower(place)
+    assert isinstance(_made, Follower)
+    return _made

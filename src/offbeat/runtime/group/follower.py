@@ -1,0 +1,106 @@
+"""The session of a worker's processes other than the leader: each call waits until the leader has made it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from offbeat.errors import JobError
+from offbeat.runtime.group import values
+from offbeat.runtime.group.channel import Follower, follower
+from offbeat.session import LeasedRange, Place, Session, Snapshot
+from offbeat.types import Epoch, WorkerId
+
+
+class FollowerSession(Session):
+    """Take part in the job through the leader.
+
+    Args:
+        channel: to the leader.
+        model, optimizer: the script's.
+
+    Raises:
+        JobError: the processes have different models, or the leader could not join.
+    """
+
+    chief = False
+
+    def __init__(self, channel: Follower, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
+        self.worker, self.workers = WorkerId(int(os.environ["OFFBEAT_WORKER"])), int(os.environ["OFFBEAT_WORKERS"])
+        self.seed = int(os.environ.get("OFFBEAT_SEED", "0"))
+        self._channel, self._optimizer = channel, optimizer
+        parameters = values.trained(model, optimizer)
+        channel.announce("DistributedOptimizer", {"pieces": values.to_wire(values.own_pieces(channel.rank, parameters))})
+        pieces = values.from_wire(self._answered()["pieces"])
+        memory = [channel.receive_memory().view for _ in range(2)]
+        self._own = values.Own(channel.rank, parameters, pieces, *memory)
+        self._own.give_shards()
+        channel.announce("DistributedOptimizer", {})
+        self._note(self._answered())
+
+    def _answered(self) -> dict[str, Any]:
+        answer = self._channel.await_answer()
+        if "error" in answer:
+            raise JobError(f"the call has failed in process 0 of this worker: {answer['error']}")
+        return answer
+
+    def _call(self, name: str, **sent: Any) -> dict[str, Any]:
+        self._channel.announce(name, sent)
+        answer = self._answered()
+        self._note(answer)
+        return answer
+
+    def _note(self, answer: dict[str, Any]) -> None:
+        if answer["loads"]:
+            self._own.take()
+        self.version, self.batch, self.overlap = answer["version"], answer["batch"], answer["overlap"]
+        self.resumes = answer["resumes"]
+        self.reports += answer["reports"]
+        held = {(pool, lease) for pool, lease in answer["held"]}
+        self._outstanding = [grant for grant in self._outstanding if (grant.pool, grant.lease) in held]
+
+    def step(self, samples: int | None) -> None:
+        self._own.give_gradients()
+        self._call("step", samples=samples)
+
+    def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
+        found = self._call("take")["grant"]
+        if found is None:
+            return None
+        of, lease, start, stop, parts, rows = found
+        grant = LeasedRange(of, lease, start, stop, tuple((a, b) for a, b in parts), rows)
+        self._outstanding.append(grant)
+        return grant
+
+    def pull(self) -> None:
+        self._call("pull")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of this process's optimizer, which has hyperparameters only: the leader returns the whole."""
+        self._call("state_dict")
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._own.give_shards()
+        self._call("load_state_dict")
+        for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=True):
+            group.update({key: value for key, value in saved.items() if key != "params"})
+
+    def snapshot(self) -> Snapshot:
+        self._call("snapshot")
+        return Snapshot(self.version, self._optimizer.state_dict(), {}, {})
+
+    def place(self, pool: int) -> dict[str, Any] | None:
+        """Return None: the leader knows."""
+
+    def close(self) -> None:
+        """Do nothing: the leader leaves the job."""
+
+
+def followed(place: Place, model: nn.Module, optimizer: torch.optim.Optimizer) -> FollowerSession:
+    """Return the session of a process other than the leader. Raises what `FollowerSession` raises."""
+    return FollowerSession(follower(place), model, optimizer)

@@ -1,0 +1,80 @@
+"""A worker's script for workers of several processes: DDP or FSDP2 inside, on random numbers."""
+
+from __future__ import annotations
+
+import argparse
+from itertools import count
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import offbeat
+
+SIZE, WIDTH, CLASSES = 64, 6, 3
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(SIZE, WIDTH, generator=generator), torch.randint(CLASSES, (SIZE,), generator=generator)
+
+
+def plain_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, 7), nn.Tanh(), nn.Linear(7, CLASSES))
+
+
+def wrapped(inside: str) -> nn.Module:
+    model = plain_model()
+    if inside == "ddp":
+        return DistributedDataParallel(model)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def everybody(condition: bool) -> bool:
+    """What the first process of this worker finds."""
+    found = torch.tensor([int(condition)])
+    dist.broadcast(found, 0)
+    return bool(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--inside", choices=("ddp", "fsdp"), default="ddp")
+    parser.add_argument("--until", type=Path, help="go on for whole epochs until this file is there")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--out", type=Path, help="a folder for the parameters of each worker")
+    parser.add_argument("--clumsy", action="store_true", help="the second process makes another call than the first")
+    args = parser.parse_args()
+    dist.init_process_group("gloo")
+    model = wrapped(args.inside)
+    optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+    inputs, labels = data()
+    sampler = optimizer.batch_sampler(inputs, batch_size=args.batch)
+    for epoch in count():
+        if everybody(args.until.exists()) if args.until is not None else epoch == args.epochs:
+            break
+        for batch in sampler:
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs[batch]), labels[batch]).backward()
+            if args.clumsy and dist.get_rank() == 1:
+                optimizer.pull()
+            optimizer.step()
+    values = {name: p.full_tensor() if args.inside == "fsdp" else p for name, p in model.named_parameters()}  # type: ignore[attr-defined]
+    if args.out is not None:
+        place = f"{optimizer.worker}-{dist.get_rank()}"
+        torch.save({name.removeprefix("module."): value.detach().clone() for name, value in values.items()}, args.out / f"{place}.pt")
+
+
+if __name__ == "__main__":
+    main()

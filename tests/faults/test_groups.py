@@ -1,0 +1,93 @@
+"""Workers of two processes each: DDP and FSDP2 inside compute what one process does, and a death inside costs its worker only."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.faults.job import SCRIPTS, Job, signalled
+from tests.faults.scripts.grouped import SIZE, data, plain_model
+from tests.tiers import marked
+
+from offbeat.launch.forkserver import POSSIBLE
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(not POSSIBLE, reason="workers of several processes are for Linux only"),
+]
+Start = Callable[..., Job]
+GROUPED = str(SCRIPTS / "grouped.py")
+EPOCHS = 3
+
+
+def on_all_samples() -> dict[str, torch.Tensor]:
+    """The parameters after as many steps of one process, each over all samples."""
+    model, (inputs, labels) = plain_model(), data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(EPOCHS):
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def processes(job: Job) -> dict[int, psutil.Process]:
+    """By worker: the process that has started its ranks, which have its variables, too."""
+    return {number: found if found.children() else found.parent() for number, found in job.workers().items()}
+
+
+@pytest.mark.parametrize("inside", marked(["ddp", "fsdp"], "fsdp"))
+def test_two_workers_of_two_processes_equal_one_process_on_the_joined_batch(start: Start, tmp_path: Path, inside: str) -> None:
+    """Batches of 16 samples a process: one step of two workers is over all 64."""
+    script = (GROUPED, "--inside", inside, "--batch", "16", "--epochs", str(EPOCHS), "--out", str(tmp_path))
+    job = start("--workers", "2", "--procs-per-worker", "2", *script)
+    ended = job.ended()
+    assert ended.status == 0, ended.err
+    expected = on_all_samples()
+    for place in ("0-0", "0-1", "1-0", "1-1"):
+        found = torch.load(tmp_path / f"{place}.pt")
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert (found[name] - value).norm() < 1e-5 * value.norm(), (place, name)
+    reports = [record["report"] for record in ended.records if record["kind"] == "epoch_ended"]
+    assert [report["folded"] for report in reports] == [SIZE] * EPOCHS
+
+
+@pytest.mark.parametrize(("how", "rank"), marked([("start", 0), ("start", 1), ("start_new", 1)], ("start", 1)))
+def test_the_death_of_one_process_is_that_of_its_worker_which_returns(
+    request: pytest.FixtureRequest, enough: Path, how: str, rank: int
+) -> None:
+    start: Start = request.getfixturevalue(how)
+    job = start("--workers", "2", "--procs-per-worker", "2", "--slow", "any=0.01", GROUPED, "--until", str(enough))
+    for worker in range(2):
+        job.contribution(worker, 1)
+    before = processes(job)
+    ranks = sorted(before[1].children(), key=psutil.Process.create_time)
+    assert len(ranks) == 2
+    signalled(ranks[rank], signal.SIGKILL)
+    died = job.record("state_changed", worker=1, state="dead", incarnation=1)
+    job.record("fold", after=died["t"])
+    job.contribution(1, 2)
+    after = processes(job)
+    enough.touch()
+    ended = job.ended()
+    assert ended.status == 0, ended.err
+    assert after[0].pid == before[0].pid
+    assert f"process {rank} of the 2 of this worker killed by SIGKILL" in ended.err
+    assert not any(process.is_running() for process in ranks), "the other process was ended too"
+    assert ended.tally().problems() == []
+    reports = [record["report"] for record in ended.records if record["kind"] == "epoch_ended"]
+    assert reports
+    assert all(report["folded"] == SIZE for report in reports)
+
+
+def test_processes_that_make_different_calls_are_told(start: Start) -> None:
+    ended = start("--workers", "1", "--max-restarts", "0", "--procs-per-worker", "2", GROUPED, "--clumsy").ended()
+    assert ended.status != 0
+    assert "process 0 of this worker calls step() and process 1 calls pull()" in ended.err
