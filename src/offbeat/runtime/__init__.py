@@ -1,6 +1,7 @@
 """Run the pure core with a real clock: servers, workers, the journal.
 
-The processes of a job exchange these messages (``kind`` of the header; *carry* names the memory region whose bytes travel with it):
+The processes of a job exchange these messages (``kind`` of the header; *carry* names the memory region whose bytes travel with it; those of
+a gradient are sent ahead of the message, while the rest is computed):
 
 | from | to | kind | |
 |---|---|---|---|
@@ -10,10 +11,10 @@ The processes of a job exchange these messages (``kind`` of the header; *carry* 
 | server s | server 0 | shard | the first message |
 | server 0 | server s | setup, orders | the layout and the rule's kind, then folds and releases in order |
 | server s | server 0 | arrived, initialised, measured | a push, or the initial parameters, have arrived at server s; the norms of a fold |
-| worker | server 0 | hello, ready, push (carry), initial (carry), buffers, metrics, heard, pull, samples, epoch, abandoned, state | |
+| worker | server 0 | hello, ready, push (sent ahead), initial (carry), buffers, metrics, heard, pull, samples, epoch, abandoned, state | |
 | worker | server 0 | left, abort, failing | how it ends |
 | worker | server 0 | stands, place, part, parts | it waits; for a checkpoint: the samplers' places, and each worker's part |
-| worker | server s | attach, push (carry), initial (carry), state | |
+| worker | server s | attach, push (sent ahead), initial (carry), state | |
 | server 0 | worker | welcome, refused, joined, provide, parameters (carry), buffers, fence, interrupt, unused, state, noted | |
 | server 0 | worker | grant, no_more, epoch_ended | about samples |
 | server 0 | worker | chief, place, parts | the chief has changed; answers for a checkpoint |
