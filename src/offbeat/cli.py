@@ -21,11 +21,13 @@ from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 from offbeat.launch.agent import Duties
 from offbeat.launch.cluster import SUPERVISES, Cluster, pass_on, supervise, take_part, tls_of
+from offbeat.launch.engine import Engine
 from offbeat.launch.faults import parse_all, parse_late
 from offbeat.launch.forkserver import POSSIBLE, check_preload
 from offbeat.launch.group import grouped
 from offbeat.launch.local import LocalEngine
 from offbeat.launch.program import Program
+from offbeat.launch.ray_engine import RayEngine, RayOptions, connect
 from offbeat.launch.supervisor import Outcome, Supervisor
 from offbeat.launch.tasks import task_of
 from offbeat.launch.token import given_token
@@ -67,6 +69,12 @@ ProgressTimeout = Annotated[
 ]
 Grace = Annotated[float, typer.Option(help="Seconds for scripts to end after Ctrl-C (KeyboardInterrupt) or SIGTERM.")]
 Procs = Annotated[int, typer.Option(help="Processes of each worker, the ranks of a torch.distributed group of its own, for DDP or FSDP2.")]
+StartTimeout = Annotated[float, typer.Option(help="Seconds to wait for other machines, at the start and if all are lost.")]
+UseTls = Annotated[bool | None, typer.Option("--tls/--no-tls", help="Encrypt what crosses machines.  [default: if several]")]
+TlsCert = Annotated[str, typer.Option(help="PEM file with this machine's certificate, in place of one made for the job.")]
+TlsKey = Annotated[str, typer.Option(help="PEM file with its key.")]
+TlsCa = Annotated[str, typer.Option(help="PEM file with the authority that has signed the certificates of all machines.")]
+NoPreload = Annotated[bool, typer.Option("--no-preload", help="Start each worker as a new process, with its own imports.")]
 NoTorchrunEnv = Annotated[bool, typer.Option("--no-torchrun-env", help="Do not set RANK, WORLD_SIZE and so on in the workers.")]
 
 
@@ -102,12 +110,46 @@ def run(
     timeout: Timeout = 10.0,
     progress_timeout: ProgressTimeout = 1800.0,
     grace: Grace = 30.0,
-    port: Annotated[int, typer.Option(help="The port on which server 0 listens; 0: any free port.")] = 0,
+    port: Annotated[int, typer.Option(help="The port on which server 0 listens, with --on ray the supervisor; 0: any free port.")] = 0,
     procs_per_worker: Procs = 1,
     no_torchrun_env: NoTorchrunEnv = False,
+    on: Annotated[str, typer.Option(help="local: all processes on this machine; ray: on a Ray cluster, with the options below.")] = "local",
+    ray_address: Annotated[
+        str | None, typer.Option(help="The Ray cluster.  [default: RAY_ADDRESS, else one of this machine, else a new one here]")
+    ] = None,
+    cpus_per_worker: Annotated[float | None, typer.Option(help="CPUs that Ray sets aside for each worker.  [default: 1]")] = None,
+    gpus_per_worker: Annotated[
+        float | None, typer.Option(help="GPUs that Ray sets aside for each worker, or a part of one.  [default: 0]")
+    ] = None,
+    servers_on: Annotated[
+        str | None,
+        typer.Option(help="driver: servers run beside this command; nodes: the nodes start them in turn.  [default: driver]"),
+    ] = None,
+    start_timeout: Annotated[
+        float | None, typer.Option(help="Seconds to wait for room on the cluster, at the start and if all nodes are lost.  [default: 600]")
+    ] = None,
+    no_preload: NoPreload = False,
+    tls: UseTls = None,
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
+    tls_ca: TlsCa = "",
 ) -> None:
-    """Train SCRIPT on this machine, in one process per worker."""
+    """Train SCRIPT in one process per worker, on this machine or on a Ray cluster."""
     program = Program(script, tuple(context.args), module=module)
+    ray = ray_options(
+        on=on,
+        ray_address=ray_address,
+        cpus_per_worker=cpus_per_worker,
+        gpus_per_worker=gpus_per_worker,
+        servers_on=servers_on,
+        start_timeout=start_timeout,
+        no_preload=no_preload,
+        tls=tls,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_ca=tls_ca,
+    )
+    modules = preload or ([] if ray is None or no_preload else ["torch"])
     settings = check(
         program=program,
         workers=workers,
@@ -118,7 +160,7 @@ def run(
         slow=slow or [],
         kill=kill or [],
         late=late or [],
-        preload=preload or [],
+        preload=modules,
         journal=journal,
         summary=summary,
         log_dir=log_dir,
@@ -131,14 +173,23 @@ def run(
         no_torchrun_env=no_torchrun_env,
     )
     program = grouped(program, procs_per_worker)
+    token = secrets.token_hex(16)
+    engine: Engine
+    if ray is None:
+        engine = LocalEngine(program, port=port, preload=modules)
+    else:
+        existing = connect(ray.address)
+        pass_on(tls_of(tls, several=existing, certificate=tls_cert, key=tls_key, authority=tls_ca))
+        engine = RayEngine(program, workers, ray, token=token, existing=existing, preload=modules, grace_s=grace, port=port)
     screen = console()
     progress = LiveProgress(screen)
     try:
         supervisor = Supervisor(
             settings,
-            LocalEngine(program, port=port, preload=preload or []),
-            token=secrets.token_hex(16),
+            engine,
+            token=token,
             max_restarts=max_restarts,
+            return_s=0.0 if ray is None else ray.start_s,
             grace_s=grace,
             log_dir=log_dir,
             display=progress,
@@ -172,23 +223,23 @@ def agent(
     kill: Kill = None,
     late: LateReplies = None,
     preload: Annotated[list[str] | None, typer.Option(help="MODULE to import once; workers are forks of that process.")] = None,
-    no_preload: Annotated[bool, typer.Option("--no-preload", help="Start each worker as a new process, with its own imports.")] = False,
+    no_preload: NoPreload = False,
     journal: JournalFile = None,
     summary: SummaryFile = None,
     log_dir: LogDir = None,
     seed: Seed = 0,
     timeout: Timeout = 10.0,
     progress_timeout: ProgressTimeout = 1800.0,
-    start_timeout: Annotated[float, typer.Option(help="Seconds to wait for other machines, at the start and if all are lost.")] = 600.0,
+    start_timeout: StartTimeout = 600.0,
     grace: Grace = 30.0,
     listen: Annotated[str, typer.Option(help="The address at which the supervisor listens.  [default: that of the first machine]")] = "",
     advertise: Annotated[str, typer.Option(help="The address at which others reach this machine.  [default: found]")] = "",
     port: Annotated[int, typer.Option(help="The supervisor's port; server n has PORT+1+n. 0: any free port, or the engine's.")] = 0,
     token_file: Annotated[Path | None, typer.Option(help="A file with the job's secret, the same on all machines.")] = None,
-    tls: Annotated[bool | None, typer.Option("--tls/--no-tls", help="Encrypt what crosses machines.  [default: if several]")] = None,
-    tls_cert: Annotated[str, typer.Option(help="PEM file with this machine's certificate, in place of one made for the job.")] = "",
-    tls_key: Annotated[str, typer.Option(help="PEM file with its key.")] = "",
-    tls_ca: Annotated[str, typer.Option(help="PEM file with the authority that has signed the certificates of all machines.")] = "",
+    tls: UseTls = None,
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
+    tls_ca: TlsCa = "",
     procs_per_worker: Procs = 1,
     no_torchrun_env: NoTorchrunEnv = False,
 ) -> None:
@@ -423,6 +474,56 @@ def check(
         slow=slow_faults,
         kill=kills,
         late=tuple(parse_late(text, servers) for text in late),
+    )
+
+
+def ray_options(
+    *,
+    on: str,
+    ray_address: str | None,
+    cpus_per_worker: float | None,
+    gpus_per_worker: float | None,
+    servers_on: str | None,
+    start_timeout: float | None,
+    no_preload: bool,
+    tls: bool | None,
+    tls_cert: str,
+    tls_key: str,
+    tls_ca: str,
+) -> RayOptions | None:
+    """Check the options of ``run`` that are about Ray, and return them; None: the job runs on this machine only.
+
+    Raises:
+        ConfigurationError: an option is wrong, or given without ``--on ray``.
+    """
+    if on not in ("local", "ray"):
+        raise ConfigurationError(f"--on {on}: must be local or ray; under torchrun, Slurm or MPI use offbeat agent (docs/clusters.md)")
+    if on == "local":
+        given = {
+            "--ray-address": ray_address,
+            "--cpus-per-worker": cpus_per_worker,
+            "--gpus-per-worker": gpus_per_worker,
+            "--servers-on": servers_on,
+            "--start-timeout": start_timeout,
+            "--no-preload": no_preload or None,
+            "--tls": tls,
+            "--tls-cert": tls_cert or None,
+            "--tls-key": tls_key or None,
+            "--tls-ca": tls_ca or None,
+        }
+        lonely = [name for name, value in given.items() if value is not None]
+        if lonely:
+            raise ConfigurationError(f"{lonely[0]} is for jobs on a Ray cluster: add --on ray, or leave it out")
+        return None
+    if servers_on not in (None, "driver", "nodes"):
+        raise ConfigurationError(f"--servers-on {servers_on}: must be driver (beside this command) or nodes (on the nodes in turn)")
+    tls_of(tls, several=True, certificate=tls_cert, key=tls_key, authority=tls_ca)
+    return RayOptions(
+        address=ray_address or "",
+        cpus=1.0 if cpus_per_worker is None else cpus_per_worker,
+        gpus=gpus_per_worker or 0.0,
+        start_s=600.0 if start_timeout is None else start_timeout,
+        spread_servers=servers_on == "nodes",
     )
 
 

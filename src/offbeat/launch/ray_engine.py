@@ -1,0 +1,352 @@
+"""Have Ray place the agents of a job on the nodes of its cluster, one actor for each worker, and restart them.
+
+Each actor runs an `agent.Agent`, which starts the script as its child and starts it again when it dies. If the actor or its node dies, Ray
+restarts the actor, on another node if need be, and calls it again; the new agent takes the same seat. The supervisor runs in this process,
+and the servers are its children, unless the nodes start them.
+
+Nothing here imports Ray before `connect`: offbeat works without it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from offbeat.errors import ConfigurationError, OffbeatError
+from offbeat.launch.agent import Agent as LocalAgent
+from offbeat.launch.agent import Duties, versions
+from offbeat.launch.agents import LOOPBACK, LOOPBACK_NET, Agent, AgentEngine
+from offbeat.launch.cluster import pass_on
+from offbeat.launch.engine import Child
+from offbeat.launch.environment import Place, server_environment
+from offbeat.launch.local import SERVER_COMMAND
+from offbeat.launch.processes import start
+from offbeat.launch.program import Program
+from offbeat.runtime.job.settings import JobSettings
+from offbeat.transport.base import Address, Hub
+from offbeat.transport.tls import Tls
+from offbeat.types import Seconds, WorkerId
+
+AGAIN_S: Seconds = 10.0
+"""Seconds after which an agent that could not take part is asked again."""
+PROBE_S: Seconds = 5.0
+SUBMIT = "ray job submit --working-dir . -- offbeat run --on ray ..."
+
+_NO_CLUSTER = "no Ray cluster can be reached at {where} (--ray-address HOST:PORT, or RAY_ADDRESS; leave it out to use or start one here)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayOptions:
+    """The options of ``offbeat run --on ray``.
+
+    Args:
+        address: of the cluster; "": RAY_ADDRESS, else a cluster of this machine, else a new one on this machine.
+        cpus: that Ray sets aside for each worker.
+        gpus: that Ray sets aside for each worker.
+        start_s: seconds to wait for room on the cluster.
+        spread_servers: True if the nodes start the servers in turn; False: they run beside the supervisor.
+
+    Raises:
+        ConfigurationError: an option has an impossible value.
+
+    >>> RayOptions(cpus=2.0, gpus=0.5).bundle
+    {'CPU': 2.0, 'GPU': 0.5}
+    """
+
+    address: str = ""
+    cpus: float = 1.0
+    gpus: float = 0.0
+    start_s: Seconds = 600.0
+    spread_servers: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("cpus", self.cpus), ("gpus", self.gpus)):
+            if not 0.0 <= value < float("inf"):
+                raise ConfigurationError(f"--{name}-per-worker {value:g}: must be a number of at least 0")
+        if not self.bundle:
+            raise ConfigurationError("--cpus-per-worker 0 without --gpus-per-worker: Ray places only what needs something; give it a share")
+        if self.gpus > 1.0 and self.gpus != int(self.gpus):
+            raise ConfigurationError(f"--gpus-per-worker {self.gpus:g}: Ray gives a fraction of one GPU, or whole GPUs")
+        if not 0.0 < self.start_s < float("inf"):
+            raise ConfigurationError(f"--start-timeout {self.start_s:g}: must be a number of seconds above 0")
+        where = self.address or os.environ.get("RAY_ADDRESS", "")
+        if "://" in where:
+            raise ConfigurationError(
+                f"Ray's address {where} (--ray-address, or RAY_ADDRESS) leads to the cluster from outside, but the supervisor must run on "
+                f"one of its machines: type there, or from here with Ray Jobs: {SUBMIT}"
+            )
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """Return what Ray sets aside for a worker."""
+        return {name: value for name, value in (("CPU", self.cpus), ("GPU", self.gpus)) if value > 0.0}
+
+
+def room(nodes: Sequence[Mapping[str, float]], bundle: Mapping[str, float]) -> int:
+    """Return how many bundles fit on nodes with these resources.
+
+    >>> room([{"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0}], {"CPU": 1.0, "GPU": 0.5})
+    2
+    """
+    return sum(min(int(node.get(name, 0.0) / value + 1e-9) for name, value in bundle.items()) for node in nodes)
+
+
+def lack(workers: int, bundle: Mapping[str, float], nodes: Sequence[Mapping[str, float]], free: Mapping[str, float]) -> str:
+    """Return what was asked for and what the cluster has, as a sentence.
+
+    >>> lack(4, {"CPU": 1.0}, [{"CPU": 2.0}], {"CPU": 1.5})
+    '4 workers with 1 CPU each need 4 CPU; the Ray cluster has 2 CPU (1.5 of it free) on 1 node'
+    """
+    each = " and ".join(f"{value:g} {name}" for name, value in bundle.items())
+    need = " and ".join(f"{workers * value:g} {name}" for name, value in bundle.items())
+    has = " and ".join(f"{sum(node.get(name, 0.0) for node in nodes):g} {name} ({free.get(name, 0.0):g} of it free)" for name in bundle)
+    count = f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
+    return f"{workers} worker{'s' * (workers != 1)} with {each} each need {need}; the Ray cluster has {has} on {count}"
+
+
+def connect(address: str) -> bool:
+    """Connect this process to a Ray cluster. Returns True if the cluster was there, False if it was started, on this machine only.
+
+    Args:
+        address: of the cluster; "": RAY_ADDRESS, else a cluster of this machine, else a new one.
+
+    Raises:
+        ConfigurationError: Ray is not installed, or there is no cluster at the address.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigurationError("--on ray: Ray is not installed here; type: pip install 'offbeat[ray]'")
+    import ray
+
+    where = address or os.environ.get("RAY_ADDRESS", "") or "auto"
+    # What agents have to say reaches the supervisor, which shows it; copies in Ray's words would break its display.
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if where not in ("auto", "local"):
+        _probe(where)
+    if where != "local":
+        try:
+            ray.init(address=where, **quiet)
+            return True
+        except ConnectionError as error:
+            if where != "auto":
+                raise ConfigurationError(f"{_NO_CLUSTER.format(where=where)}: {error}") from None
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that lives as long as this command
+    ray.init(address="local", include_dashboard=False, **quiet)
+    return False
+
+
+def _probe(address: str) -> None:
+    """Raise `ConfigurationError` if nothing listens there: Ray itself would try for many minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), PROBE_S).close()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{_NO_CLUSTER.format(where=address)}: {error}") from None
+
+
+class Babysitter:
+    """The actor: it runs an agent on its node."""
+
+    def serve(self, duties: Duties, token: str, supervisor: Address, tls: str, folder: str, several: bool) -> str | None:
+        """Be an agent until the job has ended. Returns why this node cannot take part; None: it has.
+
+        Args:
+            duties: of the agent.
+            token: the job's. Ray carries it, and whoever can talk to a Ray cluster can run code on it anyway.
+            supervisor: where it listens.
+            tls: how connections are encrypted, as text; "": they are not.
+            folder: where the script was called; "": Ray has put a copy of this folder here.
+            several: True if the job may have several machines.
+        """
+        import ray
+
+        try:
+            _enter(folder, duties.program)
+            pass_on(Tls.of({"OFFBEAT_TLS": tls}))
+            address = str(ray.util.get_node_ip_address()) if several else ""
+            near = "" if address.startswith(LOOPBACK_NET) else address
+            LocalAgent(replace(duties, advertise=near), token, lambda: supervisor).run()
+        except OffbeatError as error:
+            return f"{socket.gethostname()}: {error}"
+        return None
+
+
+def _enter(folder: str, program: Program) -> None:
+    """Go to the folder of the job, if it is on this machine, and look for the program."""
+    if folder and Path(folder).is_dir():
+        os.chdir(folder)
+    try:
+        program.check()
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{error}. The script must be on every node: share its folder between the nodes, or let Ray copy it: {SUBMIT}"
+        ) from None
+
+
+class RayEngine(AgentEngine):
+    """Have Ray's actors start the processes of a job. This process is connected to the cluster (`connect`).
+
+    Args:
+        program: what the workers run.
+        workers: how many.
+        options: the user's.
+        token: the job's.
+        existing: False if the cluster was started for this job, so that all is on this machine.
+        preload: modules that each agent imports once.
+        grace_s: seconds that scripts have to end when their node is told to end.
+        port: where the supervisor listens, and server ``n`` at ``port + 1 + n``; 0: the system chooses.
+
+    Raises:
+        ConfigurationError: a cluster that was started for this job has too few resources.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        workers: int,
+        options: RayOptions,
+        *,
+        token: str,
+        existing: bool,
+        preload: Sequence[str] = (),
+        grace_s: Seconds = 30.0,
+        port: int = 0,
+    ) -> None:
+        import ray
+
+        here = str(ray.util.get_node_ip_address()) if existing else LOOPBACK
+        reached = "" if here.startswith(LOOPBACK_NET) else here
+        super().__init__(
+            seats=workers,
+            machines=None,
+            workers=1,
+            start_s=options.start_s,
+            listen=here,
+            port=port,
+            reached=reached,
+            encrypted=Tls.of() is not None,
+            versions=versions(),
+            publish=self._place_agents,
+        )
+        self._program, self._options, self._token, self._existing = program, options, token, existing
+        self._preload, self._grace_s = preload, grace_s
+        self._actors: list[Any] = []
+        self._ends: deque[tuple[int, Future[str | None]]] = deque()
+        """Calls of actors that have returned; Ray's thread writes, the supervisor's reads."""
+        self._again: dict[int, Seconds] = {}
+        """When to call an actor again, by seat."""
+        self._said: dict[int, str] = {}
+        """Why an agent could not take part, by seat."""
+        if not existing and room(_nodes(), options.bundle) < workers:
+            raise ConfigurationError(f"{self._lack()}: ask for less (--workers, --cpus-per-worker, --gpus-per-worker)")
+
+    def _lack(self) -> str:
+        import ray
+
+        return lack(self._seats, self._options.bundle, _nodes(), ray.available_resources())
+
+    # What the supervisor asks for.
+
+    def begin(self, settings: JobSettings, hub: Hub) -> Address:
+        address = super().begin(settings, hub)
+        if room(_nodes(), self._options.bundle) < self._seats:
+            self._notes.append(f"{self._lack()}: waiting {self._options.start_s:g} s for more nodes (--start-timeout)")
+        return address
+
+    def _place_agents(self, supervisor: Address) -> None:
+        import ray
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        options = self._options
+        group = placement_group([options.bundle] * self._seats, strategy="SPREAD")
+        # Without end: Ray must restart an actor and repeat its call however often its node is lost.
+        actor = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_restarts=-1, max_task_retries=-1)(Babysitter)
+        context = ray.get_runtime_context()
+        folder = "" if context.runtime_env.get("working_dir") else str(Path.cwd())
+        tls = os.environ.get("OFFBEAT_TLS", "")
+        for seat in range(self._seats):
+            strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=seat)
+            made = actor.options(name=f"offbeat worker {seat}", scheduling_strategy=strategy).remote()
+            duties = Duties(
+                program=self._program,
+                workers=1,
+                seat=seat,
+                local_size=1,
+                advertise="",
+                preload=self._preload,
+                start_s=options.start_s,
+                grace_s=self._grace_s,
+            )
+            self._actors.append(partial(made.serve.remote, duties, self._token, supervisor, tls, folder, self._existing))
+            self._call(seat)
+
+    def _call(self, seat: int) -> None:
+        self._actors[seat]().future().add_done_callback(partial(self._on_returned, seat))
+
+    def _on_returned(self, seat: int, call: Future[str | None]) -> None:
+        self._ends.append((seat, call))
+        self._hub.wake()
+
+    def start_server(self, number: int, token: str) -> Child:
+        if self._options.spread_servers:
+            return super().start_server(number, token)
+        port = self._port + 1 + number if self._port else 0
+        supervisor = self._hub.address
+        assert supervisor is not None
+        servers = self._settings.servers
+        environment = server_environment(number, servers, token=token, supervisor=supervisor, port=port, listen=self._reached)
+        return start(SERVER_COMMAND, environment, capture=True)
+
+    def tick(self, now: Seconds) -> None:
+        super().tick(now)
+        while self._ends and not self._told:
+            self._heed_end(*self._ends.popleft())
+        for seat in [seat for seat, at in self._again.items() if now >= at]:
+            del self._again[seat]
+            self._call(seat)
+
+    def _heed_end(self, seat: int, call: Future[str | None]) -> None:
+        """Handle the end of an agent before the job's: it could not take part, or its node was told to end."""
+        error = call.exception()
+        reason = (
+            call.result() if error is None else f"Ray cannot run the agent of worker {seat}, is offbeat installed on every node? {error}"
+        )
+        if reason is not None and not self._begun:
+            self.failure = reason, True
+        elif reason is not None and self._said.get(seat) != reason:
+            self._said[seat] = reason
+            self._notes.append(f"worker {seat} stays away: {reason}")
+        self._again[seat] = self._now + AGAIN_S
+
+    def close(self) -> None:
+        import ray
+
+        super().close()
+        ray.shutdown()  # ends the actors, too
+
+    def _too_few(self) -> str:
+        return (
+            f"{len(self._agents)} of {self._seats} agents have come within {self._start_s:g} s (--start-timeout). {self._lack()}: ask for "
+            "less (--workers, --cpus-per-worker, --gpus-per-worker), or add nodes"
+        )
+
+    def _place(self, worker: WorkerId, agent: Agent) -> Place:
+        place = super()._place(worker, agent)
+        if self._options.gpus > 0.0:  # the worker sees its own GPUs only, so that it is the first on each
+            return place._replace(local_rank=0, local_size=1)
+        return place._replace(local_size=sum(other.host == agent.host for other in self._agents.values()))
+
+
+def _nodes() -> list[Mapping[str, float]]:
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
