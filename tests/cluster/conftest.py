@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.cluster import hosts, slurm
+from tests.cluster import hosts, ray_cluster, slurm
 from tests.cluster.hosts import Host, Network
+from tests.cluster.ray_cluster import RayCluster
 from tests.cluster.slurm import Slurm
 from tests.faults.job import Job
 
@@ -62,6 +63,16 @@ def three_slurm_nodes(beside_nothing: None, tmp_path: Path) -> Iterator[Slurm]:
         folder.chmod(0o755)
     with Slurm(tmp_path) as made:
         yield made
+
+
+@pytest.fixture
+def three_ray_nodes(beside_nothing: None) -> Iterator[RayCluster]:
+    """A Ray cluster of three nodes with two CPUs each."""
+    reason = ray_cluster.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with RayCluster() as cluster:
+        yield cluster
 
 
 @pytest.fixture

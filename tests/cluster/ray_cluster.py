@@ -6,6 +6,8 @@ import importlib.util
 import os
 from typing import Any
 
+import psutil
+
 STORE_BYTES = 100_000_000
 """Of each node's object store; Ray takes a third of the memory otherwise."""
 
@@ -26,9 +28,10 @@ class RayCluster:
     def __init__(self, count: int = 3, cpus: int = 2) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         self._options: dict[str, Any] = {"num_cpus": cpus, "object_store_memory": STORE_BYTES}
+        self._made = 0
         from ray.cluster_utils import Cluster
 
-        self._cluster = Cluster(initialize_head=True, head_node_args={**self._options, "include_dashboard": False})
+        self._cluster = Cluster(initialize_head=True, head_node_args={**self._next(), "include_dashboard": False})
         try:
             self.nodes = [self._cluster.head_node, *(self.add_node() for _ in range(count - 1))]
             self._cluster.wait_for_nodes()
@@ -42,9 +45,22 @@ class RayCluster:
         """The address of the cluster, for ``ray.init`` and RAY_ADDRESS."""
         return str(self._cluster.address)
 
+    def _next(self) -> dict[str, Any]:
+        """Return the options of one more node, which jobs take for a machine of its own."""
+        self._made += 1
+        return {**self._options, "env_vars": {"OFFBEAT_HOST": f"ray-{self._made}"}}
+
     def add_node(self) -> Any:
         """Start one more node."""
-        return self._cluster.add_node(**self._options)
+        return self._cluster.add_node(**self._next())
+
+    def processes(self, node: Any) -> list[psutil.Process]:
+        """Return all processes that a node's raylet has started, and those that they have."""
+        return list(psutil.Process(node.all_processes["raylet"][0].process.pid).children(recursive=True))
+
+    def remove_node(self, node: Any) -> None:
+        """End a node as an autoscaler does."""
+        self._cluster.remove_node(node, allow_graceful=True)
 
     def kill_node(self, node: Any) -> None:
         """Kill a node's raylet and its workers by SIGKILL; Ray learns of it from their silence."""

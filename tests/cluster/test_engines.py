@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cluster import ray_cluster
 from tests.cluster.hosts import until
 from tests.cluster.ray_cluster import RayCluster
 from tests.cluster.slurm import Slurm
 
 pytestmark = pytest.mark.usefixtures("beside_nothing")
-
-
-@pytest.fixture
-def three_ray_nodes() -> Iterator[RayCluster]:
-    reason = ray_cluster.why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    with RayCluster() as cluster:
-        yield cluster
 
 
 def test_slurm_runs_tasks_on_three_addresses_and_goes_on_without_a_node(three_slurm_nodes: Slurm, tmp_path: Path) -> None:

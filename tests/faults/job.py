@@ -120,6 +120,10 @@ class Job:
                         self._sockets.update(re.findall(r"offbeat-[0-9a-f]+", environment.get(name, "")))
                     yield process, environment
 
+    def printed(self) -> str:
+        """What it has printed so far."""
+        return self._out.read_text()
+
     def workers(self) -> dict[int, psutil.Process]:
         return self._those("worker")
 

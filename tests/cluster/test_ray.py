@@ -1,0 +1,115 @@
+"""Jobs on a Ray cluster of three nodes, which lose a training process, an actor, a node, and the command itself."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.cluster.conftest import finished
+from tests.cluster.hosts import until
+from tests.cluster.ray_cluster import RayCluster
+from tests.faults.job import Job, signalled
+
+pytestmark = [pytest.mark.usefixtures("beside_nothing"), pytest.mark.faults]
+
+DIGITS = str(Path(__file__).with_name("digits.py"))
+WORKERS = range(4)
+Start = Callable[..., Job]
+
+
+@pytest.fixture
+def start_on(three_ray_nodes: RayCluster, tmp_path: Path) -> Iterator[Start]:
+    """Start ``offbeat run --on ray`` with four workers on the cluster."""
+    jobs: list[Job] = []
+
+    def begin(*options: str) -> Job:
+        words = ["--on", "ray", "--ray-address", three_ray_nodes.address, "--workers", "4", "--preload", "torch._dynamo", *options]
+        jobs.append(Job(tmp_path, words))
+        return jobs[-1]
+
+    yield begin
+    for job in jobs:
+        job.clean_up()
+
+
+def folded(job: Job, *workers: int, after: float = -1.0) -> None:
+    """Wait until these workers contribute."""
+    for worker in workers:
+        job.record("settle", after=after, worker=worker, fate="folded")
+
+
+def training(cluster: RayCluster, node: Any) -> list[psutil.Process]:
+    """Return the processes of a node that train: forks of a forkserver."""
+    return [process for process in cluster.processes(node) if _is_forkserver(process) and _is_forkserver(process.parent())]
+
+
+def _is_forkserver(process: psutil.Process | None) -> bool:
+    """A fork shows the command of the process that it was forked from."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process is not None and any("forkserver" in word for word in process.cmdline())
+    return False
+
+
+def kill_actor(worker: int) -> None:
+    import ray
+
+    name = f"offbeat worker {worker}"
+    found = next(named for named in ray.util.list_named_actors(all_namespaces=True) if named["name"] == name)
+    ray.kill(ray.get_actor(name, found["namespace"]), no_restart=False)
+
+
+def test_digits_outlive_a_process_an_actor_and_a_node(three_ray_nodes: RayCluster, start_on: Start, enough: Path) -> None:
+    cluster = three_ray_nodes
+    job = start_on("--timeout=5", DIGITS, "--until", str(enough))
+    folded(job, *WORKERS)
+    assert "3 machines with 4 of 4 agents" in job.printed()
+
+    signalled(next(process for node in cluster.nodes for process in training(cluster, node)), signal.SIGKILL)
+    killed = job.record("process", what="exited")
+    assert killed["detail"] == "killed by SIGKILL"
+    folded(job, killed["number"], after=job.record("joined", worker=killed["number"], after=killed["t"])["t"])
+
+    kill_actor(2)
+    lost = job.record("process", what="lost", number=2)
+    folded(job, 2, after=job.record("joined", worker=2, after=lost["t"])["t"])
+
+    node = cluster.nodes[-1]
+    assert training(cluster, node)
+    cluster.remove_node(node)
+    gone = job.record("process", what="lost", after=lost["t"])
+    folded(job, gone["number"], after=job.record("joined", worker=gone["number"], after=gone["t"])["t"])
+    folded(job, *WORKERS, after=job.records()[-1]["t"])
+    assert sum(len(training(cluster, node)) for node in cluster.nodes[:-1]) == len(WORKERS)
+
+    enough.touch()
+    finished(job)
+    records = job.records()
+    restarts = [r["detail"] for r in records if r["kind"] == "process" and r["what"] == "restarted" and "of 3" in r["detail"]]
+    assert len(restarts) == 1, "only the end of a process counts against --max-restarts"
+    tests = [r["values"]["test_accuracy"] for r in records if r["kind"] == "metrics" and "test_accuracy" in r["values"]]
+    assert tests[-1] >= 0.96
+
+
+def test_the_end_of_the_command_by_sigkill_ends_all_actors(three_ray_nodes: RayCluster, start_on: Start, enough: Path) -> None:
+    cluster = three_ray_nodes
+    job = start_on(DIGITS, "--until", str(enough))
+    folded(job, *WORKERS)
+    job.process.kill()
+    until("the end of all workers", lambda: not any(training(cluster, node) for node in cluster.nodes))
+    import ray
+
+    until("the end of all actors", lambda: ray.util.list_named_actors(all_namespaces=True) == [])
+
+
+def test_a_job_waits_for_room_and_says_what_is_missing(three_ray_nodes: RayCluster, start_on: Start, enough: Path) -> None:
+    job = start_on("--cpus-per-worker=2", DIGITS, "--until", str(enough))
+    said = "4 workers with 2 CPU each need 8 CPU; the Ray cluster has 6 CPU (6 of it free) on 3 nodes: waiting 600 s for more nodes"
+    job.wait("a note", lambda: said in job.printed())
+    three_ray_nodes.add_node()
+    enough.touch()
+    finished(job)
