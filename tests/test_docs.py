@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import re
 import shlex
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 
 import offbeat
 import offbeat.types
-from offbeat.cli import app, check
+from offbeat.cli import app, check, ray_options
 from offbeat.core.policy import ServerRule
 from offbeat.launch.program import Program
 from offbeat.launch.tasks import task_of
@@ -203,6 +204,7 @@ def test_jobs_could_start(where: str, tmp_path: Path, monkeypatch: pytest.Monkey
         assert Path(given["script"]).suffix == ".py"
     del given["script"]
     several = {name: list(given[name] or ()) for name in ("slow", "kill", "late")}
+    ray_options(**{name: given.pop(name) for name in inspect.signature(ray_options).parameters})
     given.pop("grace")
     seconds = {f"{name}_s": given.pop(name) for name in ("timeout", "progress_timeout")}
     check(**{**given, **several, "program": Program(str(SCRIPT)), **seconds})

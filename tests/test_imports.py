@@ -193,6 +193,10 @@ def test_no_training_library_is_loaded_where_no_integration_is_imported() -> Non
     assert loaded_after("import offbeat", "offbeat.DistributedOptimizer", "offbeat.elastic", "offbeat.save", among=FRAMEWORKS) == set()
 
 
+def test_the_command_line_loads_no_ray() -> None:
+    assert loaded_after("import offbeat.cli", among=("ray",)) == set()
+
+
 def test_a_missing_library_is_named_with_its_extra() -> None:
     code = """
 import importlib, sys

@@ -1,4 +1,4 @@
-"""Start, watch and end the processes of a job, on one machine or with the help of torchrun, Slurm, MPI or Kubernetes on several.
+"""Start, watch and end the processes of a job, on one machine or with the help of torchrun, Slurm, MPI, Kubernetes or Ray on several.
 
 Who calls whom::
 
@@ -13,6 +13,7 @@ Who calls whom::
     supervisor.py  Supervisor: one thread, one loop; decides nothing about training
       +-- engine.py        Engine and Child: what starts processes, and a process
       |     +-- local.py       on this machine       agents.py   through agents (agent_messages.py)
+      |                                              ray_engine.py   through agents that are actors of Ray
       +-- program.py       the script or module, found before anything starts
       +-- environment.py   the variables of each server and worker
       +-- processes.py     a child that cannot outlive the supervisor; forkserver.py: one that is forked, imports done (--preload)
