@@ -43,8 +43,8 @@ test-all: $(READY)  ## all tests: more random schedules, every fault, every expe
 
 test-cluster: $(READY)  ## jobs on several hosts: namespaces, torchrun, Ray, and a real Slurm; it installs both (Slurm: root, Debian)
 	@tests/cluster/install_slurm.sh || echo "Slurm cannot be installed here: its tests skip"
-	@$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[ray]' \
-	  || echo "Ray cannot be installed here: its test skips"
+	@$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[ray-train]' \
+	  || echo "Ray cannot be installed here: its tests skip"
 	@OFFBEAT_ALL_TESTS=1 OFFBEAT_CLUSTER_TESTS=1 $(BIN)/python -m pytest tests/cluster -n 2 --dist worksteal
 
 lint: $(READY)  ## ruff: style and likely bugs

@@ -84,7 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint": FACE,
     "cli": {*RULES, "journal", "report", "launch", "runtime.job", "sim", "sim.latency"},
     "agent": {"cli"},
-    "integrations": {*FACE, "loaders", "checkpoint"},
+    "integrations": {*FACE, "loaders", "checkpoint", "launch"},
     "__init__": {*FACE, "loaders", "checkpoint"},
 }
 """Arrows point down: each room of the package, a folder or a file beside the folders, and the rooms that it may import besides itself."""
@@ -200,7 +200,8 @@ def test_the_command_line_loads_no_ray() -> None:
 def test_a_missing_library_is_named_with_its_extra() -> None:
     code = """
 import importlib, sys
-for module, missing in ("lightning", "lightning"), ("pytorch_lightning", "pytorch_lightning"), ("transformers", "accelerate"):
+needed = {"lightning": "lightning", "pytorch_lightning": "pytorch_lightning", "transformers": "accelerate", "ray": "ray"}
+for module, missing in needed.items():
     sys.modules[missing] = None  # as if it were not installed
     try:
         importlib.import_module(f"offbeat.integrations.{module}")
@@ -212,6 +213,7 @@ for module, missing in ("lightning", "lightning"), ("pytorch_lightning", "pytorc
         "lightning is not installed: pip install 'offbeat[lightning]'",
         "pytorch_lightning is not installed: pip install 'offbeat[lightning]'",
         "transformers, or accelerate, is not installed: pip install 'offbeat[transformers]'",
+        "ray[train] is not installed: pip install 'offbeat[ray-train]'",
     ], done.stderr
 
 

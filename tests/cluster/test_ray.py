@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -113,3 +114,22 @@ def test_a_job_waits_for_room_and_says_what_is_missing(three_ray_nodes: RayClust
     three_ray_nodes.add_node()
     enough.touch()
     finished(job)
+
+
+def test_ray_train_replaces_a_killed_worker_alone(three_ray_nodes: RayCluster, tmp_path: Path) -> None:
+    pytest.importorskip("ray.train", exc_type=ImportError)
+    environment = {"RAY_ADDRESS": three_ray_nodes.address, "RAY_TRAIN_V2_ENABLED": "1"}
+    job = Job(tmp_path, ["--epochs=30"], command=[sys.executable, "-m", "examples.ray_digits"], environment=environment)
+    try:
+        folded(job, *WORKERS)
+        titled = [p for node in three_ray_nodes.nodes for p in three_ray_nodes.processes(node) if "RayTrainWorker" in " ".join(p.cmdline())]
+        signalled(titled[0], signal.SIGKILL)
+        lost = job.record("process", what="lost")
+        folded(job, lost["number"], after=job.record("joined", worker=lost["number"], after=lost["t"] + 1.0)["t"])
+        assert job.process.wait(100) == 0
+        records = job.records()
+        assert sum(r["kind"] == "process" and r["what"] == "lost" for r in records) == 1, "the others went on"
+        reports = [r["report"] for r in records if r["kind"] == "epoch_ended"]
+        assert len(reports) == 30 and not [report for report in reports if report["exceptions"]]
+    finally:
+        job.clean_up()

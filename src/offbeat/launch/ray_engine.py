@@ -191,7 +191,19 @@ def _enter(folder: str, program: Program) -> None:
         ) from None
 
 
-class RayEngine(AgentEngine):
+class ServersHere(AgentEngine):
+    """Have agents start workers only: the servers are children of this process."""
+
+    def start_server(self, number: int, token: str) -> Child:
+        port = self._port + 1 + number if self._port else 0
+        supervisor = self._hub.address
+        assert supervisor is not None
+        servers = self._settings.servers
+        environment = server_environment(number, servers, token=token, supervisor=supervisor, port=port, listen=self._reached)
+        return start(SERVER_COMMAND, environment, capture=True)
+
+
+class RayEngine(ServersHere):
     """Have Ray's actors start the processes of a job. This process is connected to the cluster (`connect`).
 
     Args:
@@ -298,13 +310,8 @@ class RayEngine(AgentEngine):
 
     def start_server(self, number: int, token: str) -> Child:
         if self._options.spread_servers:
-            return super().start_server(number, token)
-        port = self._port + 1 + number if self._port else 0
-        supervisor = self._hub.address
-        assert supervisor is not None
-        servers = self._settings.servers
-        environment = server_environment(number, servers, token=token, supervisor=supervisor, port=port, listen=self._reached)
-        return start(SERVER_COMMAND, environment, capture=True)
+            return AgentEngine.start_server(self, number, token)
+        return super().start_server(number, token)
 
     def tick(self, now: Seconds) -> None:
         super().tick(now)

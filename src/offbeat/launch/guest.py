@@ -1,0 +1,112 @@
+"""Take part in a job with a process that another engine has started, and restarts: a guest. It has the agent's connection, and no children.
+
+The supervisor counts the guest as an agent whose only child is its own process. The guest's thread keeps the connection alive; when the
+process dies the connection ends, its worker is lost, and returns with the process that the engine starts in its place.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+
+from offbeat.errors import ConfigurationError, JobError
+from offbeat.launch.agent import RETRY_S, versions
+from offbeat.launch.agent_messages import HELLO, TO_AGENT
+from offbeat.launch.agents import beat_of
+from offbeat.launch.environment import free_port
+from offbeat.runtime.job.settings import TOKEN
+from offbeat.transport.base import Address, Closed, Connection, Message
+from offbeat.transport.hub import SocketHub
+from offbeat.types import Seconds
+
+
+class Guest:
+    """Be the agent of this process.
+
+    Args:
+        seat: the worker's number.
+        token: the job's.
+        supervisor: where it listens, or will.
+        advertise: the address at which others reach this machine; "": that of the connection.
+        start_s: seconds to wait for the supervisor, and for the other workers.
+
+    Raises:
+        ConfigurationError: the supervisor does not take this process.
+        JobError: nobody listens there, or not all workers have come in time.
+    """
+
+    def __init__(self, seat: int, token: str, supervisor: Address, *, advertise: str, start_s: Seconds) -> None:
+        self._token = token
+        self._hub = SocketHub(token)
+        self._deadline = time.monotonic() + start_s
+        self._child = 0
+        """The number that the supervisor gives this process; 0: not yet."""
+        self._over = False
+        self._timeout_s: Seconds = 10.0
+        self._connection = self._connect(supervisor)
+        self._connection.send(
+            {
+                "kind": HELLO,
+                "seat": seat,
+                "node": socket.gethostname(),
+                "host": self._hub.host,
+                "local_size": 1,
+                "workers": 1,
+                "port": free_port(""),
+                "address": advertise,
+                "versions": versions(),
+            }
+        )
+        while not (self._child or self._over):
+            if time.monotonic() >= self._deadline:
+                raise JobError(f"worker {seat} has waited {start_s:g} s for the start of the job (start_timeout_s)")
+            self._turn()
+        self._thread = threading.Thread(target=self._serve, name="offbeat-guest", daemon=True)
+        self._thread.start()
+
+    def _connect(self, supervisor: Address) -> Connection:
+        while True:
+            try:
+                return self._hub.connect(supervisor)
+            except JobError:
+                if time.monotonic() >= self._deadline:
+                    raise
+                time.sleep(RETRY_S)
+
+    def _serve(self) -> None:
+        while not self._over:
+            self._turn()
+        self._hub.close()
+
+    def _turn(self) -> None:
+        for _, item in self._hub.poll(beat_of(self._timeout_s)):
+            self._on_item(item)
+        self._connection.send({"kind": "alive"})
+
+    def _on_item(self, item: Message | Closed) -> None:
+        if isinstance(item, Closed):
+            self._over = True
+            if not self._child:
+                raise ConfigurationError(f"the supervisor does not take this process: {item.reason}")
+            return
+        header = item.header
+        match TO_AGENT.check(header, "the supervisor", len(item.payload), len(item.memory)):
+            case "seated":
+                self._timeout_s = header["timeout_s"]
+            case "refused":
+                raise ConfigurationError(header["reason"])
+            case "start":
+                flat = header["variables"]
+                os.environ.update(dict(zip(flat[::2], flat[1::2], strict=True)), **{TOKEN: self._token})
+                self._child = header["child"]
+                self._connection.send({"kind": "started", "child": self._child, "pid": os.getpid()})
+            case "signal" | "strike":
+                os.kill(os.getpid(), header.get("number", 9))  # the engine that has started this process starts another
+            case "over":
+                self._over = True
+
+    def finish(self) -> None:
+        """Report that the work of this process is done; the connection stays until the job's end."""
+        self._connection.send({"kind": "ended", "child": self._child, "status": 0})
