@@ -93,3 +93,14 @@ def test_captured_output_is_all_there() -> None:
     child = start([sys.executable, "-c", program], os.environ, capture=True)
     assert printed(child) == ["one", "half", " line"]
     assert child.read() == []
+
+
+def test_ctrl_c_reaches_the_child_of_a_process_that_blocks_it() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        child = start(["sleep", "1000"], os.environ)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    child.signal(signal.SIGINT)
+    until("its end", lambda: child.ended() is not None)
+    assert child.ended() == -signal.SIGINT
