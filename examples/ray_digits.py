@@ -1,4 +1,4 @@
-"""Digits with Ray Train: ``python examples/ray_digits.py`` trains in four workers; one that dies is replaced, the others go on."""
+"""Digits with Ray Train: ``python -m examples.ray_digits`` trains in four workers; one that dies is replaced, the others go on."""
 
 from __future__ import annotations
 
