@@ -13,7 +13,7 @@ from offbeat import session as sessions
 from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
 from offbeat.policies import rule
-from offbeat.runtime.job.settings import WorkerSettings
+from offbeat.runtime.job.settings import WorkerSettings, known_token
 from offbeat.runtime.job.wire_choice import check_rule, wire_format
 from offbeat.runtime.worker import other_launchers
 from offbeat.sampler import ElasticBatchSampler, elastic_batch_sampler
@@ -65,8 +65,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     Raises:
         ConfigurationError: the optimizer cannot run on a server, or has other parameters than the model, or no parameter is trainable, or
-            the rule or the wire format does not exist, or the rule cannot use the format; or another launcher, such as torchrun, has
-            started several processes of the script.
+            the rule or the wire format does not exist, or the rule cannot use the format; or several processes of the script have been
+            started in a way that cannot become a job.
         RefusedError: the job's other workers have a different model, optimizer or rule.
 
     >>> model = torch.nn.Linear(3, 1)
@@ -121,7 +121,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return following
         settings = WorkerSettings.from_environment()
         if settings is None:
-            other_launchers.refuse()
+            other_launchers.hand_over(token=known_token())
             check_rule(policy, self._wire)
             local = LocalSession(self.wrapped)
             sessions.made(local)

@@ -164,6 +164,14 @@ def take_token() -> str:
     return _token
 
 
+def known_token() -> str | None:
+    """Return the token that this process found in its environment; None if there was none."""
+    try:
+        return take_token()
+    except KeyError:
+        return None
+
+
 def read_addresses(text: str) -> tuple[Address, ...]:
     """Return addresses from their JSON form."""
     return tuple(Address(host, (tcp[0], int(tcp[1])), local) for host, tcp, local in json.loads(text))

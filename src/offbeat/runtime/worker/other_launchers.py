@@ -1,17 +1,21 @@
 """Launchers that start several processes of a script, each of which would train by itself: what they leave in the environment.
 
-A process of `offbeat run` has variables of its own, which go before these.
+Such a process becomes the agent that the launcher should have started, which starts the script again as a worker. A process of
+`offbeat run` has variables of its own, which go before these.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from offbeat.errors import ConfigurationError
+from offbeat.runtime.job.settings import TOKEN
 
 
 class _Launcher(NamedTuple):
@@ -22,14 +26,68 @@ class _Launcher(NamedTuple):
     """The variable with the number of this one; both must be there."""
     start: str
     """The command that starts agents."""
+    sign: str
+    """A variable that only the launcher sets; the others may have been set by hand."""
 
 
 LAUNCHERS = (
-    _Launcher("torchrun", "WORLD_SIZE", "RANK", "torchrun ... -m offbeat.agent {script}"),
-    _Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "mpirun ... python -m offbeat.agent {script}"),
-    _Launcher("mpiexec", "PMI_SIZE", "PMI_RANK", "mpiexec ... python -m offbeat.agent {script}"),
-    _Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun ... python -m offbeat.agent {script}"),
+    _Launcher("torchrun", "WORLD_SIZE", "RANK", "torchrun ... -m offbeat.agent {script}", "TORCHELASTIC_RUN_ID"),
+    _Launcher(
+        "Open MPI's mpirun",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "mpirun ... python -m offbeat.agent {script}",
+        "OMPI_COMM_WORLD_SIZE",
+    ),
+    _Launcher("mpiexec", "PMI_SIZE", "PMI_RANK", "mpiexec ... python -m offbeat.agent {script}", "PMI_SIZE"),
+    _Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun ... python -m offbeat.agent {script}", "SLURM_STEP_NUM_TASKS"),
 )
+
+
+def hand_over(environment: Mapping[str, str] = os.environ, token: str | None = None) -> None:
+    """Replace this process by an agent, if another launcher has started several processes of the script; the agent starts it again.
+
+    The script's beginning runs twice, up to its first `DistributedOptimizer`: the first process of the job says so, and what to type. Where
+    the process cannot be replaced (a notebook, a child of ``multiprocessing``, variables that were set by hand) this is `refuse`.
+
+    Args:
+        environment: of this process.
+        token: the job's secret, if the user has given one, which ``import offbeat`` has taken out of the environment.
+
+    Raises:
+        ConfigurationError: the process cannot be replaced; the message says what to type.
+    """
+    for launcher in LAUNCHERS:
+        size, rank = environment.get(launcher.size, ""), environment.get(launcher.rank, "")
+        if size.isdecimal() and rank.isdecimal():
+            break
+    else:
+        return
+    program = _program()
+    if int(size) < 2 or program is None or launcher.sign not in environment:
+        refuse(environment)
+        return
+    if int(rank) == 0:
+        print(
+            f"offbeat: {launcher.name} has started this script itself; it is started again, by an agent, which restarts a worker that dies "
+            f"and takes options such as --sync. To start it once, type: {launcher.start.format(script=' '.join(program))}",
+            file=sys.stderr,
+        )
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    secret = {} if token is None else {TOKEN: token}
+    command = [sys.executable, "-m", "offbeat.agent", *program, *sys.argv[1:]]
+    os.execve(sys.executable, command, {**environment, **secret})
+
+
+def _program() -> list[str] | None:
+    """Return how Python was told to run this process's program: a script, or ``-m`` and a module; None: neither, or it is a child."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if multiprocessing.parent_process() is not None or os.name != "posix":
+        return None
+    if spec is not None:
+        return ["-m", spec.name.removesuffix(".__main__")]
+    return [sys.argv[0]] if Path(sys.argv[0]).is_file() else None
 
 
 def refuse(environment: Mapping[str, str] = os.environ, script: str | None = None) -> None:
