@@ -22,6 +22,8 @@ from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
 from offbeat.integrations.loops import DealtBatches, LoopOptimizer, MissingExtraError
 from offbeat.optimizer import DistributedOptimizer
+from offbeat.runtime.job.settings import known_token
+from offbeat.runtime.worker import other_launchers
 
 try:
     import accelerate  # noqa: F401 - Trainer asks for it only when it is made
@@ -34,6 +36,9 @@ if "OFFBEAT_WORKER" in os.environ:
     # accelerate takes torchrun's variables as an order to begin a process group, which a restarted worker would wait for in vain.
     for _name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         os.environ.pop(_name, None)
+elif os.environ.get("WORLD_SIZE", "1") != "1":
+    # Plain torchrun: the agent must be there before TrainingArguments are made, since these begin a process group.
+    other_launchers.hand_over(token=known_token())
 
 PLACE = "offbeat.json"
 """The file in a checkpoint's folder with the place in the data."""
