@@ -217,7 +217,8 @@ def test_agents_could_start(where: str) -> None:
 
 
 def test_every_option_of_an_agent_that_a_job_lacks_is_mentioned() -> None:
-    said = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    pages = ("clusters", "torchrun", "slurm", "mpi", "by-hand")
+    said = "".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in pages)
     assert {option for option in options("agent") - options("run") if not re.search(rf"{option}(?![\w-])", said)} == set()
 
 
