@@ -171,8 +171,8 @@ class Agent:
                 raise JobError(f"the job's supervisor is gone, and the job with it: {why}")
             if now >= deadline:
                 raise JobError(
-                    f"no supervisor within {self._duties.start_s:g} s (--start-timeout): {why}. Is the same command running on the first "
-                    "machine, and does a firewall let this machine reach it?"
+                    f"no supervisor within {self._duties.start_s:g} s (--start-timeout): {why.partition(': is the server')[0]}. Is the "
+                    "same command running on the first machine, and does a firewall let this machine reach it?"
                 )
             self._hub.poll(RETRY_S)
         self._address = address

@@ -1,0 +1,100 @@
+"""Parts of batches, pieces of models, and calls that the processes of a worker make together."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+from torch import nn
+
+from offbeat.errors import JobError
+from offbeat.runtime.group import values
+from offbeat.runtime.group.channel import Follower, Leader
+from offbeat.runtime.group.values import REPLICATED, Piece
+from offbeat.session import LEADERLESS, Place
+
+
+@given(batch=st.lists(st.integers(), min_size=1, max_size=40, unique=True), size=st.integers(1, 9))
+def test_equal_parts_have_every_sample_and_repeat_as_few_as_possible(batch: list[int], size: int) -> None:
+    parts = [Place(rank, size).part(batch) for rank in range(size)]
+    assert len({len(part) for part in parts}) == 1
+    joined = [sample for part in parts for sample in part]
+    assert joined[: len(batch)] == batch
+    assert len(joined) < len(batch) + size
+
+
+@given(shapes=st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=6), size=st.integers(1, 4), sharded=st.booleans())
+def test_pieces_do_not_overlap_and_each_process_finds_its_own(shapes: list[list[int]], size: int, sharded: bool) -> None:
+    def own(rank: int) -> list[Piece]:
+        return [Piece(f"p{i}", rank if sharded else REPLICATED, tuple(shape), "float32") for i, shape in enumerate(shapes)]
+
+    pieces = values.joined([own(rank) for rank in range(size)])
+    assert sum(piece.numel for piece in pieces) == (size if sharded else 1) * sum(torch.Size(shape).numel() for shape in shapes)
+    assert values.from_wire(values.to_wire(pieces)) == list(pieces)
+    if pieces:
+        memory = memoryview(bytearray(values.size_of(pieces)))
+        for number, piece in enumerate(pieces):
+            piece.within(memory).fill_(number)
+        assert all(bool((piece.within(memory) == number).all()) for number, piece in enumerate(pieces))
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ([("a", (2,), "float32")], r"train \[2, 1\] parameters"),
+        ([("a", (2,), "float32"), ("c", (3,), "float32")], r"\['b', 'c'\] have the same place"),
+        ([("a", (2,), "float32"), ("b", (4,), "float32")], "'b' differs"),
+        ([("a", (2,), "float64"), ("b", (3,), "float32")], "'a' differs"),
+    ],
+)
+def test_processes_with_different_models_are_told_where(other: list[tuple[str, tuple[int, ...], str]], why: str) -> None:
+    mine = [Piece("a", REPLICATED, (2,), "float32"), Piece("b", REPLICATED, (3,), "float32")]
+    with pytest.raises(JobError, match=why):
+        values.joined([mine, [Piece(name, REPLICATED, shape, dtype) for name, shape, dtype in other]])
+
+
+def test_only_trained_parameters_are_pieces() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].bias.requires_grad_(False)
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    assert list(values.trained(model, optimizer)) == ["0.weight"]
+
+
+def ends() -> tuple[Leader, Follower]:
+    ours, theirs = socket.socketpair()
+    return Leader(Place(0, 2, (ours.detach(),))), Follower(Place(1, 2, (theirs.detach(),)))
+
+
+def test_a_call_is_made_when_all_have_made_it() -> None:
+    leader, follower = ends()
+    follower.announce("step", {"samples": 4})
+    assert leader.gather("step") == [{"samples": 4}]
+    answer = {"held": [[0, number] for number in range(100_000)]}  # more than a socket takes at once
+    waiting = threading.Thread(target=leader.answer, args=(answer,))
+    waiting.start()
+    assert follower.await_answer() == answer
+    waiting.join()
+
+
+def test_different_calls_and_the_end_of_a_process_are_errors() -> None:
+    leader, follower = ends()
+    follower.announce("pull", {})
+    with pytest.raises(JobError, match=r"process 0 of this worker calls step\(\) and process 1 calls pull\(\)"):
+        leader.gather("step")
+    del follower
+    with pytest.raises(JobError, match="process 1 of this worker has ended"):
+        leader.gather("step")
+
+
+def test_without_its_leader_a_process_ends() -> None:
+    leader, follower = ends()
+    del leader
+    with pytest.raises(SystemExit) as ended:
+        follower.await_answer()
+    assert ended.value.code == LEADERLESS
+    with pytest.raises(SystemExit):
+        follower.announce("step", {})
