@@ -63,6 +63,28 @@ def test_a_loader_that_fetches_ahead(tmp_path: Path) -> None:
     assert [report["folded"] for report in finished(job, tmp_path / "journal")] == [60] * 2
 
 
+@pytest.mark.parametrize("sync", ["asp", "bsp", "majority"])
+def test_a_pull_in_the_middle_of_a_loop_loads_parameters_and_the_loop_goes_on(tmp_path: Path, sync: str) -> None:
+    """For instance before an evaluation. Here every batch that a worker gets is followed by one, as the other takes batches, too."""
+    together = barrier(2)
+
+    def script(worker: Worker) -> Used:
+        trainer = Trainer(worker, sync)
+        used: Used = [[]]
+        for (batch,) in trainer.loader(40, 4):
+            if len(used[0]) < 12:
+                together.wait()
+            used[0] += trainer.step(batch)
+            trainer.optimizer.pull()
+        return used
+
+    with Job(2, journal=str(tmp_path / "journal")) as job:
+        results = job.run(script)
+    assert once((used[0] for used in results), 40)
+    assert min(len(used[0]) for used in results) >= 12, "the loop of one of them has ended at its pull"
+    assert [report["folded"] for report in finished(job, tmp_path / "journal")] == [40]
+
+
 @pytest.mark.parametrize("depth", [1, 4])
 def test_a_loop_left_early(tmp_path: Path, depth: int) -> None:
     def script(worker: Worker) -> Used:

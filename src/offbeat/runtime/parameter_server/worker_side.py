@@ -223,7 +223,7 @@ class WorkerSession(JobSession):
 
     @library_call
     def pull(self) -> None:
-        """Take the newest parameters; if this worker has left an epoch before its end, wait for that."""
+        """Take the newest parameters; if an epoch has no more samples for this worker, wait for its end first."""
         self._settle()
         self._hand_in()
         if not self._samples.finish():

@@ -347,7 +347,7 @@ class RankSession(JobSession):
 
     @library_call
     def pull(self) -> None:
-        """Take the results that there are; if this rank has left an epoch before its end, wait for that."""
+        """Take the results that there are; if an epoch has no more samples for this rank, wait for its end first."""
         self._mine.restore()
         self._may_load = False
         if not self._samples.finish():

@@ -25,6 +25,8 @@ class WorkerSamples:
         self._ask, self._drop = ask, drop
         self._open: dict[int, tuple[Epoch, int | None]] = {}
         """The epoch, and its number of samples, whose end this worker has not seen; by pool."""
+        self._dealt_out: set[int] = set()
+        """Pools of which this worker gets no more samples in the epoch, while it still has some."""
 
     @property
     def any_open(self) -> bool:
@@ -34,6 +36,7 @@ class WorkerSamples:
     def over(self, pool: int) -> None:
         """Note that there is no end to wait for: it has come, or the worker holds none of the epoch's samples and will get none."""
         self._open.pop(pool, None)
+        self._dealt_out.discard(pool)
 
     def leaves(self, pool: int, epoch: Epoch) -> bool:
         """Return whether taking samples of this epoch means leaving another that is open."""
@@ -55,11 +58,15 @@ class WorkerSamples:
             if turn.grant is not None:
                 return LeasedRange(pool, turn.grant.lease, turn.grant.start, turn.grant.stop, turn.grant.parts)
             if turn.over:
+                self._dealt_out.add(pool)
                 return None
 
     def finish(self) -> bool:
-        """Wait for the end of every epoch that this worker has left early; returns whether there was one."""
-        pools = list(self._open)
+        """Wait for the end of every epoch that has no more samples for this worker; returns whether there was one.
+
+        An epoch that has more goes on, since the call may come from the middle of a loop over it.
+        """
+        pools = list(self._dealt_out)
         for pool in pools:
             self._finish(pool)
         return bool(pools)
@@ -67,6 +74,7 @@ class WorkerSamples:
     def _finish(self, pool: int) -> None:
         """Wait for the end of an epoch of which this worker takes no more samples."""
         epoch, size = self._open.pop(pool)
+        self._dealt_out.discard(pool)
         self._drop(pool)
         while not self._ask(EpochEndWanted(pool, epoch, size)).over:
             pass
