@@ -96,11 +96,13 @@ def test_captured_output_is_all_there() -> None:
 
 
 def test_ctrl_c_reaches_the_child_of_a_process_that_blocks_it() -> None:
+    heeded = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and children would
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         child = start(["sleep", "1000"], os.environ)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, heeded)
     child.signal(signal.SIGINT)
     until("its end", lambda: child.ended() is not None)
     assert child.ended() == -signal.SIGINT
