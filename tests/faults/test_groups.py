@@ -57,6 +57,10 @@ def test_two_workers_of_two_processes_equal_one_process_on_the_joined_batch(star
             assert (found[name] - value).norm() < 1e-5 * value.norm(), (place, name)
     reports = [record["report"] for record in ended.records if record["kind"] == "epoch_ended"]
     assert [report["folded"] for report in reports] == [SIZE] * EPOCHS
+    if inside == "ddp":
+        saved = torch.load(tmp_path / "checkpoint.pt")
+        assert saved["model"].keys() == {f"module.{name}" for name in expected}
+        assert len(saved["optimizer"]["state"]) == len(expected), "the momentum of every parameter"
 
 
 @pytest.mark.parametrize(("how", "rank"), marked([("start", 0), ("start", 1), ("start_new", 1)], ("start", 1)))

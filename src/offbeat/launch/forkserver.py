@@ -266,8 +266,8 @@ def _run_program(command: Sequence[str]) -> NoReturn:
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show an exception as Python does, without the frames of this package."""
-    while trace is not None and trace.tb_frame.f_code.co_filename in (process_exit.__file__, program.__file__):
+    """Show an exception as Python does, without the frames of this package that have run the program."""
+    while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) == os.path.dirname(program.__file__):
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)
 

@@ -70,6 +70,8 @@ def main() -> None:
             if args.clumsy and dist.get_rank() == 1:
                 optimizer.pull()
             optimizer.step()
+    if args.out is not None and args.inside == "ddp":
+        offbeat.save(args.out / "checkpoint.pt", model=model, optimizer=optimizer, sampler=sampler)
     values = {name: p.full_tensor() if args.inside == "fsdp" else p for name, p in model.named_parameters()}  # type: ignore[attr-defined]
     if args.out is not None:
         place = f"{optimizer.worker}-{dist.get_rank()}"

@@ -14,8 +14,10 @@ from offbeat.runtime.group.shadow import Shadow
 from offbeat.session import LeasedRange, Place, Session
 from offbeat.transport.shm import MemoryBlock
 
-SHARED_CALLS = frozenset({"step", "take", "pull", "snapshot", "state_dict", "load_state_dict"})
-"""The methods of a session that all processes call."""
+SHARED_CALLS = {name: name for name in ("step", "take", "pull", "state_dict", "load_state_dict")} | dict.fromkeys(
+    ("snapshot", "hand_in"), "save"
+)
+"""The methods of a session that all processes call, and the call's name: to save, the chief makes a snapshot, and all others hand in."""
 
 
 def shadow_of(place: Place, model: nn.Module, optimizer: torch.optim.Optimizer) -> Shadow:
@@ -61,11 +63,11 @@ class Leading:
         """
         if call not in SHARED_CALLS:
             return arguments
-        requests = self._channel.gather(call)
-        if self._shadow.sharded and call in ("snapshot", "state_dict", "load_state_dict"):
+        requests = self._channel.gather(SHARED_CALLS[call])
+        if self._shadow.sharded and call in ("snapshot", "hand_in", "state_dict", "load_state_dict"):
             raise ConfigurationError(
-                f"{call}() of a worker with sharded parameters (FSDP2): the optimizer's state on the servers cannot be saved or loaded by "
-                "shards; save the parameters with torch.distributed.checkpoint"
+                f"{SHARED_CALLS[call]}() of a worker with sharded parameters (FSDP2): the state of the optimizer, which the servers have, "
+                "cannot be saved or loaded by shards; save the parameters with torch.distributed.checkpoint"
             )
         if call == "load_state_dict":
             self._shadow.read()

@@ -333,6 +333,7 @@ class JobSession(Session):
                 return places.get(pool)
             self._admitted()
 
+    @library_call
     def hand_in(self, part: dict[str, Any]) -> None:
         packer = Packer()
         plain = packer.pack(part, "this worker's part of a checkpoint")
