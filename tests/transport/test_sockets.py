@@ -397,7 +397,7 @@ def test_an_empty_token_is_refused() -> None:
 
 
 def test_nothing_is_left_behind(kind: str) -> None:
-    files, shared = open_files(), sorted(os.listdir("/dev/shm"))
+    files, shared = open_files(), set(os.listdir("/dev/shm"))
     server, worker = SocketHub("secret"), SocketHub("secret", local=kind == "shm")
     address = server.listen()
     up = worker.connect(address)
@@ -416,7 +416,8 @@ def test_nothing_is_left_behind(kind: str) -> None:
     silent.sock.close()
     del arrived, message
     assert open_files() == files
-    assert sorted(os.listdir("/dev/shm")) == shared
+    # Semaphores come and go there with the DataLoaders of tests that run beside this one.
+    assert {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")} <= shared
 
 
 def test_descriptors_of_an_unfinished_message_are_closed(server: SocketHub) -> None:
