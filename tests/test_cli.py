@@ -12,13 +12,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from offbeat.cli import app, check, finish, main
+from offbeat.cli import app, finish, main
 from offbeat.errors import ConfigurationError
 from offbeat.journal.file import Journal
 from offbeat.journal.records import end_record, job_record, metrics_record
 from offbeat.journal.summary import Tally
 from offbeat.launch.outcome import Outcome
 from offbeat.launch.program import Program
+from offbeat.options import check
 from offbeat.policies import RULES
 from offbeat.runtime.job.settings import InjectedKill, InjectedSlowdown, JobSettings
 from offbeat.types import WorkerId

@@ -20,10 +20,11 @@ from typer.testing import CliRunner
 
 import offbeat
 import offbeat.types
-from offbeat.cli import app, check, ray_options
+from offbeat.cli import app
 from offbeat.core.policy import ServerRule
 from offbeat.launch.program import Program
 from offbeat.launch.tasks import task_of
+from offbeat.options import check, ray_options
 from offbeat.policies import RULES
 from offbeat.sim.latency.registry import LAWS
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tiers import examples
 
-from offbeat.cli import ray_options
 from offbeat.errors import ConfigurationError
 from offbeat.launch.environment import common_environment
 from offbeat.launch.program import Program
 from offbeat.launch.ray_engine import RayOptions, _enter, connect, lack, room
+from offbeat.options import ray_options
 
 NONE: dict[str, Any] = dict.fromkeys(("ray_address", "cpus_per_worker", "gpus_per_worker", "servers_on", "start_timeout", "tls"))
 NONE |= {"no_preload": False, "tls_cert": "", "tls_key": "", "tls_ca": ""}
