@@ -245,11 +245,7 @@ def _fork(environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
         prepare()
         for number, descriptor in enumerate(descriptors, start=1):
             os.dup2(descriptor, number)
-        os.environ.update(environment)
-        if TOKEN in os.environ:
-            take_token()
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed()  # as in a new process; Python's own generator does this itself
+        begin_anew(environment)
     os.close(prepared)
     if pid != 0:
         os.read(waiting, 1)  # returns at the end of the pipe: from now on the new session exists, and signals reach it
@@ -257,6 +253,15 @@ def _fork(environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
     for descriptor in descriptors:
         os.close(descriptor)
     return pid
+
+
+def begin_anew(environment: Mapping[str, str]) -> None:
+    """Give a fork, which calls this first, the variables and the random numbers of a new process."""
+    os.environ.update(environment)
+    if TOKEN in os.environ:
+        take_token()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # Python's own generator does this itself
 
 
 def _run_program(command: Sequence[str]) -> NoReturn:

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from offbeat.launch.environment import THREADS, free_port, share_of_cores
+from offbeat.launch.forkserver import begin_anew
 from offbeat.launch.processes import describe, die_with_parent
 from offbeat.launch.program import Program
 from offbeat.runtime.job.settings import TOKEN, take_token
@@ -106,9 +107,7 @@ class Ranks:
         pid = os.fork()
         if pid == 0:
             prepare()
-            os.environ.update(environment)
-            if TOKEN in os.environ:
-                take_token()
+            begin_anew(environment)
             if THREADS in environment:
                 sys.modules["torch"].set_num_threads(int(environment[THREADS]))
         return pid

@@ -160,7 +160,7 @@ class Babysitter:
 
         Args:
             duties: of the agent.
-            token: the job's. Ray carries it, and whoever can talk to a Ray cluster can run code on it anyway.
+            token: the job's. Ray carries the token: a user who can connect to a Ray cluster can run code on the cluster anyway.
             supervisor: where it listens.
             tls: how connections are encrypted, as text; "": they are not.
             folder: where the script was called; "": Ray has put a copy of this folder here.
@@ -213,7 +213,7 @@ class RayEngine(ServersHere):
         token: the job's.
         existing: False if the cluster was started for this job, so that all is on this machine.
         preload: modules that each agent imports once.
-        grace_s: seconds that scripts have to end when their node is told to end.
+        grace_s: how many seconds a script has for its end after SIGTERM to the script's node.
         port: where the supervisor listens, and server ``n`` at ``port + 1 + n``; 0: the system chooses.
 
     Raises:

@@ -3,7 +3,7 @@
 ```
     leader (rank 0)                                         rank 1 .. K-1
     DDP / FSDP2 ◄────────── collectives of the script ─────────► DDP / FSDP2
-    shadow.Shadow ── values.Values (memory that all share) ────── values.Values
+    shadow.Shadow ──── values.py: memory that all share ──────── values.Own
     JobSession ── the job                                   follower.FollowerSession
           ▲                                                          │
           └──────────────── channel.py: who calls what ──────────────┘

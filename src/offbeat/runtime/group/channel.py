@@ -1,11 +1,12 @@
 """What the processes of one worker say to each other: the others announce their calls to the leader, which makes them and answers.
 
-Messages are msgpack in the packets of a local socket that only these processes have. A process that has ended is seen at once.
+Messages are msgpack over a local socket that only these processes have. A process that has ended is seen at once.
 """
 
 from __future__ import annotations
 
-import socket
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 import msgpack  # type: ignore[import-untyped]
@@ -14,43 +15,29 @@ from offbeat.errors import JobError
 from offbeat.session import LEADERLESS, Place
 from offbeat.transport.shm import MemoryBlock
 
-_PREFIX_NBYTES = 8
-
 
 class _Link:
-    """A socket to another process of this worker."""
+    """A connection to another process of this worker."""
 
     def __init__(self, descriptor: int) -> None:
-        self._sock = socket.socket(fileno=descriptor)
+        self._connection = Connection(descriptor)
 
     def send(self, message: Any) -> None:
-        packed = msgpack.packb(message)
-        self._sock.sendall(len(packed).to_bytes(_PREFIX_NBYTES, "big") + packed)
+        self._connection.send_bytes(msgpack.packb(message))
 
     def receive(self) -> Any:
         """Return the next message. Raises `EOFError` once the other process has ended."""
-        return msgpack.unpackb(self._read(int.from_bytes(self._read(_PREFIX_NBYTES), "big")), strict_map_key=False)
-
-    def _read(self, nbytes: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < nbytes:
-            try:
-                part = self._sock.recv(nbytes - len(parts))
-            except ConnectionResetError:
-                part = b""
-            if not part:
-                raise EOFError
-            parts += part
-        return bytes(parts)
+        try:
+            return msgpack.unpackb(self._connection.recv_bytes(), strict_map_key=False)
+        except ConnectionResetError:
+            raise EOFError from None
 
     def send_descriptor(self, descriptor: int) -> None:
-        socket.send_fds(self._sock, [b"\0"], [descriptor])
+        reduction.send_handle(self._connection, descriptor, None)  # the receiver's number is for Windows only
 
     def receive_descriptor(self) -> int:
-        _, descriptors, _, _ = socket.recv_fds(self._sock, 1, 1)
-        if not descriptors:
-            raise EOFError
-        return descriptors[0]
+        """Return the descriptor that the other process sends. Raises what `receive` raises."""
+        return reduction.recv_handle(self._connection)
 
 
 class Leader:

@@ -31,7 +31,8 @@ def shadow_of(place: Place, model: nn.Module, optimizer: torch.optim.Optimizer) 
     theirs = [values.from_wire(request["pieces"]) for request in channel.gather("DistributedOptimizer")]
     pieces = values.joined([values.own_pieces(0, parameters), *theirs])
     channel.answer({"pieces": values.to_wire(pieces)})
-    blocks = [MemoryBlock.allocate(values.size_of(pieces), what) for what in ("values of a worker", "gradients of a worker")]
+    shards = [piece for piece in pieces if piece.rank != values.REPLICATED]
+    blocks = [MemoryBlock.allocate(values.size_of(those), what) for those, what in ((pieces, "parameters"), (shards, "gradients"))]
     for block in blocks:
         channel.share(block)
     channel.gather("DistributedOptimizer")  # the shards are in memory now

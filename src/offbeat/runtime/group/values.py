@@ -92,7 +92,7 @@ def joined(by_rank: Sequence[Sequence[Piece]]) -> tuple[Piece, ...]:
 
 def size_of(pieces: Sequence[Piece]) -> int:
     """Return the bytes of a memory for all pieces."""
-    return pieces[-1].offset + -(-pieces[-1].nbytes // ALIGNMENT) * ALIGNMENT
+    return max((piece.offset + -(-piece.nbytes // ALIGNMENT) * ALIGNMENT for piece in pieces), default=0)
 
 
 def to_wire(pieces: Iterable[Piece]) -> list[Any]:
@@ -113,7 +113,7 @@ class Own:
         parameters: that it trains, by name.
         pieces: of all processes.
         values: memory for parameters.
-        gradients: memory for gradients of shards.
+        gradients: memory for gradients of shards; empty if there are none.
     """
 
     def __init__(
