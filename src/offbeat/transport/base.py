@@ -91,7 +91,13 @@ class Connection(ABC):
 
     @abstractmethod
     def send(
-        self, header: Mapping[str, Any], *, carry: str | None = None, payload: Sequence[Buffer] = (), memory: Sequence[SharedMemory] = ()
+        self,
+        header: Mapping[str, Any],
+        *,
+        carry: str | None = None,
+        payload: Sequence[Buffer] = (),
+        memory: Sequence[SharedMemory] = (),
+        lent: bool = False,
     ) -> None:
         """Send a message. Any thread may call it. Never blocks; on a closed connection it does nothing, and `Hub.poll` reports the end.
 
@@ -101,7 +107,16 @@ class Connection(ABC):
             payload: other bytes, received into new memory as `Message.payload`. Not together with ``carry``. May be changed as soon as this
                 returns: what the operating system does not take at once is copied.
             memory: blocks to hand over; only if `shares_memory`.
+            lent: the payload is not copied: it must not change before the peer has received it or `copy_unsent` is called.
         """
+
+    @abstractmethod
+    def copy_unsent(self) -> None:
+        """Copy the lent payloads that the operating system has not taken yet, so that their owner may change them. Any thread may call it."""
+
+    @abstractmethod
+    def recycle(self, payload: memoryview) -> None:
+        """Use the memory of a `Message.payload` for later messages. Nobody may look at it any more. Any thread may call it."""
 
     @abstractmethod
     def send_ahead(self, name: str, start: int, stop: int) -> None:

@@ -79,7 +79,13 @@ class MemoryConnection(Connection):
         self._regions[name] = region.cast("B")
 
     def send(
-        self, header: Mapping[str, Any], *, carry: str | None = None, payload: Sequence[Buffer] = (), memory: Sequence[SharedMemory] = ()
+        self,
+        header: Mapping[str, Any],
+        *,
+        carry: str | None = None,
+        payload: Sequence[Buffer] = (),
+        memory: Sequence[SharedMemory] = (),
+        lent: bool = False,
     ) -> None:
         assert not any(key.startswith("_") for key in header), f"header keys that start with '_' are the transport's own: {sorted(header)}"
         assert not (carry is not None and payload), "a message carries a region or a payload, not both"
@@ -91,6 +97,12 @@ class MemoryConnection(Connection):
             if self.other is not None:
                 blocks = tuple(block.duplicate() for block in memory)
                 self.other.deliver(_Sent(msgpack.packb(header), carry, len(region), data, blocks))
+
+    def copy_unsent(self) -> None:
+        pass  # a payload is always copied
+
+    def recycle(self, payload: memoryview) -> None:
+        pass
 
     def send_ahead(self, name: str, start: int, stop: int) -> None:
         assert not self.shares_memory, f"nothing is sent ahead to {self.peer}: the ends share memory"

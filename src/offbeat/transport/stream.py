@@ -23,6 +23,7 @@ from typing import Any
 from offbeat.errors import ProtocolError, RefusedError
 from offbeat.transport import wire
 from offbeat.transport.base import Buffer, Closed, Connection, Message, SharedMemory
+from offbeat.transport.buffers import Buffers
 from offbeat.transport.handshake import CLEAR_TEXT, Handshake
 from offbeat.transport.outbox import Outbox, Piece
 from offbeat.transport.shm import MemoryBlock
@@ -46,7 +47,7 @@ class Busy(Exception):
 class StreamConnection(Connection):
     """One end of a connection over a stream socket."""
 
-    def __init__(self, sock: socket.socket | TlsSocket, peer: str, gate: Handshake, attend: Callable[[StreamConnection], None]) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket, peer: str, gate: Handshake, attend: Callable[[StreamConnection], None], buffers: Buffers) -> None:
         """Take over a connected, non-blocking socket.
 
         Args:
@@ -54,6 +55,7 @@ class StreamConnection(Connection):
             peer: the other end, in words.
             gate: the handshake; nothing else is delivered or sent before it is done.
             attend: called, from any thread, when the kernel did not take all bytes, and when the connection was closed.
+            buffers: gives memory for payloads.
         """
         self.sock = sock
         self.peer = peer
@@ -62,6 +64,7 @@ class StreamConnection(Connection):
         self.bytes_received = 0
         self.gate = gate
         self._attend = attend
+        self._buffers = buffers
         self._regions: dict[str, memoryview] = {}
         self._reader = FrameReader(self._place)
         self._received_descriptors: deque[int] = deque()
@@ -92,7 +95,13 @@ class StreamConnection(Connection):
         self._regions[name] = region.cast("B")
 
     def send(
-        self, header: Mapping[str, Any], *, carry: str | None = None, payload: Sequence[Buffer] = (), memory: Sequence[SharedMemory] = ()
+        self,
+        header: Mapping[str, Any],
+        *,
+        carry: str | None = None,
+        payload: Sequence[Buffer] = (),
+        memory: Sequence[SharedMemory] = (),
+        lent: bool = False,
     ) -> None:
         assert not any(key.startswith("_") for key in header), f"header keys that start with '_' are the transport's own: {sorted(header)}"
         assert not (carry is not None and payload), "a message carries a region or a payload, not both"
@@ -115,7 +124,19 @@ class StreamConnection(Connection):
             (self._outbox if self._open else self._held).extend(pieces)
             self._flush()
             for piece in pieces if payload else ():
-                piece.own()
+                if lent:
+                    piece.lent = True
+                else:
+                    piece.own()
+
+    def copy_unsent(self) -> None:
+        with self._lock:
+            for piece in self._held:
+                piece.return_lent()
+            self._outbox.return_lent()
+
+    def recycle(self, payload: memoryview) -> None:
+        self._buffers.give(payload)
 
     def send_ahead(self, name: str, start: int, stop: int) -> None:
         assert not self.shares_memory, f"nothing is sent ahead to {self.peer}: the ends share memory"
@@ -282,7 +303,7 @@ class StreamConnection(Connection):
         if region is None:
             if nbytes > self._reader.limits.payload_nbytes:
                 raise ProtocolError(f"a payload of {nbytes} bytes is over the limit of {self._reader.limits.payload_nbytes}")
-            return wire.fresh(nbytes)
+            return self._buffers.take(nbytes)
         if not self.gate.open or not (isinstance(region, list) and len(region) == 2 and isinstance(region[0], str)):
             raise ProtocolError("a region was sent before the handshake, or without its name and size")
         name, sent_nbytes = region

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from offbeat.errors import JobError, OffbeatError, ProtocolError
+from offbeat.tensors.layout import Memory
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message, SharedMemory
 from offbeat.types import WorkerId
 
@@ -100,15 +101,35 @@ class PeerConnections:
         return self._queued.keys()
 
     def send(
-        self, peer: WorkerId, header: Mapping[str, Any], content: torch.Tensor | None = None, memory: tuple[SharedMemory, ...] = ()
+        self,
+        peer: WorkerId,
+        header: Mapping[str, Any],
+        content: torch.Tensor | None = None,
+        memory: tuple[SharedMemory, ...] = (),
+        *,
+        lent: bool = False,
     ) -> None:
-        """Send to a peer, or do nothing if it is gone. ``content`` may be overwritten as soon as this returns."""
+        """Send to a peer, or do nothing if it is gone.
+
+        ``content`` may be overwritten as soon as this returns; if it is lent, not before the peer has received it or `copy_unsent` is called.
+        """
         connection = self._peers.get(peer)
         if connection is not None:
-            connection.send(header, payload=() if content is None else (_bytes(content),), memory=memory)
+            connection.send(header, payload=() if content is None else (_bytes(content),), memory=memory, lent=lent)
         elif peer in self._queued:
             assert not memory, f"memory is sent to peer {peer}, which is not connected"
             self._queued[peer].append((dict(header), None if content is None else content.clone()))
+
+    def copy_unsent(self) -> None:
+        """Copy all content that is lent and that the operating system has not taken yet. It may be overwritten from now on."""
+        for connection in self._peers.values():
+            connection.copy_unsent()
+
+    def recycle(self, peer: WorkerId, content: Memory) -> None:
+        """Use the memory of a message of this peer for later messages. Nobody may look at ``content`` any more."""
+        connection = self._peers.get(peer)
+        if connection is not None and isinstance(content, memoryview):
+            connection.recycle(content)
 
     def local_peers(self) -> set[WorkerId]:
         """Return the connected peers that share memory with this process."""
@@ -124,6 +145,7 @@ class PeerConnections:
         connection = self._peers.pop(peer, None)
         if connection is not None:
             self._names.pop(connection, None)
+            connection.copy_unsent()
             self._closing.append(connection)
             self.hub.wake()
 

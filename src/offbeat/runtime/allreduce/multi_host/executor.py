@@ -22,8 +22,9 @@ from offbeat.types import Version, WorkerId
 
 EARLY_MAX = 1 << 14
 """Most pieces kept for rounds that this rank does not know yet. A round has few pieces, and at most ``slots`` rounds are under way."""
-Send: TypeAlias = Callable[[WorkerId, dict[str, Any], torch.Tensor | None], None]
-"""Send a rank a header, and elements that may be overwritten as soon as this returns."""
+Send: TypeAlias = Callable[[WorkerId, dict[str, Any], torch.Tensor | None, bool], None]
+"""Send a rank a header and elements. True: the elements are lent (see `Operation.lent`) until a new view; False: they may be overwritten as
+soon as this returns."""
 
 
 class _Execution:
@@ -46,6 +47,8 @@ class Executor:
         parts: returns the gradients of this host that are in a round.
         finished: called with a round whose result was summed or received here, and with the round before which results are not needed any
             more.
+        recycle: called with the memory of another leader's message that is not used any more.
+        forgotten: called with the round before which results are not used any more.
     """
 
     def __init__(
@@ -55,8 +58,11 @@ class Executor:
         out: Callable[[Version], torch.Tensor],
         parts: Callable[[Start], Sequence[torch.Tensor]],
         finished: Callable[[Version, Version], None],
+        recycle: Callable[[WorkerId, Memory], None] = lambda sender, content: None,
+        forgotten: Callable[[Version], None] = lambda floor: None,
     ) -> None:
         self._rank, self._send, self._out, self._parts, self._finished = rank, send, out, parts, finished
+        self._recycle, self._forgotten = recycle, forgotten
         self._running: dict[Version, _Execution] = {}
         self._early: dict[tuple[int, Version], list[tuple[WorkerId, int, Memory]]] = {}
         self._done: set[Version] = set()
@@ -144,6 +150,7 @@ class Executor:
             self._floor = floor
             for number in [number for number in self.results if number < floor]:
                 del self.results[number]
+            self._forgotten(floor)
             self._upto = max(self._upto, floor)
             self._advance()
 
@@ -157,6 +164,16 @@ class Executor:
 
     def _run(self, execution: _Execution) -> None:
         """Execute all operations of a round that are ready."""
+        with single_threaded():
+            self._fire(execution)
+        if execution.passage.done:
+            go, total = execution.go, execution.total
+            del self._running[go.number]
+            _void_unless_finite(total.out)
+            self.add_result(go.number, total.out)
+            self._finished(go.number, self._floor)
+
+    def _fire(self, execution: _Execution) -> None:
         go, passage, total = execution.go, execution.passage, execution.total
         while (index := passage.take()) is not None:
             operation = passage.program.operations[index]
@@ -164,17 +181,15 @@ class Executor:
                 assert operation.peer is not None
                 peer = go.leaders[operation.peer]
                 if operation.span is None:
-                    self._send(peer, {"k": "on", "t": operation.tag, "go": list(go)}, None)
+                    self._send(peer, {"k": "on", "t": operation.tag, "go": list(go)}, None, False)
                 else:
-                    self._send(peer, {"k": "piece", "n": go.number, "v": go.view, "t": operation.tag}, total.outgoing(index))
+                    header = {"k": "piece", "n": go.number, "v": go.view, "t": operation.tag}
+                    self._send(peer, header, total.outgoing(index), operation.lent)
             elif operation.kind is OperationKind.COMPUTE:
-                total.do(index)
+                used = total.do(index)
+                if used is not None and operation.peer is not None:
+                    self._recycle(go.leaders[operation.peer], used)
             passage.finished(index)
-        if passage.done:
-            del self._running[go.number]
-            _void_unless_finite(total.out)
-            self.add_result(go.number, total.out)
-            self._finished(go.number, self._floor)
 
     def _advance(self) -> None:
         while self._upto in self._done:

@@ -12,7 +12,7 @@ answer is ``memory`` and a ``done`` for each result.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import torch
 
@@ -28,8 +28,23 @@ from offbeat.tensors.layout import Memory
 from offbeat.transport.base import SharedMemory
 from offbeat.types import Version, WorkerId
 
-Send: TypeAlias = Callable[[WorkerId, Mapping[str, Any], torch.Tensor | None, tuple[SharedMemory, ...]], None]
-"""Send a peer a header, elements that may be overwritten as soon as this returns, and memory; nothing happens if the peer is gone."""
+
+
+class Send(Protocol):
+    """Send a peer a message; nothing happens if the peer is gone."""
+
+    def __call__(
+        self,
+        peer: WorkerId,
+        header: Mapping[str, Any],
+        content: torch.Tensor | None = None,
+        memory: tuple[SharedMemory, ...] = (),
+        *,
+        lent: bool = False,
+    ) -> None:
+        """``lent``: the elements do not change before the peer has them or ``copy_unsent`` is called; else they may at once."""
+
+
 UNKNOWN = -1
 WHY_MAX = 500
 
@@ -45,6 +60,8 @@ class Node:
         drop: ends the connection to a peer.
         sequencer: the sequencer, in its process; None elsewhere.
         expect: called with the ranks whose messages are to be queued until they connect.
+        copy_unsent: copies elements that are lent and not sent yet, so that they may change.
+        recycle: takes the memory of a peer's message that is not used any more.
     """
 
     def __init__(
@@ -57,10 +74,20 @@ class Node:
         sequencer: Sequencer | None = None,
         *,
         expect: Callable[[Collection[WorkerId]], None] = lambda ranks: None,
+        copy_unsent: Callable[[], None] = lambda: None,
+        recycle: Callable[[WorkerId, Memory], None] = lambda peer, content: None,
     ) -> None:
         self.me, self.sequencer_peer, self.sequencer, self.memory = me, sequencer_peer, sequencer, memory
-        self._send, self._drop, self._expect = send, drop, expect
-        self.executor = Executor(me, lambda peer, header, content: send(peer, header, content, ()), self._out, self._parts, self._finished)
+        self._send, self._drop, self._expect, self._copy_unsent = send, drop, expect, copy_unsent
+        self.executor = Executor(
+            me,
+            lambda peer, header, content, lent: send(peer, header, content, lent=lent),
+            self._out,
+            self._parts,
+            self._finished,
+            recycle,
+            lambda floor: self.memory.forget(floor),
+        )
         self.present: frozenset[WorkerId] = frozenset()
         """Ranks that take part, as far as this process knows."""
         self.hosts: dict[WorkerId, str] = {}
@@ -289,6 +316,8 @@ class Node:
         elif kind == "halt":
             self.present = frozenset(header["ranks"])
             self._expect(self.present)
+            # Rounds begin anew in the same memory, while peers may still receive the pieces of before.
+            self._copy_unsent()
             self.executor.halt(header["v"])
             self.executor.forget(header["f"])
             self.executor.begin(header["s"])

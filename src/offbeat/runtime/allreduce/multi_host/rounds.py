@@ -97,7 +97,17 @@ class MultiHostRounds:
         self._lock = threading.Condition()
         self._connections = PeerConnections(self._me, hub, self._lock, self._on_message, self._on_connected, self._on_cut)
         memory = HostMemory(ranks, numel, dtype, self.slots)
-        self._node = Node(self._me, sequencer_peer, memory, self._connections.send, self._connections.drop, expect=self._connections.expect)
+        connections = self._connections
+        self._node = Node(
+            self._me,
+            sequencer_peer,
+            memory,
+            connections.send,
+            connections.drop,
+            expect=connections.expect,
+            copy_unsent=connections.copy_unsent,
+            recycle=connections.recycle,
+        )
         self._writing: int | None = None
         self._awaited: Version | None = None
         """This rank waits for the results of all rounds before this one; None: it does not wait."""
@@ -461,8 +471,11 @@ class MultiHostRounds:
     def _on_message(self, peer: WorkerId, message: Message | None) -> None:
         """Called in the thread, under the lock."""
         self._node.local_peers = self._connections.local_peers() - {SEQUENCER}
+        upto = self._node.executor.upto
         if message is not None:
             self._node.on_message(peer, message.header, message.payload, message.memory)
+            if message.header["k"] == "piece" and self._node.executor.upto == upto:
+                return  # a rank that waits would wake up, and find nothing
         elif not self._followed:
             self._node.on_closed(peer)
         self._lock.notify_all()
