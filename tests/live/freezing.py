@@ -61,10 +61,22 @@ class _FreezableConnection(Connection):
         self._beneath.bind(name, region)
 
     def send(
-        self, header: Mapping[str, Any], *, carry: str | None = None, payload: Sequence[Buffer] = (), memory: Sequence[SharedMemory] = ()
+        self,
+        header: Mapping[str, Any],
+        *,
+        carry: str | None = None,
+        payload: Sequence[Buffer] = (),
+        memory: Sequence[SharedMemory] = (),
+        lent: bool = False,
     ) -> None:
         self._thawed.wait()
-        self._beneath.send(header, carry=carry, payload=payload, memory=memory)
+        self._beneath.send(header, carry=carry, payload=payload, memory=memory, lent=lent)
+
+    def copy_unsent(self) -> None:
+        self._beneath.copy_unsent()
+
+    def recycle(self, payload: memoryview) -> None:
+        self._beneath.recycle(payload)
 
     def send_ahead(self, name: str, start: int, stop: int) -> None:
         self._thawed.wait()

@@ -110,12 +110,10 @@ class Connection(ABC):
             lent: the payload is not copied: it must not change before the peer has received it or `copy_unsent` is called.
         """
 
-    @abstractmethod
-    def copy_unsent(self) -> None:
-        """Copy the lent payloads that the operating system has not taken yet, so that their owner may change them. Any thread may call it."""
+    def copy_unsent(self) -> None:  # noqa: B027  nothing to do where payloads are always copied
+        """Copy the lent payloads that the operating system has not taken yet: their owner may change them then. Any thread may call it."""
 
-    @abstractmethod
-    def recycle(self, payload: memoryview) -> None:
+    def recycle(self, payload: memoryview) -> None:  # noqa: B027  nothing to do where every payload has new memory
         """Use the memory of a `Message.payload` for later messages. Nobody may look at it any more. Any thread may call it."""
 
     @abstractmethod

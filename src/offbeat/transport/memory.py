@@ -98,12 +98,6 @@ class MemoryConnection(Connection):
                 blocks = tuple(block.duplicate() for block in memory)
                 self.other.deliver(_Sent(msgpack.packb(header), carry, len(region), data, blocks))
 
-    def copy_unsent(self) -> None:
-        pass  # a payload is always copied
-
-    def recycle(self, payload: memoryview) -> None:
-        pass
-
     def send_ahead(self, name: str, start: int, stop: int) -> None:
         assert not self.shares_memory, f"nothing is sent ahead to {self.peer}: the ends share memory"
         with self.hub.network.changed:

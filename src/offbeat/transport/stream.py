@@ -47,7 +47,9 @@ class Busy(Exception):
 class StreamConnection(Connection):
     """One end of a connection over a stream socket."""
 
-    def __init__(self, sock: socket.socket | TlsSocket, peer: str, gate: Handshake, attend: Callable[[StreamConnection], None], buffers: Buffers) -> None:
+    def __init__(
+        self, sock: socket.socket | TlsSocket, peer: str, gate: Handshake, attend: Callable[[StreamConnection], None], buffers: Buffers
+    ) -> None:
         """Take over a connected, non-blocking socket.
 
         Args:

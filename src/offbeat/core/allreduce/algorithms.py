@@ -1,4 +1,4 @@
-"""Make the schedules of a partial allreduce for any number of ranks, as plain data (``schedule.py``): activation, and four ways to sum.
+"""Make the schedules of a partial allreduce for any number of ranks, as plain data (``schedule.py``): activation, and three ways to sum.
 
 Every rank ends with the same sum, bit for bit: an element is either summed at one rank and copied, or the two ranks that exchange it add
 the same two numbers in the same order. Under ``scale`` each element is divided once, by the rank that has its sum.
@@ -10,11 +10,7 @@ from functools import cache
 
 from offbeat.core.allreduce.schedule import Action, ElementRange, Operation, OperationKind, RankProgram, Schedule, in_order
 
-FEW = 32
-MESSAGE_NBYTES = 256 << 10
-"""About how much `pairwise` sends in one message: received and added while it is in a processor's second cache."""
-MESSAGES_MAX = 32
-"""Most messages from one rank to another in each half of `pairwise`; with larger vectors they are longer."""
+FEW = 8
 SMALL_NBYTES = 128 << 10
 """Up to here the whole vector goes over the wire log2(P) times, in few messages; above, in pieces, twice in all. A guess: about
 where the bytes begin to cost more than the messages on two cores; no series of measurements has placed it."""
@@ -174,47 +170,6 @@ def ring(ranks: int, numel: int, scale: bool = True) -> Schedule:
     return tuple(schedule)
 
 
-def pairwise(ranks: int, numel: int, scale: bool = True, most: int = 0) -> Schedule:
-    """Reduce-scatter by pairwise exchange, then an allgather in the same way: each rank sums one piece of P, which all others send to it,
-    and sends the sum to all others. As few bytes as `ring`, two messages one after another, ``2 (P - 1)`` from each rank.
-
-    A rank has many messages to handle whenever it runs, which is what counts where ranks share processors.
-
-    Source: Thakur, Rabenseifner and Gropp 2005, section 4 (pairwise exchange). Departures: steps do not wait for one another; the allgather.
-
-    Args:
-        ranks: how many.
-        numel: elements of the vector.
-        scale: divide the sum.
-        most: elements of a message, about; pieces that are longer are sent in at most `MESSAGES_MAX` messages. 0: in one.
-    """
-    count = min(MESSAGES_MAX, max(1, -(-numel // (ranks * most)))) if most else 1
-    schedule = []
-    for rank in range(ranks):
-        writer = _Writer(rank)
-        spans = [[_piece(numel, ranks * count, peer * count + part, peer * count + part + 1) for peer in range(ranks)] for part in range(count)]
-        have = []
-        for part, pieces in enumerate(spans):
-            for step in range(1, ranks):
-                if (piece := pieces[(rank + step) % ranks]).numel:
-                    writer.send((rank + step) % ranks, part, piece)
-        for part, pieces in enumerate(spans):
-            mine, now = pieces[rank], 0
-            for step in range(1, ranks) if mine.numel else ():
-                now = writer.receive((rank - step) % ranks, part, mine, Action.ADD, now)
-            if mine.numel and scale:
-                now = writer.scale(mine, now)
-            have.append(now)
-            for step in range(1, ranks) if mine.numel else ():
-                writer.send((rank + step) % ranks, count + part, mine, now)
-        for part, pieces in enumerate(spans):
-            for step in range(1, ranks):
-                if (piece := pieces[(rank - step) % ranks]).numel:
-                    have.append(writer.receive((rank - step) % ranks, count + part, piece, Action.COPY))
-        schedule.append(writer.finish(*have))
-    return tuple(schedule)
-
-
 @cache
 def partial_allreduce(ranks: int, numel: int, itemsize: int) -> Schedule:
     """Activation, then the sum in the way that suits the size, each element divided once; made once and used in every round.
@@ -225,12 +180,11 @@ def partial_allreduce(ranks: int, numel: int, itemsize: int) -> Schedule:
         itemsize: bytes of one.
     """
     if numel * itemsize <= SMALL_NBYTES:
-        summed = doubling(ranks, numel)
-    elif ranks <= FEW:
-        summed = pairwise(ranks, numel, most=MESSAGE_NBYTES // itemsize)
+        way = doubling
     else:
-        summed = halving(ranks, numel)
-    return in_order(activation(ranks), summed)
+        # Where the number is no power of two, a ring sends no more in all and never whole vectors; with many ranks it takes too many steps.
+        way = ring if ranks & (ranks - 1) and ranks < FEW else halving
+    return in_order(activation(ranks), way(ranks, numel))
 
 
 def _piece(numel: int, pieces: int, first: int, stop: int) -> ElementRange:

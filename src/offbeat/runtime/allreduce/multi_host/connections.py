@@ -111,7 +111,7 @@ class PeerConnections:
     ) -> None:
         """Send to a peer, or do nothing if it is gone.
 
-        ``content`` may be overwritten as soon as this returns; if it is lent, not before the peer has received it or `copy_unsent` is called.
+        ``content`` may be overwritten as soon as this returns; lent, not before the peer has received it or `copy_unsent` is called.
         """
         connection = self._peers.get(peer)
         if connection is not None:

@@ -1,9 +1,10 @@
 """Hold the send buffers and results of one host's ranks when rounds go across hosts, in private memory or in a shared block.
 
 The shared block is sparse: it has room for the buffers of every rank of the job, of which only those of this host are ever touched, for a
-ring of results, and for the write count of each buffer. The result of round n is in slot ``n % slots`` of the block, and in private memory in
-a vector that was used before; a round is closed only when the previous result in its slot is not needed any more. A rank writes its next gradient as soon as it has a result, and may die then as the only
-rank that had the result. The write count tells, when that round is summed again, that the rank's old gradient has been overwritten.
+ring of results, and for the write count of each buffer. The result of round n is in slot ``n % slots`` of the block, and in private memory
+in a vector that was used before; a round is closed only when the previous result in its slot is not needed any more. A rank writes its
+next gradient as soon as it has a result, and may die then as the only rank that had the result. The write count tells, when that round is
+summed again, that the rank's old gradient has been overwritten.
 """
 
 from __future__ import annotations

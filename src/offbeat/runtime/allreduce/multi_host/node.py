@@ -29,7 +29,6 @@ from offbeat.transport.base import SharedMemory
 from offbeat.types import Version, WorkerId
 
 
-
 class Send(Protocol):
     """Send a peer a message; nothing happens if the peer is gone."""
 
@@ -86,7 +85,7 @@ class Node:
             self._parts,
             self._finished,
             recycle,
-            lambda floor: self.memory.forget(floor),
+            self._on_forgotten,
         )
         self.present: frozenset[WorkerId] = frozenset()
         """Ranks that take part, as far as this process knows."""
@@ -370,6 +369,9 @@ class Node:
 
     def _out(self, number: Version) -> torch.Tensor:
         return self.memory.result(number)
+
+    def _on_forgotten(self, floor: Version) -> None:
+        self.memory.forget(floor)
 
     def _parts(self, go: Start) -> list[torch.Tensor]:
         here = [(self.memory.buffer(rank, buffer), factor) for leader, rank, buffer, factor in go.parts if leader == self.me]
