@@ -165,6 +165,19 @@ def test_parts_of_a_region_are_sent_ahead_of_a_message(pair: Pair) -> None:
     assert theirs == ours
 
 
+def test_an_end_learns_of_each_part_when_the_part_has_arrived(pair: Pair) -> None:
+    if pair.world.shares_memory:
+        return
+    ours, theirs, seen = bytearray(range(200)), bytearray(200), []
+    pair.up.bind("gradient", memoryview(ours))
+    pair.down.bind("gradient", memoryview(theirs), lambda start, stop: seen.append((start, stop, bytes(theirs[start:stop]))))
+    for start, stop in ((100, 200), (0, 100), (50, 150)):
+        pair.up.send_ahead("gradient", start, stop)
+    pair.up.send({"n": 1}, carry="gradient")
+    assert headers(pair.world.pump_one(pair.server)) == [1]
+    assert seen == [(start, stop, bytes(ours[start:stop])) for start, stop in ((100, 200), (0, 100), (50, 150))]
+
+
 @pytest.mark.parametrize(("name", "start", "stop"), [("unbound", 0, 1), ("short", 5, 9), ("read only", 0, 8)])
 def test_a_part_that_has_no_place_ends_the_connection(pair: Pair, name: str, start: int, stop: int) -> None:
     if pair.world.shares_memory:

@@ -22,7 +22,7 @@ from typing import Any
 
 from offbeat.errors import ProtocolError, RefusedError
 from offbeat.transport import wire
-from offbeat.transport.base import Buffer, Closed, Connection, Message, SharedMemory
+from offbeat.transport.base import Buffer, Closed, Connection, Message, PartArrived, SharedMemory
 from offbeat.transport.handshake import CLEAR_TEXT, Handshake
 from offbeat.transport.outbox import Outbox, Piece
 from offbeat.transport.shm import MemoryBlock
@@ -63,6 +63,7 @@ class StreamConnection(Connection):
         self.gate = gate
         self._attend = attend
         self._regions: dict[str, memoryview] = {}
+        self._part_arrived: dict[str, PartArrived | None] = {}
         self._reader = FrameReader(self._place)
         self._received_descriptors: deque[int] = deque()
         self._lock = threading.Lock()
@@ -88,8 +89,9 @@ class StreamConnection(Connection):
 
     # Sending: any thread.
 
-    def bind(self, name: str, region: memoryview) -> None:
+    def bind(self, name: str, region: memoryview, arrived: PartArrived | None = None) -> None:
         self._regions[name] = region.cast("B")
+        self._part_arrived[name] = arrived
 
     def send(
         self, header: Mapping[str, Any], *, carry: str | None = None, payload: Sequence[Buffer] = (), memory: Sequence[SharedMemory] = ()
@@ -242,7 +244,10 @@ class StreamConnection(Connection):
 
     def _take(self, frame: Frame, messages: list[Message]) -> None:
         header = frame.header
-        if "_ahead" in header and self.gate.open:
+        if (ahead := header.get("_ahead")) is not None and self.gate.open:
+            name, start, stop = ahead  # checked before the part was received
+            if (arrived := self._part_arrived.get(name)) is not None:
+                arrived(start, stop)
             return
         if "_refused" in header:
             reason = header["_refused"]

@@ -16,6 +16,7 @@ from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.runtime.coordination.arrivals import OPEN_MAX
 from offbeat.runtime.job.settings import ANY, JobSettings, Late
+from offbeat.runtime.parameter_server.deliveries import Delivery
 from offbeat.runtime.parameter_server.shard import LiveShard, ShardMeasurements
 from offbeat.tensors.layout import Layout, Span
 from offbeat.tensors.optimizers import OptimizerSpec
@@ -159,7 +160,7 @@ class BlockShard(LiveShard):
     def wake_at(self) -> Seconds | None:
         return self._delayed[0][0] if self._delayed else None
 
-    def _fold(self, order: Mapping[str, Any]) -> SquaredNorms | None:
+    def _fold(self, order: Mapping[str, Any], ready: Callable[[int], None] | None) -> SquaredNorms | None:
         assert self._shard is not None, "rules of shard scope exchange gradients"
         self.folded = True
         parts = [(self._gradients.pop((worker, number)), weight) for worker, number, weight in order["parts"]]
@@ -167,7 +168,7 @@ class BlockShard(LiveShard):
         self._version = order["version"]
         return None
 
-    def _release(self, order: Mapping[str, Any]) -> None:
+    def _release(self, order: Mapping[str, Any], delivery: Delivery | None) -> None:
         fields = {key: value for key, value in order.items() if key not in ("do", "worker")}
         header = {"kind": "parameters", "shard": self._number, "block": self._version, **fields}
         if order["worker"] in self._slots:  # otherwise it is ready at server 0, but never attached here
