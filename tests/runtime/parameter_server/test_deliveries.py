@@ -17,7 +17,7 @@ from offbeat.tensors.optimizers import spec_of
 from offbeat.transport.base import Connection, Message
 from offbeat.transport.memory import MemoryHub, MemoryNetwork
 from offbeat.transport.wire import EMPTY
-from offbeat.types import WireFormat
+from offbeat.types import WireFormat, WorkerId
 
 NUMEL = 1000
 BUCKET_NBYTES = 256
@@ -51,10 +51,10 @@ class Line:
 
     def __init__(self, sync: str, wire: WireFormat) -> None:
         network = MemoryNetwork(shares_memory=False)
-        server, self.worker = MemoryHub(network, "secret"), MemoryHub(network, "secret")
-        self.up = self.worker.connect(server.listen())
+        self.server, self.worker = MemoryHub(network, "secret"), MemoryHub(network, "secret")
+        self.up = self.worker.connect(self.server.listen())
         self.up.send({"kind": "hello"})
-        [(down, _)] = server.poll(None)
+        [(down, _)] = self.server.poll(None)
         model = nn.ParameterList([torch.zeros(NUMEL)])
         sgd = torch.optim.SGD(model.parameters(), lr=1.0)
         layout = Layout.of(model, sgd)
@@ -69,12 +69,12 @@ class Line:
         else:
             self.encoding = WorkerEncoding(self.up, layout, span, wire, self.push, self.pull)
         header = {"kind": "attach", "worker": 0, "wire": wire}
-        self.shard.attach(0, self.down, Message(header, EMPTY, ()), in_place=False)  # type: ignore[arg-type]
+        self.shard.attach(WorkerId(0), self.down, Message(header, EMPTY, ()), in_place=False)  # type: ignore[arg-type]
         self.shard.apply([{"do": "enter", "worker": 0}])
 
     def fold(self, gradient: Tensor) -> None:
         """One version of this gradient, which the worker is released to."""
-        torch.frombuffer(self.shard._slots[0].push, dtype=torch.float32)[:NUMEL].copy_(gradient)
+        torch.frombuffer(self.shard._slots[WorkerId(0)].push, dtype=torch.float32)[:NUMEL].copy_(gradient)
         self.down.begin()
         fold = {"do": "fold", "version": 1, "parts": [(0, 1.0)], "sums": [], "hyper": None, "scale": 1.0}
         self.shard.apply([fold, self.release(exact=False)])
@@ -143,18 +143,17 @@ def test_a_gradient_is_decoded_as_it_arrives() -> None:
     line = Line("bsp", "bf16")
     assert line.encoding is not None
     values = torch.frombuffer(line.push, dtype=torch.float32)[:NUMEL]
-    came = torch.frombuffer(line.shard._next.get(0, line.shard._slots[0]).push, dtype=torch.float32)[:NUMEL]
+    came = torch.frombuffer(line.shard._slots[WorkerId(0)].push, dtype=torch.float32)[:NUMEL]
     values.fill_(1.0)
-    [hub] = line.down._beneath.hub.network.listening.values()  # type: ignore[attr-defined]
     for value in (1.0, 2.0):
         values.fill_(value)
         line.up.send_ahead("push", *line.encoding.encode(0))
-        hub.poll(None)
+        line.server.poll(None)
         assert bool((came[: BUCKET_NBYTES // 4] == value).all())
         assert not came[BUCKET_NBYTES // 4 :].any(), "the other buckets have not arrived"
     for number in range(1, NUMBER_OF_BUCKETS):
         line.encoding.encode(number)
     line.up.send_ahead("push", line.encoding.encode(1)[0], len(line.encoding._encoded_push))  # no bucket, but the rest
-    hub.poll(None)
+    line.server.poll(None)
     line.shard.decode(line.down)  # type: ignore[arg-type]
     assert torch.equal(came, values)
