@@ -19,7 +19,9 @@ import psutil
 PERIOD_S = 0.05
 SAMPLES_PER_SEARCH = 20
 ROLES: dict[str, Callable[[str], bool]] = {
-    "workers": lambda command: "step_worker.py" in command and "offbeat.agent" not in command and "offbeat.cli" not in command,
+    "workers": lambda command: (
+        "step_worker.py" in command and "offbeat.cli" not in command
+    ),  # an agent is idle beside the workers that it forks
     "servers": lambda command: "offbeat.runtime.server" in command,
 }
 """What a process is, by its command line."""
