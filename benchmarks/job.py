@@ -16,6 +16,8 @@ import torch.distributed as dist
 from benchmarks.processor_time import ROLES, ProcessorTime
 
 HERE = Path(__file__).parent
+PYTHONPATH = os.pathsep.join([str(HERE.parent / "src"), str(HERE.parent)])
+"""Of a job's processes: the checkout that measures is the one that is measured."""
 WAYS = ("shm", "tcp")
 
 
@@ -38,7 +40,7 @@ def run(
             str(Path(folder, "store")),
             *arguments,
         ]
-        environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+        environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
         if way == "tcp":
             environment["OFFBEAT_HOST"] = "apart"
         log = Path(folder, "log")

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from tests.cluster.hosts import Host, Network, why_not
 
-from benchmarks.job import HERE, save, with_cost
+from benchmarks.job import HERE, PYTHONPATH, save, with_cost
 from benchmarks.processor_time import ProcessorTime
 
 
@@ -38,7 +38,7 @@ def run(hosts: list[Host], rate: str, sync: str, wire: str, options: argparse.Na
         agent += [f"--servers={len(hosts)}", "--sync", sync, "--wire", wire, "--max-restarts=0", "--tls" if options.tls else "--no-tls"]
         script = [str(HERE / "step_worker.py"), "--out", str(out), "--store", str(Path(folder, "store"))]
         script += ["--steps", str(options.steps), "--repeats", str(options.repeats), "--late", "0"]
-        environment = {"PYTHONPATH": str(HERE.parent), "OFFBEAT_TOKEN": "only-for-this-benchmark", "GLOO_SOCKET_IFNAME": "eth0"}
+        environment = {"PYTHONPATH": PYTHONPATH, "OFFBEAT_TOKEN": "only-for-this-benchmark", "GLOO_SOCKET_IFNAME": "eth0"}
         logs = [Path(folder, f"log{host.number}") for host in hosts]
         agents = []
         with ProcessorTime() as cost:
