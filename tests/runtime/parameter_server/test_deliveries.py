@@ -79,8 +79,8 @@ class Line:
         fold = {"do": "fold", "version": 1, "parts": [(0, 1.0)], "sums": [], "hyper": None, "scale": 1.0}
         self.shard.apply([fold, self.release(exact=False)])
 
-    def release(self, *, exact: bool) -> dict[str, Any]:
-        return {"do": "release", "worker": 0, "serial": 1, "version": 1, "exact": exact}
+    def release(self, *, exact: bool, anew: bool = False) -> dict[str, Any]:
+        return {"do": "release", "worker": 0, "serial": 1, "version": 1, "exact": exact, "anew": anew}
 
     def receive(self) -> Tensor:
         """Return the parameters that the worker has once its release has come."""
@@ -121,6 +121,20 @@ def test_a_release_without_a_fold_travels_in_buckets_too() -> None:
     line.shard.apply([line.release(exact=False)])
     assert len(line.down.left_at) == NUMBER_OF_BUCKETS
     assert torch.equal(line.receive(), line.parameters())
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_parameters_that_a_worker_has_travel_again_only_if_they_must(sync: str) -> None:
+    line = Line(sync, "float32")
+    line.fold(torch.ones(NUMEL))
+    line.receive()
+    for anew, buckets in ((False, 0), (True, NUMBER_OF_BUCKETS), (False, 0)):
+        line.down.begin()
+        line.shard.apply([line.release(exact=True, anew=anew)])
+        assert len(line.down.left_at) == buckets
+        assert torch.equal(line.receive(), line.parameters())
+    line.fold(torch.ones(NUMEL))
+    assert torch.equal(line.receive(), line.parameters()), "and after a fold all of them"
 
 
 @pytest.mark.parametrize("wire", ["bf16", "int8"])

@@ -29,7 +29,7 @@ def gather_order(effect: Gather) -> Order:
     return {"do": "gather", "worker": effect.worker, "weight": effect.weight}
 
 
-def release_order(effect: Release, serial: int, chief: WorkerId | None, *, begins: bool, exact: bool) -> Order:
+def release_order(effect: Release, serial: int, chief: WorkerId | None, *, begins: bool, exact: bool, anew: bool) -> Order:
     """Return the order of a release.
 
     Args:
@@ -37,6 +37,7 @@ def release_order(effect: Release, serial: int, chief: WorkerId | None, *, begin
         chief: the worker that evaluates and saves.
         begins: True if the job began with this worker's process; False if the process came later.
         exact: True if the parameters travel as float32 whatever the wire format.
+        anew: True if the parameters travel even if the worker has been sent the same before: its copy may be damaged, or not its own.
     """
     return {
         "do": "release",
@@ -47,6 +48,7 @@ def release_order(effect: Release, serial: int, chief: WorkerId | None, *, begin
         "chief": chief,
         "begins": begins,
         "exact": exact,
+        "anew": anew,
         "plan": list(effect.plan),
     }
 

@@ -160,8 +160,8 @@ class ServerCoordinatorSide:
             self._feed(event, now)
 
     def exact(self, worker: WorkerId) -> None:
-        """Send this worker's next parameters as float32, whatever its wire format."""
-        self._dispatcher.next_is_exact(worker)
+        """Send this worker's next parameters as float32, whatever its wire format, and whatever it has."""
+        self._dispatcher.next_is_exact(worker, anew=True)
 
     def check_push(self, worker: WorkerId, header: Mapping[str, Any]) -> None:
         """Check that a push fits the present state.

@@ -36,6 +36,8 @@ class _Slot:
     """Where its parameters are written; None: the worker reads the shard's own memory, or an encoding of it."""
     encoding: ShardEncoding | None = None
     """How its connection encodes; None: it does not."""
+    sent: int | None = None
+    """The count of changes when parameters were last sent as they are; None: never, or the connection encodes."""
     state: OwnState | None = None
     """Optimizer state that belongs to the parameters that the worker provides or has loaded; None: there is none."""
 
@@ -257,6 +259,11 @@ class LiveShard:
         if slot is None:
             return  # the worker is ready at server 0, but never attached here
         header = {"kind": "parameters", **{key: value for key, value in order.items() if key not in ("do", "worker")}}
+        if slot.sent == self._changes and not order["anew"] and not slot.connection.shares_memory:
+            slot.connection.send(header)  # at an epoch's end, mostly
+            return
+        if slot.encoding is None:
+            slot.sent = self._changes
         if _travels_in_buckets(slot, order):
             (delivery or self._delivery(slot)).finish(header)
             return
