@@ -90,6 +90,7 @@ TO_SUPERVISOR: dict[str, dict[str, Any]] = {
     "failed": {"reason": "enough", "mistake": False},
     **FAILING,
     "journal_failed": {"reason": "no space left on device"},
+    "noticed": {"signal": "SIGTERM"},
     "kill": {"worker": 0},
 }
 RELEASE = {"serial": 1, "incarnation": 1, "version": 3, "chief": 0, "begins": True, "plan": [None, None, None]}

@@ -22,6 +22,7 @@ from offbeat.launch.cluster import SUPERVISES, Cluster, pass_on, supervise, take
 from offbeat.launch.engine import Engine
 from offbeat.launch.group import grouped
 from offbeat.launch.local import LocalEngine
+from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.program import Program
 from offbeat.launch.ray_engine import RayEngine, connect
 from offbeat.launch.supervisor import Outcome, Supervisor
@@ -36,6 +37,7 @@ from offbeat.options import (
     MaxRestarts,
     Module,
     NoPreload,
+    NoticeLine,
     NoTorchrunEnv,
     Procs,
     ProgressTimeout,
@@ -103,6 +105,7 @@ def run(
     timeout: Timeout = 10.0,
     progress_timeout: ProgressTimeout = 1800.0,
     grace: Grace = 30.0,
+    notice_command: NoticeLine = None,
     port: Annotated[int, typer.Option(help="The port on which server 0 listens, with --on ray the supervisor; 0: any free port.")] = 0,
     procs_per_worker: Procs = 1,
     no_torchrun_env: NoTorchrunEnv = False,
@@ -161,6 +164,7 @@ def run(
         timeout_s=timeout,
         progress_timeout_s=progress_timeout,
         grace_s=grace,
+        notice_command=notice_command,
         port=port,
         procs_per_worker=procs_per_worker,
         no_torchrun_env=no_torchrun_env,
@@ -184,6 +188,7 @@ def run(
             max_restarts=max_restarts,
             return_s=0.0 if ray is None else ray.start_s,
             grace_s=grace,
+            notice=None if notice_command is None else NoticeCommand(notice_command),
             log_dir=log_dir,
             display=progress,
         )
@@ -225,6 +230,7 @@ def agent(
     progress_timeout: ProgressTimeout = 1800.0,
     start_timeout: StartTimeout = 600.0,
     grace: Grace = 30.0,
+    notice_command: NoticeLine = None,
     listen: Annotated[str, typer.Option(help="The address at which the supervisor listens.  [default: that of the first machine]")] = "",
     advertise: Annotated[str, typer.Option(help="The address at which others reach this machine.  [default: found]")] = "",
     port: Annotated[int, typer.Option(help="The supervisor's port; server n has PORT+1+n. 0: any free port, or the engine's.")] = 0,
@@ -262,6 +268,7 @@ def agent(
         timeout_s=timeout,
         progress_timeout_s=progress_timeout,
         grace_s=grace,
+        notice_command=notice_command,
         port=port,
         procs_per_worker=procs_per_worker,
         no_torchrun_env=no_torchrun_env,
@@ -280,6 +287,7 @@ def agent(
             preload=modules,
             start_s=start_timeout,
             grace_s=grace,
+            notice=None if notice_command is None else NoticeCommand(notice_command),
         )
         raise typer.Exit(take_part(cluster, duties, given_token(token_file), sys.argv[2:]))
     screen = console()

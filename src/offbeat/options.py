@@ -14,6 +14,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.launch.cluster import tls_of
 from offbeat.launch.faults import parse_all, parse_late
 from offbeat.launch.forkserver import POSSIBLE, check_preload
+from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.program import Program
 from offbeat.launch.ray_engine import RayOptions
 from offbeat.policies import rule
@@ -40,6 +41,9 @@ ProgressTimeout = Annotated[
     float, typer.Option(help="Seconds without a call of offbeat after which a worker's script counts as stuck and is killed; 0: never.")
 ]
 Grace = Annotated[float, typer.Option(help="Seconds for scripts to end after Ctrl-C (KeyboardInterrupt) or SIGTERM.")]
+NoticeLine = Annotated[
+    str | None, typer.Option(help="COMMAND to run every few seconds; its status 0 is the notice that this machine will be taken away.")
+]
 Procs = Annotated[int, typer.Option(help="Processes of each worker, the ranks of a torch.distributed group of its own, for DDP or FSDP2.")]
 StartTimeout = Annotated[float, typer.Option(help="Seconds to wait for other machines, at the start and if all are lost.")]
 UseTls = Annotated[bool | None, typer.Option("--tls/--no-tls", help="Encrypt what crosses machines.  [default: if several]")]
@@ -67,6 +71,7 @@ def check(
     wire: str | None = None,
     progress_timeout_s: float = 1800.0,
     grace_s: float = 30.0,
+    notice_command: str | None = None,
     late: Sequence[str] = (),
     preload: Sequence[str] = (),
     log_dir: Path | None = None,
@@ -97,6 +102,8 @@ def check(
         raise ConfigurationError(f"--progress-timeout {progress_timeout_s:g}: must be at least 0.1 seconds, or 0 for no limit")
     if not 0.0 <= grace_s < float("inf"):
         raise ConfigurationError(f"--grace {grace_s:g}: must be a number of seconds of at least 0")
+    if notice_command is not None:
+        NoticeCommand(notice_command)
     program.check()
     check_preload(preload, program)
     spelling, chosen_wire = None, None if wire is None else wire_format(wire)

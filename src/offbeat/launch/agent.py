@@ -25,8 +25,10 @@ from offbeat.launch.environment import common_environment, free_port, server_env
 from offbeat.launch.forkserver import POSSIBLE, Forkserver
 from offbeat.launch.hangs import LivedClock
 from offbeat.launch.local import SERVER_COMMAND
+from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.processes import LocalChild, start
 from offbeat.launch.program import Program
+from offbeat.runtime.job.notices import NOTICES
 from offbeat.runtime.job.settings import TOKEN
 from offbeat.transport.base import Address, Closed, Connection, Message
 from offbeat.transport.hub import SocketHub
@@ -61,6 +63,7 @@ class Duties:
         preload: modules to import once, in a process that workers are forked from.
         start_s: seconds to look for the supervisor.
         grace_s: seconds that processes have to end after a signal to this agent.
+        notice: says when this machine is about to be taken away; None: only signals do.
     """
 
     program: Program
@@ -71,6 +74,7 @@ class Duties:
     preload: Sequence[str]
     start_s: Seconds
     grace_s: Seconds
+    notice: NoticeCommand | None = None
 
 
 class Agent:
@@ -110,7 +114,7 @@ class Agent:
             ConfigurationError: the supervisor does not take this agent.
             JobError: the supervisor is not there, or no longer.
         """
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, *NOTICES)}
         self._hub = SocketHub(self._token)
         try:
             self._preload()
@@ -125,6 +129,8 @@ class Agent:
             if self._forkserver is not None:
                 self._forkserver.child.kill()
             self._hub.close()
+            if self._duties.notice is not None:
+                self._duties.notice.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -212,6 +218,7 @@ class Agent:
             self._start_waiting()
             self._pass_on()
             self._keep_alive()
+            self._look_for_notice()
             self._heed_signals()
             self._supervisor_ended()
 
@@ -307,6 +314,13 @@ class Agent:
             if status is not None and child.drained:
                 del self._children[number]
                 self._tell("ended", child=number, status=status)
+
+    def _look_for_notice(self) -> None:
+        """Treat the notice of the user's command as SIGTERM."""
+        notice = self._duties.notice
+        if notice is not None and not self._signals and self._leaving_at is None and notice.look(self._clock.now()):
+            print(f"offbeat: this machine will be taken away, says --notice-command {notice.command!r}", file=sys.stderr)
+            self._signals.append(signal.SIGTERM)
 
     def _heed_signals(self) -> None:
         """Pass a signal on: to the supervisor, if it is this agent's, or else to the workers of this machine, and end after them."""

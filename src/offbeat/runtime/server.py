@@ -11,14 +11,17 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from offbeat.errors import ConfigurationError, JobError, OffbeatError, ProtocolError
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job import last_words, messages
+from offbeat.runtime.job.notices import NOTICES
 from offbeat.runtime.job.settings import JobSettings, read_addresses, take_token
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message
 from offbeat.transport.hub import SocketHub
@@ -72,6 +75,8 @@ class Server:
         self._early: list[tuple[Connection, Message]] = []
         self._early_orders: list[Message] = []
         """Messages of the supervisor that came before every other server had called."""
+        self._noticed: str | None = None
+        """The signal by which this process was told to leave, until the supervisor has been told."""
         self._status_at: Seconds = 0.0
         """When the last status, or sign of life, was sent to the supervisor."""
 
@@ -313,7 +318,15 @@ class Server:
         if self._coordinator is not None:
             self._coordinator.on_closed(connection, reason, self.now())
 
+    def notice(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal ``number``, which tells this process to leave: the supervisor ends the job in order."""
+        self._noticed = signal.Signals(number).name
+        self._hub.wake()
+
     def _report(self) -> None:
+        if self._noticed is not None:
+            self._supervisor.send({"kind": "noticed", "signal": self._noticed})
+            self._noticed = None
         if self.now() - self._status_at >= STATUS_PERIOD_S:
             self._status_at = self.now()
             if self._coordinator is None:
@@ -359,7 +372,11 @@ def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0, listen: 
     try:
         address = hub.listen(listen, port)
         supervisor.send({"kind": "listening", "number": number, "address": address})
-        Server(number, hub, supervisor).run()
+        server = Server(number, hub, supervisor)
+        if threading.current_thread() is threading.main_thread():
+            for notice in NOTICES:
+                signal.signal(notice, server.notice)
+        server.run()
     except JobEnded:
         return 0
     except OffbeatError as error:

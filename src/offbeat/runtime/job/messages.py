@@ -190,6 +190,7 @@ TO_SUPERVISOR: Final = Kinds(
         "summary": MessageSchema(fields({"summary": plain()})),
         "failed": MessageSchema(fields({"reason": _words, "mistake": flag})),
         **FAILING.kinds,
+        "noticed": MessageSchema(fields({"signal": text(20)})),
         "kill": MessageSchema(fields({"worker": _worker})),
     }
 )

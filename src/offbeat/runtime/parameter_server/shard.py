@@ -258,7 +258,7 @@ class LiveShard:
         slot = self._slots.get(order["worker"])
         if slot is None:
             return  # the worker is ready at server 0, but never attached here
-        header = {"kind": "parameters", **{key: value for key, value in order.items() if key not in ("do", "worker")}}
+        header = {"kind": "parameters", **{key: value for key, value in order.items() if key not in ("do", "worker", "anew")}}
         if slot.sent == self._changes and not order["anew"] and not slot.connection.shares_memory:
             slot.connection.send(header)  # at an epoch's end, mostly
             return
