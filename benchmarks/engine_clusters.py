@@ -178,7 +178,9 @@ class SlurmEngine:
         self._slurm.await_state("idle", *range(SLURM_WORKERS))
         variables = "export OFFBEAT_TOKEN=$(openssl rand -hex 16) OMP_NUM_THREADS=1 COLUMNS=200"
         quoted = " ".join(f"'{word}'" for word in [sys.executable, "-m", "offbeat.agent", *words])
-        script = f"{variables} PYTHONPATH={os.environ.get('PYTHONPATH', '')}\ncd {os.getcwd()}\nsrun --no-kill --kill-on-bad-exit=0 {quoted}"
+        script = (
+            f"{variables} PYTHONPATH={os.environ.get('PYTHONPATH', '')}\ncd {os.getcwd()}\nsrun --no-kill --kill-on-bad-exit=0 {quoted}"
+        )
         nodes = [f"-N{SLURM_WORKERS}", "--ntasks-per-node=1", "--no-kill", "--requeue"]
         self._job = self._slurm.sbatch(script, *nodes)
         self._folder = folder

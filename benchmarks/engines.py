@@ -156,7 +156,9 @@ def show(rows: Sequence[dict[str, Any]]) -> Table:
             return "-" if None in values else f"{scale * max(values):.{digits}f}"  # type: ignore[type-var]
 
         least = min(row["accuracy"] or 0.0 for row in these)
-        spread = f"{min(row['epochs'] for row in these)}-{max(row['epochs'] for row in these)}" if len(these) > 1 else str(these[0]["epochs"])
+        spread = (
+            f"{min(row['epochs'] for row in these)}-{max(row['epochs'] for row in these)}" if len(these) > 1 else str(these[0]["epochs"])
+        )
         gaps = (worst(name, 1e3, 0) for name in ("steady_s", "gap_s", "after_s"))
         times = (worst(name, 1.0, 1) for name in ("detected_s", "back_s"))
         missed = "; ".join(dict.fromkeys(miss for row in these for miss in row["misses"]))

@@ -40,6 +40,21 @@ REFUSED = -1
 """Sent in place of a fork's number if the fork failed, for example because there are too many processes."""
 POSSIBLE = sys.platform.startswith("linux")
 """True if this system can run a forkserver."""
+OPTIMIZERS = "torch._dynamo"
+"""Every PyTorch optimizer imports it when it is made, which takes as long as the import of torch."""
+
+
+def modules_of_agent(named: Sequence[str], *, none: bool) -> list[str]:
+    """Return the modules that an agent's forkserver imports: PyTorch with what its optimizers load, after those that the user names.
+
+    Args:
+        named: the modules of ``--preload``.
+        none: True if each worker is to be a new process (``--no-preload``).
+
+    >>> modules_of_agent(["sklearn.datasets"], none=False), modules_of_agent(["sklearn.datasets"], none=True)
+    (['sklearn.datasets', 'torch._dynamo'], [])
+    """
+    return [] if none else [*named, *(() if OPTIMIZERS in named else (OPTIMIZERS,))]
 
 
 def check_preload(modules: Sequence[str], program: Program) -> None:
