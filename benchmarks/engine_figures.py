@@ -35,7 +35,7 @@ class Return:
 
 
 def clock_offset(records: Iterable[Record]) -> float:
-    """Return what the machine's monotonic clock shows at the journal's time 0: never too early, and too late by the least delay of a metric.
+    """Return what the machine's monotonic clock shows at the journal's time 0, up to the least delay of a metric.
 
     >>> clock_offset([{"kind": "metrics", "t": 2.0, "values": {"monotonic_s": 101.9}}, {"kind": "metrics", "t": 3.0, "values": {}}])
     99.9
@@ -84,7 +84,7 @@ def all_folded_at(records: Iterable[Record], workers: int) -> float | None:
 
 
 def victims(records: Iterable[Record], death: float) -> list[int]:
-    """Return the workers whose process the supervisor has seen end, or be lost with its machine, after ``death``, before all scripts end."""
+    """Return the workers whose process was killed, or was lost with its machine, after ``death``, as the supervisor has seen it."""
     found = {
         record["number"]
         for record in records
@@ -101,9 +101,9 @@ def return_of(records: Sequence[Record], worker: int, death: float) -> Return:
 
     def first(kind: str, after: float, field: str = "worker", **values: Any) -> Record | None:
         for record in records:
-            if record["kind"] == kind and record["t"] > after and record[field] == worker:
-                if all(record[name] == value for name, value in values.items()):
-                    return record
+            found = record["kind"] == kind and record["t"] > after and record[field] == worker
+            if found and all(record[name] == value for name, value in values.items()):
+                return record
         return None
 
     def since(record: Record | None) -> float | None:
@@ -115,9 +115,7 @@ def return_of(records: Sequence[Record], worker: int, death: float) -> Return:
     joined = first("joined", float(dead["t"]))
     folded = None
     if joined is not None:
-        alive = first("state_changed", float(joined["t"]) - 1e-6, state="recovered") or first(
-            "state_changed", float(joined["t"]) - 1e-6, state="alive"
-        )
+        alive = first("state_changed", float(dead["t"]), state="alive")
         if alive is not None:
             folded = first("settle", float(alive["t"]), fate="folded", incarnation=alive["incarnation"])
     return Return(worker, float(dead["t"]) - death, since(started), since(joined), since(folded))

@@ -136,8 +136,10 @@ def misses(row: dict[str, Any]) -> list[str]:
         found.append(f"statuses {row['statuses']}")
     if row["fault"] in ("worker", "actor") and row["gap_s"] > GOALS["worker_gap_s"]:
         found.append(f"others' gap {row['gap_s']:.2f} s")
-    if row["fault"] == "worker" and not (row["back_s"] or 1e9) <= GOALS["worker_back_s"]:
-        found.append(f"back after {row['back_s'] or -1:.1f} s")
+    if row["fault"] == "worker" and row["back_s"] is None:
+        found.append("not back")
+    elif row["fault"] == "worker" and row["back_s"] > GOALS["worker_back_s"]:
+        found.append(f"back after {row['back_s']:.1f} s")
     if row["fault"] in ("node", "drain") and row["after_s"] > GOALS["node_after_s"]:
         found.append(f"others' gap after the detection {row['after_s']:.2f} s")
     return found
@@ -153,7 +155,7 @@ def show(rows: Sequence[dict[str, Any]]) -> Table:
 
         def worst(name: str, scale: float, digits: int, these: Sequence[dict[str, Any]] = these) -> str:
             values = [row.get(name) for row in these]
-            return "-" if None in values else f"{scale * max(values):.{digits}f}"  # type: ignore[type-var]
+            return "-" if None in values else f"{scale * max(values):.{digits}f}"  # type: ignore[type-var, operator]
 
         least = min(row["accuracy"] or 0.0 for row in these)
         spread = (
