@@ -194,7 +194,7 @@ class SlurmEngine:
         return now
 
     def give_back(self) -> None:
-        # A node that is back, without its tasks, before Slurm counts it as down has srun end the whole job ("Cannot communicate with node").
+        # A node that is back, without its tasks, before Slurm counts it as down has srun end the job ("Cannot communicate with node").
         deadline = time.monotonic() + END_S
         while not all(self._slurm.states()[node].startswith("down") for node in self._down):
             assert time.monotonic() < deadline, self._slurm.states()

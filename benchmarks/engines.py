@@ -36,6 +36,8 @@ START_S, RETURN_S = 90.0, 60.0
 """Seconds to wait for a job's first folds, and for lost workers."""
 TAIL_S = 2.0
 """Seconds that a job goes on after the return of the lost workers."""
+ALONE_S = 12.0
+"""Seconds that the others go on where lost workers do not return: Slurm gives up a step 10 s after it has missed a part of it."""
 LOOK_S = 0.1
 GOALS = {"accuracy": 0.96, "worker_gap_s": 0.3, "worker_back_s": 5.0, "node_after_s": 0.5}
 
@@ -119,7 +121,7 @@ def _suffer(cluster: Cluster, tail: Tail, fault: str, options: argparse.Namespac
         tail.wait("the return of the lost workers", back, RETURN_S)
         stop = tail.records[-1]["t"]
     else:
-        stop = tail.records[-1]["t"] + options.steady
+        stop = tail.records[-1]["t"] + ALONE_S
     tail.until(stop + TAIL_S)
     return {"death_t": death, **around(tail.records, death, stop)}
 
