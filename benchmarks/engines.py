@@ -121,6 +121,7 @@ def _suffer(cluster: Cluster, tail: Tail, fault: str, options: argparse.Namespac
         tail.wait("the return of the lost workers", back, RETURN_S)
         stop = tail.records[-1]["t"]
     else:
+        tail.look()
         stop = tail.records[-1]["t"] + ALONE_S
     tail.until(stop + TAIL_S)
     return {"death_t": death, **around(tail.records, death, stop)}
