@@ -3,7 +3,7 @@
 Each row is one job or several (``--repeats``): the worst of each figure. ``others' gap`` is the longest time between two pushes of a worker
 that was not lost, from the death until the lost ones are back; ``after`` counts only from the moment in which the coordinator has noticed
 the loss; ``steady`` is the longest time between two pushes of any worker before the death, for comparison. ``back`` is the time from the
-death until a push of the new process is folded. Needs root; Slurm and Ray are installed by ``make test-cluster``.
+death until a push of the new process is folded; ``load`` is the machine's, over the last minute: a job alone has 4 to 6. Needs root; Slurm and Ray are installed by ``make test-cluster``.
 
     python -m benchmarks.engines --engine torchrun slurm ray --rules bsp "ssp(staleness=3)" dbw majority --json engines.json
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -103,7 +104,7 @@ def run(cluster: Cluster, rule: str, fault: str, folder: Path, options: argparse
     tail.look()
     steady = {"steady_s": steady_gap(tail.records, begun, steady_to)}
     good = {"accuracy": accuracy(tail.records), **epochs(tail.records), "problems": problems(tail.records), "statuses": statuses}
-    return {**found, **steady, **good}
+    return {**found, **steady, **good, "load": os.getloadavg()[0]}
 
 
 def _suffer(cluster: Cluster, tail: Tail, fault: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -151,7 +152,21 @@ def misses(row: dict[str, Any]) -> list[str]:
 def show(rows: Sequence[dict[str, Any]]) -> Table:
     """Return a table with the worst of each figure for each engine, rule and fault."""
     table = Table(title="digits: accuracy in %, gaps in ms, times in s; worst of the jobs", title_justify="left")
-    for name in ("engine", "rule", "fault", "jobs", "accuracy", "steady", "others' gap", "after", "noticed", "back", "epochs", "misses"):
+    for name in (
+        "engine",
+        "rule",
+        "fault",
+        "jobs",
+        "accuracy",
+        "steady",
+        "others' gap",
+        "after",
+        "noticed",
+        "back",
+        "epochs",
+        "load",
+        "misses",
+    ):
         table.add_column(name, justify="left" if name in ("engine", "rule", "fault", "misses") else "right")
     for key in dict.fromkeys((row["engine"], row["rule"], row["fault"]) for row in rows):
         these = [row for row in rows if (row["engine"], row["rule"], row["fault"]) == key]
@@ -166,8 +181,9 @@ def show(rows: Sequence[dict[str, Any]]) -> Table:
         )
         gaps = (worst(name, 1e3, 0) for name in ("steady_s", "gap_s", "after_s"))
         times = (worst(name, 1.0, 1) for name in ("detected_s", "back_s"))
+        load = f"{max(row['load'] for row in these):.1f}"
         missed = "; ".join(dict.fromkeys(miss for row in these for miss in row["misses"]))
-        table.add_row(*key, str(len(these)), f"{100 * least:.1f}", *gaps, *times, spread, missed)
+        table.add_row(*key, str(len(these)), f"{100 * least:.1f}", *gaps, *times, spread, load, missed)
     return table
 
 
