@@ -3,7 +3,8 @@
 Each row is one job or several (``--repeats``): the worst of each figure. ``others' gap`` is the longest time between two pushes of a worker
 that was not lost, from the death until the lost ones are back; ``after`` counts only from the moment in which the coordinator has noticed
 the loss; ``steady`` is the longest time between two pushes of any worker before the death, for comparison. ``back`` is the time from the
-death until a push of the new process is folded; ``load`` is the machine's, over the last minute: a job alone has 4 to 6. Needs root; Slurm and Ray are installed by ``make test-cluster``.
+death until a push of the new process is folded; ``load`` is the machine's, over the last minute, to tell rows that other work has
+disturbed. Needs root; Slurm and Ray are installed by ``make test-cluster``.
 
     python -m benchmarks.engines --engine torchrun slurm ray --rules bsp "ssp(staleness=3)" dbw majority --json engines.json
 """
