@@ -20,6 +20,7 @@ from offbeat.journal.summary import Tally
 from offbeat.launch.agent import Duties
 from offbeat.launch.cluster import SUPERVISES, Cluster, pass_on, supervise, take_part, tls_of
 from offbeat.launch.engine import Engine
+from offbeat.launch.forkserver import modules_of_agent
 from offbeat.launch.group import grouped
 from offbeat.launch.local import LocalEngine
 from offbeat.launch.notice import NoticeCommand
@@ -145,7 +146,7 @@ def run(
         tls_key=tls_key,
         tls_ca=tls_ca,
     )
-    modules = preload or ([] if ray is None or no_preload else ["torch"])
+    modules = (preload or []) if ray is None else modules_of_agent(preload or [], none=no_preload)
     settings = check(
         program=program,
         workers=workers,
@@ -220,7 +221,9 @@ def agent(
     slow: Slow = None,
     kill: Kill = None,
     late: LateReplies = None,
-    preload: Annotated[list[str] | None, typer.Option(help="MODULE to import once; workers are forks of that process.")] = None,
+    preload: Annotated[
+        list[str] | None, typer.Option(help="MODULE to import once, beside PyTorch; workers are forks of that process.")
+    ] = None,
     no_preload: NoPreload = False,
     journal: JournalFile = None,
     summary: SummaryFile = None,
@@ -249,7 +252,7 @@ def agent(
     if not 0.0 < start_timeout < float("inf"):
         raise ConfigurationError(f"--start-timeout {start_timeout:g}: must be a number of seconds above 0")
     program = Program(script, tuple(context.args), module=module)
-    modules = [] if no_preload else preload or ["torch"]
+    modules = modules_of_agent(preload or [], none=no_preload)
     settings = check(
         program=program,
         workers=task.size * nproc_per_node,
