@@ -69,7 +69,7 @@ class Line:
         else:
             self.encoding = WorkerEncoding(self.up, layout, span, wire, self.push, self.pull)
         header = {"kind": "attach", "worker": 0, "wire": wire}
-        self.shard.attach(WorkerId(0), self.down, Message(header, EMPTY, ()), in_place=False)  # type: ignore[arg-type]
+        self.shard.attach(WorkerId(0), self.down, Message(header, EMPTY, ()), in_place=False)
         self.shard.apply([{"do": "enter", "worker": 0}])
 
     def fold(self, gradient: Tensor) -> None:
@@ -155,5 +155,5 @@ def test_a_gradient_is_decoded_as_it_arrives() -> None:
         line.encoding.encode(number)
     line.up.send_ahead("push", line.encoding.encode(1)[0], len(line.encoding._encoded_push))  # no bucket, but the rest
     line.server.poll(None)
-    line.shard.decode(line.down)  # type: ignore[arg-type]
+    line.shard.decode(line.down)
     assert torch.equal(came, values)
