@@ -169,6 +169,22 @@ def mapping(check_value: Check, most: int = 1000) -> Check:
     return check
 
 
+def variant(key: str, checks: Mapping[str, Check]) -> Check:
+    """Accept a map whose field ``key`` names one of these checks, and that passes it."""
+    names = one_of(*checks)
+
+    def check(value: Any) -> None:
+        if type(value) is not dict:
+            raise Unfit("a map", shown(value))
+        try:
+            names(value.get(key))
+        except Unfit as unfit:
+            raise _at(key, unfit) from None
+        checks[value[key]](value)
+
+    return check
+
+
 def plain(depth: int = 12) -> Check:
     """Accept lists and maps of numbers, texts and None, nested at most ``depth`` deep: data that the receiver checks further."""
 

@@ -37,6 +37,10 @@ _PATIENCE_MS = 1000
 BUSY = "too many handshakes at the same time: connect again"
 _ANCILLARY_NBYTES = socket.CMSG_SPACE(4 * wire.VERIFIED.descriptors) if hasattr(socket, "CMSG_SPACE") else 0
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_WAITING_DESCRIPTORS_MAX = 2 * wire.VERIFIED.descriptors
+"""Most descriptors that may have come before the frame that announces them: those of one frame, and of the next."""
+UNVERIFIED_NBYTES = 1 << 16
+"""Most bytes that a peer may send before it has proved the token. An honest peer sends about 200 for each attempt to connect."""
 
 
 class Busy(Exception):
@@ -202,6 +206,10 @@ class StreamConnection(Connection):
                 if nbytes == 0:
                     return messages, Closed(self._why_ended())
                 self.bytes_received += nbytes
+                if not self.gate.open and self.bytes_received > UNVERIFIED_NBYTES:
+                    raise ProtocolError(
+                        f"the peer sent {self.bytes_received} bytes and has not proved the token (expected at most {UNVERIFIED_NBYTES})"
+                    )
                 self._reader.received(nbytes)
                 while (frame := self._reader.next_frame()) is not None:
                     self._take(frame, messages)
@@ -213,7 +221,7 @@ class StreamConnection(Connection):
             self.must_retry = True
             return messages, Closed(f"refused: {BUSY}")
         except ProtocolError as error:
-            self._refuse(str(error))
+            self.refuse(str(error))
             return messages, Closed(str(error))
         except RefusedError as error:
             if isinstance(self.sock, TlsSocket) and str(error) == CLEAR:
@@ -238,6 +246,9 @@ class StreamConnection(Connection):
                 descriptors = array.array("i")
                 descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
                 self._received_descriptors.extend(descriptors)
+        if (waiting := len(self._received_descriptors)) > (_WAITING_DESCRIPTORS_MAX if self.gate.open else 0):
+            expected = f"at most {_WAITING_DESCRIPTORS_MAX}" if self.gate.open else "none before it has proved the token"
+            raise ProtocolError(f"the peer sent {waiting} file descriptors that no message announces (expected {expected})")
         if flags & socket.MSG_CTRUNC:
             raise ProtocolError("file descriptors were lost: more came than announced, or this process has too many open (ulimit -n)")
         return nbytes
@@ -267,7 +278,7 @@ class StreamConnection(Connection):
         try:
             answer = self.gate.answer(header)
         except RefusedError as error:
-            self._refuse(str(error))
+            self.refuse(str(error))
             raise
         if answer is not None:
             self._send_internal(answer)
@@ -322,7 +333,7 @@ class StreamConnection(Connection):
 
     def ask_to_retry(self) -> None:
         """Refuse a peer whose handshake is not done, and ask it to connect again."""
-        self._refuse(BUSY)
+        self.refuse(BUSY)
 
     def reconnect(self, sock: socket.socket | TlsSocket, gate: Handshake) -> None:
         """Continue over another socket after the peer has asked for it. Unsent messages are sent there."""
@@ -331,7 +342,7 @@ class StreamConnection(Connection):
             self.sock, self.gate, self.must_retry = sock, gate, False
             self._reader, self._outbox = FrameReader(self._place), Outbox(sock)
 
-    def _refuse(self, reason: str) -> None:
+    def refuse(self, reason: str) -> None:
         """Tell the peer why the connection ends, if it can be told at once."""
         with contextlib.suppress(OSError):
             self._send_internal({"_refused": reason[:1024]})
