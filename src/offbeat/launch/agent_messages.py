@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from offbeat.transport.schema import Kinds, MessageSchema, fields, flag, many, maybe, number, one_of, text, whole
+from offbeat.transport.schema import Kinds, MessageSchema, Unfit, fields, flag, many, maybe, number, one_of, shown, text, whole
 
 _child: Final = whole()
 _words: Final = text(1 << 16)
@@ -12,8 +12,13 @@ _SEATS_MAX: Final = 1 << 16
 
 
 def _variables(value: Any) -> None:
-    """Accept variables as [name, value, name, value, ...]."""
-    many(text(1 << 20), 1000)(value)
+    """Accept variables as [name, value, name, value, ...]: those that a process can be started with."""
+    many(text(1 << 17), 1000)(value)
+    for index, part in enumerate(value):
+        if "\0" in part or (index % 2 == 0 and (not part or "=" in part)):
+            raise Unfit("names and values of variables", f"{shown(part)} at {index}")
+    if len(value) % 2:
+        raise Unfit("a value for each name", shown(value))
 
 
 HELLO: Final = "agent"

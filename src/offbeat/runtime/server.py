@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -130,7 +130,10 @@ class Server:
         if connection is self._supervisor:
             if isinstance(item, Closed):
                 raise JobError("the supervisor is gone")
-            self._on_supervisor(item)
+            try:
+                self._on_supervisor(item)
+            except ProtocolError as error:
+                raise JobError(f"{error}, and a server does not outlive the connection to its supervisor") from error
         elif isinstance(item, Closed):
             self._on_closed(connection, item.reason)
         elif connection not in self._refused:
@@ -148,9 +151,9 @@ class Server:
 
     def _on_supervisor(self, message: Message) -> None:
         header, coordinator = message.header, self._coordinator
-        match messages.FROM_SUPERVISOR.check(header, "the supervisor"):
+        match messages.FROM_SUPERVISOR.check(header, "the supervisor", len(message.payload), len(message.memory)):
             case "job":
-                self._begin(JobSettings.from_wire(header["settings"]), header["servers"])
+                self._begin(*self._job_of(header))
             case "finish":
                 self._finish(header["ok"], header["reason"])
             case _ if coordinator is None:
@@ -162,11 +165,23 @@ class Server:
             case "ended":
                 coordinator.on_ended(header["worker"], self.now())
 
-    def _begin(self, settings: JobSettings, servers: str) -> None:
+    def _job_of(self, header: Mapping[str, Any]) -> tuple[JobSettings, Sequence[Address]]:
+        """Return the job's settings, and where its servers listen. Raises `ProtocolError` if they cannot be read, or came before."""
+        if self._settings is not None:
+            raise ProtocolError("the supervisor sent 'job' a second time (expected once)")
+        try:
+            return JobSettings.from_wire(header["settings"]), read_addresses(header["servers"])
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            raise ProtocolError(
+                f"the supervisor sent 'job' with settings or servers that cannot be read: {type(error).__name__} (expected those of this "
+                "version of offbeat)"
+            ) from None
+
+    def _begin(self, settings: JobSettings, servers: Sequence[Address]) -> None:
         """Begin after every server listens: server 0 waits for the calls of the others."""
         self._settings = settings
         if self._number > 0:
-            self._to_coordinator = self._hub.connect(read_addresses(servers)[0])
+            self._to_coordinator = self._hub.connect(servers[0])
             self._to_coordinator.send({"kind": "shard", "number": self._number})
         elif settings.servers == 1:
             self._open()
@@ -236,7 +251,9 @@ class Server:
         number = message.header.get("number_of_optimizer", 0)
         if number not in self._live_shards:
             raise ProtocolError("server 0 sent 'orders' before 'setup' (expected 'setup' first)")
-        for version, norms in self._live_shards[number].apply(message.header["orders"]):
+        shard = self._live_shards[number]
+        messages.check_orders(message.header["orders"], of_shard=shard.orders_of_shard)
+        for version, norms in shard.apply(message.header["orders"]):
             self._tell_coordinator(number, {"kind": "measured", "version": version, "norms": norms})
 
     def _on_failing(self, connection: Connection, message: Message) -> None:

@@ -78,6 +78,8 @@ class BlockShard(LiveShard):
         now: the job's clock, in seconds.
     """
 
+    orders_of_shard = True
+
     def __init__(
         self,
         number: int,

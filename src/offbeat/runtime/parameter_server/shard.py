@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -144,6 +144,9 @@ class LiveShard:
         if self._encoded is None:
             self._encoded = EncodedParameters(self._layout, self._span, self._memory)
         return self._encoded
+
+    orders_of_shard: ClassVar[bool] = False
+    """True if the orders are those of a rule of shard scope."""
 
     def worker_at(self, connection: Connection) -> WorkerId | None:
         """Return the worker that has attached over this connection; None if none has."""
