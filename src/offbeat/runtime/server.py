@@ -22,6 +22,7 @@ from offbeat.runtime.job import last_words, messages
 from offbeat.runtime.job.settings import JobSettings, read_addresses, take_token
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message
 from offbeat.transport.hub import SocketHub
+from offbeat.transport.schema import shown
 from offbeat.types import Seconds
 
 if TYPE_CHECKING:
@@ -253,7 +254,12 @@ class Server:
             raise ProtocolError("server 0 sent 'orders' before 'setup' (expected 'setup' first)")
         shard = self._live_shards[number]
         messages.check_orders(message.header["orders"], of_shard=shard.orders_of_shard)
-        for version, norms in shard.apply(message.header["orders"]):
+        shard.check_orders(message.header["orders"])
+        try:
+            measured = shard.apply(message.header["orders"])
+        except KeyError as error:
+            raise ProtocolError(f"server 0 sent 'orders' about a worker or a push that is not known here: {error}") from error
+        for version, norms in measured:
             self._tell_coordinator(number, {"kind": "measured", "version": version, "norms": norms})
 
     def _on_failing(self, connection: Connection, message: Message) -> None:
@@ -303,6 +309,11 @@ class Server:
                 shard.attach(header["worker"], connection, message, in_place=header["in_place"])
                 connection.send({"kind": "attached"})
             case "push":
+                if ("push" in header) != shard.orders_of_shard:
+                    expected = "one" if shard.orders_of_shard else "none at this server"
+                    raise ProtocolError(
+                        f"{name} sent 'push' with push = {shown(header.get('push'))} (expected {expected}, under this rule)"
+                    )
                 shard.decode(connection)
                 shard.take(header["worker"], header["number"], message.payload)
                 fields = {field: header[field] for field in PASSED_ON if field in header}

@@ -47,6 +47,18 @@ def shown(value: Any) -> str:
     return f"a {kind} of length {len(value)}" if isinstance(value, str | bytes | list | tuple | dict) else f"a {kind}"
 
 
+REASON_MAX: Final = 1024
+
+
+def readable(text: str) -> str:
+    """Return what a peer has written, for people: at most `REASON_MAX` characters, and none that moves the cursor of a terminal.
+
+    >>> readable("no\\x1b[2J room")
+    'no?[2J room'
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:REASON_MAX])
+
+
 def whole(low: int = 0, high: int = LARGEST) -> Check:
     """Accept an integer from ``low`` to ``high``, both included; no bool."""
     expected = f"an integer from {low} to {high if high < LARGEST else '2**62'}"

@@ -25,6 +25,7 @@ from offbeat.transport import wire
 from offbeat.transport.base import Buffer, Closed, Connection, Message, PartArrived, SharedMemory
 from offbeat.transport.handshake import CLEAR_TEXT, Handshake
 from offbeat.transport.outbox import Outbox, Piece
+from offbeat.transport.schema import named, readable, shown
 from offbeat.transport.shm import MemoryBlock
 from offbeat.transport.tls import CLEAR, AwaitsPeerError, TlsSocket
 from offbeat.transport.wire import Frame, FrameReader, Header
@@ -264,7 +265,7 @@ class StreamConnection(Connection):
             reason = header["_refused"]
             if reason == BUSY and not self.gate.open:
                 raise Busy
-            raise RefusedError(f"refused: {reason[:1024] if isinstance(reason, str) else type(reason).__name__}")
+            raise RefusedError(f"refused: {readable(reason) if isinstance(reason, str) and reason else 'the peer gives no reason'}")
         if not self.gate.open:
             self._pass_gate(header)
             return
@@ -304,9 +305,13 @@ class StreamConnection(Connection):
         name, sent_nbytes = region
         bound = self._regions.get(name)
         if bound is None:
-            raise ProtocolError(f"region {name!r} of {sent_nbytes} bytes came, but it is not bound here; bound are {sorted(self._regions)}")
+            raise ProtocolError(
+                f"region {named(name)} of {shown(sent_nbytes)} bytes came, but it is not bound here; bound are {sorted(self._regions)}"
+            )
         if sent_nbytes != len(bound) or nbytes != (0 if self.shares_memory else sent_nbytes):
-            raise ProtocolError(f"region {name!r} came with {sent_nbytes} bytes (payload {nbytes}), but {len(bound)} bytes are bound here")
+            raise ProtocolError(
+                f"region {name!r} came with {shown(sent_nbytes)} bytes (payload {nbytes}), but {len(bound)} bytes are bound here"
+            )
         if bound.readonly and nbytes:
             raise ProtocolError(f"region {name!r} of {sent_nbytes} bytes came, but what is bound here cannot be written")
         return bound if nbytes else wire.EMPTY

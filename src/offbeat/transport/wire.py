@@ -17,6 +17,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from offbeat.errors import ProtocolError
+from offbeat.transport.schema import named, shown
 
 Header: TypeAlias = dict[str, Any]
 Placing: TypeAlias = Callable[[Header, int], memoryview]
@@ -124,11 +125,11 @@ def part(regions: Mapping[str, memoryview], name: object, start: object, stop: o
     """
     bound = regions.get(name) if isinstance(name, str) else None
     if bound is None:
-        raise ProtocolError(f"a part of region {name!r} came, but it is not bound here; bound are {sorted(regions)}")
+        raise ProtocolError(f"a part of region {named(name)} came, but it is not bound here; bound are {sorted(regions)}")
     if bound.readonly:
         raise ProtocolError(f"a part of region {name!r} came, but what is bound here cannot be written")
     if not (type(start) is int and type(stop) is int and 0 <= start < stop <= len(bound)):
-        raise ProtocolError(f"bytes {start!r} to {stop!r} of region {name!r} came, but {len(bound)} bytes are bound here")
+        raise ProtocolError(f"bytes {shown(start)} to {shown(stop)} of region {name!r} came, but {len(bound)} bytes are bound here")
     return bound[start:stop]
 
 

@@ -159,14 +159,16 @@ FROM_SHARD: Final = Kinds(
 """From another server to server 0, after its first message."""
 
 _PLAN: Final = many(plain(), 16)
+_factor = number(-1e38, 1e38)
+"""Torch refuses larger ones for float32."""
 
 
 def _parts(*each: Check) -> Check:
     """Accept the parts of a fold: a worker each, the number of its push in rules of shard scope, and a weight."""
-    return many(row(_worker, *each, number()), WORKERS_MAX)
+    return many(row(_worker, *each, _factor), WORKERS_MAX)
 
 
-_FOLD: Final = {"version": whole(), "hyper": plain(), "scale": number()}
+_FOLD: Final = {"version": whole(), "hyper": plain(), "scale": _factor}
 _RELEASE: Final = {"serial": whole(), "incarnation": whole(), "version": whole(), "chief": maybe(_worker), "begins": flag, "plan": _PLAN}
 _of_worker = fields({"worker": _worker})
 _orders_of_all: Final = {
@@ -174,7 +176,7 @@ _orders_of_all: Final = {
     "forget": _of_worker,
     "initialise": _of_worker,
     "state": _of_worker,
-    "gather": fields({"worker": _worker, "weight": number()}),
+    "gather": fields({"worker": _worker, "weight": _factor}),
     "release": fields({"worker": _worker, "exact": flag, **_RELEASE}),
 }
 JOB_ORDERS: Final = many(
