@@ -74,6 +74,31 @@ FROM_SERVER_0: dict[str, dict[str, Any]] = {
     "setup": {"layout": LAYOUT, "optimizer": OPTIMIZER, "sync": "asp", "servers": 2},
     "orders": {"orders": [{"do": "release", "worker": 0}]},
 }
+ORDERS: dict[str, dict[str, Any]] = {
+    f"orders {order['do']}": {"orders": [order]}
+    for order in (
+        {"do": "enter", "worker": 2},
+        {"do": "initialise", "worker": 2},
+        {"do": "state", "worker": 2},
+        {"do": "forget", "worker": 2},
+        {"do": "gather", "worker": 2, "weight": 1.0},
+        {"do": "fold", "version": 1, "parts": [[2, 0.5]], "sums": [], "hyper": HYPER, "scale": 1.0},
+        {"do": "discard", "worker": 2, "number": 8},
+        {"do": "publish", "workers": [2], "chief": 0},
+        {
+            "do": "release",
+            "worker": 2,
+            "serial": 1,
+            "version": 1,
+            "incarnation": 1,
+            "chief": 0,
+            "begins": True,
+            "exact": False,
+            "plan": [None, None, None],
+        },
+    )
+}
+"""Orders of server 0, one of each kind."""
 FROM_SUPERVISOR: dict[str, dict[str, Any]] = {
     "job": {"settings": {"workers": 3, "servers": 1, "slow": [], "kill": [], "late": []}, "servers": "[]"},
     "finish": {"ok": True, "reason": "enough"},
