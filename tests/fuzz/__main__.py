@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument("--growth", type=int, default=32, metavar="MIB", help="most growth of memory after the first fifth")
     args = parser.parse_args()
     began = time.monotonic()
-    report = attack(args.frames, args.seed, [receiver for receiver in RECEIVERS if not args.only or receiver.name in args.only])
+    report = attack(args.frames, args.seed, [receiver for receiver in RECEIVERS if not args.only or receiver.name in args.only], watch=True)
     seconds = time.monotonic() - began
     print(table(report))
     for finding in report.findings:

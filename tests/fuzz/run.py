@@ -58,17 +58,20 @@ class Report:
         return sum(count.total() for count in self.counts.values())
 
 
-def attack(frames: int, seed: int, receivers: Sequence[type[Receiver]] = RECEIVERS) -> Report:
-    """Let each receiver have its share of so many frames, in turns, so that memory is looked at while all are under attack."""
+def attack(frames: int, seed: int, receivers: Sequence[type[Receiver]] = RECEIVERS, *, watch: bool = False) -> Report:
+    """Let each receiver have its share of so many frames, in turns; ``watch``: look at memory and open files, which takes seconds."""
     report = Report({receiver.name: Counter() for receiver in receivers})
     made = [receiver(random.Random(f"{receiver.name} {seed}")) for receiver in receivers]
     with Tracebacks() as tracebacks, _one_thread():
         for number in range(frames):
-            if number == int(WARM * frames):
+            if watch and number == int(WARM * frames):
                 report.memory, report.files = (_memory(made), 0), (_files(), 0)
             receiver = made[number % len(made)]
             _one(report, receiver, tracebacks, f"frame {number} of seed {seed}")
-        report.memory, report.files = (report.memory[0], _memory(made)), (report.files[0], _files())
+        if watch:
+            report.memory, report.files = (report.memory[0], _memory(made)), (report.files[0], _files())
+        for receiver in made:
+            receiver.close()
     return report
 
 

@@ -111,6 +111,7 @@ class ServerReceiver(Receiver):
         self.others.close()
         for block in self.blocks:
             block.close()
+        del self.server, self.line, self.blocks  # the memory of the job goes with them
 
     def worker(self, number: int, *, provides: bool = False) -> MemoryConnection:
         """A worker that has joined at server 0."""
