@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from offbeat.errors import ConfigurationError, JobError
+from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.launch.agent_messages import HELLO, TO_AGENT
 from offbeat.launch.agents import LOOPBACK_NET, beat_of
 from offbeat.launch.environment import common_environment, free_port, server_environment
@@ -214,7 +214,10 @@ class Agent:
             pipes = [pipe for child in self._all_children() for pipe in child.pipes()] if self._unheard < UNHEARD_MAX else []
             for connection, item in self._hub.poll(POLL_S, pipes):
                 if connection is self._connection:
-                    self._on_item(item)
+                    try:
+                        self._on_item(item)
+                    except ProtocolError as error:
+                        self._cut_off(str(error))
             self._start_waiting()
             self._pass_on()
             self._keep_alive()
@@ -284,8 +287,15 @@ class Agent:
                 self._waiting.clear()
             elif ready or header["role"] != "worker":
                 del self._waiting[number]
-                self._children[number] = child = self._start(header)
-                self._tell("started", child=number, pid=child.pid)
+                try:
+                    self._children[number] = child = self._start(header)
+                except (OSError, ValueError) as error:
+                    why = f"offbeat: {header['role']} {header['number']} cannot be started: {error}\n"
+                    self._tell("said", [why.encode()], child=number, error=True)
+                    self._unheard += 1
+                    self._tell("ended", child=number, status=1)
+                else:
+                    self._tell("started", child=number, pid=child.pid)
 
     def _start(self, header: Mapping[str, Any]) -> LocalChild:
         flat = header["variables"]

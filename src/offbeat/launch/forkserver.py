@@ -141,16 +141,16 @@ class Forkserver:
         """Read the messages that have come, up to the number of a new fork, which is returned."""
         while not self.over and select.select([self._channel], [], [], timeout_s)[0]:
             message = {}
-            with contextlib.suppress(ConnectionResetError):
+            with contextlib.suppress(ConnectionResetError, ValueError, RecursionError):  # what is no JSON is taken for the end, too
                 message = json.loads(self._channel.recv(MESSAGE_BYTES) or "{}")
             match message:
-                case {"forked": pid}:
-                    return int(pid)
-                case {"ended": pid, "status": status}:
+                case {"forked": int(pid)}:
+                    return pid
+                case {"ended": int(pid), "status": int(status)}:
                     self._statuses[pid] = status
                 case {"ready": _}:
                     self._ready = True
-                case {"failed": reason}:
+                case {"failed": str(reason)}:
                     self.failure = reason
                 case _:
                     self.over = True

@@ -201,7 +201,7 @@ class Supervisor:
             if isinstance(item, Message):
                 if self._engine.on_message(connection, item):
                     continue
-                self._on_message(connection, item.header)
+                self._on_message(connection, item)
                 for number in [number for number, server in self._connections.items() if server is connection]:
                     self._server_watch.heard(number, self._clock.now(), loading=item.header.get("kind") == "loading")
             else:
@@ -216,17 +216,17 @@ class Supervisor:
         while not ready() and time.monotonic() < deadline:
             self._serve(POLL_S)
 
-    def _on_message(self, connection: Connection, header: dict[str, Any]) -> None:
+    def _on_message(self, connection: Connection, message: Message) -> None:
+        header = message.header
         try:
-            kind = messages.TO_SUPERVISOR.check(header, connection.peer)
+            kind = messages.TO_SUPERVISOR.check(header, connection.peer, len(message.payload), len(message.memory))
             fresh = kind == "listening" and header["number"] in self._servers and header["number"] not in self._connections
             # A server whose port is taken sends 'failed' before 'listening'.
             starting = kind == "failed" and len(self._connections) < len(self._servers)
             if not fresh and not starting and connection not in self._connections.values():
                 raise ProtocolError(f"{connection.peer} sent {kind!r} but is no server of this job")
         except ProtocolError as error:
-            self._display.note(f"{error}: message ignored")
-            connection.close()
+            self._refuse(connection, error)
             return
         match kind:
             case "listening":
@@ -262,6 +262,16 @@ class Supervisor:
                 if to_kill is not None and to_kill.child is not None:
                     self._display.note(f"killing worker {header['worker']}, as ordered by --kill")
                     to_kill.child.signal(signal.SIGKILL)
+
+    def _refuse(self, connection: Connection, error: ProtocolError) -> None:
+        """Close the connection of a peer that has broken the protocol. Without a server the job ends."""
+        connection.close()
+        servers = [number for number, server in self._connections.items() if server is connection]
+        if not servers:
+            self._display.note(f"{error}: its connection is closed")
+        for number in servers:
+            del self._connections[number]
+            self._failure = self._failure or (f"server {number} broke the protocol: {error}", False)
 
     def _check_servers(self) -> None:
         for number, child in self._servers.items():

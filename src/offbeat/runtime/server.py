@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -25,6 +25,7 @@ from offbeat.runtime.job.notices import NOTICES
 from offbeat.runtime.job.settings import JobSettings, read_addresses, take_token
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message
 from offbeat.transport.hub import SocketHub
+from offbeat.transport.schema import shown
 from offbeat.types import Seconds
 
 if TYPE_CHECKING:
@@ -135,7 +136,10 @@ class Server:
         if connection is self._supervisor:
             if isinstance(item, Closed):
                 raise JobError("the supervisor is gone")
-            self._on_supervisor(item)
+            try:
+                self._on_supervisor(item)
+            except ProtocolError as error:
+                raise JobError(f"{error}, and a server does not outlive the connection to its supervisor") from error
         elif isinstance(item, Closed):
             self._on_closed(connection, item.reason)
         elif connection not in self._refused:
@@ -153,9 +157,9 @@ class Server:
 
     def _on_supervisor(self, message: Message) -> None:
         header, coordinator = message.header, self._coordinator
-        match messages.FROM_SUPERVISOR.check(header, "the supervisor"):
+        match messages.FROM_SUPERVISOR.check(header, "the supervisor", len(message.payload), len(message.memory)):
             case "job":
-                self._begin(JobSettings.from_wire(header["settings"]), header["servers"])
+                self._begin(*self._job_of(header))
             case "finish":
                 self._finish(header["ok"], header["reason"])
             case _ if coordinator is None:
@@ -167,11 +171,23 @@ class Server:
             case "ended":
                 coordinator.on_ended(header["worker"], self.now())
 
-    def _begin(self, settings: JobSettings, servers: str) -> None:
+    def _job_of(self, header: Mapping[str, Any]) -> tuple[JobSettings, Sequence[Address]]:
+        """Return the job's settings, and where its servers listen. Raises `ProtocolError` if they cannot be read, or came before."""
+        if self._settings is not None:
+            raise ProtocolError("the supervisor sent 'job' a second time (expected once)")
+        try:
+            return JobSettings.from_wire(header["settings"]), read_addresses(header["servers"])
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            raise ProtocolError(
+                f"the supervisor sent 'job' with settings or servers that cannot be read: {type(error).__name__} (expected those of this "
+                "version of offbeat)"
+            ) from None
+
+    def _begin(self, settings: JobSettings, servers: Sequence[Address]) -> None:
         """Begin after every server listens: server 0 waits for the calls of the others."""
         self._settings = settings
         if self._number > 0:
-            self._to_coordinator = self._hub.connect(read_addresses(servers)[0])
+            self._to_coordinator = self._hub.connect(servers[0])
             self._to_coordinator.send({"kind": "shard", "number": self._number})
         elif settings.servers == 1:
             self._open()
@@ -241,7 +257,14 @@ class Server:
         number = message.header.get("number_of_optimizer", 0)
         if number not in self._live_shards:
             raise ProtocolError("server 0 sent 'orders' before 'setup' (expected 'setup' first)")
-        for version, norms in self._live_shards[number].apply(message.header["orders"]):
+        shard = self._live_shards[number]
+        messages.check_orders(message.header["orders"], of_shard=shard.orders_of_shard)
+        shard.check_orders(message.header["orders"])
+        try:
+            measured = shard.apply(message.header["orders"])
+        except KeyError as error:
+            raise ProtocolError(f"server 0 sent 'orders' about a worker or a push that is not known here: {error}") from error
+        for version, norms in measured:
             self._tell_coordinator(number, {"kind": "measured", "version": version, "norms": norms})
 
     def _on_failing(self, connection: Connection, message: Message) -> None:
@@ -291,6 +314,11 @@ class Server:
                 shard.attach(header["worker"], connection, message, in_place=header["in_place"])
                 connection.send({"kind": "attached"})
             case "push":
+                if ("push" in header) != shard.orders_of_shard:
+                    expected = "one" if shard.orders_of_shard else "none at this server"
+                    raise ProtocolError(
+                        f"{name} sent 'push' with push = {shown(header.get('push'))} (expected {expected}, under this rule)"
+                    )
                 shard.decode(connection)
                 shard.take(header["worker"], header["number"], message.payload)
                 fields = {field: header[field] for field in PASSED_ON if field in header}

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from offbeat.core.effects import Fold, Gather, Release
 from offbeat.core.events import Folded
+from offbeat.errors import ProtocolError
 from offbeat.tensors.shard import SquaredNorms
 from offbeat.types import Version, WorkerId
 
@@ -70,8 +71,13 @@ class Measurements:
         self._lr[version] = lr
 
     def note(self, version: Version, norms: SquaredNorms) -> None:
-        """Add one shard's measurement of a fold."""
-        self._seen.setdefault(version, []).append(norms)
+        """Add one shard's measurement of a fold. Raises `ProtocolError` if no such measurement is awaited."""
+        if version not in self._lr:
+            raise ProtocolError(f"a measurement of version {version} came (expected one of a fold that is not measured by all servers yet)")
+        seen = self._seen.setdefault(version, [])
+        if seen and len(seen[0].parts) != len(norms.parts):
+            raise ProtocolError(f"a measurement of version {version} has {len(norms.parts)} parts (expected {len(seen[0].parts)})")
+        seen.append(norms)
 
     def complete(self) -> list[Folded]:
         """Return the measurements that have become complete, by version, each once."""

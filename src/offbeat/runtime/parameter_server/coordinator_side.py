@@ -227,7 +227,10 @@ class ServerCoordinatorSide:
     def _arrived(self, header: Mapping[str, Any], shard: int, now: Seconds) -> None:
         """Feed the arrival of a gradient at one shard, under rules of shard scope."""
         event = pushed(header["worker"], header["push"], shard)
-        assert isinstance(self._dispatcher, PerShardDispatcher)
+        if not isinstance(self._dispatcher, PerShardDispatcher):
+            raise ProtocolError(
+                f"worker {event.worker} sent 'push' with its description to server {shard} (expected at server 0 only, under this rule)"
+            )
         self._dispatcher.arriving(event, header["number"])
         self._schedules.note(event.worker, header)
         self._feed(event, now)

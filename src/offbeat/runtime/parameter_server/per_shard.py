@@ -17,7 +17,7 @@ from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.runtime.coordination.arrivals import OPEN_MAX
 from offbeat.runtime.job.settings import ANY, JobSettings, Late
 from offbeat.runtime.parameter_server.deliveries import Delivery
-from offbeat.runtime.parameter_server.shard import LiveShard, ShardMeasurements
+from offbeat.runtime.parameter_server.shard import LiveShard, ShardMeasurements, passed_on
 from offbeat.tensors.layout import Layout, Span
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.tensors.shard import SquaredNorms
@@ -77,6 +77,8 @@ class BlockShard(LiveShard):
         seed: decides which blocks are late.
         now: the job's clock, in seconds.
     """
+
+    orders_of_shard = True
 
     def __init__(
         self,
@@ -169,8 +171,7 @@ class BlockShard(LiveShard):
         return None
 
     def _release(self, order: Mapping[str, Any], delivery: Delivery | None) -> None:
-        fields = {key: value for key, value in order.items() if key not in ("do", "worker")}
-        header = {"kind": "parameters", "shard": self._number, "block": self._version, **fields}
+        header = {"kind": "parameters", "shard": self._number, "block": self._version, **passed_on(order)}
         if order["worker"] in self._slots:  # otherwise it is ready at server 0, but never attached here
             self._slots[order["worker"]].connection.send(header, payload=(bytes(self._memory),))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -18,7 +18,7 @@ from offbeat.tensors.averaging import AveragingShard
 from offbeat.tensors.blocks import OwnState
 from offbeat.tensors.buckets import buckets_of
 from offbeat.tensors.layout import Layout, Memory, Span
-from offbeat.tensors.optimizers import OptimizerSpec
+from offbeat.tensors.optimizers import OptimizerSpec, check_changed
 from offbeat.tensors.shard import Shard, SquaredNorms
 from offbeat.tensors.wire_formats import Encoded
 from offbeat.transport.base import Connection, Message, SharedMemory
@@ -147,6 +147,16 @@ class LiveShard:
             self._encoded = EncodedParameters(self._layout, self._span, self._memory)
         return self._encoded
 
+    orders_of_shard: ClassVar[bool] = False
+    """True if the orders are those of a rule of shard scope."""
+
+    def check_orders(self, orders: Sequence[Mapping[str, Any]]) -> None:
+        """Check the settings of folds. Raises `ProtocolError` if the optimizer cannot make a step with them."""
+        for order in orders if self._shard is not None else ():
+            if order.get("hyper") is not None:
+                assert self._shard is not None
+                check_changed(self._shard.spec, order["hyper"])
+
     def worker_at(self, connection: Connection) -> WorkerId | None:
         """Return the worker that has attached over this connection; None if none has."""
         return self._workers.get(connection)
@@ -258,7 +268,7 @@ class LiveShard:
         slot = self._slots.get(order["worker"])
         if slot is None:
             return  # the worker is ready at server 0, but never attached here
-        header = {"kind": "parameters", **{key: value for key, value in order.items() if key not in ("do", "worker", "anew")}}
+        header = {"kind": "parameters", **passed_on(order)}
         if slot.sent == self._changes and not order["anew"] and not slot.connection.shares_memory:
             slot.connection.send(header)  # at an epoch's end, mostly
             return
@@ -291,6 +301,11 @@ class LiveShard:
         assert self._shard is not None, "rules that exchange parameters keep optimizer state in the workers"
         pieces, payload = self._shard.state()
         connection.send({"kind": "state", "pieces": pieces}, payload=payload)
+
+
+def passed_on(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a release that the worker gets. Those that begin with ``_`` are the transport's own."""
+    return {key: value for key, value in order.items() if key not in ("do", "worker", "anew") and not key.startswith("_")}
 
 
 def _travels_in_buckets(slot: _Slot, order: Mapping[str, Any]) -> bool:
