@@ -386,10 +386,8 @@ def chaos(
     patience: Annotated[float, typer.Option(help="Seconds without a record in the journal after which the job counts as hanging.")] = 120.0,
     no_baseline: Annotated[bool, typer.Option("--no-baseline", help="Do not run the undisturbed job first.")] = False,
     baseline: Annotated[Path | None, typer.Option(help="Compare with this JOURNAL of an undisturbed job, and run none.")] = None,
-    journal: Annotated[
-        Path | None, typer.Option(help="FILE that the command writes its journal to, where its words do not say so.")
-    ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the result to this file, as JSON.")] = None,
+    journal: Annotated[Path | None, typer.Option(help="FILE with the journal of the command, where its words do not name it.")] = None,
+    result: Annotated[Path | None, typer.Option("--json", help="Write the result to this file, as JSON.")] = None,
 ) -> None:
     """Inject faults into the job that the command after -- runs, and check its journal. Status 0: every check held."""
     chosen = secrets.randbelow(1 << 16) if seed is None else seed
@@ -407,7 +405,7 @@ def chaos(
         no_baseline=no_baseline,
         compare=baseline,
         journal=journal,
-        result=json,
+        result=result,
     )
     verdict = chaos_command.run(options, RealClock(), console())
     if not verdict.ok:

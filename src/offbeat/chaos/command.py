@@ -119,7 +119,7 @@ def check(
         if why is not None:
             raise ConfigurationError(f"--faults cut: {why}; leave cut out")
         if job.local:
-            raise ConfigurationError(f"--faults cut: {' '.join(job.words[:2])} {NO_LINKS}; start agents on hosts, or leave cut out")
+            raise ConfigurationError(f"--faults cut: this job {NO_LINKS}; start agents on hosts, or leave cut out")
     return Options(
         job=job,
         chances=of,

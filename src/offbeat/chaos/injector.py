@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from offbeat.chaos.schedule import Fault
+from offbeat.chaos.schedule import KINDS, Fault
 from offbeat.types import Seconds
 
 PROOF_S: Final[Seconds] = 10.0
@@ -22,6 +22,7 @@ LEAVE_S: Final[Seconds] = 60.0
 PERIOD_S: Final[Seconds] = 0.25
 """Of ``slow``: once stopped and once running."""
 LOOK_S: Final[Seconds] = 0.05
+GONE: Final = {**dict.fromkeys(KINDS, "it was gone already"), "cut": "its links cannot be taken down", "disk": "no process writes to it"}
 
 
 class Victim(Protocol):
@@ -164,7 +165,7 @@ class Injector:
                 self._hold(victim, entry, victim.down(), now)
                 self._prove(entry, lambda: victim.state() == "down", now, min(PROOF_S, entry.fault.seconds))
         if not entry.done:
-            entry.note = "it was gone, or refused"
+            entry.note = GONE[entry.fault.kind]
 
     def _hold(self, victim: Victim, entry: Injected, done: bool, now: Seconds) -> None:
         entry.done = done

@@ -14,7 +14,7 @@ TARGETS: Final = ("worker", "server", "supervisor", "agent", "forkserver")
 DEFAULT_KINDS: Final = ("kill", "stop", "slow")
 """After ``term`` a worker does not return, so that it is not drawn unless it is asked for."""
 GROUPS: Final = {"worker": 50.0, "server": 20.0, "freeze": 15.0, "cut": 10.0, "other": 5.0}
-"""Shares of the groups of faults. ``worker`` and ``server``: their processes die; ``freeze``: a process stops or is slowed down, and goes on;
+"""Shares of the groups of faults. ``worker``, ``server``: such a process dies. ``freeze``: a process stops or is slowed down, and goes on.
 ``other``: the supervisor, an agent or the forkserver dies, or the disk under the journal is full."""
 
 SHORT: Final = (0.1, 0.6)
@@ -96,9 +96,8 @@ def chances(kinds: Collection[str], targets: Collection[str], mix: Mapping[str, 
             weights[cell] = mix.get(group, 0.0) * part / sum(own) if sum(own) else 0.0
     total = sum(weights.values())
     if not total > 0.0:
-        raise ConfigurationError(
-            f"--faults {','.join(kinds)} on --targets {','.join(targets)} with these shares of --mix: nothing can happen"
-        )
+        asked = f"--faults {','.join(kinds)} --targets {','.join(targets)}"
+        raise ConfigurationError(f"{asked}: with these shares of --mix nothing can happen")
     return {cell: weight / total for cell, weight in weights.items()}
 
 
