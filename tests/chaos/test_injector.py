@@ -89,3 +89,14 @@ def test_whatever_is_drawn_nothing_stays_stopped_or_down(seed: int, workers: int
         signals = [what for who, what in machine.log if who == name and what in ("SIGSTOP", "SIGCONT", "SIGKILL", "SIGTERM")]
         for before, after in pairwise(signals):
             assert before != "SIGSTOP" or after == "SIGCONT", "a stopped process was hit by another fault"
+
+
+def test_a_proof_that_the_end_of_the_job_overtakes_is_looked_for_once_more() -> None:
+    machine = FakeMachine(2)
+    for victim in machine.victims.values():
+        victim.deaf = True
+    injector = Injector(machine, iter([fault("kill", 0.0), fault("kill", 0.0, pick=0.5)]), START)
+    injector.tick(START)
+    machine.victims[0].now = ""
+    injector.release(START + 0.01)
+    assert [entry.proved for entry in injector.done] == [True, None]

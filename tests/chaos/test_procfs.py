@@ -123,7 +123,9 @@ def test_a_full_disk_is_a_limit_of_the_writer_that_is_lifted_again(mark: str, tm
 
 @pytest.mark.skipif(links.why_not() is not None, reason=str(links.why_not()))
 def test_the_links_of_a_host_go_down_and_come_back_with_their_routes(mark: str) -> None:
-    setup = "ip link add d0 type veth peer name d1 && ip addr add 10.1.2.3/24 dev d0 && ip link set d0 up && ip route add default via 10.1.2.1"
+    setup = (
+        "ip link add d0 type veth peer name d1 && ip addr add 10.1.2.3/24 dev d0 && ip link set d0 up && ip route add default via 10.1.2.1"
+    )
     words = ["unshare", "--net", "sh", "-c", f"ip link set lo up && {setup} && echo ready && exec cat"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as host:
         assert host.stdout is not None
@@ -135,5 +137,5 @@ def test_the_links_of_a_host_go_down_and_come_back_with_their_routes(mark: str) 
         assert found.devices() == ["d0"] and "default" in routes
         assert found.down() and found.are_down() and "default" not in found._ip("route", "show")
         found.up()
-        assert found.devices() == ["d0"] and found._ip("route", "show").split() == routes.split()
+        assert found.devices() == ["d0"] and found._ip("route", "show") == routes
         found.close()

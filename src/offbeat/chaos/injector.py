@@ -97,6 +97,7 @@ class Injector:
         self._order = 0
         self._held: dict[str, tuple[Victim, Injected]] = {}
         """By name: what is stopped or down."""
+        self._unproved: list[tuple[Injected, Callable[[], bool]]] = []
 
     @property
     def exhausted(self) -> bool:
@@ -118,14 +119,13 @@ class Injector:
             times.append(self._start + self._next.at_s)
         return min(times, default=now + 1.0)
 
-    def stop(self) -> None:
-        """Begin no further fault; what is under way goes on to its end."""
-        self._next = None
-
     def release(self, now: Seconds) -> None:
         """Let everything go on that a fault has stopped, and drop what was due."""
-        self.stop()
+        self._next = None
         self._due.clear()
+        for entry, seen in self._unproved:
+            entry.proved = seen() or None  # unknown: the job has ended before it could be seen
+        self._unproved.clear()
         for victim, entry in self._held.values():
             victim.signal(signal.SIGCONT) if entry.fault.kind in ("stop", "slow") else victim.up()
             entry.until = now
@@ -195,16 +195,16 @@ class Injector:
 
     def _prove(self, entry: Injected, seen: Callable[[], bool], now: Seconds, within: Seconds) -> None:
         if entry.done:
+            self._unproved.append((entry, seen))
             self._look(entry, seen, now, now + within)
 
     def _look(self, entry: Injected, seen: Callable[[], bool], now: Seconds, deadline: Seconds) -> None:
-        if seen():
-            entry.proved = True
-        elif now >= deadline:
-            entry.proved = False
-            entry.note = f"not seen within {deadline - entry.at:.1f} s"
-        else:
+        if not (found := seen()) and now < deadline:
             self._later(now + LOOK_S, lambda then: self._look(entry, seen, then, deadline))
+            return
+        entry.proved = found
+        entry.note = "" if found else f"not seen within {deadline - entry.at:.1f} s"
+        self._unproved.remove((entry, seen))
 
     def _later(self, due: Seconds, what: Callable[[Seconds], None]) -> None:
         self._order += 1

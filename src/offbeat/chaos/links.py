@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 TOOLS = ("ip", "nsenter")
+FLAGS = ("linkdown", "dead")
+"""What ``ip route show`` says of a route's state, which ``ip route replace`` does not take."""
 
 
 def why_not() -> str | None:
@@ -43,7 +45,7 @@ class Links:
     def devices(self) -> list[str]:
         """Return the devices that are up, without loopback."""
         found: list[dict[str, Any]] = json.loads(self._ip("-json", "link", "show", "up") or "[]")
-        return [one["ifname"] for one in found if "LOOPBACK" not in one.get("flags", ())]
+        return [one["ifname"] for one in found if "LOOPBACK" not in one.get("flags", ("LOOPBACK",))]  # one that is down is an empty object
 
     def down(self) -> bool:
         """Take every device down. Returns False if there is none, or it cannot be done."""
@@ -61,7 +63,7 @@ class Links:
     def up(self) -> None:
         """Bring back what `down` has taken, and the routes over it."""
         for words in [["link", "set", device, "up"] for device in self._cut] + [
-            ["route", "replace", *line.split()] for line in self._routes
+            ["route", "replace", *(word for word in line.split() if word not in FLAGS)] for line in self._routes
         ]:
             self._ip(*words, check=False)
         self._cut, self._routes = [], []
