@@ -387,6 +387,7 @@ def chaos(
     no_baseline: Annotated[bool, typer.Option("--no-baseline", help="Do not run the undisturbed job first.")] = False,
     baseline: Annotated[Path | None, typer.Option(help="Compare with this JOURNAL of an undisturbed job, and run none.")] = None,
     journal: Annotated[Path | None, typer.Option(help="FILE with the journal of the command, where its words do not name it.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="The job's --timeout, where the command does not say it.  [default: 10]")] = None,
     result: Annotated[Path | None, typer.Option("--json", help="Write the result to this file, as JSON.")] = None,
 ) -> None:
     """Inject faults into the job that the command after -- runs, and check its journal. Status 0: every check held."""
@@ -405,6 +406,7 @@ def chaos(
         no_baseline=no_baseline,
         compare=baseline,
         journal=journal,
+        timeout_s=timeout,
         result=result,
     )
     verdict = chaos_command.run(options, RealClock(), console())

@@ -47,6 +47,7 @@ MISTAKES = [
     (("--time", "-3", *JOB), "--time -3: must be a number above 0"),
     (("--count", "0", *JOB), "--count 0: must be a number above 0"),
     (("--patience", "inf", *JOB), "--patience inf: must be a number above 0"),
+    (("--timeout", "5", *JOB), "--timeout 5: the options of run say it; leave it out"),
     (("--no-baseline", "--baseline", "j", *JOB), "--no-baseline and --baseline j: leave out one of them"),
     (
         ("--journal", "j", "--", *RUN, "--journal", "k", SCRIPT),

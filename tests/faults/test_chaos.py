@@ -1,4 +1,4 @@
-"""``offbeat chaos`` on a real job: a few kills and stops, all of which the job survives, and a server's death, which ends it as documented."""
+"""``offbeat chaos`` on real jobs: kills and stops that a job survives, and the death of a server, which ends it as documented."""
 
 from __future__ import annotations
 

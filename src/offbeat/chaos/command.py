@@ -95,6 +95,7 @@ def check(
     no_baseline: bool,
     compare: Path | None,
     journal: Path | None,
+    timeout_s: Seconds | None,
     result: Path | None,
 ) -> Options:
     """Check the options of ``chaos`` and return them. No process is started.
@@ -104,7 +105,7 @@ def check(
     """
     if not sys.platform.startswith("linux"):
         raise ConfigurationError(f"offbeat chaos needs /proc and pidfd, which {sys.platform} does not have: run it on Linux")
-    for name, value in (("mtbf", mtbf_s), ("time", time_s), ("patience", patience_s), ("count", count)):
+    for name, value in (("mtbf", mtbf_s), ("time", time_s), ("patience", patience_s), ("count", count), ("timeout", timeout_s)):
         if value is not None and not 0.0 < value < float("inf"):
             raise ConfigurationError(f"--{name} {value:g}: must be a number above 0")
     if no_baseline and compare is not None:
@@ -113,7 +114,7 @@ def check(
         raise ConfigurationError(f"--json {result}: there is no folder {result.absolute().parent}")
     kinds, hit = _names(faults), _names(targets)
     of = chances(kinds, hit, {**GROUPS, **_shares(mix)})
-    job = job_command(words, parse, journal)
+    job = job_command(words, parse, journal, timeout_s)
     if "cut" in kinds:
         why = links.why_not()
         if why is not None:
@@ -150,13 +151,14 @@ def _shares(mix: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def job_command(words: Sequence[str], parse: Parse, journal: Path | None = None) -> JobCommand:
+def job_command(words: Sequence[str], parse: Parse, journal: Path | None = None, timeout_s: Seconds | None = None) -> JobCommand:
     """Return the command of a job with what its options say.
 
     Args:
         words: after ``--``.
         parse: of the options of ``run`` and ``agent``.
         journal: where the command writes its journal, if its words do not say it.
+        timeout_s: its timeout, likewise.
 
     Raises:
         ConfigurationError: there is no command, it cannot be found, or its journal is not known.
@@ -173,12 +175,14 @@ def job_command(words: Sequence[str], parse: Parse, journal: Path | None = None)
             named = given.get("journal")
             if named is not None and journal is not None:
                 raise ConfigurationError(f"--journal {journal}: the command has a --journal of its own, {named}; leave out one of them")
+            if timeout_s is not None:
+                raise ConfigurationError(f"--timeout {timeout_s:g}: the options of {name} say it; leave it out")
             path = None if named is None else Path(named)
             local = name == "run" and given.get("on") == "local"
             return JobCommand(tuple(words), path, place + 1, float(given["timeout"]), int(given["max_restarts"]), local)
     if journal is None:
         raise ConfigurationError(f"{words[0]}: no 'offbeat run' or 'offbeat agent' in this command; name its journal with --journal FILE")
-    return JobCommand(tuple(words), journal, None)
+    return JobCommand(tuple(words), journal, None, 10.0 if timeout_s is None else timeout_s)
 
 
 # Running.
