@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -197,6 +198,7 @@ def run(options: Options, clock: Clock, screen: Console) -> Verdict:
     """
     folder = Path(tempfile.mkdtemp(prefix="offbeat-chaos-"))
     kept = True
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing stays stopped
     try:
         baseline, gap_s = _baseline(options, clock, screen, folder)
         journal = _journal(options, folder / "faults.jsonl")
@@ -219,6 +221,7 @@ def run(options: Options, clock: Clock, screen: Console) -> Verdict:
         verdict = judge(seen)
         kept = not verdict.ok
     finally:
+        signal.signal(signal.SIGTERM, before)
         if not kept:
             shutil.rmtree(folder, ignore_errors=True)
     _report(options, screen, verdict, ended, None if baseline is None else rate(baseline))

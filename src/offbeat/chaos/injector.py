@@ -19,6 +19,8 @@ PROOF_S: Final[Seconds] = 10.0
 """Seconds within which a signal must show in ``/proc``, on a machine that is busy with other things."""
 LEAVE_S: Final[Seconds] = 60.0
 """The same for a worker that is told to leave: it finishes its step, and saves, within ``--grace``."""
+SEVERAL: Final = -1
+"""In place of a worker's number: the workers of a host."""
 PERIOD_S: Final[Seconds] = 0.25
 """Of ``slow``: once stopped and once running."""
 LOOK_S: Final[Seconds] = 0.05
@@ -34,7 +36,7 @@ class Victim(Protocol):
 
     @property
     def worker(self) -> int | None:
-        """Return the number of a worker's process; None: it is none, or its number is not known."""
+        """Return the number of the worker that it is, or `SEVERAL`; None: it is none, or its number is not known."""
 
     def signal(self, number: signal.Signals) -> bool:
         """Send a signal. Returns False if the process is gone, or is not the one that was found: then nothing is sent."""

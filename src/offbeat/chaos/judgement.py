@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from offbeat.chaos.injector import Injected
+from offbeat.chaos.injector import SEVERAL, Injected
 from offbeat.chaos.observation import Hit, Observation, pauses
 from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError
@@ -50,17 +50,16 @@ class Evidence:
     """The longest time between two folds there."""
 
     def hits(self) -> list[Hit]:
-        """Return the faults in the journal's time. A loss of links counts as one that all may wait for."""
-        found = []
-        for entry in self.injected:
-            if entry.done:
-                at = entry.at - self.offset_s
-                until = at if entry.until is None else entry.until - self.offset_s
-                if entry.fault.target != "worker" and entry.fault.kind in ("kill", "term"):
-                    until = at + self.timeout_s  # what hangs together with it dies within that time
-                worker = entry.worker if entry.fault.target == "worker" else None
-                found.append(Hit(at, until, worker, entry.fault.duty if entry.fault.kind == "slow" else 1.0))
-        return found
+        """Return the faults in the journal's time. Workers rightly wait while one lasts that hit no worker."""
+        return [self._hit(entry) for entry in self.injected if entry.done]
+
+    def _hit(self, entry: Injected) -> Hit:
+        fault, at = entry.fault, entry.at - self.offset_s
+        until = at if entry.until is None else entry.until - self.offset_s
+        if fault.target not in ("worker", "link") and fault.kind in ("kill", "term"):
+            until = at + self.timeout_s  # what hangs together with it dies within that time
+        unknown = SEVERAL if fault.target == "worker" else None
+        return Hit(at, until, unknown if entry.worker is None else entry.worker, fault.duty if fault.kind == "slow" else 1.0)
 
 
 class Check(NamedTuple):
@@ -134,7 +133,7 @@ def end_of(seen: Evidence) -> tuple[str, str]:
     end = seen.observation.end
     if seen.status == 0 and (end.get("ok") or not end):
         return (FINISHED, str(end["reason"])) if end else (LOST, "status 0, and the journal has no end")
-    if seen.timed and seen.status == STOPPED:
+    if seen.timed and (seen.status == STOPPED or str(end.get("reason", "")).startswith("stopped by SIGTERM")):
         return FINISHED, "told to end when the time was over"
     why = documented(seen)
     if why is not None:

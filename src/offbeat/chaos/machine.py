@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from offbeat.chaos import links, procfs
-from offbeat.chaos.injector import Victim
+from offbeat.chaos.injector import SEVERAL, Victim
 from offbeat.chaos.procfs import Process
 from offbeat.chaos.schedule import chosen
 from offbeat.chaos.tail import Tail
@@ -46,7 +46,7 @@ class ProcessVictim:
 class _Thing:
     """What is no process."""
 
-    worker = None
+    worker: int | None = None
 
     def signal(self, number: signal.Signals) -> bool:
         return False
@@ -58,10 +58,12 @@ class LinkVictim(_Thing):
     Args:
         found: they.
         name: in words.
+        supervises: True if the supervisor is on this host; otherwise only workers are, for whom nobody may wait longer than the timeout.
     """
 
-    def __init__(self, found: links.Links, name: str) -> None:
+    def __init__(self, found: links.Links, name: str, *, supervises: bool) -> None:
         self._links, self.name = found, name
+        self.worker = None if supervises else SEVERAL
 
     def state(self) -> str:
         return "down" if self._links.are_down() else "up"
@@ -169,9 +171,13 @@ class LinuxMachine:
             journal = JournalVictim(self._tail.path, lambda: procfs.holders(self._tail.path, self.processes()))
             return None if journal.name in busy else journal
         if target == "link":
-            names = {pid: f"the links of the host of process {pid}" for pid, supervises in self.hosts() if self._own_host or not supervises}
-            place = chosen(pick, [place for place, name in enumerate(names.values()) if name not in busy], len(names))
-            return None if place is None else LinkVictim(links.Links(list(names)[place]), list(names.values())[place])
+            hosts = [(pid, supervises) for pid, supervises in self.hosts() if self._own_host or not supervises]
+            names = [f"the links of the host of process {pid}" for pid, _ in hosts]
+            place = chosen(pick, [place for place, name in enumerate(names) if name not in busy], len(names))
+            if place is None:
+                return None
+            pid, supervises = hosts[place]
+            return LinkVictim(links.Links(pid), names[place], supervises=supervises)
         there = {number: victim for number, victim in self.victims(target).items() if victim.name not in busy}
         total = {"worker": self._tail.workers, "server": self._tail.servers}.get(target, len(there))
         number = chosen(pick, there, total)

@@ -5,7 +5,6 @@ Whatever happens here, also Ctrl-C, nothing stays stopped or cut off, and no pro
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import signal
@@ -22,6 +21,7 @@ from offbeat.chaos.machine import LinuxMachine
 from offbeat.chaos.observation import Observation
 from offbeat.chaos.schedule import Fault
 from offbeat.chaos.tail import Tail
+from offbeat.journal.file import read
 from offbeat.journal.records import Record
 from offbeat.journal.summary import Tally
 from offbeat.types import Seconds
@@ -96,9 +96,12 @@ class Run:
         """Run it to its end, with these faults from the first push of every worker on.
 
         Raises:
+            ConfigurationError: in the place of the journal is a file that is none.
             OSError: the command cannot be started.
         """
-        with contextlib.suppress(FileNotFoundError):
+        if self._journal.exists():
+            if self._journal.stat().st_size:
+                next(read(self._journal))  # what is no journal is left as it is
             self._journal.unlink()  # an old one would be read as this job's
         with (self._folder / "out").open("wb") as out, (self._folder / "err").open("wb") as err:
             environment = {**os.environ, procfs.MARK: self._mark}

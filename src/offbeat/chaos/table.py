@@ -43,10 +43,10 @@ def _hit(done: list[Injected], kind: str, target: str) -> str:
 
 
 def _goodput(verdict: Verdict, baseline_rate: float | None) -> str:
-    there = f"the workers were there {verdict.present:.1%} of the time"
+    there = f"workers were there {verdict.present:.1%} of the time"
     if verdict.goodput is None or baseline_rate is None:
         return f"{verdict.figures['samples_per_s']:,.0f} samples/s; {there}; no undisturbed job to compare with"
-    part = f", which is {verdict.goodput / verdict.present:.1%} of that" if verdict.present > 0 else ""
+    part = f", and did {verdict.goodput / verdict.present:.1%} of what these could" if verdict.present > 0 else ""
     return f"{verdict.goodput:.1%} of {baseline_rate:,.0f} samples/s; {there}{part}"
 
 
