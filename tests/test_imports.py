@@ -148,6 +148,16 @@ def test_the_tally_that_the_server_keeps_knows_nothing_but_records(path: str) ->
     assert not outside, f"{path} is arithmetic over records, with the standard library only; it imports {outside}"
 
 
+@pytest.mark.parametrize("name", ["schedule", "injector", "observation", "judgement"])
+def test_faults_are_drawn_and_judged_without_the_machine(name: str) -> None:
+    """Time and the machine are arguments; the schedule's random numbers come from its seed."""
+    shell = {f"offbeat.chaos.{other}" for other in ("clock", "machine", "procfs", "links", "run", "command")}
+    impure = [
+        name for _, name in imports(ROOT / "chaos" / f"{name}.py") if name in shell or name.split(".")[0] in IMPURE_STANDARD - {"random"}
+    ]
+    assert impure == []
+
+
 @pytest.mark.parametrize("path", [p for p in sources() if room_of(p) in PURE], ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_pure_core_imports_nothing_impure(path: Path) -> None:
     allowed = (set(sys.stdlib_module_names) - IMPURE_STANDARD) | PURE_THIRD_PARTY | {"offbeat"}

@@ -20,6 +20,10 @@ class FakeVictim:
     deaf: bool = False
     """True: signals are sent, and nothing comes of them."""
 
+    @property
+    def key(self) -> str:
+        return self.name
+
     def signal(self, number: signal.Signals) -> bool:
         if self.now in ("", "up", "down"):
             return False
@@ -56,8 +60,8 @@ class FakeMachine:
 
     def choose(self, target: str, pick: float, busy: set[str]) -> Victim | None:
         if target in ("link", "journal"):
-            return None if self.link.name in busy else self.link
-        there = {number: victim for number, victim in self.victims.items() if victim.now and victim.name not in busy}
+            return None if self.link.key in busy else self.link
+        there = {number: victim for number, victim in self.victims.items() if victim.now and victim.key not in busy}
         number = chosen(pick, there, self.workers)
         return None if number is None else there[number]
 

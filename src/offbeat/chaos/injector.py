@@ -35,6 +35,10 @@ class Victim(Protocol):
         """Return which one, in words."""
 
     @property
+    def key(self) -> str:
+        """Return what tells it from all others, for its whole life."""
+
+    @property
     def worker(self) -> int | None:
         """Return the number of the worker that it is, or `SEVERAL`; None: it is none, or its number is not known."""
 
@@ -55,7 +59,7 @@ class Machine(Protocol):
     """Where the job runs."""
 
     def choose(self, target: str, pick: float, busy: set[str]) -> Victim | None:
-        """Return the victim that a fault hits (`schedule.chosen`), not one of the names ``busy``; None: there is none."""
+        """Return the victim that a fault hits (`schedule.chosen`), not one of the keys ``busy``; None: there is none."""
 
     def last(self, victim: Victim) -> bool:
         """Return True if no other worker would be left that has not been told to leave."""
@@ -98,7 +102,7 @@ class Injector:
         self._due: list[tuple[Seconds, int, Callable[[Seconds], None]]] = []
         self._order = 0
         self._held: dict[str, tuple[Victim, Injected]] = {}
-        """By name: what is stopped or down."""
+        """By key: what is stopped or down."""
         self._unproved: list[tuple[Injected, Callable[[], bool]]] = []
 
     @property
@@ -172,7 +176,7 @@ class Injector:
     def _hold(self, victim: Victim, entry: Injected, done: bool, now: Seconds) -> None:
         entry.done = done
         if done:
-            self._held[victim.name] = victim, entry
+            self._held[victim.key] = victim, entry
             self._later(now + entry.fault.seconds, lambda then: self._let_go(victim, entry, then))
 
     def _let_go(self, victim: Victim, entry: Injected, now: Seconds) -> None:
@@ -181,7 +185,7 @@ class Injector:
         else:
             victim.up()
         entry.until = now
-        self._held.pop(victim.name, None)
+        self._held.pop(victim.key, None)
 
     # slow: stopped and running in turn.
 

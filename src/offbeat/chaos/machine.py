@@ -29,6 +29,7 @@ class ProcessVictim:
     def __init__(self, process: Process, name: str, worker: int | None, mark: str) -> None:
         self._process, self._mark = process, mark
         self.name, self.worker = name, worker
+        self.key = f"{process.pid} {process.start}"  # its name may change, once its number is known
 
     def signal(self, number: signal.Signals) -> bool:
         return procfs.send(self._process, number, self._mark)
@@ -47,6 +48,11 @@ class _Thing:
     """What is no process."""
 
     worker: int | None = None
+    name: str
+
+    @property
+    def key(self) -> str:
+        return self.name
 
     def signal(self, number: signal.Signals) -> bool:
         return False
@@ -138,21 +144,30 @@ class LinuxMachine:
         return found
 
     def victims(self, target: str) -> dict[int, ProcessVictim]:
-        """Return the processes of a role by number; those without a number are counted in the order of their start."""
+        """Return the processes of a role by number.
+
+        The number of a new fork is not known until the journal is written. Forks take the numbers that are missing, in the order of their
+        start; where one fork and one number are left, they belong together.
+        """
         processes = self.processes()
         roles = procfs.roles(processes, self._tail.pids)
-        numbered: dict[int, ProcessVictim] = {}
-        for one in processes:
-            role, number = roles[one.pid]
-            if role == target:
-                place = len(numbered) if number is None else number
-                while place in numbered:
-                    place += 1
-                known = number if role == "worker" else None
-                numbered[place] = ProcessVictim(
-                    one, f"{target} {place}" if number is not None else f"{target} (pid {one.pid})", known, self._mark
-                )
+        own = [(one, roles[one.pid][1]) for one in processes if roles[one.pid][0] == target]
+        known = {number: one for one, number in own if number is not None}
+        others = [one for one in processes if roles[one.pid][0] == target and one not in known.values()]
+        free = [number for number in range(max(self.total(target), len(own))) if number not in known]
+        sure = target in ("worker", "server") and len(others) == 1 and len(free) == 1
+        numbered = {number: self._victim(one, target, number) for number, one in known.items()}
+        for one, number in zip(others, free, strict=False):
+            numbered[number] = self._victim(one, target, number if sure else None)
         return numbered
+
+    def _victim(self, process: Process, target: str, number: int | None) -> ProcessVictim:
+        name = f"{target} (pid {process.pid})" if number is None else f"{target} {number}"
+        return ProcessVictim(process, name, number if target == "worker" else None, self._mark)
+
+    def total(self, target: str) -> int:
+        """Return how many processes of a role the job has when none is away; 0: not known."""
+        return {"worker": self._tail.workers, "server": self._tail.servers}.get(target, 0)
 
     def hosts(self) -> list[tuple[int, bool]]:
         """Return the hosts that have a network of their own: the oldest process there, and whether the supervisor is on it."""
@@ -178,17 +193,16 @@ class LinuxMachine:
                 return None
             pid, supervises = hosts[place]
             return LinkVictim(links.Links(pid), names[place], supervises=supervises)
-        there = {number: victim for number, victim in self.victims(target).items() if victim.name not in busy}
-        total = {"worker": self._tail.workers, "server": self._tail.servers}.get(target, len(there))
-        number = chosen(pick, there, total)
+        there = {number: victim for number, victim in self.victims(target).items() if victim.key not in busy}
+        number = chosen(pick, there, self.total(target) or len(there))
         return None if number is None else there[number]
 
     def last(self, victim: Victim) -> bool:
-        others = self.victims("worker").values()
-        if not any(other.name == victim.name for other in others):
+        workers = {other.key for other in self.victims("worker").values()}
+        if victim.key not in workers:
             return False
-        self._noticed &= {other.name for other in others}
-        if all(other.name in self._noticed or other.name == victim.name for other in others):
+        self._noticed &= workers
+        if workers <= self._noticed | {victim.key}:
             return True
-        self._noticed.add(victim.name)
+        self._noticed.add(victim.key)
         return False
