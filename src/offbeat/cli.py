@@ -367,7 +367,7 @@ def simulate(
 
 @app.command(
     context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": False},
-    epilog="offbeat chaos [options] -- offbeat run train.py. See docs/chaos.md.",
+    epilog="offbeat chaos OPTIONS -- offbeat run train.py. See docs/chaos.md.",
 )
 def chaos(
     context: typer.Context,
@@ -378,16 +378,17 @@ def chaos(
         typer.Option(help=f"GROUP=SHARE of all faults.  \\[default: {','.join(f'{name}={share:g}' for name, share in GROUPS.items())}]"),
     ] = None,
     mtbf: Annotated[float, typer.Option(help="Mean seconds between two faults.")] = 10.0,
-    seed: Annotated[int | None, typer.Option(help="Seed of the schedule of faults.  [default: a new one, which is printed]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the schedule of faults.  \\[default: a new one, which is printed]")] = None,
     time: Annotated[
-        float | None, typer.Option(help="End the job, by SIGTERM, this many seconds after the first pushes.  [default: it ends by itself]")
+        float | None,
+        typer.Option(help="End the job, by SIGTERM, this many seconds after the first pushes.  \\[default: it ends by itself]"),
     ] = None,
-    count: Annotated[int | None, typer.Option(help="Most faults.  [default: no limit]")] = None,
+    count: Annotated[int | None, typer.Option(help="Most faults.  \\[default: no limit]")] = None,
     patience: Annotated[float, typer.Option(help="Seconds without a record in the journal after which the job counts as hanging.")] = 120.0,
     no_baseline: Annotated[bool, typer.Option("--no-baseline", help="Do not run the undisturbed job first.")] = False,
     baseline: Annotated[Path | None, typer.Option(help="Compare with this JOURNAL of an undisturbed job, and run none.")] = None,
     journal: Annotated[Path | None, typer.Option(help="FILE with the journal of the command, where its words do not name it.")] = None,
-    timeout: Annotated[float | None, typer.Option(help="The job's --timeout, where the command does not say it.  [default: 10]")] = None,
+    timeout: Annotated[float | None, typer.Option(help="The job's --timeout, where the command does not say it.  \\[default: 10]")] = None,
     result: Annotated[Path | None, typer.Option("--json", help="Write the result to this file, as JSON.")] = None,
 ) -> None:
     """Inject faults into the job that the command after -- runs, and check its journal. Status 0: every check held."""

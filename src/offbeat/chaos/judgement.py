@@ -200,7 +200,9 @@ def _fates(tally: Tally, *, complete: bool) -> Check:
 
 
 def _indices(seen: Observation) -> Check:
-    figures = f"{seen.epochs:,} epochs with {seen.indices:,} indices, {seen.unused:,} of them unused"
+    figures = (
+        f"{seen.epochs:,} epochs with {seen.indices:,} indices; unused {seen.unused:,}, {seen.unused_last:,} of them in the last epoch"
+    )
     return Check("each index accounted for", not seen.unaccounted if seen.epochs else None, _listed(seen.unaccounted, figures))
 
 

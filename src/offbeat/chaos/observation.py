@@ -40,7 +40,7 @@ class Observation:
         self.first_release: Seconds | None = None
         self.changes: dict[int, list[tuple[Seconds, bool]]] = {}
         """By worker: when it became present or away."""
-        self.epochs, self.indices, self.unused = 0, 0, 0
+        self.epochs, self.indices, self.unused, self.unused_last = 0, 0, 0, 0
         self.unaccounted: list[str] = []
         self.gaps_in_versions: list[str] = []
         self.replicas = 0
@@ -92,7 +92,8 @@ class Observation:
         report = record["report"]
         self.epochs += 1
         self.indices += report["indices"]
-        self.unused += report["unused"]
+        self.unused_last = report["unused"]
+        self.unused += self.unused_last
         if sum(report[name] for name in SHARES) != report["indices"]:
             self.unaccounted.append(f"epoch {record['epoch']}: {report}")
 
