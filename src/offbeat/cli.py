@@ -381,7 +381,7 @@ def chaos(
     seed: Annotated[int | None, typer.Option(help="Seed of the schedule of faults.  \\[default: a new one, which is printed]")] = None,
     time: Annotated[
         float | None,
-        typer.Option(help="End the job, by SIGTERM, this many seconds after the first pushes.  \\[default: it ends by itself]"),
+        typer.Option(help="End the job by SIGTERM this many seconds after the first pushes.  \\[default: it ends by itself]"),
     ] = None,
     count: Annotated[int | None, typer.Option(help="Most faults.  \\[default: no limit]")] = None,
     patience: Annotated[float, typer.Option(help="Seconds without a record in the journal after which the job counts as hanging.")] = 120.0,

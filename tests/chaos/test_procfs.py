@@ -65,10 +65,14 @@ def mark() -> str:
 @pytest.fixture
 def sleeper(mark: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process that waits for the end of its input."""
-    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, env={**os.environ, MARK: mark}, start_new_session=True)
-    yield child
-    child.kill()
-    child.wait()
+    environment = {**os.environ, MARK: mark}
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True) as child:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == b"\n", "from now on its environment is that of its program"
+        yield child
+        child.kill()
 
 
 def test_a_process_is_found_signalled_and_seen(mark: str, sleeper: subprocess.Popen[bytes]) -> None:
@@ -139,3 +143,15 @@ def test_the_links_of_a_host_go_down_and_come_back_with_their_routes(mark: str) 
         found.up()
         assert found.devices() == ["d0"] and found._ip("route", "show") == routes
         found.close()
+
+
+def test_a_process_that_has_no_environment_yet_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "17"
+    folder.mkdir()
+    stat = " ".join(["17 (a (b) c) S 1", *["17"] * 2, *["0"] * 15, "99"])
+    for name, text in (("environ", ""), ("stat", stat), ("cmdline", "python\0")):
+        (folder / name).write_text(text)
+    monkeypatch.setattr(os, "sched_yield", lambda: (folder / "environ").write_text(f"A=b\0{MARK}=m\0OFFBEAT_WORKER=3\0"))
+    found = Process(17, 99, 17, 1, {MARK: "m", "OFFBEAT_WORKER": "3"}, b"python\0")
+    assert list(procfs.marked("m", tmp_path)) == [found]
+    assert procfs.status(17, tmp_path) == ("S", 1, 17, 99)

@@ -18,6 +18,9 @@ from typing import Final, NamedTuple
 
 MARK: Final = "OFFBEAT_CHAOS"
 PROC: Final = Path("/proc")
+KTHREADD: Final = 2
+"""The parent of the kernel's own threads, which have no environment."""
+LOOKS: Final = 5
 SUPERVISES: Final = "OFFBEAT_SUPERVISES"
 _FORKSERVER: Final = b"offbeat.launch.forkserver"
 _NAME: Final = re.compile(r"offbeat-[0-9a-f]+")
@@ -51,20 +54,31 @@ def status(pid: int, proc: Path = PROC) -> tuple[str, int, int, int]:
 
 
 def marked(mark: str, proc: Path = PROC) -> Iterator[Process]:
-    """Yield the living processes whose environment has this mark."""
-    wanted = f"{MARK}={mark}".encode()
-    for folder in proc.iterdir():
-        if not folder.name.isdigit():
-            continue
-        with contextlib.suppress(OSError, ValueError):  # it is gone, or another user's
-            block = (folder / "environ").read_bytes()
-            if wanted not in block.split(b"\0"):
-                continue
-            state, parent, session, start = status(int(folder.name), proc)
-            if state not in "ZX":
-                pairs = (item.split(b"=", 1) for item in block.split(b"\0") if b"=" in item)
-                variables = {os.fsdecode(name): os.fsdecode(value) for name, value in pairs if name.startswith(b"OFFBEAT_")}
-                yield Process(int(folder.name), start, session, parent, variables, (folder / "cmdline").read_bytes())
+    """Yield the living processes whose environment has this mark.
+
+    A process that is just starting its program has no environment for a moment; such ones are looked at again, a few times.
+    """
+    pids = [int(folder.name) for folder in proc.iterdir() if folder.name.isdigit()]
+    for _ in range(LOOKS):
+        again = []
+        for pid in pids:
+            with contextlib.suppress(OSError, ValueError):  # it is gone, or another user's
+                block = (proc / str(pid) / "environ").read_bytes()
+                state, parent, session, start = status(pid, proc)
+                if state in "ZX" or KTHREADD in (pid, parent):
+                    continue
+                if not block:
+                    again.append(pid)
+                elif _has(block, mark):
+                    pairs = (item.split(b"=", 1) for item in block.split(b"\0") if b"=" in item)
+                    variables = {os.fsdecode(name): os.fsdecode(value) for name, value in pairs if name.startswith(b"OFFBEAT_")}
+                    yield Process(pid, start, session, parent, variables, (proc / str(pid) / "cmdline").read_bytes())
+        pids = again
+        os.sched_yield()
+
+
+def _has(block: bytes, mark: str) -> bool:
+    return f"{MARK}={mark}".encode() in block.split(b"\0")
 
 
 def roles(processes: Sequence[Process], forks: Mapping[int, int]) -> dict[int, tuple[str, int | None]]:
@@ -113,7 +127,8 @@ def send(process: Process, number: signal.Signals, mark: str, proc: Path = PROC)
     try:
         state, _, session, start = status(process.pid, proc)
         same = (session, start) == (process.session, process.start) and state not in "ZX"
-        if not same or f"{MARK}={mark}".encode() not in (proc / str(process.pid) / "environ").read_bytes().split(b"\0"):
+        block = (proc / str(process.pid) / "environ").read_bytes()
+        if not same or (block and not _has(block, mark)):  # empty: it is just starting another program
             return False
         signal.pidfd_send_signal(opened, number)
     except OSError:
