@@ -65,11 +65,9 @@ def marked(mark: str, proc: Path = PROC) -> Iterator[Process]:
             with contextlib.suppress(OSError, ValueError):  # it is gone, or another user's
                 block = (proc / str(pid) / "environ").read_bytes()
                 state, parent, session, start = status(pid, proc)
-                if state in "ZX" or KTHREADD in (pid, parent):
-                    continue
-                if not block:
+                if not block and state not in "ZX" and KTHREADD not in (pid, parent):
                     again.append(pid)
-                elif _has(block, mark):
+                elif _has(block, mark) and state not in "ZX":
                     pairs = (item.split(b"=", 1) for item in block.split(b"\0") if b"=" in item)
                     variables = {os.fsdecode(name): os.fsdecode(value) for name, value in pairs if name.startswith(b"OFFBEAT_")}
                     yield Process(pid, start, session, parent, variables, (proc / str(pid) / "cmdline").read_bytes())
