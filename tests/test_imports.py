@@ -79,7 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sim": {*RULES, "journal", "session", "report", "sim.latency", "sim.training"},
     "report": {*RULES, "journal"},
     "launch": {*DATA_PLANE, "session", "journal", "runtime.job", "runtime.worker"},
-    "chaos": {*RULES, "journal", "launch"},
+    "chaos": {*RULES, "journal"},
     "optimizer": FACE,
     "loaders": FACE,
     "checkpoint": FACE,
