@@ -14,6 +14,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from offbeat.chaos import command as chaos_command
+from offbeat.chaos.clock import RealClock
+from offbeat.chaos.schedule import DEFAULT_KINDS, GROUPS, KINDS, TARGETS
 from offbeat.errors import ConfigurationError, OffbeatError
 from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
@@ -371,6 +374,63 @@ def simulate(
     if failed:
         fail(failed[0])
         raise typer.Exit(1)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": False},
+    epilog="offbeat chaos OPTIONS -- offbeat run train.py. See docs/chaos.md.",
+)
+def chaos(
+    context: typer.Context,
+    faults: Annotated[str, typer.Option(help=f"Kinds of faults: {', '.join(KINDS)}.")] = ",".join(DEFAULT_KINDS),
+    targets: Annotated[str, typer.Option(help=f"Processes that may be hit: {', '.join(TARGETS)}.")] = "worker",
+    mix: Annotated[
+        list[str] | None,
+        typer.Option(help=f"GROUP=SHARE of all faults.  \\[default: {','.join(f'{name}={share:g}' for name, share in GROUPS.items())}]"),
+    ] = None,
+    mtbf: Annotated[float, typer.Option(help="Mean seconds between two faults.")] = 10.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the schedule of faults.  \\[default: a new one, which is printed]")] = None,
+    time: Annotated[
+        float | None,
+        typer.Option(help="End the job by SIGTERM this many seconds after the first pushes.  \\[default: it ends by itself]"),
+    ] = None,
+    count: Annotated[int | None, typer.Option(help="Most faults.  \\[default: no limit]")] = None,
+    patience: Annotated[float, typer.Option(help="Seconds without a record in the journal after which the job counts as hanging.")] = 120.0,
+    no_baseline: Annotated[bool, typer.Option("--no-baseline", help="Do not run the undisturbed job first.")] = False,
+    baseline: Annotated[Path | None, typer.Option(help="Compare with this JOURNAL of an undisturbed job, and run none.")] = None,
+    journal: Annotated[Path | None, typer.Option(help="FILE with the journal of the command, where its words do not name it.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="The job's --timeout, where the command does not say it.  \\[default: 10]")] = None,
+    result: Annotated[Path | None, typer.Option("--json", help="Write the result to this file, as JSON.")] = None,
+) -> None:
+    """Inject faults into the job that the command after -- runs, and check its journal. Status 0: every check held."""
+    chosen = secrets.randbelow(1 << 16) if seed is None else seed
+    options = chaos_command.check(
+        words=context.args,
+        parse=_options_of,
+        faults=faults,
+        targets=targets,
+        mix=mix or [],
+        mtbf_s=mtbf,
+        seed=chosen,
+        time_s=time,
+        count=count,
+        patience_s=patience,
+        no_baseline=no_baseline,
+        compare=baseline,
+        journal=journal,
+        timeout_s=timeout,
+        result=result,
+    )
+    verdict = chaos_command.run(options, RealClock(), console())
+    if not verdict.ok:
+        fail(f"a check did not hold: {', '.join(check.name for check in verdict.checks if check.held is False)}")
+        raise typer.Exit(1)
+
+
+def _options_of(name: str, words: list[str]) -> dict[str, Any]:
+    """Return the options that these words of a command give it, by name."""
+    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return dict(commands[name].make_context(name, words).params)
 
 
 @app.command()
