@@ -141,7 +141,7 @@ class FromWorker(ServerReceiver):
 
     def may_end(self, message: Message, reason: str) -> bool:
         kind = message.header.get("kind")
-        misfit = not self.begun and (kind == "hello" or "the job cannot begin so" in reason)  # workers that differ
+        misfit = (kind == "hello" and not self.begun) or "every worker must load the same file" in reason  # workers that differ
         return kind == "abort" or misfit or "nobody is left to copy" in reason
 
     @property

@@ -204,6 +204,16 @@ def test_a_refused_region_is_not_repeated(region: list[Any], begun: Made) -> Non
     assert "a str of length 70000" in reason and len(reason) < 300
 
 
+def test_a_worker_says_once_what_it_has_loaded(begun: Made) -> None:
+    """A later process of the same worker could end a job that had long begun: its checksum was compared with that of the first."""
+    receiver = begun(FromWorker)
+    push = {"kind": "push", **malformed.FROM_WORKER["push"], "push": {**malformed.PUSH, "incarnation": 1}, "loaded": 0}
+    handed(receiver, push)
+    assert not receiver.line.closed
+    handed(receiver, {**push, "number": 9, "loaded": 7})
+    assert receiver.line.closed
+
+
 def test_names_of_metrics_do_not_pile_up(begun: Made) -> None:
     receiver = begun(FromWorker)
     for first in range(0, METRICS_MAX, 1000):
