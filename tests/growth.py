@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 CONTAINERS = dict | list | set | frozenset | tuple | deque
@@ -43,6 +43,3 @@ def _attributes(item: object) -> Iterator[tuple[str, Any]]:
         for slot in getattr(cls, "__slots__", ()):
             if hasattr(item, slot):
                 yield slot, getattr(item, slot)
-
-
-Roots = Callable[[], dict[str, object]]

@@ -1,6 +1,6 @@
 """Keep the reports of a job's newest epochs for its summary, and the sums of the older ones, so that a long job does not grow it.
 
-A summary travels to the supervisor several times per second; its size is bounded as the memory is.
+A summary travels to the supervisor several times per second: in brief, with the newest report alone.
 """
 
 from __future__ import annotations
@@ -32,23 +32,38 @@ class EpochReports:
     def __init__(self) -> None:
         self._newest: deque[Record] = deque()
         self._entries = 0
-        self._earlier = 0
-        self._sums = dict.fromkeys(SUMS, 0)
+        self._all = dict.fromkeys(("epochs", *SUMS), 0)
+        """The number of reports so far, and the sums of their counts."""
+        self._earlier = dict(self._all)
+        """The same of those that are not kept."""
 
     def add(self, report: Record) -> None:
         """Take the report of an epoch that has ended."""
         self._newest.append(report)
         self._entries += _entries(report)
+        _add(self._all, report)
         while len(self._newest) > 1 and (len(self._newest) > EPOCHS_KEPT or self._entries > ENTRIES_KEPT):
             old = self._newest.popleft()
             self._entries -= _entries(old)
-            self._earlier += 1
-            for name in SUMS:
-                self._sums[name] += old.get(name, 0)
+            _add(self._earlier, old)
 
-    def summary(self) -> dict[str, Any]:
-        """Return the fields of the summary: the newest reports, and the number of older ones with the sums of their counts, or None."""
-        return {"epochs": list(self._newest), "earlier_epochs": {"epochs": self._earlier, **self._sums} if self._earlier else None}
+    def summary(self, *, brief: bool = False) -> dict[str, Any]:
+        """Return the fields of the summary: the newest reports, and the number of older ones with the sums of their counts, or None.
+
+        Args:
+            brief: only the newest report, for a message that is sent several times per second.
+        """
+        newest, earlier = list(self._newest), self._earlier
+        if brief and newest:
+            newest, earlier = newest[-1:], dict(self._all)
+            _add(earlier, newest[-1], -1)
+        return {"epochs": newest, "earlier_epochs": dict(earlier) if earlier["epochs"] else None}
+
+
+def _add(sums: dict[str, int], report: Record, times: int = 1) -> None:
+    sums["epochs"] += times
+    for name in SUMS:
+        sums[name] += times * report.get(name, 0)
 
 
 def _entries(report: Record) -> int:

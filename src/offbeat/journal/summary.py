@@ -115,9 +115,10 @@ class Tally:
         others = [f"optimizer {number}: {text}" for number, tally in self._others.items() for text in tally.problems()]
         return self._audit.problems() + others
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self, *, brief: bool = False) -> dict[str, Any]:
         """Return all counts so far as plain data that JSON can carry; described in ``docs/journal.md``.
 
+        ``brief``: with the report of the newest epoch only; all earlier ones are in the sums.
         ``wall_s`` runs from the first release to the last fold, and ``samples_per_s = samples / wall_s`` counts folded samples only.
         """
         workers = [self._workers[number] for number in sorted(self._workers)]
@@ -145,7 +146,7 @@ class Tally:
             "shards": self._per_shard(),
             "per_worker": per_worker,
             "metrics": {name: value for name, (_, value) in self._metrics.items()},
-            **self._epochs.summary(),
+            **self._epochs.summary(brief=brief),
             "faults": list(self._faults),
             "warnings": list(self._warnings),
             "loss": plain(sum(losses) / len(losses)) if losses else None,
