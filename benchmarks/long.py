@@ -26,6 +26,8 @@ from offbeat.journal.summary import Tally
 
 SAMPLES = 400
 """Roughly how often the processes are looked at."""
+SETTLED_S = 20.0
+"""Seconds after which a process has imported what it needs; what a younger one holds is not counted, and no worker dies beside it."""
 FIELDS = {"Rss": "RSS", "Pss": "PSS", "Anonymous": "anonymous"}
 """What is measured, as ``/proc/PID/smaps_rollup`` and people call it. PSS changes with what other jobs on the machine share."""
 ROLES: dict[str, Callable[[str], bool]] = {
@@ -52,12 +54,13 @@ class Watch:
         job: the supervisor.
         progress: the file in which worker 0 says the version.
         journal: of the job.
-        kill_at: versions at which worker processes are killed, in turn.
+        kill_at: versions at which worker processes are killed, in turn, or as soon after as the one before is back.
+        workers: how many there are.
     """
 
-    def __init__(self, job: subprocess.Popen[bytes], progress: Path, journal: Path, kill_at: Sequence[int]) -> None:
+    def __init__(self, job: subprocess.Popen[bytes], progress: Path, journal: Path, kill_at: Sequence[int], workers: int) -> None:
         self._job, self._progress, self._journal = job, progress, journal
-        self._kill_at = list(kill_at)
+        self._kill_at, self._workers = list(kill_at), workers
         self.looks: list[Look] = []
 
     def until_the_end(self, versions: int) -> int:
@@ -69,8 +72,7 @@ class Watch:
             if version >= due and version:
                 due = version + max(1, versions // SAMPLES)
                 self.looks.append(self.look(time.monotonic() - began, version))
-            if self._kill_at and version >= self._kill_at[0]:
-                self._kill(len(self._kill_at))
+            if self._kill_at and version >= self._kill_at[0] and self._kill(len(self._kill_at)):
                 del self._kill_at[0]
         return status
 
@@ -85,6 +87,8 @@ class Watch:
         """Return what the processes hold now."""
         kib = {}
         for name, process in self._processes():
+            if not _settled(process):
+                continue
             try:
                 kib[name] = _memory(process.pid)
             except OSError:
@@ -105,10 +109,20 @@ class Watch:
                 found.append((f"{role} {number}".strip(), child))
         return found
 
-    def _kill(self, turn: int) -> None:
-        workers = sorted((name, process) for name, process in self._processes() if name.startswith("worker"))
-        if len(workers) > 1:
-            workers[turn % len(workers)][1].send_signal(signal.SIGKILL)
+    def _kill(self, turn: int) -> bool:
+        """Kill a worker, unless another one has only just come back; returns whether one was killed."""
+        workers = [process for name, process in sorted(self._processes(), key=lambda found: found[0]) if name.startswith("worker")]
+        if len(workers) < self._workers or not all(map(_settled, workers)):
+            return False
+        workers[turn % len(workers)].send_signal(signal.SIGKILL)
+        return True
+
+
+def _settled(process: psutil.Process) -> bool:
+    try:
+        return time.time() - float(process.create_time()) > SETTLED_S
+    except psutil.Error:
+        return False
 
 
 def _memory(pid: int) -> dict[str, int]:
@@ -117,7 +131,10 @@ def _memory(pid: int) -> dict[str, int]:
 
 
 def measured(looks: Sequence[Look], versions: int) -> list[dict[str, Any]]:
-    """Return a row for each process: its memory at the first tenth and at the end, the most after the tenth, and how much it has grown."""
+    """Return a row for each process: its memory at the first tenth and at the end, the most after the tenth, and how much it has grown.
+
+    A worker that is killed and started again counts as one process.
+    """
     series: defaultdict[str, list[dict[str, int]]] = defaultdict(list)
     for look in looks:
         for name, kib in look.kib.items():
@@ -185,7 +202,7 @@ def main() -> None:
         with (folder / "log").open("wb") as log:
             job = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": PYTHONPATH}, stdout=log, stderr=subprocess.STDOUT)
             kill_at = [args.versions * (number + 1) // (args.deaths + 1) for number in range(args.deaths)]
-            watch = Watch(job, progress, journal, kill_at)
+            watch = Watch(job, progress, journal, kill_at, args.workers)
             try:
                 status = watch.until_the_end(args.versions)
             finally:

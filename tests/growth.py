@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-CONTAINERS = dict | list | set | frozenset | tuple | deque
+CONTAINERS: tuple[type, ...] = (dict, list, set, frozenset, tuple, deque)
 
 
 def sizes(root: object, name: str = "") -> Counter[str]:

@@ -16,8 +16,6 @@ from offbeat.types import NO_CAUSE, RecordId, Version, WorkerId
 
 FOLDS_KEPT: Final = 1_000
 """Of how many folds the numbers are kept until they are measured; most rules measure nothing."""
-FOLDS_KEPT: Final = 1_000
-"""Of how many folds the numbers are kept until they are measured; most rules measure nothing."""
 BLOCKS_KEPT: Final = 1_000
 """Of how many blocks the numbers are kept; a worker that computes from an older one has its push without a cause."""
 
