@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
-CONTAINERS: tuple[type, ...] = (dict, list, set, frozenset, tuple, deque)
+CONTAINERS: Final = (dict, list, set, frozenset, tuple, deque)
 
 
 def sizes(root: object, name: str = "") -> Counter[str]:

@@ -123,7 +123,7 @@ def test_a_sentence_says_how_much_is_missing(tmp_path: Path, name: str, caplog: 
         path.write_bytes(whole[:-1])
         kept = list(read(path))
     assert len(caplog.messages) == 1
-    assert f"{path} is cut off: its last " in caplog.text and f"its records end at {kept[-1]['t']:g} s" in caplog.text
+    assert f"{path} is cut off: its last " in caplog.text and f"its records end at {kept[-1]['t']:.3f} s" in caplog.text
 
 
 def test_a_plain_journal_that_is_cut_says_so_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -132,7 +132,7 @@ def test_a_plain_journal_that_is_cut_says_so_too(tmp_path: Path, caplog: pytest.
     path.write_bytes(path.read_bytes()[:-9])
     with caplog.at_level(logging.WARNING):
         list(read(path))
-    assert "no whole line; its records end at 4.1 s" in caplog.text
+    assert "no whole line; its records end at 4.100 s" in caplog.text
 
 
 @pytest.mark.parametrize("name", NAMES)

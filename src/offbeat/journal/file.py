@@ -232,6 +232,19 @@ def read(path: Path | str) -> Iterator[Record]:
         log.warning("%s", cut)
 
 
+class Records:
+    """The records of a journal, read anew each time that they are iterated over. Errors are those of `read`."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = path
+        self._told = False
+        """True if what is missing has been said."""
+
+    def __iter__(self) -> Iterator[Record]:
+        told, self._told = self._told, True
+        return _records(self._path, Lines(Path(self._path))) if told else read(self._path)
+
+
 def _records(path: Path | str, lines: Lines) -> Generator[Record, None, str | None]:
     """Return the records of a journal in order, and then a sentence on what is missing at its end; None: nothing is."""
     t, number, broken = 0.0, 0, False
@@ -253,7 +266,7 @@ def _records(path: Path | str, lines: Lines) -> Generator[Record, None, str | No
     missing = lines.nbytes - lines.whole
     if not broken and (lines.unit == "line" or not missing):
         return None
-    return f"{path} is cut off: its last {missing:,} bytes are no whole {lines.unit}; its records end at {t:g} s, and later ones are lost"
+    return f"{path} is cut off: its last {missing:,} bytes are no whole {lines.unit}; its records end at {t:.3f} s, and later ones are lost"
 
 
 def _parse(line: bytes) -> Record | None:
