@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1] / "src" / "offbeat"
 
 CORE = ("core", "core.server", "core.allreduce", "core.gossip", "core.job")
 PURE = ("types", "errors", "spec", *CORE, "policies")
-BOOKS = ("journal/summary.py", "journal/worker_summary.py", "journal/audit.py", "journal/arrivals.py")
+BOOKS = ("journal/summary.py", "journal/epoch_reports.py", "journal/worker_summary.py", "journal/audit.py", "journal/arrivals.py")
 IMPURE_STANDARD = {"time", "random", "threading", "socket", "logging", "asyncio", "multiprocessing", "subprocess", "os"}
 PURE_THIRD_PARTY = {"numpy", "scipy"}
 HEAVY = ("torch", "zmq", "ray")
@@ -83,7 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "optimizer": FACE,
     "loaders": FACE,
     "checkpoint": FACE,
-    "options": {*RULES, "launch", "runtime.job"},
+    "options": {*RULES, "journal", "launch", "runtime.job"},
     "cli": {*RULES, "options", "journal", "report", "launch", "runtime.job", "sim", "sim.latency", "chaos"},
     "agent": {"cli"},
     "integrations": {*FACE, "loaders", "checkpoint", "launch"},

@@ -18,7 +18,7 @@ from offbeat.chaos import command as chaos_command
 from offbeat.chaos.clock import RealClock
 from offbeat.chaos.schedule import DEFAULT_KINDS, GROUPS, KINDS, TARGETS
 from offbeat.errors import ConfigurationError, OffbeatError
-from offbeat.journal.file import read
+from offbeat.journal.file import Records, read
 from offbeat.journal.summary import Tally
 from offbeat.launch.agent import Duties
 from offbeat.launch.cluster import SUPERVISES, Cluster, pass_on, supervise, take_part, tls_of
@@ -446,7 +446,7 @@ def report(
     screen = console()
     if why is not None:
         for path in journals:
-            print(*story(read(path), why), sep="\n")
+            print(*story(Records(path), why), sep="\n")
         return
     summaries = [Tally.of(read(path)).summary() for path in journals]
     for one in summaries:

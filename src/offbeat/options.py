@@ -11,6 +11,7 @@ import typer
 
 from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError
+from offbeat.journal.compression import packer
 from offbeat.launch.cluster import tls_of
 from offbeat.launch.faults import parse_all, parse_late
 from offbeat.launch.forkserver import POSSIBLE, check_preload
@@ -32,7 +33,9 @@ MaxRestarts = Annotated[int, typer.Option(help="How often each worker is restart
 Slow = Annotated[list[str] | None, typer.Option(help="WORKER=SECONDS\\[@FROM-TO] or any=SECONDS: make a straggler (FROM-TO: versions).")]
 Kill = Annotated[list[str] | None, typer.Option(help="WORKER@VERSION: kill a worker by SIGKILL at this version.")]
 LateReplies = Annotated[list[str] | None, typer.Option(help="SERVER=SECONDS\\[@PERCENT%] or any=SECONDS...: delay blocks, under psp.")]
-JournalFile = Annotated[Path | None, typer.Option(help="Write every event to this file (docs/journal.md).")]
+JournalFile = Annotated[
+    Path | None, typer.Option(help="Write every event to this file, compressed if it ends in .zst or .gz (docs/journal.md).")
+]
 SummaryFile = Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")]
 LogDir = Annotated[Path | None, typer.Option(help="Append each worker's and server's whole output to files in this folder.")]
 Seed = Annotated[int, typer.Option(help="Seed of sample orders and of injected slowness.")]
@@ -192,11 +195,13 @@ def check_files(journal: Path | None, summary: Path | None) -> None:
     """Check that the two files can be written.
 
     Raises:
-        ConfigurationError: one of them cannot be written, or they are the same file.
+        ConfigurationError: one of them cannot be written, the journal cannot be compressed, or they are the same file.
     """
     for option, path in (("journal", journal), ("summary", summary)):
         if path is not None:
             _check_writable(f"--{option} {path}", path.absolute())
+    if journal is not None:
+        packer(journal)
     if journal is not None and summary is not None and journal.absolute() == summary.absolute():
         raise ConfigurationError(f"--journal and --summary are the same file, {journal}: name two different files")
 

@@ -360,7 +360,7 @@ class Server:
             if self._coordinator is None:
                 self._supervisor.send({"kind": "alive"})
             else:
-                self._supervisor.send({"kind": "status", "snapshot": self._coordinator.tally.summary()})
+                self._supervisor.send({"kind": "status", "snapshot": self._coordinator.tally.summary(brief=True)})
 
     def _finish(self, ok: bool, reason: str) -> None:
         if self._coordinator is not None:

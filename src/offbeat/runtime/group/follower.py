@@ -60,7 +60,8 @@ class FollowerSession(Session):
             self._own.take()
         self.version, self.batch, self.overlap = answer["version"], answer["batch"], answer["overlap"]
         self.resumes = answer["resumes"]
-        self.reports += answer["reports"]
+        for report in answer["reports"]:
+            self.note_report(report)
         held = {(pool, lease) for pool, lease in answer["held"]}
         self._outstanding = [grant for grant in self._outstanding if (grant.pool, grant.lease) in held]
 
