@@ -66,6 +66,7 @@ SUMMARY: Final = fields(
         "per_worker": many(_WORKER, _WORKERS_MAX),
         "metrics": mapping(_figure, 1 << 20),
         "epochs": many(_EPOCH),
+        "earlier_epochs": maybe(mapping(_any_whole, 100)),
         "faults": many(_FAULT),
         "warnings": many(_WARNING),
         "loss": maybe(_figure),
