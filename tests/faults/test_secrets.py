@@ -49,7 +49,7 @@ def look(job: Job, folder: Path, workers: int = 2) -> str:
     token = tokens.pop()
     assert len(token) >= 16
     own = {int(pid) for file in files for pid in file.read_text().split()}
-    pids = {process.pid for process, _ in job.processes()}
+    pids = {process.pid for process in job.processes()}
     assert own <= pids, "the processes that the workers have started are among those of the job"
     assert len(pids) >= 2 + 3 * workers, "a supervisor, a server, and three processes for each worker"
     for pid in pids:
