@@ -19,12 +19,10 @@ import psutil
 PERIOD_S = 0.05
 SAMPLES_PER_SEARCH = 20
 ROLES: dict[str, Callable[[str], bool]] = {
-    "workers": lambda command: (
-        "step_worker.py" in command and "offbeat.cli" not in command
-    ),  # an agent is idle beside the workers that it forks
+    "workers": lambda command: ("step_worker.py" in command or "offbeat.launch.forkserver" in command) and "offbeat.cli" not in command,
     "servers": lambda command: "offbeat.runtime.server" in command,
 }
-"""What a process is, by its command line."""
+"""What a process is, by its command line: a fork has that of the forkserver. Agents and forkservers are idle beside their workers."""
 
 
 class ProcessorTime:
