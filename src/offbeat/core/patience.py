@@ -7,9 +7,9 @@ Update rule, once the worker has been observed for ``OBSERVED * cap`` seconds, a
 A worker sends a sign of life ten times in the cap, from a thread of its own. So a frozen one is found dead in less than half of the cap.
 One that has paused for long, because some call held Python's lock, keeps more patience: a mistake is not made twice.
 
-Source: Chandra and Toueg, Unreliable Failure Detectors for Reliable Distributed Systems, Journal of the ACM 1996, section 7 (a timeout that
-grows after each mistake). Departures: it grows to a multiple of the interval that was seen, and at most to the cap; and nothing is
-forgotten, since pauses may come once in an epoch, and thousands of short intervals between them.
+The idea of a timeout that grows after each mistake is that of Chandra and Toueg, Unreliable Failure Detectors for Reliable Distributed
+Systems, Journal of the ACM 1996. Here it grows to a multiple of the interval that was seen, and at most to the cap. Nothing is forgotten,
+since pauses may come once in an epoch, and thousands of short intervals between them.
 """
 
 from __future__ import annotations

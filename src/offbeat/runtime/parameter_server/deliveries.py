@@ -3,9 +3,8 @@
 A release stays one message. Only the bytes of the parameters go before it: what the fold has finished is encoded and sent, and a thread of
 the connection hands it to the operating system. A worker that waits for its release receives them in place.
 
-Source: Jiang et al., A Unified Architecture for Accelerating Distributed DNN Training in Heterogeneous GPU/CPU Clusters (BytePS), OSDI
-2020, section 3 (partitions of a tensor are summed and returned one by one). Departure: a partition is not returned before the rule has
-decided that the whole gradient is folded.
+The buckets are those of `bucketed_push.py`. None leaves before the rule has decided that the whole gradient is folded, since a rule decides
+about whole gradients.
 """
 
 from __future__ import annotations
