@@ -13,7 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.processor_time import ROLES, ProcessorTime
+
 HERE = Path(__file__).parent
+PYTHONPATH = os.pathsep.join([str(HERE.parent / "src"), str(HERE.parent)])
+"""Of a job's processes: the checkout that measures is the one that is measured."""
 WAYS = ("shm", "tcp")
 
 
@@ -36,15 +40,26 @@ def run(
             str(Path(folder, "store")),
             *arguments,
         ]
-        environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+        environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
         if way == "tcp":
             environment["OFFBEAT_HOST"] = "apart"
         log = Path(folder, "log")
-        with log.open("w") as sink:
+        with log.open("w") as sink, ProcessorTime() as cost:
             status = subprocess.run(command, env=environment, stdout=sink, stderr=subprocess.STDOUT, check=False).returncode
         if status != 0:
             sys.exit(f"the job failed with status {status}:\n{log.read_text()}")
-        return [json.loads(line) for line in out.read_text().splitlines()]
+        return [with_cost(json.loads(line), cost) for line in out.read_text().splitlines()]
+
+
+def with_cost(row: dict[str, Any], cost: ProcessorTime) -> dict[str, Any]:
+    """Return the row of a repeat with the processor milliseconds of a step, of all processes together, in place of its times."""
+    if "marks" not in row:
+        return row
+    began, between, ended = row.pop("marks")
+    steps = row.pop("steps")
+    ours = {role: 1e3 * cost.seconds(role, began, between) / steps for role in ROLES}
+    ddp = 1e3 * cost.seconds("workers", between, ended) / steps
+    return {**row, "workers_cpu_ms": ours["workers"], "servers_cpu_ms": ours["servers"], "ddp_cpu_ms": ddp}
 
 
 def join_gloo(store: str) -> tuple[int, int]:

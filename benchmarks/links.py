@@ -2,7 +2,7 @@
 
 Each host is a network namespace of this machine, with one worker and one server, started by ``offbeat agent``; DistributedDataParallel with
 gloo runs in the same processes, in turn. ``ratio`` is to it, in folded samples per second: above 1 is faster. Without TLS unless ``--tls``,
-since gloo has none. Needs root.
+since gloo has none. ``CPU ms`` is the processor time of one step, of all processes together. Needs root.
 
     python -m benchmarks.links --rates 100mbit 1gbit --wire float32 bf16 int8 --json links.json
 """
@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from tests.cluster.hosts import Host, Network, why_not
 
-from benchmarks.job import HERE, save
+from benchmarks.job import HERE, PYTHONPATH, save, with_cost
+from benchmarks.processor_time import ProcessorTime
 
 
 def run(hosts: list[Host], rate: str, sync: str, wire: str, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -37,15 +38,18 @@ def run(hosts: list[Host], rate: str, sync: str, wire: str, options: argparse.Na
         agent += [f"--servers={len(hosts)}", "--sync", sync, "--wire", wire, "--max-restarts=0", "--tls" if options.tls else "--no-tls"]
         script = [str(HERE / "step_worker.py"), "--out", str(out), "--store", str(Path(folder, "store"))]
         script += ["--steps", str(options.steps), "--repeats", str(options.repeats), "--late", "0"]
-        environment = {"PYTHONPATH": str(HERE.parent), "OFFBEAT_TOKEN": "only-for-this-benchmark", "GLOO_SOCKET_IFNAME": "eth0"}
+        environment = {"PYTHONPATH": PYTHONPATH, "OFFBEAT_TOKEN": "only-for-this-benchmark", "GLOO_SOCKET_IFNAME": "eth0"}
         logs = [Path(folder, f"log{host.number}") for host in hosts]
         agents = []
-        for host, log in zip(hosts, logs, strict=True):
-            with log.open("w") as sink:
-                agents.append(host.popen([*agent, *script], env=environment, stdout=sink, stderr=subprocess.STDOUT, cwd=str(HERE.parent)))
-        if any(agent.wait() for agent in agents):
+        with ProcessorTime() as cost:
+            for host, log in zip(hosts, logs, strict=True):
+                with log.open("w") as sink:
+                    command = [*agent, *script]
+                    agents.append(host.popen(command, env=environment, stdout=sink, stderr=subprocess.STDOUT, cwd=str(HERE.parent)))
+            failed = [agent.wait() for agent in agents]
+        if any(failed):
             sys.exit("\n".join(log.read_text() for log in logs))
-        return [json.loads(line) for line in out.read_text().splitlines()]
+        return [with_cost(json.loads(line), cost) for line in out.read_text().splitlines()]
 
 
 def main() -> None:
@@ -62,7 +66,7 @@ def main() -> None:
     if (why := why_not()) is not None:
         sys.exit(why)
     table = Table(title=f"{args.hosts} hosts, 25.2 M parameters: folded samples per second", title_justify="left")
-    for name in ("link", "rule", "wire", "offbeat", "DDP", "ratio", "least", "most"):
+    for name in ("link", "rule", "wire", "offbeat", "DDP", "ratio", "least", "most", "CPU ms", "of servers", "DDP's"):
         table.add_column(name, justify="right")
     rows = []
     for rate, sync, wire in product(args.rates, args.rules, args.wire):
@@ -70,9 +74,11 @@ def main() -> None:
             results = run(hosts, rate, sync, wire, args)
         ratios = sorted(result["samples_per_s"] / result["ddp_samples_per_s"] for result in results)
         ours, ddp = (median(result[key] for result in results) for key in ("samples_per_s", "ddp_samples_per_s"))
-        rows.append({"rate": rate, "sync": sync, "wire": wire, "samples_per_s": ours, "ddp_samples_per_s": ddp, "ratios": ratios})
+        costs = {key: median(result[key] for result in results) for key in ("workers_cpu_ms", "servers_cpu_ms", "ddp_cpu_ms")}
+        rows.append({"rate": rate, "sync": sync, "wire": wire, "samples_per_s": ours, "ddp_samples_per_s": ddp, "ratios": ratios, **costs})
         spread = (f"{value:.2f}" for value in (median(ratios), ratios[0], ratios[-1]))
-        table.add_row(rate, sync, wire, f"{ours:.2f}", f"{ddp:.2f}", *spread)
+        cpu = (costs["workers_cpu_ms"] + costs["servers_cpu_ms"], costs["servers_cpu_ms"], costs["ddp_cpu_ms"])
+        table.add_row(rate, sync, wire, f"{ours:.2f}", f"{ddp:.2f}", *spread, *(f"{value:.0f}" for value in cpu))
     Console().print(table)
     save(args.json, rows)
 

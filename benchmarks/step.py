@@ -1,7 +1,8 @@
 """Whole training steps of an MLP of 25 million parameters: each rule beside DistributedDataParallel (gloo), in the same processes.
 
 Once with equal workers and once with one of them 100 ms late at each step. What counts is folded samples per second; a gradient
-that a rule drops does not count. ``ratio`` is to DistributedDataParallel in the same run: above 1 is faster.
+that a rule drops does not count. ``ratio`` is to DistributedDataParallel in the same run: above 1 is faster. ``CPU ms`` is the processor
+time of one step, of all processes together.
 
     python -m benchmarks.step --json step.json
 """
@@ -19,6 +20,7 @@ from rich.table import Table
 
 from benchmarks.job import WAYS, run, save
 
+MEDIANS = ("samples_per_s", "ddp_samples_per_s", "workers_cpu_ms", "servers_cpu_ms", "ddp_cpu_ms")
 RULES = ("bsp", "asp", "ssp(staleness=3)", "dssp(lower=1, upper=4)", "backup(b=1)")
 
 
@@ -28,7 +30,7 @@ def measure(sync: str, workers: int, late_s: float, steps: int, repeats: int, wa
     results = run("step_worker.py", way, workers, 1, sync, arguments, wire=wire)
     ratio = median(result["samples_per_s"] / result["ddp_samples_per_s"] for result in results)
     row: dict[str, Any] = {"sync": sync, "way": way, "wire": wire, "workers": workers, "late_ms": 1e3 * late_s, "ratio": round(ratio, 2)}
-    row.update({key: round(median(result[key] for result in results), 1) for key in ("samples_per_s", "ddp_samples_per_s")})
+    row.update({key: round(median(result[key] for result in results), 1) for key in MEDIANS})
     return row
 
 
@@ -43,7 +45,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     table = Table(title=f"{args.workers} workers, 25.2 M parameters: folded samples per second", title_justify="left")
-    for name in ("rule", "wire", "late ms", "offbeat", "DDP", "ratio"):
+    for name in ("rule", "wire", "late ms", "offbeat", "DDP", "ratio", "CPU ms", "of servers", "DDP's"):
         table.add_column(name, justify="right")
     rows = []
     for late_s in (0.0, 0.1):
@@ -51,7 +53,8 @@ def main() -> None:
             row = measure(sync, args.workers, late_s, args.steps, args.repeats, args.way, wire)
             rows.append(row)
             ours, ddp = f"{row['samples_per_s']:.0f}", f"{row['ddp_samples_per_s']:.0f}"
-            table.add_row(sync, wire, f"{row['late_ms']:g}", ours, ddp, f"{row['ratio']:.2f}")
+            cpu = (row["workers_cpu_ms"] + row["servers_cpu_ms"], row["servers_cpu_ms"], row["ddp_cpu_ms"])
+            table.add_row(sync, wire, f"{row['late_ms']:g}", ours, ddp, f"{row['ratio']:.2f}", *(f"{value:.0f}" for value in cpu))
     Console().print(table)
     save(args.json, rows)
 

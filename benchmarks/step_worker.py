@@ -53,25 +53,27 @@ def main() -> None:
     optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-3), model)
     data = TensorDataset(torch.randn(args.steps * workers * BATCH, WIDTHS[0]))
     loader = DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=BATCH))
-    ours, gloo = [], []
+    ours, gloo, marks = [], [], []
     for _ in range(1 + args.repeats):
         dist.barrier()
-        began = time.perf_counter()
+        began = time.monotonic()
         for (x,) in loader:
             one_step(model, optimizer, x, late_s)
-        ours.append(time.perf_counter() - began)
+        ours.append(time.monotonic() - began)
         dist.barrier()
-        began = time.perf_counter()
+        between = time.monotonic()
         for _ in range(args.steps):
             one_step(peer, peer_optimizer, data.tensors[0][:BATCH], late_s)
-        gloo.append(time.perf_counter() - began)
+        gloo.append(time.monotonic() - between)
+        dist.barrier()
+        marks.append([began, between, time.monotonic()])
     ours, gloo = slowest(ours)[1:], slowest(gloo)[1:]
     if worker == 0:
         reports = optimizer.reports[1:]
         samples = len(data)
         rows = [
-            {"samples_per_s": report["folded"] / a, "ddp_samples_per_s": samples / b}
-            for report, a, b in zip(reports, ours, gloo, strict=True)
+            {"samples_per_s": report["folded"] / a, "ddp_samples_per_s": samples / b, "marks": mark, "steps": args.steps}
+            for report, a, b, mark in zip(reports, ours, gloo, marks[1:], strict=True)
         ]
         args.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     dist.barrier()

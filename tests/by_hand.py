@@ -12,7 +12,7 @@ from offbeat.runtime.coordinators import LiveCoordinators
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import hyperparameters, spec_of
-from offbeat.transport.base import Address, Arrivals, Buffer, Connection, Hub, Message, SharedMemory
+from offbeat.transport.base import Address, Arrivals, Buffer, Connection, Hub, Message, PartArrived, SharedMemory
 from offbeat.transport.shm import MemoryBlock
 from offbeat.types import Seconds
 
@@ -29,7 +29,7 @@ class Line(Connection):
         self.bytes_received = 0
         self.sent: list[dict[str, Any]] = []
 
-    def bind(self, name: str, region: memoryview) -> None:
+    def bind(self, name: str, region: memoryview, arrived: PartArrived | None = None) -> None:
         """Nothing is carried."""
 
     def send(

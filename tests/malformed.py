@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from offbeat.journal.summary import Tally
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import hyperparameters, spec_of
 
@@ -73,6 +74,32 @@ FROM_SERVER_0: dict[str, dict[str, Any]] = {
     "setup": {"layout": LAYOUT, "optimizer": OPTIMIZER, "sync": "asp", "servers": 2},
     "orders": {"orders": [{"do": "release", "worker": 0}]},
 }
+ORDERS: dict[str, dict[str, Any]] = {
+    f"orders {order['do']}": {"orders": [order]}
+    for order in (
+        {"do": "enter", "worker": 2},
+        {"do": "initialise", "worker": 2},
+        {"do": "state", "worker": 2},
+        {"do": "forget", "worker": 2},
+        {"do": "gather", "worker": 2, "weight": 1.0},
+        {"do": "fold", "version": 1, "parts": [[2, 0.5]], "sums": [], "hyper": HYPER, "scale": 1.0},
+        {"do": "discard", "worker": 2, "number": 8},
+        {"do": "publish", "workers": [2], "chief": 0},
+        {
+            "do": "release",
+            "worker": 2,
+            "serial": 1,
+            "version": 1,
+            "incarnation": 1,
+            "chief": 0,
+            "begins": True,
+            "exact": False,
+            "anew": False,
+            "plan": [None, None, None],
+        },
+    )
+}
+"""Orders of server 0, one of each kind."""
 FROM_SUPERVISOR: dict[str, dict[str, Any]] = {
     "job": {"settings": {"workers": 3, "servers": 1, "slow": [], "kill": [], "late": []}, "servers": "[]"},
     "finish": {"ok": True, "reason": "enough"},
@@ -80,16 +107,27 @@ FROM_SUPERVISOR: dict[str, dict[str, Any]] = {
     "lost": {"worker": 0, "reason": "gone"},
     "ended": {"worker": 0},
 }
+SUMMARY = Tally.of(
+    [
+        {"kind": "job", "t": 0, "format": 1, "sync": "asp", "workers": 2, "servers": 1, "seed": 0},
+        {"kind": "release", "t": 0.5, "worker": 0, "incarnation": 1, "version": 0, "clock": 0, "reason": ""},
+        {"kind": "pushed", "t": 1.5, "worker": 0, "incarnation": 1, "version": 0, "samples": 8, "compute_s": 0.9},
+        {"kind": "warning", "t": 1.5, "about": "clip", "workers": [0], "step": 3, "detail": "gradients are clipped"},
+        {"kind": "fault", "t": 1.5, "worker": 0, "what": "slow", "detail": ""},
+        {"kind": "metrics", "t": 1.5, "worker": 0, "version": 0, "values": {"accuracy": float("nan")}},
+    ]
+).summary()
 TO_SUPERVISOR: dict[str, dict[str, Any]] = {
     "listening": {"number": 0, "address": ["host", ["127.0.0.1", 80], "local"]},
     "loading": {},
     "alive": {},
     "standing": {"worker": 1, "pid": 77, "standing": "stuck", "seconds": 1.0},
-    "status": {"snapshot": {"version": 1}},
-    "summary": {"summary": {"version": 1}},
+    "status": {"snapshot": SUMMARY},
+    "summary": {"summary": SUMMARY},
     "failed": {"reason": "enough", "mistake": False},
     **FAILING,
     "journal_failed": {"reason": "no space left on device"},
+    "noticed": {"signal": "SIGTERM"},
     "kill": {"worker": 0},
 }
 RELEASE = {"serial": 1, "incarnation": 1, "version": 3, "chief": 0, "begins": True, "plan": [None, None, None]}
@@ -119,6 +157,36 @@ TO_WORKER: dict[str, dict[str, Any]] = {
     "state": {"pieces": []},
 }
 
+FROM_AGENT: dict[str, dict[str, Any]] = {
+    "agent": {
+        "seat": None,
+        "node": "node1",
+        "host": "host 1",
+        "local_size": 1,
+        "workers": 2,
+        "port": 4000,
+        "address": "",
+        "versions": ["offbeat 0.1.0", "torch 2.9.1"],
+    },
+    "started": {"child": 1, "pid": 77},
+    "said": {"child": 1, "error": False},
+    "ended": {"child": 1, "status": -9},
+    "alive": {},
+    "leaving": {"reason": "told to end"},
+}
+TO_AGENT: dict[str, dict[str, Any]] = {
+    "seated": {"seat": 0, "timeout_s": 10.0},
+    "refused": {"reason": "no free seat"},
+    "start": {"child": 1, "role": "worker", "number": 0, "variables": ["OFFBEAT_WORKER", "0"]},
+    "signal": {"child": 1, "number": 15},
+    "stacks": {"child": 1},
+    "strike": {"child": 1},
+    "heard": {},
+    "alive": {},
+    "over": {"status": 0, "reason": "every worker's script has ended"},
+}
+FIRST: dict[str, dict[str, Any]] = {"hello": {"peer": 2}}
+"""Of rounds across hosts."""
 GO = [0, 0, [[0, 0, 0, 1.0], [1, 1, 1, 0.5]], 3, 0, [0, 1, 2], 0]
 TO_SEAT: dict[str, dict[str, Any]] = {
     "arrive": {"b": 0, "f": 1.0, "w": 1},

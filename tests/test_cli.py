@@ -17,6 +17,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.journal.file import Journal
 from offbeat.journal.records import end_record, job_record, metrics_record
 from offbeat.journal.summary import Tally
+from offbeat.launch.agent import Duties
 from offbeat.launch.outcome import Outcome
 from offbeat.launch.program import Program
 from offbeat.options import check
@@ -122,6 +123,29 @@ def test_words_that_are_no_options() -> None:
     assert result.exit_code == 2
     assert "No such option" in result.output
     assert CliRunner().invoke(app, ["run"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "modules"),
+    [
+        ([], ["torch._dynamo"]),
+        (["--preload", "json", "--preload", "csv"], ["json", "csv", "torch._dynamo"]),
+        (["--preload", "torch._dynamo"], ["torch._dynamo"]),
+        (["--no-preload"], []),
+        (["--no-preload", "--preload", "json"], []),
+    ],
+)
+def test_an_agents_interpreter_has_what_optimizers_load(monkeypatch: pytest.MonkeyPatch, words: list[str], modules: list[str]) -> None:
+    duties: list[Duties] = []
+
+    def take_part(cluster: object, own: Duties, token: object, arguments: object) -> int:
+        duties.append(own)
+        return 0
+
+    monkeypatch.setattr("offbeat.cli.take_part", take_part)
+    command = ["agent", "--nnodes=1", "--node-rank=0", "--rdzv-endpoint=127.0.0.1:7100", *words, SCRIPT]
+    assert CliRunner().invoke(app, command, env={"OFFBEAT_TLS": None}).exit_code == 0
+    assert [list(own.preload) for own in duties] == [modules]
 
 
 def test_help_names_the_rules() -> None:

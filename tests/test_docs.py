@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 import offbeat
 import offbeat.types
+from offbeat.chaos.schedule import KINDS, TARGETS, chances
 from offbeat.cli import app
 from offbeat.core.policy import ServerRule
 from offbeat.launch.program import Program
@@ -226,6 +227,21 @@ def test_every_option_of_an_agent_that_a_job_lacks_is_mentioned() -> None:
 @beginning("offbeat", "report")
 def test_reports_are_asked_for_rightly(where: str) -> None:
     COMMANDS["report"].make_context("report", LINES[where][2:])
+
+
+@beginning("offbeat", "chaos")
+def test_faults_are_asked_for_rightly(where: str) -> None:
+    context = COMMANDS["chaos"].make_context("chaos", LINES[where][2:])
+    given = context.params
+    assert chances(given["faults"].split(","), given["targets"].split(","))
+    if context.args[:2] == ["offbeat", "run"]:
+        COMMANDS["run"].make_context("run", context.args[2:])
+
+
+def test_every_option_and_kind_of_chaos_is_mentioned() -> None:
+    said = (ROOT / "docs" / "chaos.md").read_text(encoding="utf-8")
+    assert {option for option in options("chaos") if not re.search(rf"{option}(?![\w-])", said)} == set()
+    assert {name for name in (*KINDS, *TARGETS) if f"`{name}`" not in said} == set()
 
 
 @beginning("python", "-m")

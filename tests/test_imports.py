@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1] / "src" / "offbeat"
 
 CORE = ("core", "core.server", "core.allreduce", "core.gossip", "core.job")
 PURE = ("types", "errors", "spec", *CORE, "policies")
-BOOKS = ("journal/summary.py", "journal/worker_summary.py", "journal/audit.py", "journal/arrivals.py")
+BOOKS = ("journal/summary.py", "journal/epoch_reports.py", "journal/worker_summary.py", "journal/audit.py", "journal/arrivals.py")
 IMPURE_STANDARD = {"time", "random", "threading", "socket", "logging", "asyncio", "multiprocessing", "subprocess", "os"}
 PURE_THIRD_PARTY = {"numpy", "scipy"}
 HEAVY = ("torch", "zmq", "ray")
@@ -79,11 +79,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sim": {*RULES, "journal", "session", "report", "sim.latency", "sim.training"},
     "report": {*RULES, "journal"},
     "launch": {*DATA_PLANE, "session", "journal", "runtime.job", "runtime.worker"},
+    "chaos": {*RULES, "journal"},
     "optimizer": FACE,
     "loaders": FACE,
     "checkpoint": FACE,
-    "options": {*RULES, "launch", "runtime.job"},
-    "cli": {*RULES, "options", "journal", "report", "launch", "runtime.job", "sim", "sim.latency"},
+    "options": {*RULES, "journal", "launch", "runtime.job"},
+    "cli": {*RULES, "options", "journal", "report", "launch", "runtime.job", "sim", "sim.latency", "chaos"},
     "agent": {"cli"},
     "integrations": {*FACE, "loaders", "checkpoint", "launch"},
     "__init__": {*FACE, "loaders", "checkpoint"},
@@ -145,6 +146,16 @@ def test_the_tally_that_the_server_keeps_knows_nothing_but_records(path: str) ->
         if name.split(".")[0] not in allowed or (name.startswith("offbeat.") and not name.startswith(tuple(books)))
     ]
     assert not outside, f"{path} is arithmetic over records, with the standard library only; it imports {outside}"
+
+
+@pytest.mark.parametrize("name", ["schedule", "injector", "observation", "judgement"])
+def test_faults_are_drawn_and_judged_without_the_machine(name: str) -> None:
+    """Time and the machine are arguments; the schedule's random numbers come from its seed."""
+    shell = {f"offbeat.chaos.{other}" for other in ("clock", "machine", "procfs", "links", "run", "command")}
+    impure = [
+        name for _, name in imports(ROOT / "chaos" / f"{name}.py") if name in shell or name.split(".")[0] in IMPURE_STANDARD - {"random"}
+    ]
+    assert impure == []
 
 
 @pytest.mark.parametrize("path", [p for p in sources() if room_of(p) in PURE], ids=lambda p: str(p.relative_to(ROOT)))

@@ -14,14 +14,19 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from offbeat.chaos import command as chaos_command
+from offbeat.chaos.clock import RealClock
+from offbeat.chaos.schedule import DEFAULT_KINDS, GROUPS, KINDS, TARGETS
 from offbeat.errors import ConfigurationError, OffbeatError
-from offbeat.journal.file import read
+from offbeat.journal.file import Records, read
 from offbeat.journal.summary import Tally
 from offbeat.launch.agent import Duties
 from offbeat.launch.cluster import SUPERVISES, Cluster, pass_on, supervise, take_part, tls_of
 from offbeat.launch.engine import Engine
+from offbeat.launch.forkserver import modules_of_agent
 from offbeat.launch.group import grouped
 from offbeat.launch.local import LocalEngine
+from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.program import Program
 from offbeat.launch.ray_engine import RayEngine, connect
 from offbeat.launch.supervisor import Outcome, Supervisor
@@ -36,6 +41,7 @@ from offbeat.options import (
     MaxRestarts,
     Module,
     NoPreload,
+    NoticeLine,
     NoTorchrunEnv,
     Procs,
     ProgressTimeout,
@@ -103,6 +109,7 @@ def run(
     timeout: Timeout = 10.0,
     progress_timeout: ProgressTimeout = 1800.0,
     grace: Grace = 30.0,
+    notice_command: NoticeLine = None,
     port: Annotated[int, typer.Option(help="The port on which server 0 listens, with --on ray the supervisor; 0: any free port.")] = 0,
     procs_per_worker: Procs = 1,
     no_torchrun_env: NoTorchrunEnv = False,
@@ -142,7 +149,7 @@ def run(
         tls_key=tls_key,
         tls_ca=tls_ca,
     )
-    modules = preload or ([] if ray is None or no_preload else ["torch"])
+    modules = (preload or []) if ray is None else modules_of_agent(preload or [], none=no_preload)
     settings = check(
         program=program,
         workers=workers,
@@ -161,6 +168,7 @@ def run(
         timeout_s=timeout,
         progress_timeout_s=progress_timeout,
         grace_s=grace,
+        notice_command=notice_command,
         port=port,
         procs_per_worker=procs_per_worker,
         no_torchrun_env=no_torchrun_env,
@@ -184,6 +192,7 @@ def run(
             max_restarts=max_restarts,
             return_s=0.0 if ray is None else ray.start_s,
             grace_s=grace,
+            notice=None if notice_command is None else NoticeCommand(notice_command),
             log_dir=log_dir,
             display=progress,
         )
@@ -215,7 +224,9 @@ def agent(
     slow: Slow = None,
     kill: Kill = None,
     late: LateReplies = None,
-    preload: Annotated[list[str] | None, typer.Option(help="MODULE to import once; workers are forks of that process.")] = None,
+    preload: Annotated[
+        list[str] | None, typer.Option(help="MODULE to import once, beside PyTorch; workers are forks of that process.")
+    ] = None,
     no_preload: NoPreload = False,
     journal: JournalFile = None,
     summary: SummaryFile = None,
@@ -225,6 +236,7 @@ def agent(
     progress_timeout: ProgressTimeout = 1800.0,
     start_timeout: StartTimeout = 600.0,
     grace: Grace = 30.0,
+    notice_command: NoticeLine = None,
     listen: Annotated[str, typer.Option(help="The address at which the supervisor listens.  [default: that of the first machine]")] = "",
     advertise: Annotated[str, typer.Option(help="The address at which others reach this machine.  [default: found]")] = "",
     port: Annotated[int, typer.Option(help="The supervisor's port; server n has PORT+1+n. 0: any free port, or the engine's.")] = 0,
@@ -243,7 +255,7 @@ def agent(
     if not 0.0 < start_timeout < float("inf"):
         raise ConfigurationError(f"--start-timeout {start_timeout:g}: must be a number of seconds above 0")
     program = Program(script, tuple(context.args), module=module)
-    modules = [] if no_preload else preload or ["torch"]
+    modules = modules_of_agent(preload or [], none=no_preload)
     settings = check(
         program=program,
         workers=task.size * nproc_per_node,
@@ -262,6 +274,7 @@ def agent(
         timeout_s=timeout,
         progress_timeout_s=progress_timeout,
         grace_s=grace,
+        notice_command=notice_command,
         port=port,
         procs_per_worker=procs_per_worker,
         no_torchrun_env=no_torchrun_env,
@@ -280,6 +293,7 @@ def agent(
             preload=modules,
             start_s=start_timeout,
             grace_s=grace,
+            notice=None if notice_command is None else NoticeCommand(notice_command),
         )
         raise typer.Exit(take_part(cluster, duties, given_token(token_file), sys.argv[2:]))
     screen = console()
@@ -362,6 +376,63 @@ def simulate(
         raise typer.Exit(1)
 
 
+@app.command(
+    context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": False},
+    epilog="offbeat chaos OPTIONS -- offbeat run train.py. See docs/chaos.md.",
+)
+def chaos(
+    context: typer.Context,
+    faults: Annotated[str, typer.Option(help=f"Kinds of faults: {', '.join(KINDS)}.")] = ",".join(DEFAULT_KINDS),
+    targets: Annotated[str, typer.Option(help=f"Processes that may be hit: {', '.join(TARGETS)}.")] = "worker",
+    mix: Annotated[
+        list[str] | None,
+        typer.Option(help=f"GROUP=SHARE of all faults.  \\[default: {','.join(f'{name}={share:g}' for name, share in GROUPS.items())}]"),
+    ] = None,
+    mtbf: Annotated[float, typer.Option(help="Mean seconds between two faults.")] = 10.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the schedule of faults.  \\[default: a new one, which is printed]")] = None,
+    time: Annotated[
+        float | None,
+        typer.Option(help="End the job by SIGTERM this many seconds after the first pushes.  \\[default: it ends by itself]"),
+    ] = None,
+    count: Annotated[int | None, typer.Option(help="Most faults.  \\[default: no limit]")] = None,
+    patience: Annotated[float, typer.Option(help="Seconds without a record in the journal after which the job counts as hanging.")] = 120.0,
+    no_baseline: Annotated[bool, typer.Option("--no-baseline", help="Do not run the undisturbed job first.")] = False,
+    baseline: Annotated[Path | None, typer.Option(help="Compare with this JOURNAL of an undisturbed job, and run none.")] = None,
+    journal: Annotated[Path | None, typer.Option(help="FILE with the journal of the command, where its words do not name it.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="The job's --timeout, where the command does not say it.  \\[default: 10]")] = None,
+    result: Annotated[Path | None, typer.Option("--json", help="Write the result to this file, as JSON.")] = None,
+) -> None:
+    """Inject faults into the job that the command after -- runs, and check its journal. Status 0: every check held."""
+    chosen = secrets.randbelow(1 << 16) if seed is None else seed
+    options = chaos_command.check(
+        words=context.args,
+        parse=_options_of,
+        faults=faults,
+        targets=targets,
+        mix=mix or [],
+        mtbf_s=mtbf,
+        seed=chosen,
+        time_s=time,
+        count=count,
+        patience_s=patience,
+        no_baseline=no_baseline,
+        compare=baseline,
+        journal=journal,
+        timeout_s=timeout,
+        result=result,
+    )
+    verdict = chaos_command.run(options, RealClock(), console())
+    if not verdict.ok:
+        fail(f"a check did not hold: {', '.join(check.name for check in verdict.checks if check.held is False)}")
+        raise typer.Exit(1)
+
+
+def _options_of(name: str, words: list[str]) -> dict[str, Any]:
+    """Return the options that these words of a command give it, by name."""
+    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return dict(commands[name].make_context(name, words).params)
+
+
 @app.command()
 def report(
     journals: Annotated[list[Path], typer.Argument(help="Journals of one or more jobs.", show_default=False)],
@@ -375,7 +446,7 @@ def report(
     screen = console()
     if why is not None:
         for path in journals:
-            print(*story(read(path), why), sep="\n")
+            print(*story(Records(path), why), sep="\n")
         return
     summaries = [Tally.of(read(path)).summary() for path in journals]
     for one in summaries:

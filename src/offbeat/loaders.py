@@ -254,9 +254,9 @@ class ElasticStream(Passes):
                 early, grants = [], self._grants(self._session, epoch)
 
     def _grants(self, session: Session, epoch: Epoch) -> Iterator[LeasedRange]:
-        seen = len(session.reports)
+        seen = session.reported
         yield from super()._grants(session, epoch)
-        for report in session.reports[seen:]:
+        for report in session.reports_since(seen):
             if self._size is not None and report["epoch"] == epoch and report["indices"] != self._size:
                 raise ConfigurationError(
                     f"this worker's stream has {self._size} elements in epoch {epoch}, another's {report['indices']}: "

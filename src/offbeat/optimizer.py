@@ -173,7 +173,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def reports(self) -> list[dict[str, Any]]:
-        """One report per epoch whose end this worker has seen: the counts of all indices, with the fields of ``core/leases.py``."""
+        """One report per epoch whose end this worker has seen, of the newest thousand: the counts of all indices, with the fields of
+        ``core/leases.py``."""
         return self._session.reports
 
     def batch_sampler(self, dataset: Sized, *, batch_size: int, shuffle: bool = True, seed: int | None = None) -> ElasticBatchSampler:

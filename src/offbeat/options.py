@@ -11,9 +11,11 @@ import typer
 
 from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError
+from offbeat.journal.compression import packer
 from offbeat.launch.cluster import tls_of
 from offbeat.launch.faults import parse_all, parse_late
 from offbeat.launch.forkserver import POSSIBLE, check_preload
+from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.program import Program
 from offbeat.launch.ray_engine import RayOptions
 from offbeat.policies import rule
@@ -31,7 +33,9 @@ MaxRestarts = Annotated[int, typer.Option(help="How often each worker is restart
 Slow = Annotated[list[str] | None, typer.Option(help="WORKER=SECONDS\\[@FROM-TO] or any=SECONDS: make a straggler (FROM-TO: versions).")]
 Kill = Annotated[list[str] | None, typer.Option(help="WORKER@VERSION: kill a worker by SIGKILL at this version.")]
 LateReplies = Annotated[list[str] | None, typer.Option(help="SERVER=SECONDS\\[@PERCENT%] or any=SECONDS...: delay blocks, under psp.")]
-JournalFile = Annotated[Path | None, typer.Option(help="Write every event to this file (docs/journal.md).")]
+JournalFile = Annotated[
+    Path | None, typer.Option(help="Write every event to this file, compressed if it ends in .zst or .gz (docs/journal.md).")
+]
 SummaryFile = Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")]
 LogDir = Annotated[Path | None, typer.Option(help="Append each worker's and server's whole output to files in this folder.")]
 Seed = Annotated[int, typer.Option(help="Seed of sample orders and of injected slowness.")]
@@ -40,6 +44,9 @@ ProgressTimeout = Annotated[
     float, typer.Option(help="Seconds without a call of offbeat after which a worker's script counts as stuck and is killed; 0: never.")
 ]
 Grace = Annotated[float, typer.Option(help="Seconds for scripts to end after Ctrl-C (KeyboardInterrupt) or SIGTERM.")]
+NoticeLine = Annotated[
+    str | None, typer.Option(help="COMMAND to run every few seconds; its status 0 is the notice that this machine will be taken away.")
+]
 Procs = Annotated[int, typer.Option(help="Processes of each worker, the ranks of a torch.distributed group of its own, for DDP or FSDP2.")]
 StartTimeout = Annotated[float, typer.Option(help="Seconds to wait for other machines, at the start and if all are lost.")]
 UseTls = Annotated[bool | None, typer.Option("--tls/--no-tls", help="Encrypt what crosses machines.  [default: if several]")]
@@ -67,6 +74,7 @@ def check(
     wire: str | None = None,
     progress_timeout_s: float = 1800.0,
     grace_s: float = 30.0,
+    notice_command: str | None = None,
     late: Sequence[str] = (),
     preload: Sequence[str] = (),
     log_dir: Path | None = None,
@@ -97,6 +105,8 @@ def check(
         raise ConfigurationError(f"--progress-timeout {progress_timeout_s:g}: must be at least 0.1 seconds, or 0 for no limit")
     if not 0.0 <= grace_s < float("inf"):
         raise ConfigurationError(f"--grace {grace_s:g}: must be a number of seconds of at least 0")
+    if notice_command is not None:
+        NoticeCommand(notice_command)
     program.check()
     check_preload(preload, program)
     spelling, chosen_wire = None, None if wire is None else wire_format(wire)
@@ -185,11 +195,13 @@ def check_files(journal: Path | None, summary: Path | None) -> None:
     """Check that the two files can be written.
 
     Raises:
-        ConfigurationError: one of them cannot be written, or they are the same file.
+        ConfigurationError: one of them cannot be written, the journal cannot be compressed, or they are the same file.
     """
     for option, path in (("journal", journal), ("summary", summary)):
         if path is not None:
             _check_writable(f"--{option} {path}", path.absolute())
+    if journal is not None:
+        packer(journal)
     if journal is not None and summary is not None and journal.absolute() == summary.absolute():
         raise ConfigurationError(f"--journal and --summary are the same file, {journal}: name two different files")
 

@@ -28,6 +28,9 @@ PROCESS: Final = "OFFBEAT_PROCESS"
 LEADERLESS: Final = 75
 """The exit status of a process whose leader has ended before it."""
 
+REPORTS_KEPT: Final = 1_000
+"""Of how many epochs a worker keeps the reports."""
+
 
 class Place(NamedTuple):
     """The place of a process in its worker, which may consist of several; see `offbeat.runtime.group`."""
@@ -132,6 +135,9 @@ class Session(ABC):
         self.progress = SplitProgress()
         self.metrics: dict[str, float] = {}
         self.reports: list[dict[str, Any]] = []
+        """Of the newest epochs, at most `REPORTS_KEPT`."""
+        self.reported = 0
+        """The number of reports so far."""
         self._pools = 0
         self._rests: dict[int, tuple[Epoch, Sequence[Sequence[int]]]] = {}
         """By sampler: an epoch, and the ranges left of it according to the checkpoint that the script has loaded."""
@@ -157,6 +163,16 @@ class Session(ABC):
     def has_sampler(self) -> bool:
         """Return whether the script has made a sampler; then a step without samples is intended, and causes no warning."""
         return self._pools > 0
+
+    def note_report(self, report: dict[str, Any]) -> None:
+        """Keep the report of an epoch that has ended."""
+        self.reports.append(report)
+        self.reported += 1
+        del self.reports[:-REPORTS_KEPT]
+
+    def reports_since(self, reported: int) -> list[dict[str, Any]]:
+        """Return the reports that have come since ``reported`` had this value, as far as they are kept."""
+        return self.reports[max(0, len(self.reports) - (self.reported - reported)) :]
 
     def log(self, values: dict[str, float]) -> None:
         """Store metrics; ``loss`` is sent with the next push."""
@@ -349,7 +365,7 @@ class LocalSession(Session):
         self.drop(pool)
         self._leases.give_back(self.worker, pool)
         epoch = self._leases.epoch(pool)
-        self.reports.append({"epoch": epoch, **self._leases.end(pool)})
+        self.note_report({"epoch": epoch, **self._leases.end(pool)})
 
     def pull(self) -> None:
         """Do nothing: the parameters are in this process."""

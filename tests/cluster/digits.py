@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from itertools import count
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def main() -> None:
     for epoch in count():
         if epoch >= args.epochs and args.until.exists():
             break
+        offbeat.log(monotonic_s=time.monotonic())  # whoever measures a death compares it with the journal's times
         for x, y in loader:
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()

@@ -194,6 +194,10 @@ class Host:
         self._started = [*(other for other in self._started if other.poll() is None), process]
         return process
 
+    def words(self, *argv: str) -> list[str]:
+        """Return the words that run a command in this host's network and with its name, while this process lives."""
+        return [*self._lasting.enter("net", "uts"), *argv]
+
     def run(self, *argv: str, timeout: float = DEADLINE_S, **options: Any) -> str:
         """Run a command on this host to its end. Returns what it prints; fails if its status is not 0."""
         with self.popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:

@@ -106,11 +106,11 @@ def test_many_messages_keep_their_order_both_ways(pair: Pair) -> None:
 
 
 def test_headers_arrive_as_msgpack_reads_them(pair: Pair) -> None:
-    pair.up.send({"a": (1, 2.5, None, True), "b": {"c": b"\x00\xff", "d": "ü"}, "ids": {3: "three"}, "n": 2**63})
+    pair.up.send({"a": (1, 2.5, None, True), "b": {"c": b"\x00\xff", "d": "ü"}, "ids": {"3": "three"}, "n": 2**63})
     [(connection, message)] = pair.world.pump_one(pair.server)
     assert connection is pair.down
     assert isinstance(message, Message)
-    assert message.header == {"a": [1, 2.5, None, True], "b": {"c": b"\x00\xff", "d": "ü"}, "ids": {3: "three"}, "n": 2**63}
+    assert message.header == {"a": [1, 2.5, None, True], "b": {"c": b"\x00\xff", "d": "ü"}, "ids": {"3": "three"}, "n": 2**63}
     assert len(message.payload) == 0
     assert message.memory == ()
 
@@ -163,6 +163,19 @@ def test_parts_of_a_region_are_sent_ahead_of_a_message(pair: Pair) -> None:
     pair.up.send({"n": 1})
     assert headers(pair.world.pump_one(pair.server)) == [1]
     assert theirs == ours
+
+
+def test_an_end_learns_of_each_part_when_the_part_has_arrived(pair: Pair) -> None:
+    if pair.world.shares_memory:
+        return
+    ours, theirs, seen = bytearray(range(200)), bytearray(200), []
+    pair.up.bind("gradient", memoryview(ours))
+    pair.down.bind("gradient", memoryview(theirs), lambda start, stop: seen.append((start, stop, bytes(theirs[start:stop]))))
+    for start, stop in ((100, 200), (0, 100), (50, 150)):
+        pair.up.send_ahead("gradient", start, stop)
+    pair.up.send({"n": 1}, carry="gradient")
+    assert headers(pair.world.pump_one(pair.server)) == [1]
+    assert seen == [(start, stop, bytes(ours[start:stop])) for start, stop in ((100, 200), (0, 100), (50, 150))]
 
 
 @pytest.mark.parametrize(("name", "start", "stop"), [("unbound", 0, 1), ("short", 5, 9), ("read only", 0, 8)])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
 from offbeat.core.membership import Membership
 from offbeat.types import WorkerId, WorkerState
@@ -51,6 +53,65 @@ def test_a_worker_that_was_told_to_rejoin_can_fall_silent_too() -> None:
     members.join(0, 0.0)
     members[0].state = WorkerState.RECOVERED
     assert members.wake_at() == 10.0 and members.silent(10.0) == [0]
+
+
+def beating(members: Membership, worker: WorkerId, since: float, until: float, every: float = 1.0) -> float:
+    """Let a worker send signs of life. Returns the time of the last."""
+    now = since
+    while now + every <= until:
+        now += every
+        members.speaks(worker, members[worker].incarnation, now)
+    return now
+
+
+def test_a_worker_that_beats_regularly_is_found_dead_before_the_timeout() -> None:
+    members = Membership(2, 10.0, learns=True)
+    for worker in range(2):
+        members.join(WorkerId(worker), 0.0)
+    assert members.wake_at() == 10.0, "nothing is known of them yet"
+    beating(members, WorkerId(0), 0.0, 29.0)
+    assert members.wake_at() == 10.0
+    last = beating(members, WorkerId(0), 29.0, 40.0)
+    members[WorkerId(1)].state = WorkerState.FINISHED
+    assert members.wake_at() == last + 4.0, "four beats, and not ten"
+    assert members.silent(last + 3.9) == [] and members.silent(last + 4.0) == [0]
+
+
+def test_a_pause_teaches_patience_for_good_and_the_timeout_is_its_cap() -> None:
+    members = Membership(1, 10.0, learns=True)
+    members.join(WorkerId(0), 0.0)
+    last = beating(members, WorkerId(0), 0.0, 40.0)
+    assert members.speaks(WorkerId(0), members[WorkerId(0)].incarnation, last + 2.0)
+    assert members.wake_at() == last + 2.0 + 8.0
+    members[WorkerId(0)].state = WorkerState.DEAD
+    members.join(WorkerId(0), last + 100.0)
+    assert members.wake_at() == last + 108.0, "a new process is treated alike, and the time without one is no silence"
+    last = beating(members, WorkerId(0), last + 100.0, last + 200.0)
+    members.speaks(WorkerId(0), members[WorkerId(0)].incarnation, last + 7.9)
+    assert members.wake_at() == last + 7.9 + 10.0
+
+
+@given(
+    beats=st.lists(
+        st.tuples(st.integers(0, 3), st.floats(0.001, 9.0), st.sampled_from(["beat", "beat", "beat", "join", "dead"])), max_size=60
+    ),
+    learns=st.booleans(),
+)
+def test_the_announced_time_is_that_of_the_first_to_fall_silent(beats: list[tuple[int, float, str]], learns: bool) -> None:
+    """The heap of times holds what a look at every member says, whatever has made a time earlier or later."""
+    members, now = Membership(4, 5.0, learns=learns), 0.0
+    for number, pause, what in beats:
+        worker, now = WorkerId(number), now + pause
+        member = members[worker]
+        if what == "join":
+            members.join(worker, now)
+        elif what == "dead":
+            member.state = WorkerState.DEAD
+        else:
+            members.speaks(worker, member.incarnation, now)
+        alive = members.in_state(WorkerState.ALIVE)
+        times = [members[w].heard_at + (p.seconds if (p := members[w].patience) is not None else 5.0) for w in alive]
+        assert members.wake_at() == min(times, default=None)
 
 
 @pytest.mark.parametrize(("heard", "timeout_s"), [(2.7, 0.3), (0.1, 0.7), (1e6, 0.1)])

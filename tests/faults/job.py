@@ -1,14 +1,13 @@
 """A real job under a test's hands: started as a user would, watched through its journal and /proc, and searched for remains at its end.
 
-Every process of a job inherits a mark in its environment, so that nothing can be left behind unseen, whoever its parent is then. Waiting is
-for an event, with a deadline; between two looks the test waits for the job's end, which no event will follow.
+Processes are found as ``offbeat chaos`` finds them, by a mark in their environment, so that nothing can be left behind unseen, whoever its
+parent is then. Waiting is for an event, with a deadline; between two looks the test waits for the job's end, which no event will follow.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import resource
 import secrets
 import signal
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from offbeat.chaos import procfs
 from offbeat.errors import ConfigurationError
 from offbeat.journal.file import read
 from offbeat.journal.records import Record
@@ -33,7 +33,6 @@ FAULTY = str(SCRIPTS / "faulty.py")
 DEADLINE_S = 60.0
 """For anything that takes a few seconds on an idle machine."""
 LOOK_S = 0.05
-MARK = "FAULT_TEST_JOB"
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError, PermissionError)
 
 
@@ -82,8 +81,8 @@ class Job:
     ) -> None:
         self.journal = folder / "journal.jsonl"
         self._out, self._err = folder / "out", folder / "err"
-        self._mark = secrets.token_hex(8)
-        self._shm_before = set(_shared_memory())
+        self.mark = secrets.token_hex(8)
+        self._shm_before = procfs.shared_memory()
         self._sockets: set[str] = set()
 
         def prepare() -> None:
@@ -97,7 +96,7 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env={**os.environ, **(environment or {}), MARK: self._mark, "COLUMNS": "200"},
+                env={**os.environ, **(environment or {}), procfs.MARK: self.mark, "COLUMNS": "200"},
                 start_new_session=True,
                 preexec_fn=prepare,
             )
@@ -110,15 +109,16 @@ class Job:
             return list(read(self.journal))
         return []
 
-    def processes(self) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
-        """Every living process of the job, the supervisor too, with its environment."""
-        for process in psutil.process_iter():
+    def processes(self) -> Iterator[psutil.Process]:
+        """Every living process of the job, the supervisor too."""
+        for process in self._found():
             with contextlib.suppress(*GONE):
-                environment = process.environ()
-                if environment.get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
-                    for name in ("OFFBEAT_SUPERVISOR", "OFFBEAT_SERVERS"):
-                        self._sockets.update(re.findall(r"offbeat-[0-9a-f]+", environment.get(name, "")))
-                    yield process, environment
+                yield psutil.Process(process.pid)
+
+    def _found(self) -> list[procfs.Process]:
+        found = list(procfs.marked(self.mark))
+        self._sockets |= procfs.sockets(found)
+        return found
 
     def printed(self) -> str:
         """What it has printed so far."""
@@ -134,8 +134,12 @@ class Job:
         """By their number: in the environment that they were started with, or for a fork, which shows another's, in the journal."""
         named = {r["detail"]: r["number"] for r in self.records() if r["kind"] == "process" and r["role"] == role}
         pids = {int(detail.split("pid ")[1]): number for detail, number in named.items() if "pid " in detail}
-        numbers = ((process, e.get(f"OFFBEAT_{role.upper()}", pids.get(process.pid))) for process, e in self.processes())
-        return {int(number): process for process, number in numbers if number is not None}
+        found: dict[int, psutil.Process] = {}
+        for pid, (its, number) in procfs.roles(self._found(), pids).items():
+            with contextlib.suppress(*GONE):
+                if its == role and number is not None:
+                    found[number] = psutil.Process(pid)
+        return found
 
     # Waiting.
 
@@ -176,16 +180,10 @@ class Job:
 
     def _nothing_left(self) -> None:
         deadline = time.monotonic() + 10.0
-        while remains := self._remains():
+        while remains := procfs.remains(self.mark, self._sockets, self._shm_before):
             assert time.monotonic() < deadline, f"the job has left behind: {remains}"
             # Processes of a supervisor killed by SIGKILL die with it, but a moment later.
-            psutil.wait_procs([process for process, _ in self.processes()], timeout=LOOK_S)
-
-    def _remains(self) -> list[str]:
-        processes = [f"process {process.pid}" for process, _ in self.processes()]
-        memory = [f"/dev/shm/{name}" for name in set(_shared_memory()) - self._shm_before if "offbeat" in name or processes]
-        bound = Path("/proc/net/unix").read_text()
-        return [*processes, *memory, *(f"socket {name}" for name in self._sockets if name in bound)]
+            psutil.wait_procs(list(self.processes()), timeout=LOOK_S)
 
     # Ending by force.
 
@@ -193,7 +191,7 @@ class Job:
         """Whatever the test has come to: the supervisor and everything marked dies."""
         if self.process.poll() is None:
             self.process.kill()
-        for process, _ in self.processes():
+        for process in self.processes():
             with contextlib.suppress(*GONE):
                 process.kill()
         self.process.wait()
@@ -241,7 +239,3 @@ def signalled(process: psutil.Process, number: signal.Signals) -> None:
         while not reached[number](process.status()):
             assert time.monotonic() < deadline, f"{number.name} has not reached process {process.pid}: {process.status()}"
             os.sched_yield()
-
-
-def _shared_memory() -> list[str]:
-    return os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []

@@ -8,7 +8,6 @@ done under which rule and how the jobs ended. The exit status is 1 if a check fa
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import signal
 import sys
@@ -19,12 +18,15 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-from tests.faults.job import FAULTY, GONE, Job, signalled
+from tests.faults.job import FAULTY, GONE, Job
 
 from offbeat import policies
+from offbeat.chaos.injector import Injector
+from offbeat.chaos.machine import LinuxMachine
+from offbeat.chaos.observation import Observation
+from offbeat.chaos.schedule import Fault
+from offbeat.chaos.tail import Tail
 from offbeat.core.policy import ServerRule
-from offbeat.journal.records import Record
 
 TIMEOUT_S, PROGRESS_S = 2.0, 8.0
 BOUND_S = 150.0
@@ -41,41 +43,6 @@ KINDS = (
 )
 LAST = ("kill all", "none")
 """Kinds that only the last fault of a job may be: where there are no servers the parameters are gone with the last rank."""
-
-
-class Books:
-    """What a job's journal says, read as it grows.
-
-    Args:
-        path: of the journal.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._at, self._rest = path, 0, b""
-        self.incarnations: Counter[int] = Counter()
-        """The newest of each worker that has pushed."""
-        self.pushes: Counter[int] = Counter()
-        self.restarted: Counter[int] = Counter()
-
-    def read(self) -> None:
-        """Take what is new."""
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._at)
-            block = file.read()
-        self._at += len(block)
-        *lines, self._rest = (self._rest + block).split(b"\n")
-        for line in lines:
-            self._take(json.loads(line))
-
-    def _take(self, record: Record) -> None:
-        if record["kind"] == "pushed":
-            worker = record["worker"]
-            self.incarnations[worker] = max(self.incarnations[worker], record["incarnation"])
-            self.pushes[worker] += 1
-        elif record["kind"] == "process" and record["what"] == "restarted":
-            self.restarted[record["number"]] += 1
 
 
 class Trial:
@@ -101,7 +68,8 @@ class Trial:
         limits = ("--timeout", f"{TIMEOUT_S:g}", "--progress-timeout", f"{PROGRESS_S:g}", "--preload", "torch._dynamo")
         own = ("--until", str(folder / "enough"), "--orders", str(folder))
         self._job = Job(folder, (*options, *limits, FAULTY, *own))
-        self._books = Books(self._job.journal)
+        self._books = Tail(self._job.journal)
+        self._machine = LinuxMachine(self._job.mark, self._books)
 
     def run(self) -> None:
         """Run it to its end, and find what is wrong with it."""
@@ -122,7 +90,7 @@ class Trial:
         """Wait for something; False: the job has ended before."""
         deadline = time.monotonic() + BOUND_S
         while True:
-            self._books.read()
+            self._books.read(time.monotonic())
             if ready():
                 return True
             if self._job.process.poll() is not None:
@@ -143,68 +111,59 @@ class Trial:
                 count = {"kill two": 2, "kill all": len(victims)}.get(kind, 1)
                 hit = victims[:1] if kind == "kill chief" else self._draw.sample(victims, min(count, len(victims)))
                 self._all_killed |= len(hit) == len(victims)
-                self._replace(hit, lambda: list(map(self._kill, hit)))
+                self._replace(hit, lambda: self._inject("kill", *hit))
             case "kill while starting" | "kill and kill again":
-                self._signal(one, signal.SIGKILL)
+                self._inject("kill", one)
                 count = self._books.restarted[one]
                 if self._wait("restart", lambda: self._books.restarted[one] > count):
                     if kind == "kill and kill again":
                         threading.Event().wait(self._draw.random())
-                    self._replace([one], lambda: self._signal(one, signal.SIGKILL))
+                    self._replace([one], lambda: self._inject("kill", one))
             case "terminate":
                 if len(victims) > 1:
                     self._present.discard(one)
-                    self._signal(one, signal.SIGTERM)
+                    self._inject("term", one)
                     self._progress()
-            case "stop short":
-                self._stopped(self._job.workers().get(one), 0.2 + self._draw.random())
-            case "stop long":
-                self._stopped(self._job.workers().get(one), TIMEOUT_S + 1.0)
-            case "stop server":
-                self._stopped(self._job.servers().get(0), 1.0 + 2 * self._draw.random())
-            case "stop supervisor":
-                self._stopped(psutil.Process(self._job.process.pid), 1.0 + 2 * self._draw.random())
+            case "stop short" | "stop long":
+                self._inject("stop", one, seconds=0.2 + self._draw.random() if kind == "stop short" else TIMEOUT_S + 1.0)
+                self._progress()
+            case "stop server" | "stop supervisor":
+                self._inject("stop", 0, target=kind.removeprefix("stop "), seconds=1.0 + 2 * self._draw.random())
+                self._progress()
             case "stop for ever":
-                self._replace([one], lambda: self._signal(one, signal.SIGSTOP))
+                self._replace([one], lambda: self._machine.victims("worker")[one].signal(signal.SIGSTOP))
             case "none":
                 self._progress()
             case order:
                 self._replace([one], lambda: self._order(one, order))
 
-    def _signal(self, worker: int, number: signal.Signals) -> None:
-        process = self._job.workers().get(worker)
-        if process is None:
-            return
+    def _inject(self, kind: str, *numbers: int, target: str = "worker", seconds: float = 0.0) -> None:
+        """Let a fault happen to these processes at once, and see it through: signals have arrived, what was stopped goes on."""
+        faults = [Fault(0, 0.0, kind, target, number / WORKERS, seconds, 1.0) for number in numbers]
+        injector = Injector(self._machine, iter(faults), time.monotonic())
         try:
-            process.send_signal(number)
-        except GONE:
-            return
-
-    def _kill(self, worker: int) -> None:
-        self._signal(worker, signal.SIGKILL)
+            while not injector.exhausted:
+                injector.tick(now := time.monotonic())
+                threading.Event().wait(max(0.0, injector.wake_at(now) - now))
+        finally:
+            injector.release(time.monotonic())
+        self.problems += [f"{kind} {entry.victim}: {entry.note}" for entry in injector.done if entry.proved is False]
 
     def _order(self, worker: int, order: str) -> None:
         hidden = self._folder / f".{worker}"
         hidden.write_text(order)
         hidden.rename(self._folder / str(worker))
 
-    def _stopped(self, process: psutil.Process | None, seconds: float) -> None:
-        if process is not None:
-            signalled(process, signal.SIGSTOP)
-            threading.Event().wait(seconds)
-            signalled(process, signal.SIGCONT)
-            self._progress()
-
     def _replace(self, workers: list[int], what: Callable[[], object]) -> None:
         """Do something that ends these workers' incarnations, and wait until their next have pushed."""
-        self._books.read()
+        self._books.read(time.monotonic())
         before = dict(self._books.incarnations)
         what()
         self._wait(f"return of {workers}", lambda: all(self._books.incarnations[worker] > before[worker] for worker in workers))
 
     def _progress(self) -> None:
         """Wait until everybody who is there pushes."""
-        self._books.read()
+        self._books.read(time.monotonic())
         before = dict(self._books.pushes)
         self._wait("progress", lambda: all(self._books.pushes[worker] > before[worker] + 1 for worker in self._present))
 
@@ -218,9 +177,8 @@ class Trial:
         elif ended.status == 0 and not ended.records[-1]["ok"]:
             self.problems.append("status 0 and an end that is not ok")
         self.problems += ended.tally().problems()
-        for report in (record["report"] for record in ended.records if record["kind"] == "epoch_ended"):
-            if sum(report[name] for name in ("folded", "dropped", "rejected", "unused")) != report["indices"]:
-                self.problems.append(f"an epoch does not account for every index: {report}")
+        seen = Observation.of(ended.records)
+        self.problems += [*seen.gaps_in_versions, *(f"an epoch does not account for every index: {text}" for text in seen.unaccounted)]
         if ended.status not in (0, 1):
             self.problems.append(f"status {ended.status}: {ended.last_line}")
         expected = ended.status == 0 or self._all_killed or {"raise", "exit", "end", "memory"} & set(self.faults)

@@ -96,7 +96,7 @@ def test_supervisor_and_server_are_stopped_for_a_while_and_nothing_happens(fault
     job = faulty.start("--workers", "2", "--sync", "majority", *QUICK)
     began(job, 2)
     before = {worker: process.pid for worker, process in job.workers().items()}
-    server, (supervisor,) = job.servers()[0], [p for p, _ in job.processes() if p.pid == job.process.pid]
+    server, (supervisor,) = job.servers()[0], [p for p in job.processes() if p.pid == job.process.pid]
     for process, stopped_s in ((supervisor, 3.0), (server, 2.5)):
         signalled(process, signal.SIGSTOP)
         idle(stopped_s)

@@ -12,10 +12,10 @@ from tests.faults.job import TRAIN, Job, signalled
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 Start = Callable[..., Job]
 
-STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
+STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 138, signal.SIGKILL: -9}
 
 
-@pytest.mark.parametrize("number", list(STATUS), ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_while_the_workers_start(start_new: Start, enough: Path, number: signal.Signals) -> None:
     job = start_new("--workers", "2", TRAIN, "--until", str(enough))
     job.wait("both workers' processes", lambda: job.workers().keys() == {0, 1})
@@ -33,10 +33,11 @@ def test_while_the_workers_start(start_new: Start, enough: Path, number: signal.
     [
         (signal.SIGINT, False, "start"),
         (signal.SIGTERM, True, "start_new"),
+        (signal.SIGUSR1, False, "start_new"),
         (signal.SIGKILL, True, "start_new"),
         (signal.SIGKILL, True, "start"),
     ],
-    ids=["SIGINT-forks", "SIGTERM-frozen", "SIGKILL-frozen", "SIGKILL-frozen-forks"],
+    ids=["SIGINT-forks", "SIGTERM-frozen", "SIGUSR1", "SIGKILL-frozen", "SIGKILL-frozen-forks"],
 )
 def test_in_mid_training(request: pytest.FixtureRequest, enough: Path, number: signal.Signals, frozen: bool, how: str) -> None:
     start: Start = request.getfixturevalue(how)
@@ -66,6 +67,35 @@ def test_impatience(start_new: Start, enough: Path) -> None:
     ended = job.ended(deadline_s=4.0)
     assert ended.status == 130
     assert ended.last_line == "offbeat: stopped by SIGINT"
+
+
+def left_in_order(job: Job) -> None:
+    """Each worker has finished its step and left, and the job has ended as SIGTERM ends it."""
+    ended = job.ended()
+    assert ended.status == STATUS[signal.SIGTERM]
+    assert ended.last_line == "offbeat: stopped by SIGTERM"
+    left = [record for record in ended.records if record["kind"] == "left"]
+    assert {record["worker"] for record in left} == {0, 1} and all(record["noticed"] for record in left)
+    assert ended.tally().problems() == []
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_server_that_is_told_to_leave_ends_the_job_in_order(start_new: Start, enough: Path, victim: int) -> None:
+    job = start_new("--workers", "2", "--servers", "2", "--slow", "any=0.01", TRAIN, "--until", str(enough))
+    job.record("fold")
+    job.servers()[victim].send_signal(signal.SIGTERM)
+    left_in_order(job)
+    assert "a server was told to leave by SIGTERM" in job.printed()
+
+
+def test_the_notice_of_a_command_ends_the_job_in_order(start_new: Start, enough: Path, tmp_path: Path) -> None:
+    """Its first run comes before the notice, the next one five seconds later finds it."""
+    notice = tmp_path / "notice"
+    job = start_new("--workers", "2", "--slow", "any=0.01", "--notice-command", f"test -e '{notice}'", TRAIN, "--until", str(enough))
+    job.record("fold")
+    notice.touch()
+    left_in_order(job)
+    assert "this machine will be taken away" in job.printed()
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -131,3 +131,14 @@ def test_clear_text_between_machines_is_said_once() -> None:
     supervised.agent(1, "node1")
     assert supervised.engine.ready_for_servers()
     assert supervised.engine.notes().count(NOT_ENCRYPTED) == 1
+
+
+def test_servers_begin_on_the_machine_of_the_supervisor_whichever_agent_comes_first() -> None:
+    """Started by hand, agents have no number: another machine's may be the first. The loss of such a machine must not end the job."""
+    supervised = Supervised(seats=2)
+    other = supervised.agent(None, "node1")
+    own = supervised.agent(None, "node0", host=supervised.hub.host)
+    for number, (hub, idle) in enumerate([(own, other), (other, own), (own, other)]):
+        supervised.engine.start_server(number, "secret")
+        assert kinds(told(hub))[-1] == "start"
+        assert "start" not in kinds(told(idle))

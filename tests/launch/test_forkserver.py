@@ -205,6 +205,20 @@ def test_a_fork_that_the_system_refuses_is_told_too(monkeypatch: pytest.MonkeyPa
     os.close(reading)
 
 
+@pytest.mark.parametrize("module", ["torch", "json"])
+def test_beside_torch_it_has_imported_what_joins_a_job(script: Path, module: str) -> None:
+    script.write_text(
+        "import sys\nprint('torch' in sys.modules, 'offbeat.optimizer' in sys.modules, 'offbeat.runtime.joining' in sys.modules)\n"
+    )
+    program = Program(str(script))
+    forkserver = Forkserver(program, [module], os.environ, capture=True)
+    until("its imports", forkserver.settled)
+    child = forkserver.fork(os.environ, program)
+    assert child is not None
+    assert printed(child) == [" ".join([str(module == "torch")] * 3)]
+    forkserver.child.kill()
+
+
 def test_an_import_that_fails_is_told(script: Path) -> None:
     script.touch()
     forkserver = Forkserver(Program(str(script)), ["json.nonsense"], os.environ)

@@ -17,7 +17,31 @@ from offbeat.launch.token import given_token
 from offbeat.transport.base import Address
 
 SECRET = "0123456789abcdef"
+SHOWS = """
+import os, signal, subprocess, sys
+before = open("/proc/self/environ").read()
+import offbeat
+from offbeat.runtime.job.settings import known_token
+def of(pid):
+    return open(f"/proc/{pid}/environ").read()
+pid = os.fork()
+if pid == 0:
+    signal.pause()
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+texts = [before, of("self"), of(pid), of(child.pid)]
+os.kill(pid, 9)
+child.communicate(b"\\n")
+print(*(known_token() in text for text in texts), "OFFBEAT_TOKEN=---" in texts[1], os.environ["AFTER"], "AFTER=it" in texts[1])
+"""
 ALONE = Task(engine="Open MPI", rank=0, size=2, local_size=2, job="one")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is no /proc")
+def test_the_token_is_erased_from_what_the_system_shows_of_a_process() -> None:
+    """Before the import it is there. Not after: of the process itself, of a fork, of a child."""
+    environment = {**os.environ, "BEFORE": "it", "OFFBEAT_TOKEN": SECRET, "AFTER": "it"}
+    done = subprocess.run([sys.executable, "-c", SHOWS], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False", "False", "False", "True", "it", "True"], done.stderr
 
 
 @pytest.fixture
@@ -95,10 +119,11 @@ def test_several_machines_need_a_token() -> None:
 
 def test_tasks_of_one_machine_find_the_supervisor(tmp_path: Path) -> None:
     meeting = Meeting(ALONE, tmp_path / "private")
-    meeting.token(None)
+    assert meeting.token(SECRET) == SECRET  # makes no folder
     assert meeting.find() is None
     address = Address("host", ("127.0.0.1", 4321), "name")
     meeting.publish(address)
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o700
     assert Meeting(ALONE, tmp_path / "private").find() == address
     meeting.done()
     assert meeting.find() is None and list((tmp_path / "private").iterdir()) == []

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from offbeat.transport.base import Address, Arrivals, Buffer, Connection, Hub, SharedMemory
+from offbeat.transport.base import Address, Arrivals, Buffer, Connection, Hub, PartArrived, SharedMemory
 from offbeat.transport.hub import SocketHub
 
 
@@ -57,8 +57,8 @@ class _FreezableConnection(Connection):
     def bytes_received(self) -> int:  # type: ignore[override]
         return self._beneath.bytes_received
 
-    def bind(self, name: str, region: memoryview) -> None:
-        self._beneath.bind(name, region)
+    def bind(self, name: str, region: memoryview, arrived: PartArrived | None = None) -> None:
+        self._beneath.bind(name, region, arrived)
 
     def send(
         self,

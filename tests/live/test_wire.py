@@ -26,6 +26,15 @@ EVERYWHERE: dict[str, Mapping[str, Any]] = {
 }
 
 
+@pytest.fixture(autouse=True, params=[False, True], ids=["one bucket", "many buckets"])
+def buckets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is smaller than a bucket, so that all tests run with small buckets too."""
+    if request.param:
+        monkeypatch.setattr("offbeat.tensors.buckets.BUCKET_NBYTES", 256)
+        monkeypatch.setattr("offbeat.tensors.blocks.BLOCK_NUMEL", 64)
+        monkeypatch.setattr("offbeat.tensors.shard.BLOCK_NUMEL", 64)
+
+
 def encodings(worker: Worker) -> list[WorkerEncoding]:
     assert isinstance(worker.session, WorkerSession)
     return list(worker.session._exchange._encodings.values())

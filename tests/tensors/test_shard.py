@@ -12,7 +12,7 @@ from torch import nn
 
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.tensors import blocks
-from offbeat.tensors.layout import Layout, Span, view
+from offbeat.tensors.layout import ALIGNMENT, Layout, Span, view
 from offbeat.tensors.optimizers import hyperparameters, spec_of, supported
 from offbeat.tensors.shard import Shard
 from offbeat.tensors.state import assemble_state_dict, split_state_dict
@@ -356,3 +356,25 @@ class TestRefusals:
         headers, data = job.shards[0].state()
         with pytest.raises(ProtocolError, match="a shard's are missing"):
             assemble_state_dict(job.layout, job.spec, [(headers, b"".join(data))], optimizer)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_fold_reports_how_far_it_has_come(threads: int) -> None:
+    """What it has reported is what it will be in the end, and the result is that of a fold which reports nothing."""
+    model = make_model("Adam")
+    optimizer = make_optimizer("Adam", {}, model)
+    layout = Layout.of(model, optimizer)
+    span = layout.spans(1, True)[0]
+    gradient = torch.randn(layout.nbytes // 4).view(torch.uint8)
+    memories = [torch.zeros(layout.nbytes, dtype=torch.uint8) for _ in range(2)]
+    shards = [Shard(layout, span, spec_of(optimizer), memory, threads=threads) for memory in memories]
+    norms = shards[0].fold([(gradient, 0.5)], measures="norms")
+    seen: list[tuple[int, torch.Tensor]] = []
+    measured = shards[1].fold([(gradient, 0.5)], measures="norms", ready=lambda nbytes: seen.append((nbytes, memories[1][:nbytes].clone())))
+    assert norms is not None and measured is not None
+    assert measured.total == pytest.approx(norms.total)
+    assert torch.equal(*memories)
+    assert len(seen) >= 2
+    assert [nbytes for nbytes, _ in seen] == sorted({nbytes for nbytes, _ in seen})
+    assert all(torch.equal(values, memories[1][:nbytes]) for nbytes, values in seen)
+    assert layout.nbytes - seen[-1][0] < ALIGNMENT, "only padding may be left"

@@ -8,7 +8,8 @@ with the fate of the contribution computed over it. When an epoch ends, its repo
 
 ``folded`` counts the positions used once. The others are exceptions, listed with the reason: the rule dropped the gradient, the gradient
 was not finite, or no worker took the position (the script left its loop early, or no worker was left).
-``returned`` counts positions that were dealt out again because their holder died or gave them up before they were settled.
+An epoch with more than a thousand exceptions lists those, and counts the positions of the others as ``unlisted``: each has its fate in the
+journal. ``returned`` counts positions that were dealt out again because their holder died or gave them up before they were settled.
 
 A pool may be *open-ended*: the length of a stream is unknown until a worker has read to its end. Positions are then dealt out without a
 limit until a worker reports the length (`Leases.bound`); positions dealt beyond it are taken back. Epochs may differ in length.
@@ -25,10 +26,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from offbeat.core.partitions import Parts, size_of
 from offbeat.types import Epoch, Fate, LeaseId, WorkerId
+
+EXCEPTIONS_LISTED: Final = 1_000
+"""Exceptions of an epoch that its report lists, the first ones; of the others it counts the positions (``unlisted``). An epoch may have a
+million batches, and a rule may drop every third.
+"""
 
 
 class Lease(NamedTuple):
@@ -102,11 +108,16 @@ class _Pool:
     returned: int = 0
     settled: dict[Fate, int] = field(default_factory=dict)
     exceptions: list[dict[str, Any]] = field(default_factory=list)
+    unlisted: int = 0
+    """Positions that were not used and are not among the exceptions."""
 
     def deck(self, worker: WorkerId) -> _Deck | None:
         return self.decks.get(None) or self.decks.get(worker)
 
     def except_for(self, owner: WorkerId | None, start: int, stop: int, why: str) -> None:
+        if len(self.exceptions) == EXCEPTIONS_LISTED:
+            self.unlisted += stop - start
+            return
         whose = {} if owner is None else {"worker": owner}
         self.exceptions.append({**whose, "start": start, "stop": stop, "why": why})
 
@@ -297,6 +308,8 @@ class Leases:
             "returned": state.returned,
             "exceptions": state.exceptions,
         }
+        if state.unlisted:
+            report["unlisted"] = state.unlisted
         if None not in state.decks:
             report["splits"] = [{"worker": owner, "indices": deck.extent, "parts": deck.parts} for owner, deck in state.decks.items()]
         self._pools[pool] = _Pool(state.epoch + 1, state.size)

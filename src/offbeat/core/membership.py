@@ -21,6 +21,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from offbeat.core.patience import Patience
 from offbeat.types import NOT_JOINED, Incarnation, Seconds, WorkerId, WorkerState, worker_ids
 
 
@@ -31,6 +32,8 @@ class Member:
     state: WorkerState = WorkerState.EXPECTED
     incarnation: Incarnation = NOT_JOINED
     heard_at: Seconds = 0.0
+    patience: Patience | None = None
+    """How long it may be silent, as learned of all its incarnations; None: the timeout of all."""
     completed: bool = False
     """Whether it has left at the end of its script: it was not told to leave, and no later failure of its process is known."""
 
@@ -41,17 +44,19 @@ class Membership:
     Args:
         workers: how many are expected at the start.
         timeout_s: silence after which an alive worker is dead; None: never.
+        learns: True if a worker whose signs of life come more often is found dead earlier, see `Patience`; the timeout is its cap then.
     """
 
-    def __init__(self, workers: int, timeout_s: Seconds | None) -> None:
+    def __init__(self, workers: int, timeout_s: Seconds | None, *, learns: bool = False) -> None:
         self._members = {worker: Member() for worker in worker_ids(workers)}
-        self._timeout_s = timeout_s
+        self._timeout_s, self._learns = timeout_s, learns
         self._expected = list(worker_ids(workers))
         """Workers not seen yet; pruned lazily by `expecting`."""
-        self._heard: list[tuple[Seconds, WorkerId]] = []
-        """A heap with one entry for each worker that can fall silent; the time may be older than the last sign of life."""
-        self._timed: set[WorkerId] = set()
-        """The workers in that heap."""
+        self._silences: list[tuple[Seconds, WorkerId]] = []
+        """A heap of times at which workers have been silent for too long. Each worker that can fall silent has an entry that is not later
+        than its own time; entries that are earlier are corrected when they are due."""
+        self._timed: dict[WorkerId, Seconds] = {}
+        """By worker: its earliest entry in that heap."""
         self._chief: WorkerId | None = None
 
     def __contains__(self, worker: WorkerId) -> bool:
@@ -107,35 +112,46 @@ class Membership:
         member.state = WorkerState.ALIVE
         member.incarnation = Incarnation(member.incarnation + 1)
         member.completed = False
+        if self._learns and self._timeout_s is not None and member.patience is None:
+            member.patience = Patience(self._timeout_s)
+        member.heard_at = now  # the time without a process is no silence
         self._note(worker, member, now)
         return member.incarnation
 
     def silent(self, now: Seconds) -> list[WorkerId]:
-        """Return the workers, alive or told to rejoin, that have been silent for the timeout or longer."""
+        """Return the workers, alive or told to rejoin, that have been silent for too long."""
         due = self.wake_at()
         if self._timeout_s is None or due is None or now < due:
             return []
         # The same sum as in `wake_at`: a difference may round to less than the timeout at the very time that `wake_at` has announced.
-        return [w for w in self.in_state(WorkerState.ALIVE, WorkerState.RECOVERED) if now >= self._members[w].heard_at + self._timeout_s]
+        return [w for w in self.in_state(WorkerState.ALIVE, WorkerState.RECOVERED) if now >= self._dead_at(self._members[w])]
 
     def wake_at(self) -> Seconds | None:
-        """Return the time at which the next worker will have been silent for the timeout; None: never."""
+        """Return the time at which the next worker will have been silent for too long; None: never."""
         if self._timeout_s is None:
             return None
-        while self._heard:
-            heard_at, worker = self._heard[0]
+        while self._silences:
+            due, worker = self._silences[0]
             member = self._members[worker]
             if member.state not in (WorkerState.ALIVE, WorkerState.RECOVERED):
-                heapq.heappop(self._heard)
-                self._timed.discard(worker)
-            elif member.heard_at != heard_at:
-                heapq.heapreplace(self._heard, (member.heard_at, worker))
+                heapq.heappop(self._silences)
+                self._timed.pop(worker, None)
+            elif (later := self._dead_at(member)) != due:
+                heapq.heapreplace(self._silences, (later, worker))
+                self._timed[worker] = later
             else:
-                return heard_at + self._timeout_s
+                return due
         return None
 
+    def _dead_at(self, member: Member) -> Seconds:
+        """Return when this worker will have been silent for too long."""
+        assert self._timeout_s is not None, "without a timeout no silence is too long"
+        return member.heard_at + (self._timeout_s if member.patience is None else member.patience.seconds)
+
     def _note(self, worker: WorkerId, member: Member, now: Seconds) -> None:
+        if member.patience is not None:
+            member.patience.interval(now - member.heard_at)
         member.heard_at = now
-        if self._timeout_s is not None and worker not in self._timed:
-            self._timed.add(worker)
-            heapq.heappush(self._heard, (now, worker))
+        if self._timeout_s is not None and (worker not in self._timed or self._dead_at(member) < self._timed[worker]):
+            self._timed[worker] = self._dead_at(member)
+            heapq.heappush(self._silences, (self._timed[worker], worker))

@@ -7,6 +7,7 @@ their clocks. Whether their fates are right is `journal.audit`'s to say. Standar
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -48,6 +49,15 @@ class JournalPush:
         return self.version if shard is None else self.held[shard]
 
 
+def gone_by(incarnations: Iterable[int], now: int) -> list[int]:
+    """Return the incarnations of which nothing more is told when a worker's incarnation ``now`` joins: all but the one before it.
+
+    >>> gone_by([1, 2, 3], 4)
+    [1, 2]
+    """
+    return [incarnation for incarnation in incarnations if incarnation < now - 1]
+
+
 class JournalArrivals:
     """Groups the arrivals of each push. It keeps pushes that may still arrive at a shard.
 
@@ -58,14 +68,15 @@ class JournalArrivals:
     """
 
     def __init__(self) -> None:
-        self._under_way: dict[tuple[int, int], list[JournalPush]] = {}
+        self._under_way: dict[int, dict[int, list[JournalPush]]] = {}
+        """By worker and incarnation."""
 
     def of(self, record: Record) -> JournalPush:
         """Return the push of a ``pushed`` record: the oldest with its version that has not arrived at its shard, or a new one."""
         shard, version = record.get("shard"), record["version"]
         if shard is None:
             return JournalPush(record["t"], version, record["samples"], arrived=1)
-        under_way = self._under_way.setdefault((record["worker"], record["incarnation"]), [])
+        under_way = self._under_way.setdefault(record["worker"], {}).setdefault(record["incarnation"], [])
         push = next((push for push in under_way if push.version == version and shard in push.absent), None)
         if push is None:
             held = tuple(record["held"])
@@ -76,6 +87,12 @@ class JournalArrivals:
         if not push.absent:
             under_way.remove(push)
         return push
+
+    def joined(self, worker: int, incarnation: int) -> None:
+        """Forget what can no longer arrive, since the worker has come back twice after it was sent."""
+        under_way = self._under_way.get(worker, {})
+        for old in gone_by(under_way, incarnation):
+            del under_way[old]
 
     def begins(self, record: Record) -> bool:
         """Return whether a ``pushed`` record is the first of its push. Call it once per record."""

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from offbeat.journal.arrivals import JournalArrivals, JournalPush, Record, Sender
+from offbeat.journal.arrivals import JournalArrivals, JournalPush, Record, Sender, gone_by
 
 Key: TypeAlias = tuple[int, int, int, int | None]
 """A worker, its incarnation, the clock of a push, and the shard; None: all shards together."""
@@ -34,7 +34,8 @@ class Audit:
 
     def __init__(self) -> None:
         self._arrivals = JournalArrivals()
-        self._senders: defaultdict[tuple[int, int], Sender] = defaultdict(Sender)
+        self._senders: defaultdict[int, defaultdict[int, Sender]] = defaultdict(lambda: defaultdict(Sender))
+        """By worker and incarnation."""
         self._parts: dict[Key, tuple[int, int]] = {}
         """Parts of folds whose fate has not been read yet: version and staleness."""
         self._fates: dict[Key, tuple[int, int]] = {}
@@ -78,9 +79,10 @@ class Audit:
         """Return the inconsistencies. A push without a fate is one only once the journal has ended."""
         found, more = list(self._found), self._count - len(self._found)
         if self._ended:
-            for sender, book in self._senders.items():
+            books = [(_who(w, i), book) for w, incarnations in self._senders.items() for i, book in incarnations.items()]
+            for who, book in books:
                 for push in book.open.values():
-                    found += [f"{_who(*sender)}: its push at {push.t} s has no fate{_at(shard)}" for shard in _sorted(push)]
+                    found += [f"{who}: its push at {push.t} s has no fate{_at(shard)}" for shard in _sorted(push)]
             found += [f"{_what(key)} is part of version {version} but has no fate 'folded'" for key, (version, _) in self._parts.items()]
             found += [f"{_what(key)} is folded into version {version}, which lacks it" for key, (version, _) in self._fates.items()]
         return [*found, f"and {more} more"] if more > 0 else found
@@ -88,7 +90,7 @@ class Audit:
     # Contributions and their fates.
 
     def _sender(self, record: Record) -> Sender:
-        return self._senders[record["worker"], record["incarnation"]]
+        return self._senders[record["worker"]][record["incarnation"]]
 
     def _pushed(self, record: Record) -> None:
         self._sender(record).pushed(self._arrivals.of(record), record.get("shard"))
@@ -203,8 +205,17 @@ class Audit:
     def _change_state(self, record: Record) -> None:
         if record["state"] == "alive":
             self._alive.add(record["worker"])
+            self._forget(record["worker"], record["incarnation"])
         else:
             self._alive.discard(record["worker"])
+
+    def _forget(self, worker: int, incarnation: int) -> None:
+        """Forget the books of a worker's earlier incarnations, as far as every push in them has its fate."""
+        senders = self._senders[worker]
+        for old in gone_by(senders, incarnation):
+            if not senders[old].open:
+                del senders[old]
+        self._arrivals.joined(worker, incarnation)
 
     def _process(self, record: Record) -> None:
         if record["role"] == "server" and record["what"] == "restarted":

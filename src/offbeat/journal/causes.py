@@ -14,6 +14,8 @@ from offbeat.core.effects import Effect, EpochEnded, Fence, Fold, Grant, Initial
 from offbeat.core.events import Abandoned, EpochWanted, Event, Folded, Initialised, Joined, LeaseWanted, Left, PullWanted, Pushed
 from offbeat.types import NO_CAUSE, RecordId, Version, WorkerId
 
+FOLDS_KEPT: Final = 1_000
+"""Of how many folds the numbers are kept until they are measured; most rules measure nothing."""
 BLOCKS_KEPT: Final = 1_000
 """Of how many blocks the numbers are kept; a worker that computes from an older one has its push without a cause."""
 
@@ -52,6 +54,7 @@ class Causes:
                 self._fences[effect.worker] = number
             case Fold(shard=None):
                 self._folds[effect.version] = number
+                self._folds.pop(Version(effect.version - FOLDS_KEPT), None)
             case Publish():
                 self._published(effect, number)
 

@@ -1,4 +1,4 @@
-"""Write and read journals: one JSON-lines file per run, with every event and effect and its time.
+"""Write and read journals: one JSON-lines file per run, with every event and effect and its time, compressed if its name says so.
 
 This file knows how records reach the disk, not what they mean (``journal/summary.py``). It reads no clock: ``now`` is handed in, so that
 the simulator, whose clock is virtual, writes the same bytes each time.
@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from offbeat.core.effects import Effect
 from offbeat.core.events import Event
 from offbeat.errors import ConfigurationError
+from offbeat.journal.compression import Lines, packer
 from offbeat.journal.records import FORMAT, Record, end_record, record
 from offbeat.types import NO_CAUSE, RecordId, Seconds
 
 FLUSH_S: Final[Seconds] = 1.0
 """Longest time that a line waits to be written, in seconds."""
 BLOCK_NBYTES: Final = 1 << 16
-"""Bytes of lines that are written at once, whatever the time."""
+"""Bytes of lines that are written at once, whatever the time; in a compressed journal they are one frame."""
+
+log = logging.getLogger(__name__)
 
 
 def seal(path: Path | str, reason: str) -> None:
@@ -36,19 +40,22 @@ def seal(path: Path | str, reason: str) -> None:
     """
     with contextlib.suppress(ConfigurationError, OSError):
         last: Record = {}
-        for last in read(path):  # noqa: B007 - the last one is wanted
+        lines, pack = Lines(Path(path)), packer(Path(path))
+        for last in _records(path, lines):  # noqa: B007 - the last one is wanted
             pass
         if last["kind"] != "end":
-            os.truncate(path, _end_of_lines(Path(path)))
-            with Path(path).open("a") as file:
-                file.write(json.dumps({**end_record(last["t"], False, reason), "cut": True}, separators=(",", ":")) + "\n")
+            os.truncate(path, lines.whole)
+            line = json.dumps({**end_record(last["t"], False, reason), "cut": True}, separators=(",", ":")) + "\n"
+            with Path(path).open("ab") as file:
+                file.write(pack(line.encode()))
 
 
 class Journal:
     """Write records to a file and pass each to the listeners, such as ``Tally.add``.
 
-    Only whole blocks of lines are given to the operating system, so a killed job leaves whole lines and at most one that is cut. The owner
-    calls `flush` at `wake_at`; `write` flushes by itself when that time has passed.
+    Only whole blocks of lines are given to the operating system, so a killed job leaves whole lines and at most one that is cut. If the
+    path ends in ``.zst`` or ``.gz``, each block is a compressed frame (``journal/compression.py``). The owner calls `flush` at `wake_at`;
+    `write` flushes by itself when that time has passed.
 
     Args:
         path: the file; a journal that is there is replaced. None: records go to the listeners only.
@@ -56,7 +63,7 @@ class Journal:
         listeners: called with each record, in order. They must not change it.
 
     Raises:
-        ConfigurationError: the file cannot be written, or holds something other than a journal.
+        ConfigurationError: the file cannot be written or compressed, or holds something other than a journal.
     """
 
     def __init__(
@@ -75,6 +82,7 @@ class Journal:
         self._nbytes = 0
         self._flush_at = 0.0
         self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
+        self._pack = bytes if self.path is None else packer(self.path)
         self._file = None if self.path is None else _open(self.path)
         self._headed = False
         self._ids = 0
@@ -133,7 +141,7 @@ class Journal:
         if self._file is None or not self._lines or not self._headed:
             return
         # Lone surrogates come from file names that are not UTF-8; a journal must not fail over a script's name.
-        block = memoryview(("\n".join(self._lines) + "\n").encode("utf-8", "backslashreplace"))
+        block = memoryview(self._pack(("\n".join(self._lines) + "\n").encode("utf-8", "backslashreplace")))
         self._lines.clear()
         self._nbytes = 0
         try:
@@ -211,36 +219,54 @@ def _open(path: Path) -> int:
     return file
 
 
-def _end_of_lines(path: Path) -> int:
-    """Return the size of a file in bytes without its cut last line."""
-    end = 0
-    with path.open("rb") as file:
-        for line in file:
-            end += len(line) if line.endswith(b"\n") else 0
-    return end
-
-
 def read(path: Path | str) -> Iterator[Record]:
-    """Return the records of a journal, in order. A last line that was cut, as a killed job leaves it, is passed over.
+    """Return the records of a journal, compressed or not, in order. If its end is cut off, as a killed job leaves it, log a warning that
+    says how much is missing.
 
     Raises:
-        ConfigurationError: there is no such file, it is not a journal, or its format is newer than this package.
+        ConfigurationError: there is no such file, it is not a journal, its format is newer than this package, or it is compressed with
+            zstd, which is not installed.
     """
+    cut = yield from _records(path, Lines(Path(path)))
+    if cut is not None:
+        log.warning("%s", cut)
+
+
+class Records:
+    """The records of a journal, read anew each time that they are iterated over. Errors are those of `read`."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = path
+        self._told = False
+        """True if what is missing has been said."""
+
+    def __iter__(self) -> Iterator[Record]:
+        told, self._told = self._told, True
+        return _records(self._path, Lines(Path(self._path))) if told else read(self._path)
+
+
+def _records(path: Path | str, lines: Lines) -> Generator[Record, None, str | None]:
+    """Return the records of a journal in order, and then a sentence on what is missing at its end; None: nothing is."""
+    t, number, broken = 0.0, 0, False
     try:
-        with Path(path).open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                entry = _parse(line)
-                if entry is None:
-                    if number > 1 and not line.endswith(b"\n"):
-                        return
-                    raise ConfigurationError(f"{path}, line {number}: not a journal: {_excerpt(line)} is no record with a kind and a time")
-                if number == 1:
-                    _check_first(path, entry)
-                yield entry
-            if file.tell() == 0:
-                raise ConfigurationError(f"{path}, line 1: not a journal: the file is empty")
+        for number, line in enumerate(lines, start=1):
+            entry = _parse(line)
+            if entry is None:
+                if broken := number > 1 and not line.endswith(b"\n"):
+                    break
+                raise ConfigurationError(f"{path}, line {number}: not a journal: {_excerpt(line)} is no record with a kind and a time")
+            if number == 1:
+                _check_first(path, entry)
+            t = entry["t"]
+            yield entry
     except OSError as error:
         raise ConfigurationError(f"cannot read the journal {path}: {error.strerror}") from error
+    if number == 0:
+        raise ConfigurationError(f"{path}, line 1: not a journal: the file is empty, or cut off in its first frame")
+    missing = lines.nbytes - lines.whole
+    if not broken and (lines.unit == "line" or not missing):
+        return None
+    return f"{path} is cut off: its last {missing:,} bytes are no whole {lines.unit}; its records end at {t:.3f} s, and later ones are lost"
 
 
 def _parse(line: bytes) -> Record | None:

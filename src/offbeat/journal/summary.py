@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from offbeat.journal.arrivals import JournalArrivals, Record
+from offbeat.journal.arrivals import JournalArrivals, Record, gone_by
 from offbeat.journal.audit import Audit
+from offbeat.journal.epoch_reports import EpochReports
 from offbeat.journal.worker_summary import FATES, Spread, WorkerTally, plain
+
+FAULTS_LISTED: Final = 1_000
+"""Faults listed in a summary, the first ones; all are in the journal."""
 
 
 @dataclass(slots=True)
@@ -54,7 +58,7 @@ class Tally:
         self._planned = False
         """True if the rule has ever set the size of batches."""
         self._metrics: dict[str, tuple[tuple[int, int], Any]] = {}
-        self._epochs: list[Record] = []
+        self._epochs = EpochReports()
         self._faults: list[Record] = []
         self._warnings: list[Record] = []
         self._others: dict[int, Tally] = {}
@@ -73,7 +77,7 @@ class Tally:
             "interrupt": self._on_interrupt,
             "paused": lambda record: self._workers[record["worker"]].turn("idle", record["t"]),
             "epoch_ended": self._on_epoch_ended,
-            "state_changed": lambda record: self._workers[record["worker"]].changed(record),
+            "state_changed": self._on_state_changed,
             "metrics": self._on_metrics,
             "fault": self._on_fault,
             "warning": self._on_warning,
@@ -111,9 +115,10 @@ class Tally:
         others = [f"optimizer {number}: {text}" for number, tally in self._others.items() for text in tally.problems()]
         return self._audit.problems() + others
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self, *, brief: bool = False) -> dict[str, Any]:
         """Return all counts so far as plain data that JSON can carry; described in ``docs/journal.md``.
 
+        ``brief``: with the report of the newest epoch only; all earlier ones are in the sums.
         ``wall_s`` runs from the first release to the last fold, and ``samples_per_s = samples / wall_s`` counts folded samples only.
         """
         workers = [self._workers[number] for number in sorted(self._workers)]
@@ -141,7 +146,7 @@ class Tally:
             "shards": self._per_shard(),
             "per_worker": per_worker,
             "metrics": {name: value for name, (_, value) in self._metrics.items()},
-            "epochs": list(self._epochs),
+            **self._epochs.summary(brief=brief),
             "faults": list(self._faults),
             "warnings": list(self._warnings),
             "loss": plain(sum(losses) / len(losses)) if losses else None,
@@ -225,12 +230,21 @@ class Tally:
     def _on_interrupt(self, record: Record) -> None:
         self._workers[record["worker"]].interrupts += 1
 
+    def _on_state_changed(self, record: Record) -> None:
+        worker, incarnation = record["worker"], record["incarnation"]
+        self._workers[worker].changed(record)
+        if record["state"] == "alive":
+            self._arrivals.joined(worker, incarnation)
+            for key in [key for key in self._folding if key[0] == worker]:
+                if gone_by([key[1]], incarnation):
+                    del self._folding[key]
+
     def _on_epoch_ended(self, record: Record) -> None:
         epoch = {"pool": record["pool"], "epoch": record["epoch"], "t": record["t"], **record["report"]}
         if self._planned:
             alive = {number: worker.batch for number, worker in sorted(self._workers.items()) if worker.state == "alive"}
             epoch["batches"] = {str(number): batch for number, batch in alive.items() if batch is not None}
-        self._epochs.append(epoch)
+        self._epochs.add(epoch)
 
     def _on_metrics(self, record: Record) -> None:
         # The newest version counts; of several workers that measured it, the one with the lowest number.
@@ -240,7 +254,8 @@ class Tally:
                 self._metrics[name] = (key, plain(value) if isinstance(value, float) else value)
 
     def _on_fault(self, record: Record) -> None:
-        self._faults.append({key: record.get(key) for key in ("t", "worker", "what", "detail")})
+        if len(self._faults) < FAULTS_LISTED:
+            self._faults.append({key: record.get(key) for key in ("t", "worker", "what", "detail")})
 
     def _on_warning(self, record: Record) -> None:
         self._warnings.append({key: record.get(key) for key in ("t", "about", "workers", "step", "detail")})

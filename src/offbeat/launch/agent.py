@@ -18,15 +18,17 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from offbeat.errors import ConfigurationError, JobError
+from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.launch.agent_messages import HELLO, TO_AGENT
 from offbeat.launch.agents import LOOPBACK_NET, beat_of
 from offbeat.launch.environment import common_environment, free_port, server_environment
 from offbeat.launch.forkserver import POSSIBLE, Forkserver
 from offbeat.launch.hangs import LivedClock
 from offbeat.launch.local import SERVER_COMMAND
+from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.processes import LocalChild, start
 from offbeat.launch.program import Program
+from offbeat.runtime.job.notices import NOTICES
 from offbeat.runtime.job.settings import TOKEN
 from offbeat.transport.base import Address, Closed, Connection, Message
 from offbeat.transport.hub import SocketHub
@@ -61,6 +63,7 @@ class Duties:
         preload: modules to import once, in a process that workers are forked from.
         start_s: seconds to look for the supervisor.
         grace_s: seconds that processes have to end after a signal to this agent.
+        notice: says when this machine is about to be taken away; None: only signals do.
     """
 
     program: Program
@@ -71,6 +74,7 @@ class Duties:
     preload: Sequence[str]
     start_s: Seconds
     grace_s: Seconds
+    notice: NoticeCommand | None = None
 
 
 class Agent:
@@ -110,7 +114,7 @@ class Agent:
             ConfigurationError: the supervisor does not take this agent.
             JobError: the supervisor is not there, or no longer.
         """
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, *NOTICES)}
         self._hub = SocketHub(self._token)
         try:
             self._preload()
@@ -125,6 +129,8 @@ class Agent:
             if self._forkserver is not None:
                 self._forkserver.child.kill()
             self._hub.close()
+            if self._duties.notice is not None:
+                self._duties.notice.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -208,10 +214,14 @@ class Agent:
             pipes = [pipe for child in self._all_children() for pipe in child.pipes()] if self._unheard < UNHEARD_MAX else []
             for connection, item in self._hub.poll(POLL_S, pipes):
                 if connection is self._connection:
-                    self._on_item(item)
+                    try:
+                        self._on_item(item)
+                    except ProtocolError as error:
+                        self._cut_off(str(error))
             self._start_waiting()
             self._pass_on()
             self._keep_alive()
+            self._look_for_notice()
             self._heed_signals()
             self._supervisor_ended()
 
@@ -277,8 +287,15 @@ class Agent:
                 self._waiting.clear()
             elif ready or header["role"] != "worker":
                 del self._waiting[number]
-                self._children[number] = child = self._start(header)
-                self._tell("started", child=number, pid=child.pid)
+                try:
+                    self._children[number] = child = self._start(header)
+                except (OSError, ValueError) as error:
+                    why = f"offbeat: {header['role']} {header['number']} cannot be started: {error}\n"
+                    self._tell("said", [why.encode()], child=number, error=True)
+                    self._unheard += 1
+                    self._tell("ended", child=number, status=1)
+                else:
+                    self._tell("started", child=number, pid=child.pid)
 
     def _start(self, header: Mapping[str, Any]) -> LocalChild:
         flat = header["variables"]
@@ -307,6 +324,13 @@ class Agent:
             if status is not None and child.drained:
                 del self._children[number]
                 self._tell("ended", child=number, status=status)
+
+    def _look_for_notice(self) -> None:
+        """Treat the notice of the user's command as SIGTERM."""
+        notice = self._duties.notice
+        if notice is not None and not self._signals and self._leaving_at is None and notice.look(self._clock.now()):
+            print(f"offbeat: this machine will be taken away, says --notice-command {notice.command!r}", file=sys.stderr)
+            self._signals.append(signal.SIGTERM)
 
     def _heed_signals(self) -> None:
         """Pass a signal on: to the supervisor, if it is this agent's, or else to the workers of this machine, and end after them."""

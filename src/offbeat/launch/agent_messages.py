@@ -4,16 +4,31 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from offbeat.transport.schema import Kinds, MessageSchema, fields, flag, many, maybe, number, one_of, text, whole
+from offbeat.launch.environment import Place, torchrun_variables
+from offbeat.transport.schema import Kinds, MessageSchema, Unfit, fields, flag, many, maybe, number, one_of, shown, text, whole
+from offbeat.types import FIRST_WORKER
 
 _child: Final = whole()
 _words: Final = text(1 << 16)
 _SEATS_MAX: Final = 1 << 16
+_OF_TORCHRUN: Final = frozenset(torchrun_variables(FIRST_WORKER, 1, Place(0, 0, 1, "", 0)))
 
 
 def _variables(value: Any) -> None:
-    """Accept variables as [name, value, name, value, ...]."""
-    many(text(1 << 20), 1000)(value)
+    """Accept variables as [name, value, name, value, ...]: offbeat's and torchrun's. Others decide which code a process runs."""
+    many(text(1 << 17), 1000)(value)
+    if len(value) % 2:
+        raise Unfit("a value for each name", shown(value))
+    for index, (name, content) in enumerate(zip(value[::2], value[1::2], strict=True)):
+        if name not in _OF_TORCHRUN and not (name.startswith("OFFBEAT_") and name.isidentifier()):
+            raise _at(2 * index, Unfit(f"OFFBEAT_... or one of {', '.join(sorted(_OF_TORCHRUN))}", shown(name)))
+        if "\0" in content:
+            raise _at(2 * index + 1, Unfit("a text without zero bytes", shown(content)))
+
+
+def _at(index: int, unfit: Unfit) -> Unfit:
+    unfit.path.insert(0, str(index))
+    return unfit
 
 
 HELLO: Final = "agent"

@@ -201,7 +201,8 @@ class AgentEngine(Engine):
         return True
 
     def start_server(self, number: int, token: str) -> Child:
-        machines = self._by_machine()
+        # The supervisor's own machine first, whichever agent has come first: the loss of this machine ends the job anyway.
+        machines = sorted(self._by_machine(), key=lambda agents: agents[0].host != self._hub.host)
         agent = machines[number % len(machines)][0]
         port = self._port + 1 + number if self._port else 0
         variables = {"OFFBEAT_SERVER": str(number), "OFFBEAT_PORT": str(port), "OFFBEAT_LISTEN": self._address_of(agent)}

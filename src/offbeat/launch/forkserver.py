@@ -40,6 +40,23 @@ REFUSED = -1
 """Sent in place of a fork's number if the fork failed, for example because there are too many processes."""
 POSSIBLE = sys.platform.startswith("linux")
 """True if this system can run a forkserver."""
+OPTIMIZERS = "torch._dynamo"
+"""Every PyTorch optimizer imports it when it is made, which takes as long as the import of torch."""
+_OURS = ("offbeat.optimizer", "offbeat.runtime.joining", "offbeat.runtime.group.leader")
+"""What a script's `DistributedOptimizer` imports, beside torch: a quarter of a second of a core."""
+
+
+def modules_of_agent(named: Sequence[str], *, none: bool) -> list[str]:
+    """Return the modules that an agent's forkserver imports: PyTorch with what its optimizers load, after those that the user names.
+
+    Args:
+        named: the modules of ``--preload``.
+        none: True if each worker is to be a new process (``--no-preload``).
+
+    >>> modules_of_agent(["sklearn.datasets"], none=False), modules_of_agent(["sklearn.datasets"], none=True)
+    (['sklearn.datasets', 'torch._dynamo'], [])
+    """
+    return [] if none else [*named, *(() if OPTIMIZERS in named else (OPTIMIZERS,))]
 
 
 def check_preload(modules: Sequence[str], program: Program) -> None:
@@ -124,16 +141,16 @@ class Forkserver:
         """Read the messages that have come, up to the number of a new fork, which is returned."""
         while not self.over and select.select([self._channel], [], [], timeout_s)[0]:
             message = {}
-            with contextlib.suppress(ConnectionResetError):
+            with contextlib.suppress(ConnectionResetError, ValueError, RecursionError):  # what is no JSON is taken for the end, too
                 message = json.loads(self._channel.recv(MESSAGE_BYTES) or "{}")
             match message:
-                case {"forked": pid}:
-                    return int(pid)
-                case {"ended": pid, "status": status}:
+                case {"forked": int(pid)}:
+                    return pid
+                case {"ended": int(pid), "status": int(status)}:
                     self._statuses[pid] = status
                 case {"ready": _}:
                     self._ready = True
-                case {"failed": reason}:
+                case {"failed": str(reason)}:
                     self.failure = reason
                 case _:
                     self.over = True
@@ -187,6 +204,8 @@ def main(arguments: Sequence[str]) -> None:
         except Exception as error:
             channel.send(json.dumps({"failed": f"--preload {name}: {type(error).__name__}: {error}"[: MESSAGE_BYTES // 8]}).encode())
             sys.exit(1)
+    for name in _OURS if "torch" in sys.modules else ():  # without torch a script may still set what torch reads when it is loaded
+        importlib.import_module(name)
     gc.freeze()  # these objects stay: a collection in a fork would touch, and so copy, their pages
     channel.send(b'{"ready": true}')
     command = _serve(channel)

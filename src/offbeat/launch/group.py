@@ -22,11 +22,12 @@ from offbeat.launch.environment import THREADS, free_port, share_of_cores
 from offbeat.launch.forkserver import begin_anew
 from offbeat.launch.processes import describe, die_with_parent
 from offbeat.launch.program import Program
+from offbeat.runtime.job.notices import NOTICES
 from offbeat.runtime.job.settings import TOKEN, take_token
 from offbeat.runtime.worker import stacks
 from offbeat.session import LEADERLESS, PROCESS
 
-FORWARDED = (signal.SIGTERM, signal.SIGINT)
+FORWARDED = (*NOTICES, signal.SIGINT)
 """Sent on to the leader, which leaves the job."""
 
 

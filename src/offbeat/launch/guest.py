@@ -6,20 +6,23 @@ process dies the connection ends, its worker is lost, and returns with the proce
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
 import time
 
-from offbeat.errors import ConfigurationError, JobError
+from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.launch.agent import RETRY_S, versions
 from offbeat.launch.agent_messages import HELLO, TO_AGENT
 from offbeat.launch.agents import beat_of
 from offbeat.launch.environment import free_port
-from offbeat.runtime.job.settings import TOKEN
+from offbeat.runtime.job.settings import TOKEN, take_token
 from offbeat.transport.base import Address, Closed, Connection, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.types import Seconds
+
+log = logging.getLogger(__name__)
 
 
 class Guest:
@@ -82,7 +85,14 @@ class Guest:
 
     def _turn(self) -> None:
         for _, item in self._hub.poll(beat_of(self._timeout_s)):
-            self._on_item(item)
+            try:
+                self._on_item(item)
+            except ProtocolError as error:
+                log.warning("%s: this process ends the connection, and its worker is lost to the job", error)
+                self._connection.close()
+                self._over = True
+                if not self._child:
+                    raise
         self._connection.send({"kind": "alive"})
 
     def _on_item(self, item: Message | Closed) -> None:
@@ -100,6 +110,7 @@ class Guest:
             case "start":
                 flat = header["variables"]
                 os.environ.update(dict(zip(flat[::2], flat[1::2], strict=True)), **{TOKEN: self._token})
+                take_token()  # not for processes that this one starts
                 self._child = header["child"]
                 self._connection.send({"kind": "started", "child": self._child, "pid": os.getpid()})
             case "signal" | "strike":

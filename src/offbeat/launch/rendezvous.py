@@ -130,10 +130,7 @@ def _free(host: str, port: int) -> bool:
 
 def _private(file: Path) -> str:
     """Return the token in a file that only this user can read; the first to come makes it."""
-    file.parent.mkdir(mode=0o700, exist_ok=True)
-    status = file.parent.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise ConfigurationError(f"{file.parent} belongs to another user or is open to others: remove it, or set TMPDIR to another folder")
+    _make_private(file.parent)
     mine = file.with_suffix(f".{secrets.token_hex(4)}")
     mine.touch(mode=0o600)
     mine.write_text(secrets.token_hex(16))
@@ -146,8 +143,17 @@ def _private(file: Path) -> str:
     return file.read_text()
 
 
+def _make_private(folder: Path) -> None:
+    """Make a folder for this user only. Raises `ConfigurationError` if it is there and others can use it."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise ConfigurationError(f"{folder} belongs to another user or is open to others: remove it, or set TMPDIR to another folder")
+
+
 def _write(file: Path, text: str) -> None:
-    """Write a file at once: nobody reads half of it."""
+    """Write a file in a folder of this user at once: nobody reads half of it."""
+    _make_private(file.parent)
     new = file.with_suffix(".new")
     new.write_text(text)
     new.replace(file)

@@ -17,11 +17,13 @@ from offbeat.errors import ProtocolError
 from offbeat.journal.file import seal
 from offbeat.launch.engine import Child, Engine
 from offbeat.launch.hangs import STACKS_S, LivedClock, ProcessStanding, ServerWatch
+from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.outcome import Display, End, Outcome, verdict
 from offbeat.launch.output import Output
 from offbeat.launch.processes import describe
 from offbeat.launch.restarts import AWAITED, FailureReport, WorkerProcess, why_not_restarted
 from offbeat.runtime.job import messages
+from offbeat.runtime.job.notices import NOTICES
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.transport.base import Address, Connection, Message
 from offbeat.transport.hub import SocketHub
@@ -47,6 +49,7 @@ class Supervisor:
         max_restarts: how often each worker may be restarted. The loss of its machine does not count.
         return_s: seconds to wait for a machine once no worker is left whose machine is there.
         grace_s: seconds that scripts have to end after Ctrl-C or SIGTERM.
+        notice: says when this machine is about to be taken away, which ends the job as SIGTERM does; None: only signals do.
         log_dir: a folder for the raw output of each worker and server; None: no files.
         display: shows the job to the user.
 
@@ -63,12 +66,14 @@ class Supervisor:
         max_restarts: int,
         return_s: Seconds = 0.0,
         grace_s: Seconds = 30.0,
+        notice: NoticeCommand | None = None,
         log_dir: Path | None = None,
         display: Display,
     ) -> None:
         self._settings = settings
         self._engine = engine
         self._max_restarts, self._grace_s, self._return_s = max_restarts, grace_s, return_s
+        self._notice = notice
         self._display = display
         self._output = Output(display, log_dir)
         self._token = token
@@ -82,6 +87,8 @@ class Supervisor:
         self._failure: tuple[str, bool] | None = None
         self._journal_failure: str | None = None
         self._signals: list[int] = []
+        self._noticed = False
+        """True if a server was told to leave, or this machine will be taken away."""
         self._clock = LivedClock()
         self._none_since: Seconds | None = None
         """Since when no process of a worker runs."""
@@ -89,7 +96,7 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Run the job to its end. Afterwards every process is gone, however the job ended."""
-        numbers = [signal.SIGINT, signal.SIGTERM]
+        numbers = [signal.SIGINT, *NOTICES]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
             numbers.append(signal.SIGHUP)
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
@@ -101,6 +108,8 @@ class Supervisor:
             self._engine.close()
             self._hub.close()
             self._output.close()
+            if self._notice is not None:
+                self._notice.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -111,6 +120,11 @@ class Supervisor:
             for child in self._children():
                 child.strike()
             self._engine.strike()
+
+    @property
+    def _told_to_stop(self) -> int | None:
+        """The signal that ends the job; None: none has come."""
+        return self._signals[0] if self._signals else signal.SIGTERM if self._noticed else None
 
     # Start.
 
@@ -146,7 +160,7 @@ class Supervisor:
         while not ready():
             self._serve(POLL_S)
             self._check_servers()
-            if self._failure is not None or self._signals:
+            if self._failure is not None or self._told_to_stop is not None:
                 return False
         self._note_engine()
         return self._failure is None
@@ -170,11 +184,12 @@ class Supervisor:
         while True:
             self._serve(POLL_S)
             self._check_servers()
+            self._look_for_notice()
             if self._failure is not None:
                 reason, mistake = self._failure
                 return self._end(2 if mistake else 1, reason)
-            if self._signals:
-                return self._stop(self._signals[0])
+            if (number := self._told_to_stop) is not None:
+                return self._stop(number)
             self._take_in()
             self._check_workers()
             self._check_hangs()
@@ -186,7 +201,7 @@ class Supervisor:
             if isinstance(item, Message):
                 if self._engine.on_message(connection, item):
                     continue
-                self._on_message(connection, item.header)
+                self._on_message(connection, item)
                 for number in [number for number, server in self._connections.items() if server is connection]:
                     self._server_watch.heard(number, self._clock.now(), loading=item.header.get("kind") == "loading")
             else:
@@ -201,17 +216,17 @@ class Supervisor:
         while not ready() and time.monotonic() < deadline:
             self._serve(POLL_S)
 
-    def _on_message(self, connection: Connection, header: dict[str, Any]) -> None:
+    def _on_message(self, connection: Connection, message: Message) -> None:
+        header = message.header
         try:
-            kind = messages.TO_SUPERVISOR.check(header, connection.peer)
+            kind = messages.TO_SUPERVISOR.check(header, connection.peer, len(message.payload), len(message.memory))
             fresh = kind == "listening" and header["number"] in self._servers and header["number"] not in self._connections
             # A server whose port is taken sends 'failed' before 'listening'.
             starting = kind == "failed" and len(self._connections) < len(self._servers)
             if not fresh and not starting and connection not in self._connections.values():
                 raise ProtocolError(f"{connection.peer} sent {kind!r} but is no server of this job")
         except ProtocolError as error:
-            self._display.note(f"{error}: message ignored")
-            connection.close()
+            self._refuse(connection, error)
             return
         match kind:
             case "listening":
@@ -239,11 +254,24 @@ class Supervisor:
             case "failing":
                 if header["worker"] in self._workers:
                     self._workers[header["worker"]].failure = FailureReport(header["reason"], header["pushed"])
+            case "noticed":
+                self._display.note(f"a server was told to leave by {header['signal']}, and the job ends with it")
+                self._noticed = True
             case "kill":
                 to_kill = self._workers.get(header["worker"])
                 if to_kill is not None and to_kill.child is not None:
                     self._display.note(f"killing worker {header['worker']}, as ordered by --kill")
                     to_kill.child.signal(signal.SIGKILL)
+
+    def _refuse(self, connection: Connection, error: ProtocolError) -> None:
+        """Close the connection of a peer that has broken the protocol. Without a server the job ends."""
+        connection.close()
+        servers = [number for number, server in self._connections.items() if server is connection]
+        if not servers:
+            self._display.note(f"{error}: its connection is closed")
+        for number in servers:
+            del self._connections[number]
+            self._failure = self._failure or (f"server {number} broke the protocol: {error}", False)
 
     def _check_servers(self) -> None:
         for number, child in self._servers.items():
@@ -257,6 +285,12 @@ class Supervisor:
         frozen = self._server_watch.frozen(self._clock.now())
         if frozen is not None and self._failure is None:
             self._failure = (frozen, False)
+
+    def _look_for_notice(self) -> None:
+        """Treat the notice of the user's command as SIGTERM."""
+        if self._notice is not None and self._told_to_stop is None and self._notice.look(self._clock.now()):
+            self._display.note(f"this machine will be taken away, says --notice-command {self._notice.command!r}")
+            self._noticed = True
 
     def _take_in(self) -> None:
         """Start the workers whose machine has come, for the first time or again."""

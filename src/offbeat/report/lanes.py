@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final, NamedTuple
 
 from offbeat.journal.arrivals import JournalArrivals, Record
@@ -96,10 +97,14 @@ class Chart:
 
         Its time begins when the first worker is admitted: how long processes take to start is no rule's doing.
         """
-        chart = cls()
-        records = list(records)
-        start_s = next((record["t"] for record in records if record["kind"] == "release"), 0.0)
+        chart, records, before = cls(), iter(records), []
+        start_s = 0.0
         for record in records:
+            before.append(record)
+            if record["kind"] == "release":
+                start_s = record["t"]
+                break
+        for record in chain(before, records):
             chart.add({**record, "t": max(0.0, record["t"] - start_s)})
         for lane in chart.lanes.values():
             lane.turn("absent", chart.end_s)

@@ -137,7 +137,8 @@ def headline(snapshot: Summary, rate: float) -> str:
         return "the workers are starting"
     alive = sum(worker["state"] == "alive" for worker in workers)
     loss = "" if snapshot["loss"] is None else f"  loss {float(snapshot['loss']):.4f}"
-    epochs = f"  epoch {len(snapshot['epochs'])}" if snapshot["epochs"] else ""
+    ended = len(snapshot["epochs"]) + (snapshot["earlier_epochs"] or {"epochs": 0})["epochs"]
+    epochs = f"  epoch {ended:,}" if ended else ""
     others = "".join(f"  and {short(one['sync'])} version {one['version']:,}" for one in snapshot["optimizers"] or ())
     job = f"{short(snapshot['sync'])}{epochs}  {version_words(snapshot)}{others}"
     left = [worker for worker in workers if worker["state"] == "finished"]

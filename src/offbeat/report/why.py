@@ -2,28 +2,34 @@
 
 A worker waits until it is released; it is released because another worker pushed; that worker pushed late because it was itself released
 late, or because it computed long. Going from cause to cause gives the chain that the moment depended on: a critical path.
+
+A journal of a long run does not fit into memory. It is read twice: for the number of each record's cause, and for the records of the chain.
 """
 
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from offbeat.errors import ConfigurationError
 from offbeat.journal.records import Record
-from offbeat.types import RecordId
+from offbeat.types import NO_CAUSE
 
 DEPTH: Final = 12
 """How many causes are told."""
 WHAT: Final = re.compile(r"push=(\d+)@(\d+)|wait=(\d+)@(\d+\.?\d*)|(\d+)")
+ABSENT: Final = -1
+"""In place of the cause of a record that is not there."""
 
 
 def story(records: Iterable[Record], what: str, depth: int = DEPTH) -> Iterator[str]:
     """Tell what led to one record, from the last to the first, a line for each.
 
     Args:
-        records: of a journal.
+        records: of a journal. They are iterated over twice; an iterator is kept in memory.
         what: ``push=2@17``: what became of worker 2's push with clock 17. ``wait=2@12.5``: what ended worker 2's wait at 12.5 s, or the
             next after it. A number: the record with this ``id``.
         depth: the most causes to tell.
@@ -41,19 +47,18 @@ def story(records: Iterable[Record], what: str, depth: int = DEPTH) -> Iterator[
          3.500 s  because worker 0 pushed what it had computed from version 4 in 2.500 s
          1.000 s  because worker 0 was released with version 4: every worker has pushed
     """
-    numbered = {record["id"]: record for record in records if "id" in record}
-    if not numbered:
-        raise ConfigurationError("the records of this journal have no numbers: an older offbeat has written it; run the job again")
-    number: RecordId | None = _find(numbered, what)
-    for told in range(depth + 1):
-        if number is None or number not in numbered:
-            return
-        record = numbered[number]
-        yield f"{record['t']:10.3f} s  {'because ' if told else ''}{sentence(record)}"
-        cause = record.get("cause")
+    records = list(records) if iter(records) is records else records
+    causes, number = _causes(records, _Sought.of(what))
+    chain: list[int] = []
+    while number != NO_CAUSE and number < len(causes) and causes[number] != ABSENT and len(chain) <= depth:
+        chain.append(number)
         # A cause is older than what it causes; anything else would be a journal that somebody has changed.
-        number = cause if cause is not None and cause < number else None
-    if number is not None:
+        number = causes[number] if causes[number] < number else NO_CAUSE
+    wanted = frozenset(chain)
+    found = {record["id"]: record for record in records if record.get("id") in wanted}
+    for told, link in enumerate(chain[: depth + 1]):
+        yield f"{found[link]['t']:10.3f} s  {'because ' if told else ''}{sentence(found[link])}"
+    if number != NO_CAUSE and len(chain) > depth:
         yield f"... and so on; --why {number} tells the rest"
 
 
@@ -98,31 +103,65 @@ def sentence(record: Record) -> str:
             return f"{worker}: {kind.replace('_', ' ')}{reason}" if "worker" in record else f"{kind.replace('_', ' ')}{reason}"
 
 
-def _find(numbered: dict[RecordId, Record], what: str) -> RecordId:
-    found = WHAT.fullmatch(what)
-    if found is None:
-        raise ConfigurationError(
-            f"--why {what}: expected push=WORKER@CLOCK, wait=WORKER@SECONDS or the number of a record, for instance push=2@17"
-        )
-    pusher, clock, waiter, since, number = found.groups()
-    if pusher is not None:
-        return _first(numbered, "settle", int(pusher), what, clock=int(clock))
-    if waiter is not None:
-        return _first(numbered, "release", int(waiter), what, since=float(since))
-    if int(number) not in numbered:
-        raise ConfigurationError(f"--why {number}: the journal's records have the numbers {min(numbered)} to {max(numbered)}")
-    return RecordId(int(number))
+@dataclass(slots=True)
+class _Sought:
+    """The record that a story begins with, and what is known of it while a journal is read."""
+
+    what: str
+    kind: str = ""
+    """"settle" or "release"; "": any record, by its number."""
+    worker: int = -1
+    clock: int | None = None
+    since: float = 0.0
+    number: int = NO_CAUSE
+    """Its number; `NO_CAUSE`: not found yet."""
+    last: Record | None = None
+    """The newest record of this kind of this worker."""
+
+    @classmethod
+    def of(cls, what: str) -> _Sought:
+        """Return what ``--why`` asks for. Raises `ConfigurationError` if that is not to be understood."""
+        found = WHAT.fullmatch(what)
+        if found is None:
+            raise ConfigurationError(
+                f"--why {what}: expected push=WORKER@CLOCK, wait=WORKER@SECONDS or the number of a record, for instance push=2@17"
+            )
+        pusher, clock, waiter, since, number = found.groups()
+        if pusher is not None:
+            return cls(what, "settle", int(pusher), clock=int(clock))
+        return cls(what, "release", int(waiter), since=float(since)) if waiter is not None else cls(what, number=int(number))
+
+    def look(self, record: Record) -> None:
+        """Compare the next record with what is sought."""
+        if record["kind"] != self.kind or record["worker"] != self.worker:
+            return
+        self.last = record
+        if self.number == NO_CAUSE and record["t"] >= self.since and self.clock in (None, record.get("clock")):
+            self.number = record["id"]
+
+    def missing(self) -> ConfigurationError:
+        """Return the error that nothing of the kind is there."""
+        if self.last is None:
+            return ConfigurationError(f"--why {self.what}: the journal has no {self.kind} of worker {self.worker}")
+        clock = f"the last push with a fate has clock {self.last['clock']}"
+        known = clock if self.clock is not None else f"it was last released at {self.last['t']:.3f} s"
+        return ConfigurationError(f"--why {self.what}: worker {self.worker} has no such {self.kind}; {known}")
 
 
-def _first(
-    numbered: dict[RecordId, Record], kind: str, worker: int, what: str, *, clock: int | None = None, since: float = 0.0
-) -> RecordId:
-    its = [record for record in numbered.values() if record["kind"] == kind and record["worker"] == worker]
-    for record in its:
-        if record["t"] >= since and (clock is None or record["clock"] == clock):
-            return RecordId(int(record["id"]))
-    if not its:
-        raise ConfigurationError(f"--why {what}: the journal has no {kind} of worker {worker}")
-    last = its[-1]
-    known = f"the last push with a fate has clock {last['clock']}" if clock is not None else f"it was last released at {last['t']:.3f} s"
-    raise ConfigurationError(f"--why {what}: worker {worker} has no such {kind}; {known}")
+def _causes(records: Iterable[Record], sought: _Sought) -> tuple[array[int], int]:
+    """Return the number of each record's cause, by the record's number, and the number of the record that is sought."""
+    causes, least = array("q", [ABSENT]), 0
+    for record in records:
+        number = record.get("id")
+        if number is not None:
+            causes.extend([ABSENT] * (number + 1 - len(causes)))
+            causes[number] = record.get("cause", NO_CAUSE)
+            least = least or number
+            sought.look(record)
+    if not least:
+        raise ConfigurationError("the records of this journal have no numbers: an older offbeat has written it; run the job again")
+    if sought.number == NO_CAUSE:
+        raise sought.missing()
+    if not sought.kind and (sought.number >= len(causes) or causes[sought.number] == ABSENT):
+        raise ConfigurationError(f"--why {sought.what}: the journal's records have the numbers {least} to {len(causes) - 1}")
+    return causes, sought.number

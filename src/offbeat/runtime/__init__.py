@@ -5,7 +5,7 @@ a gradient are sent ahead of the message, while the rest is computed):
 
 | from | to | kind | |
 |---|---|---|---|
-| server | supervisor | listening, alive, loading, failed, failing, status, summary, kill, journal_failed | addresses first |
+| server | supervisor | listening, alive, loading, failed, failing, status, summary, kill, noticed, journal_failed | addresses first |
 | server 0 | supervisor | standing | the state of a worker's process (``runtime/coordination/standings.py``) |
 | supervisor | server | job, process, lost, ended, noted, finish | settings first, then starts and ends of processes |
 | server s | server 0 | shard | the first message |

@@ -109,7 +109,9 @@ class Admission:
         """
         job, policy = self._job, spec.policy
         settings, shards = job.settings, job.settings.servers
-        coordinator = Coordinator(policy, settings.workers, settings.timeout_s, shards, seed=settings.seed, follows=True)
+        coordinator = Coordinator(
+            policy, settings.workers, settings.timeout_s, shards, seed=settings.seed, follows=True, learns_timeouts=True
+        )
         if isinstance(policy, ServerRule):
             parts = (job.peers, job.notifier, self._allocate, job.feed, job.perform, self._now)
             job.side = ServerCoordinatorSide(policy, spec, settings, coordinator, self._shards, *parts, in_place=job.number == 0)

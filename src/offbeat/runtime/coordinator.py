@@ -20,6 +20,7 @@ from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.live_job import LiveJob
+from offbeat.runtime.parameter_server.coordinator_side import ServerCoordinatorSide
 from offbeat.runtime.worker_requests import WorkerRequests
 from offbeat.transport.base import Connection, Hub, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, WorkerId, WorkerState
@@ -202,6 +203,8 @@ class LiveCoordinator:
 
     def _from_shard(self, shard: int, message: Message, now: Seconds) -> None:
         messages.FROM_SHARD.check(message.header, f"server {shard}", len(message.payload), len(message.memory))
+        if not isinstance(self.job.side, ServerCoordinatorSide):
+            raise ProtocolError(f"server {shard} sent {message.header['kind']!r} before a worker has joined (expected after that)")
         try:
             if "push" in message.header:
                 self._requests.check_push(message.header["worker"], message.header)

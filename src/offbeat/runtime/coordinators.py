@@ -113,7 +113,8 @@ class LiveCoordinators:
         """Journal that the supervisor has started or lost a process."""
         for live in self._live:
             live.catch_up(now)
-        self._journal.write(process_record(now, **fields))
+        known = {name: fields[name] for name in ("role", "number", "what", "detail")}  # a newer supervisor may send more
+        self._journal.write(process_record(now, **known))
 
     def tick(self, now: Seconds) -> None:
         """Look at all timers, and flush the journal when that is due."""

@@ -11,17 +11,21 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from offbeat.errors import ConfigurationError, JobError, OffbeatError, ProtocolError
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job import last_words, messages
+from offbeat.runtime.job.notices import NOTICES
 from offbeat.runtime.job.settings import JobSettings, read_addresses, take_token
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message
 from offbeat.transport.hub import SocketHub
+from offbeat.transport.schema import shown
 from offbeat.types import Seconds
 
 if TYPE_CHECKING:
@@ -72,6 +76,8 @@ class Server:
         self._early: list[tuple[Connection, Message]] = []
         self._early_orders: list[Message] = []
         """Messages of the supervisor that came before every other server had called."""
+        self._noticed: str | None = None
+        """The signal by which this process was told to leave, until the supervisor has been told."""
         self._status_at: Seconds = 0.0
         """When the last status, or sign of life, was sent to the supervisor."""
 
@@ -130,7 +136,10 @@ class Server:
         if connection is self._supervisor:
             if isinstance(item, Closed):
                 raise JobError("the supervisor is gone")
-            self._on_supervisor(item)
+            try:
+                self._on_supervisor(item)
+            except ProtocolError as error:
+                raise JobError(f"{error}, and a server does not outlive the connection to its supervisor") from error
         elif isinstance(item, Closed):
             self._on_closed(connection, item.reason)
         elif connection not in self._refused:
@@ -148,9 +157,9 @@ class Server:
 
     def _on_supervisor(self, message: Message) -> None:
         header, coordinator = message.header, self._coordinator
-        match messages.FROM_SUPERVISOR.check(header, "the supervisor"):
+        match messages.FROM_SUPERVISOR.check(header, "the supervisor", len(message.payload), len(message.memory)):
             case "job":
-                self._begin(JobSettings.from_wire(header["settings"]), header["servers"])
+                self._begin(*self._job_of(header))
             case "finish":
                 self._finish(header["ok"], header["reason"])
             case _ if coordinator is None:
@@ -162,11 +171,23 @@ class Server:
             case "ended":
                 coordinator.on_ended(header["worker"], self.now())
 
-    def _begin(self, settings: JobSettings, servers: str) -> None:
+    def _job_of(self, header: Mapping[str, Any]) -> tuple[JobSettings, Sequence[Address]]:
+        """Return the job's settings, and where its servers listen. Raises `ProtocolError` if they cannot be read, or came before."""
+        if self._settings is not None:
+            raise ProtocolError("the supervisor sent 'job' a second time (expected once)")
+        try:
+            return JobSettings.from_wire(header["settings"]), read_addresses(header["servers"])
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            raise ProtocolError(
+                f"the supervisor sent 'job' with settings or servers that cannot be read: {type(error).__name__} (expected those of this "
+                "version of offbeat)"
+            ) from None
+
+    def _begin(self, settings: JobSettings, servers: Sequence[Address]) -> None:
         """Begin after every server listens: server 0 waits for the calls of the others."""
         self._settings = settings
         if self._number > 0:
-            self._to_coordinator = self._hub.connect(read_addresses(servers)[0])
+            self._to_coordinator = self._hub.connect(servers[0])
             self._to_coordinator.send({"kind": "shard", "number": self._number})
         elif settings.servers == 1:
             self._open()
@@ -236,7 +257,14 @@ class Server:
         number = message.header.get("number_of_optimizer", 0)
         if number not in self._live_shards:
             raise ProtocolError("server 0 sent 'orders' before 'setup' (expected 'setup' first)")
-        for version, norms in self._live_shards[number].apply(message.header["orders"]):
+        shard = self._live_shards[number]
+        messages.check_orders(message.header["orders"], of_shard=shard.orders_of_shard)
+        shard.check_orders(message.header["orders"])
+        try:
+            measured = shard.apply(message.header["orders"])
+        except KeyError as error:
+            raise ProtocolError(f"server 0 sent 'orders' about a worker or a push that is not known here: {error}") from error
+        for version, norms in measured:
             self._tell_coordinator(number, {"kind": "measured", "version": version, "norms": norms})
 
     def _on_failing(self, connection: Connection, message: Message) -> None:
@@ -286,6 +314,11 @@ class Server:
                 shard.attach(header["worker"], connection, message, in_place=header["in_place"])
                 connection.send({"kind": "attached"})
             case "push":
+                if ("push" in header) != shard.orders_of_shard:
+                    expected = "one" if shard.orders_of_shard else "none at this server"
+                    raise ProtocolError(
+                        f"{name} sent 'push' with push = {shown(header.get('push'))} (expected {expected}, under this rule)"
+                    )
                 shard.decode(connection)
                 shard.take(header["worker"], header["number"], message.payload)
                 fields = {field: header[field] for field in PASSED_ON if field in header}
@@ -313,13 +346,21 @@ class Server:
         if self._coordinator is not None:
             self._coordinator.on_closed(connection, reason, self.now())
 
+    def notice(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal ``number``, which tells this process to leave: the supervisor ends the job in order."""
+        self._noticed = signal.Signals(number).name
+        self._hub.wake()
+
     def _report(self) -> None:
+        if self._noticed is not None:
+            self._supervisor.send({"kind": "noticed", "signal": self._noticed})
+            self._noticed = None
         if self.now() - self._status_at >= STATUS_PERIOD_S:
             self._status_at = self.now()
             if self._coordinator is None:
                 self._supervisor.send({"kind": "alive"})
             else:
-                self._supervisor.send({"kind": "status", "snapshot": self._coordinator.tally.summary()})
+                self._supervisor.send({"kind": "status", "snapshot": self._coordinator.tally.summary(brief=True)})
 
     def _finish(self, ok: bool, reason: str) -> None:
         if self._coordinator is not None:
@@ -359,7 +400,11 @@ def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0, listen: 
     try:
         address = hub.listen(listen, port)
         supervisor.send({"kind": "listening", "number": number, "address": address})
-        Server(number, hub, supervisor).run()
+        server = Server(number, hub, supervisor)
+        if threading.current_thread() is threading.main_thread():
+            for notice in NOTICES:
+                signal.signal(notice, server.notice)
+        server.run()
     except JobEnded:
         return 0
     except OffbeatError as error:

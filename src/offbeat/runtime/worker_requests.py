@@ -27,6 +27,9 @@ ALWAYS: Final = ("heard", "left", "abort", "metrics")
 AFTER_ALL_EVENTS: Final = ("samples", "epoch", "place")
 """Kinds of messages whose answer depends on events that ranks report late."""
 
+METRICS_MAX: Final = 10_000
+"""Most different names of metrics in a job: the newest value of each is kept."""
+
 INCARNATION_FIELD: Final = {
     "push": "push",
     "abandoned": "work",
@@ -54,6 +57,7 @@ class WorkerRequests:
         self._job, self._left = job, left
         self._deferred: deque[tuple[Connection, Message]] = deque()
         """Messages of `AFTER_ALL_EVENTS` that wait."""
+        self._metric_names: set[str] = set()
         self._loaded = Loaded()
         self._checkpoints = Checkpoints()
         self._first_steps = FirstStepsWatch(job.settings.workers)
@@ -217,4 +221,8 @@ class WorkerRequests:
 
     def _metrics(self, peer: Peer, message: Message, now: Seconds) -> None:
         version = self._job.coordinator.version if self._job.coordinator is not None else 0
+        names = self._metric_names.union(message.header["values"])
+        if len(names) > METRICS_MAX:
+            raise ProtocolError(f"worker {peer.worker} sent 'metrics' with new names (expected at most {METRICS_MAX} names in a job)")
+        self._metric_names = names
         self._job.journal.write(metrics_record(now, peer.worker, version, message.header["values"]))

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from offbeat.tensors.blocks import owned
-from offbeat.tensors.layout import Layout, Memory, Span, elements
+from offbeat.tensors.layout import Layout, Memory, Span, aligned, elements
 
 BUCKET_NBYTES = 4 << 20
-"""Bytes from which a bucket is complete. It ends at the edge of a tensor, since gradients come tensor by tensor."""
+"""Bytes from which a bucket is complete. It ends at the edge of a tensor, or inside of one that is larger."""
 _COLUMNS = 512
 
 
@@ -33,13 +33,22 @@ class Bucket(NamedTuple):
 
 
 def buckets_of(layout: Layout, span: Span, nbytes: int | None = None) -> tuple[Bucket, ...]:
-    """Return the buckets of a span, each of at least ``nbytes`` bytes except the last. They cover the span. None: `BUCKET_NBYTES`."""
-    least = BUCKET_NBYTES if nbytes is None else nbytes
+    """Return the buckets of a span, by ascending place. They cover the span.
+
+    Args:
+        layout, span: of the model, and the part of it to cut.
+        nbytes: the least size of a bucket except the last, rounded up to `ALIGNMENT`; no bucket has twice that size or more. None:
+            `BUCKET_NBYTES`.
+    """
+    least = aligned(BUCKET_NBYTES if nbytes is None else nbytes)
     buckets: list[Bucket] = []
     start, tensors = span.start, []
     for own in owned(layout, span):
         tensors.append(own.tensor)
         stop = span.start + own.end
+        while stop - start >= 2 * least:
+            buckets.append(Bucket(Span(start, start + least), tuple(tensors)))
+            start, tensors = start + least, [own.tensor]
         if stop - start >= least:
             buckets.append(Bucket(Span(start, stop), tuple(tensors)))
             start, tensors = stop, []

@@ -67,7 +67,7 @@ class TensorSpec(NamedTuple):
     @property
     def stop(self) -> int:
         """The byte after the last, padding included."""
-        return _align(self.offset + self.nbytes)
+        return aligned(self.offset + self.nbytes)
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,8 @@ def elements(memory: Memory, start: int, numel: int, dtype: torch.dtype) -> torc
     return torch.frombuffer(memory[start : start + nbytes], dtype=dtype)
 
 
-def _align(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
+    """Return the least multiple of `ALIGNMENT` that is not smaller."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 

@@ -7,12 +7,11 @@ subclasses and other classes are refused: the server would run something else th
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -22,6 +21,11 @@ __all__ = ["Hyperparameters", "OptimizerSpec", "hyperparameters", "spec_of", "su
 
 Hyperparameters: TypeAlias = dict[str, Any]
 
+_LARGEST: Final = 1e38
+"""Of a number among the settings of an optimizer: torch refuses larger ones for float32."""
+_FACTORS: Final = ("lr", "weight_decay")
+_LARGEST_FACTOR: Final = 65504.0
+"""Of settings that torch multiplies tensors with: it refuses larger ones for float16."""
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "ASGD", "Rprop")
 """Each element's step depends only on that element (and on scalars that are equal for all), so tensors may be cut anywhere."""
 _WHOLE = ("Adafactor", "Muon")
@@ -129,7 +133,7 @@ def checked(name: str, groups: Any) -> list[Hyperparameters]:
     if not isinstance(groups, list | tuple) or not groups:
         raise ProtocolError(f"the settings of {name} must be a list of at least one group, not {type(groups).__name__}")
     known = _settings(name)
-    for group in groups:
+    for index, group in enumerate(groups):
         if not isinstance(group, Mapping):
             raise ProtocolError(f"a group of {name}'s settings must be a map, not {type(group).__name__}")
         for key, value in group.items():
@@ -137,6 +141,7 @@ def checked(name: str, groups: Any) -> list[Hyperparameters]:
                 raise ProtocolError(
                     f"{name} has no setting {key!r} that can be a {type(value).__name__}; its settings are {', '.join(sorted(known))}"
                 )
+            _check_size(key, value, index)
         try:
             build(name, group, [torch.zeros(1, 1)])
         except (TypeError, ValueError, IndexError) as error:
@@ -158,8 +163,7 @@ def check_changed(spec: OptimizerSpec, groups: Any) -> None:
             raise ProtocolError(f"settings of parameter group {index} must be a map of {', '.join(sorted(first))}")
         for key, value in group.items():
             alike = alike and _is_like(value, first[key])
-            if not _is_finite(value):
-                raise ProtocolError(f"{key} of parameter group {index} must be finite")
+            _check_size(key, value, index)
     if not alike:
         checked(spec.name, groups)
 
@@ -213,7 +217,9 @@ def _is_like(value: Any, first: Any) -> bool:
     return type(value) is type(first)
 
 
-def _is_finite(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_is_finite, value))
-    return not isinstance(value, float) or math.isfinite(value)
+def _check_size(key: str, value: Any, index: int) -> None:
+    """Raise `ProtocolError` for a number with which torch could not make a step: the error would come in the middle of a fold."""
+    most = _LARGEST_FACTOR if key in _FACTORS else _LARGEST
+    for number in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(number, int | float) and not -most <= number <= most:
+            raise ProtocolError(f"{key} of parameter group {index} must be finite, and from {-most:g} to {most:g}")

@@ -8,7 +8,7 @@ scratch block, and step the optimizer on that block of the parameters. Nothing l
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +20,9 @@ from offbeat.tensors.layout import Layout, Memory, Span, elements
 from offbeat.tensors.optimizers import Hyperparameters, OptimizerSpec, as_arguments, build, checked
 from offbeat.tensors.pieces import Headers, pack, piece_of, unpack
 from offbeat.tensors.threads import single_threaded
+
+BLOCKS_PER_BATCH = 2
+"""Blocks for each lane between two reports of how far a fold has come: 4 MiB of float32."""
 
 
 class SquaredNorms(NamedTuple):
@@ -87,6 +90,7 @@ class Shard:
         *,
         scale: float = 1.0,
         measures: Literal["nothing", "norms", "differences"] = "nothing",
+        ready: Callable[[int], None] | None = None,
     ) -> SquaredNorms | None:
         """Make a new version: ``g = sum(weight * gradient)``, then one step of the optimizer with g.
 
@@ -99,6 +103,7 @@ class Shard:
             measures: also return the squared norms of the gradients and of g, and for ``differences`` that of g minus the g before, for
                 which one more copy of g is kept from then on. They are summed in float64 over blocks, each block's in float32 (float64 for
                 float64 gradients); relative error about 1e-6.
+            ready: called while the fold goes on, each time with the number of bytes from the span's first on that are new by now.
 
         Raises:
             ProtocolError: a gradient of another size, or settings that this optimizer refuses. Nothing has changed then.
@@ -113,16 +118,28 @@ class Shard:
             self._configure(self._groups, scale)
         typed = {dtype: [self._typed(m, dtype) for m, _ in gradients] for dtype in self._dtypes()}
         norms, before = measures != "nothing", self._before
-        work = _Work(
-            iter(self._blocks), typed, [weight for _, weight in gradients], norms, self._kept() if measures == "differences" else None
-        )
+        work = _Work(iter(()), typed, [weight for _, weight in gradients], norms, self._kept() if measures == "differences" else None)
+        sums: list[list[float]] = []
         with single_threaded():
-            others = [self._pool.submit(_in_thread, lane, work) for lane in self._lanes[1:]] if self._pool is not None else []
-            sums = [self._lanes[0].run(work), *(other.result() for other in others)]
+            for blocks in self._batches(at_once=ready is None):
+                sums += self._run(work._replace(blocks=iter(blocks)))
+                if ready is not None and blocks:
+                    last = blocks[-1]
+                    ready((last.first + last.numel) * last.parameter.itemsize)
         if not norms:
             return None
         totals = [sum(column) for column in zip(*sums, strict=True)]
         return SquaredNorms(tuple(totals[:-2]), totals[-2], totals[-1] if measures == "differences" and before is not None else None)
+
+    def _batches(self, *, at_once: bool) -> Iterator[list[Block]]:
+        """Yield the blocks in order of place: all of them, or as many at a time as keep each lane busy."""
+        count = len(self._blocks) if at_once else BLOCKS_PER_BATCH * len(self._lanes)
+        return (self._blocks[start : start + count] for start in range(0, max(1, len(self._blocks)), max(1, count)))
+
+    def _run(self, work: _Work) -> list[list[float]]:
+        """Have all lanes work until no block is left. Returns what each lane has measured."""
+        others = [self._pool.submit(_in_thread, lane, work) for lane in self._lanes[1:]] if self._pool is not None else []
+        return [self._lanes[0].run(work), *(other.result() for other in others)]
 
     def gather(self, into: Memory, gradient: Memory, weight: float) -> None:
         """``into += weight * gradient``, both of this span, rounded in the gradients' own precision."""

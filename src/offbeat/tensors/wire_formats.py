@@ -33,7 +33,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from offbeat.tensors.blocks import owned
-from offbeat.tensors.layout import ALIGNMENT, DTYPES, Layout, Memory, Span, elements
+from offbeat.tensors.layout import DTYPES, Layout, Memory, Span, aligned, elements
 from offbeat.tensors.threads import single_threaded
 
 BLOCK: int = 256
@@ -88,9 +88,9 @@ class Codec:
             parts = list(group)
             numel = (parts[-1].end - parts[0].at) // dtype.itemsize
             scales = -(-numel // BLOCK) * 4 if wire == "int8" else 0
-            codes_at = at + _aligned(scales)
+            codes_at = at + aligned(scales)
             self._runs.append(_Run(dtype, parts[0].at, numel, codes_at, at, first))
-            at, first = codes_at + _aligned(numel * self._code(dtype).itemsize), first + numel
+            at, first = codes_at + aligned(numel * self._code(dtype).itemsize), first + numel
         self.nbytes = at
         """Size of the encoded span, in bytes."""
         self.numel = first
@@ -280,7 +280,3 @@ def _blocks(values: torch.Tensor, scales: torch.Tensor) -> Iterator[tuple[torch.
 
 def _chunks(numel: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + CHUNK_NUMEL, numel)) for start in range(0, numel, CHUNK_NUMEL))
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT

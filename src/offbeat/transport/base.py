@@ -15,10 +15,12 @@ Only `Hub.poll` blocks. Bytes that the operating system does not take at once ar
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+PartArrived: TypeAlias = Callable[[int, int], None]
+"""Called with the first byte of a part of a region, and the byte after it, when the part has arrived."""
 
 
 class SharedMemory(ABC):
@@ -81,8 +83,11 @@ class Connection(ABC):
     """Counts every byte that comes in, even of unfinished messages: a sign of life."""
 
     @abstractmethod
-    def bind(self, name: str, region: memoryview) -> None:
+    def bind(self, name: str, region: memoryview, arrived: PartArrived | None = None) -> None:
         """Set the memory that ``carry=name`` refers to at this end, in both directions. Binding again replaces it.
+
+        ``arrived`` is called within `Hub.poll` for each part of the region that the peer has sent ahead. The peer chooses the parts, so
+        they may overlap, or be others than expected.
 
         Bind before the peer can carry: if the region of an incoming message is not bound here, with exactly this size, the connection ends.
         So a peer that must first be told of a region waits for the answer before it carries one. If the ends share memory, the caller

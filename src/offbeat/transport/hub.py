@@ -72,6 +72,8 @@ class SocketHub(Hub):
         self._buffers = Buffers()
         self._unverified: dict[bool, dict[StreamConnection, float]] = {False: {}, True: {}}
         """Accepted connections that have not proved the token, with the time of accepting, oldest first. By: is it a local socket."""
+        self._admitted: set[StreamConnection] = set()
+        """Accepted connections that have proved the token."""
         self._paused: dict[socket.socket, float] = {}
         """Listeners that have accepted many connections, and when they go on."""
         self._connecting: dict[StreamConnection, tuple[Address, int, float]] = {}
@@ -302,6 +304,10 @@ class SocketHub(Hub):
         if is_unverified and connection.gate.open:
             del unverified[connection]
             is_unverified = False
+            if len(self._admitted) >= (most := tcp.connections_max()):
+                self._refuse_one_more(connection, most)
+                return
+            self._admitted.add(connection)
         attempt = self._connecting.pop(connection, None) if connection.gate.open or closed is not None else None
         if closed is not None and attempt is not None and connection.must_retry and attempt[1] < ATTEMPTS_MAX:
             self._selector.unregister(connection.sock)
@@ -315,6 +321,12 @@ class SocketHub(Hub):
             self._refused(connection, closed.reason)
         else:
             arrived.append((connection, closed))
+        self._forget(connection)
+
+    def _refuse_one_more(self, connection: StreamConnection, most: int) -> None:
+        reason = f"this process has {most} connections, and takes no more (at most {tcp.CONNECTIONS_MAX}, and fewer by ulimit -n)"
+        connection.refuse(reason)
+        self._warn("connections", f"refused {connection.peer}: {reason}")
         self._forget(connection)
 
     def _attend(self, connection: StreamConnection) -> None:
@@ -353,6 +365,7 @@ class SocketHub(Hub):
         with contextlib.suppress(KeyError, ValueError):  # a connection that is to retry is not registered
             self._selector.unregister(connection.sock)
         self._connections.discard(connection)
+        self._admitted.discard(connection)
         self._unverified[connection.shares_memory].pop(connection, None)
         self._connecting.pop(connection, None)
         self._unanswered.pop(connection, None)

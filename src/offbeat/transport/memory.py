@@ -17,7 +17,7 @@ import msgpack  # type: ignore[import-untyped]
 
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.transport import wire
-from offbeat.transport.base import Address, Arrivals, Buffer, Closed, Connection, Hub, Message, SharedMemory
+from offbeat.transport.base import Address, Arrivals, Buffer, Closed, Connection, Hub, Message, PartArrived, SharedMemory
 from offbeat.transport.handshake import WRONG_TOKEN
 
 
@@ -71,12 +71,14 @@ class MemoryConnection(Connection):
         """The other end; None once either is closed."""
         self.closed = False
         self._regions: dict[str, memoryview] = {}
+        self._part_arrived: dict[str, PartArrived | None] = {}
 
     def __repr__(self) -> str:
         return f"<connection to {self.peer}>"
 
-    def bind(self, name: str, region: memoryview) -> None:
+    def bind(self, name: str, region: memoryview, arrived: PartArrived | None = None) -> None:
         self._regions[name] = region.cast("B")
+        self._part_arrived[name] = arrived
 
     def send(
         self,
@@ -139,7 +141,10 @@ class MemoryConnection(Connection):
             ProtocolError: the region is not bound here, or cannot be written, or ends before the part.
         """
         self.bytes_received += len(sent.data)
-        wire.part(self._regions, sent.name, sent.start, sent.start + len(sent.data))[:] = sent.data
+        stop = sent.start + len(sent.data)
+        wire.part(self._regions, sent.name, sent.start, stop)[:] = sent.data
+        if (arrived := self._part_arrived.get(sent.name)) is not None:
+            arrived(sent.start, stop)
 
     def close(self) -> None:
         self.end("end of stream")

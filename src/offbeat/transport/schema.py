@@ -47,6 +47,18 @@ def shown(value: Any) -> str:
     return f"a {kind} of length {len(value)}" if isinstance(value, str | bytes | list | tuple | dict) else f"a {kind}"
 
 
+REASON_MAX: Final = 1024
+
+
+def readable(text: str) -> str:
+    """Return what a peer has written, for people: at most `REASON_MAX` characters, and none that moves the cursor of a terminal.
+
+    >>> readable("no\\x1b[2J room")
+    'no?[2J room'
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:REASON_MAX])
+
+
 def whole(low: int = 0, high: int = LARGEST) -> Check:
     """Accept an integer from ``low`` to ``high``, both included; no bool."""
     expected = f"an integer from {low} to {high if high < LARGEST else '2**62'}"
@@ -165,6 +177,22 @@ def mapping(check_value: Check, most: int = 1000) -> Check:
             except Unfit as unfit:
                 unfit.path.insert(0, str(index))
                 raise
+
+    return check
+
+
+def variant(key: str, checks: Mapping[str, Check]) -> Check:
+    """Accept a map whose field ``key`` names one of these checks, and that passes it."""
+    names = one_of(*checks)
+
+    def check(value: Any) -> None:
+        if type(value) is not dict:
+            raise Unfit("a map", shown(value))
+        try:
+            names(value.get(key))
+        except Unfit as unfit:
+            raise _at(key, unfit) from None
+        checks[value[key]](value)
 
     return check
 

@@ -121,13 +121,14 @@ class MemoryBlock(SharedMemory):
         """
         try:
             seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-            if seals & _SEALS != _SEALS:
-                raise ProtocolError(f"the peer handed over memory that is not sealed against shrinking (seals {seals:#x})")
-            return cls(descriptor, os.fstat(descriptor).st_size, "received")
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-            raise ProtocolError(f"the peer handed over a descriptor that cannot be mapped: {error.strerror}") from error
+            if seals & _SEALS == _SEALS:
+                return cls(descriptor, os.fstat(descriptor).st_size, "received")
+            why = f"memory that is not sealed against shrinking (seals {seals:#x})"
+        except (OSError, ValueError, OverflowError, MemoryError) as error:
+            why = f"a descriptor that cannot be mapped: {getattr(error, 'strerror', None) or error}"
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+        raise ProtocolError(f"the peer handed over {why}")
 
     @property
     def view(self) -> memoryview:

@@ -22,10 +22,11 @@ from typing import Any
 
 from offbeat.errors import ProtocolError, RefusedError
 from offbeat.transport import wire
-from offbeat.transport.base import Buffer, Closed, Connection, Message, SharedMemory
+from offbeat.transport.base import Buffer, Closed, Connection, Message, PartArrived, SharedMemory
 from offbeat.transport.buffers import Buffers
 from offbeat.transport.handshake import CLEAR_TEXT, Handshake
 from offbeat.transport.outbox import Outbox, Piece
+from offbeat.transport.schema import named, readable, shown
 from offbeat.transport.shm import MemoryBlock
 from offbeat.transport.tls import CLEAR, AwaitsPeerError, TlsSocket
 from offbeat.transport.wire import Frame, FrameReader, Header
@@ -38,6 +39,10 @@ _PATIENCE_MS = 1000
 BUSY = "too many handshakes at the same time: connect again"
 _ANCILLARY_NBYTES = socket.CMSG_SPACE(4 * wire.VERIFIED.descriptors) if hasattr(socket, "CMSG_SPACE") else 0
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_WAITING_DESCRIPTORS_MAX = 2 * wire.VERIFIED.descriptors
+"""Most descriptors that may have come before the frame that announces them: those of one frame, and of the next."""
+UNVERIFIED_NBYTES = 1 << 16
+"""Most bytes that a peer may send before it has proved the token. An honest peer sends about 200 for each attempt to connect."""
 
 
 class Busy(Exception):
@@ -68,6 +73,7 @@ class StreamConnection(Connection):
         self._attend = attend
         self._buffers = buffers
         self._regions: dict[str, memoryview] = {}
+        self._part_arrived: dict[str, PartArrived | None] = {}
         self._reader = FrameReader(self._place)
         self._received_descriptors: deque[int] = deque()
         self._lock = threading.Lock()
@@ -93,8 +99,9 @@ class StreamConnection(Connection):
 
     # Sending: any thread.
 
-    def bind(self, name: str, region: memoryview) -> None:
+    def bind(self, name: str, region: memoryview, arrived: PartArrived | None = None) -> None:
         self._regions[name] = region.cast("B")
+        self._part_arrived[name] = arrived
 
     def send(
         self,
@@ -223,6 +230,10 @@ class StreamConnection(Connection):
                 if nbytes == 0:
                     return messages, Closed(self._why_ended())
                 self.bytes_received += nbytes
+                if not self.gate.open and self.bytes_received > UNVERIFIED_NBYTES:
+                    raise ProtocolError(
+                        f"the peer sent {self.bytes_received} bytes and has not proved the token (expected at most {UNVERIFIED_NBYTES})"
+                    )
                 self._reader.received(nbytes)
                 while (frame := self._reader.next_frame()) is not None:
                     self._take(frame, messages)
@@ -234,7 +245,7 @@ class StreamConnection(Connection):
             self.must_retry = True
             return messages, Closed(f"refused: {BUSY}")
         except ProtocolError as error:
-            self._refuse(str(error))
+            self.refuse(str(error))
             return messages, Closed(str(error))
         except RefusedError as error:
             if isinstance(self.sock, TlsSocket) and str(error) == CLEAR:
@@ -259,19 +270,25 @@ class StreamConnection(Connection):
                 descriptors = array.array("i")
                 descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
                 self._received_descriptors.extend(descriptors)
+        if (waiting := len(self._received_descriptors)) > (_WAITING_DESCRIPTORS_MAX if self.gate.open else 0):
+            expected = f"at most {_WAITING_DESCRIPTORS_MAX}" if self.gate.open else "none before it has proved the token"
+            raise ProtocolError(f"the peer sent {waiting} file descriptors that no message announces (expected {expected})")
         if flags & socket.MSG_CTRUNC:
             raise ProtocolError("file descriptors were lost: more came than announced, or this process has too many open (ulimit -n)")
         return nbytes
 
     def _take(self, frame: Frame, messages: list[Message]) -> None:
         header = frame.header
-        if "_ahead" in header and self.gate.open:
+        if (ahead := header.get("_ahead")) is not None and self.gate.open:
+            name, start, stop = ahead  # checked before the part was received
+            if (arrived := self._part_arrived.get(name)) is not None:
+                arrived(start, stop)
             return
         if "_refused" in header:
             reason = header["_refused"]
             if reason == BUSY and not self.gate.open:
                 raise Busy
-            raise RefusedError(f"refused: {reason[:1024] if isinstance(reason, str) else type(reason).__name__}")
+            raise RefusedError(f"refused: {readable(reason) if isinstance(reason, str) and reason else 'the peer gives no reason'}")
         if not self.gate.open:
             self._pass_gate(header)
             return
@@ -285,7 +302,7 @@ class StreamConnection(Connection):
         try:
             answer = self.gate.answer(header)
         except RefusedError as error:
-            self._refuse(str(error))
+            self.refuse(str(error))
             raise
         if answer is not None:
             self._send_internal(answer)
@@ -311,9 +328,13 @@ class StreamConnection(Connection):
         name, sent_nbytes = region
         bound = self._regions.get(name)
         if bound is None:
-            raise ProtocolError(f"region {name!r} of {sent_nbytes} bytes came, but it is not bound here; bound are {sorted(self._regions)}")
+            raise ProtocolError(
+                f"region {named(name)} of {shown(sent_nbytes)} bytes came, but it is not bound here; bound are {sorted(self._regions)}"
+            )
         if sent_nbytes != len(bound) or nbytes != (0 if self.shares_memory else sent_nbytes):
-            raise ProtocolError(f"region {name!r} came with {sent_nbytes} bytes (payload {nbytes}), but {len(bound)} bytes are bound here")
+            raise ProtocolError(
+                f"region {name!r} came with {shown(sent_nbytes)} bytes (payload {nbytes}), but {len(bound)} bytes are bound here"
+            )
         if bound.readonly and nbytes:
             raise ProtocolError(f"region {name!r} of {sent_nbytes} bytes came, but what is bound here cannot be written")
         return bound if nbytes else wire.EMPTY
@@ -340,7 +361,7 @@ class StreamConnection(Connection):
 
     def ask_to_retry(self) -> None:
         """Refuse a peer whose handshake is not done, and ask it to connect again."""
-        self._refuse(BUSY)
+        self.refuse(BUSY)
 
     def reconnect(self, sock: socket.socket | TlsSocket, gate: Handshake) -> None:
         """Continue over another socket after the peer has asked for it. Unsent messages are sent there."""
@@ -349,7 +370,7 @@ class StreamConnection(Connection):
             self.sock, self.gate, self.must_retry = sock, gate, False
             self._reader, self._outbox = FrameReader(self._place), Outbox(sock)
 
-    def _refuse(self, reason: str) -> None:
+    def refuse(self, reason: str) -> None:
         """Tell the peer why the connection ends, if it can be told at once."""
         with contextlib.suppress(OSError):
             self._send_internal({"_refused": reason[:1024]})

@@ -14,6 +14,10 @@ from offbeat.errors import ConfigurationError, JobError
 
 CONNECT_TIMEOUT_S = 10.0
 BACKLOG = 1024
+CONNECTIONS_MAX = 1 << 14
+"""Most accepted connections that have proved the token, and fewer where the limit of open files is lower; the next one is refused."""
+SPARE_DESCRIPTORS = 64
+"""Descriptors that connections leave to the process's own files: journal, checkpoints, memory."""
 LOCAL_FAMILY = getattr(socket, "AF_UNIX", None)
 LOCAL_BUFFER_NBYTES = 1 << 20
 LOOPBACK_BUFFER_NBYTES = 512 << 10
@@ -157,3 +161,14 @@ def _credentials(sock: socket.socket) -> tuple[int, int]:
     packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     process, user, _ = struct.unpack("3i", packed)
     return process, user
+
+
+def connections_max() -> int:
+    """Return how many accepted connections this process may have at a time."""
+    with contextlib.suppress(ImportError, OSError):
+        import resource
+
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if files != resource.RLIM_INFINITY:
+            return max(1, min(CONNECTIONS_MAX, files - SPARE_DESCRIPTORS))
+    return CONNECTIONS_MAX

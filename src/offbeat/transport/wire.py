@@ -17,6 +17,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from offbeat.errors import ProtocolError
+from offbeat.transport.schema import named, shown
 
 Header: TypeAlias = dict[str, Any]
 Placing: TypeAlias = Callable[[Header, int], memoryview]
@@ -26,6 +27,10 @@ MAGIC = b"ofbt"
 WIRE_VERSION = 1
 TLS_FIRST_BYTE = 0x16
 STAGE_NBYTES = 1 << 16
+DEPTH_MAX = 64
+"""Most lists and maps within each other in a header, the header itself included. The deepest honest header has about 45."""
+SHORT_NBYTES = 1 << 10
+"""A header of at most so many bytes is decoded at once; a longer one is first looked through without allocating what it announces."""
 _PREFIX = struct.Struct("!4sBBHIQ")
 _UNVERIFIED_STAGE_NBYTES = (1 << 10) + _PREFIX.size
 EMPTY = memoryview(b"")
@@ -43,6 +48,7 @@ class Limits(NamedTuple):
 UNVERIFIED = Limits(header_nbytes=1 << 10, payload_nbytes=0, descriptors=0)
 """For a peer that has not proved the token: there may be many, so each gets little memory."""
 VERIFIED = Limits(header_nbytes=64 << 20, payload_nbytes=1 << 30, descriptors=64)
+"""A header of this size may occupy 64 times as much while it is handled: each empty list in it is one byte, and a Python object."""
 
 
 class Frame(NamedTuple):
@@ -71,15 +77,44 @@ def decode_header(packed: bytes | memoryview) -> Header:
     {'kind': 'pushed', 'slot': 3}
 
     Raises:
-        ProtocolError: it is not msgpack, or not a dict with text keys.
+        ProtocolError: it is not msgpack, or not a dict with text keys, or it is nested too deep; or there is no memory for it.
     """
+    nbytes = len(packed)
     try:
-        header = msgpack.unpackb(packed, strict_map_key=False)
+        if nbytes > SHORT_NBYTES:
+            _look_through(packed)
+        # Keys that are no texts are refused: the hashes of numbers can be chosen so that a large map takes hours. So are extension types.
+        header = msgpack.unpackb(packed, strict_map_key=True, max_ext_len=0)
+    except MemoryError:
+        raise ProtocolError(f"there is no memory for the values in a header of {nbytes} bytes") from None
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise ProtocolError(f"the header of a message ({len(packed)} bytes) is not msgpack: {error!r}") from error
-    if not isinstance(header, dict) or not all(isinstance(key, str) for key in header):
+        why = f"{type(error).__name__}: {str(error)[:100]}"  # not its repr, which may contain all bytes of the header
+        raise ProtocolError(f"the header of a message ({nbytes} bytes) is not msgpack with text keys: {why}") from None
+    if type(header) is not dict or not all(type(key) is str for key in header):
         raise ProtocolError(f"the header of a message is a {type(header).__name__}; it must be a dict with text keys")
+    if nbytes > DEPTH_MAX and _deeper_than(header, DEPTH_MAX):  # each level takes a byte
+        raise ProtocolError(f"the header of a message has lists or maps nested more than {DEPTH_MAX} deep (expected at most {DEPTH_MAX})")
     return header
+
+
+def _look_through(packed: bytes | memoryview) -> None:
+    """Raise what msgpack raises if a value is cut off or malformed. Nothing is built: a list of so many items is not allocated first.
+
+    `msgpack.unpackb` allocates a list as soon as its length is read, so that five bytes may ask for memory for millions of items.
+    """
+    unpacker = msgpack.Unpacker(max_buffer_size=len(packed), read_size=len(packed))
+    unpacker.feed(packed)
+    unpacker.skip()
+
+
+def _deeper_than(header: Header, most: int) -> bool:
+    """Return True if more than ``most`` lists and maps are within each other."""
+    level: list[Any] = [header]
+    for _ in range(most):
+        level = [item for holder in level for item in (holder.values() if type(holder) is dict else holder) if type(item) in (dict, list)]
+        if not level:
+            return False
+    return True
 
 
 def part(regions: Mapping[str, memoryview], name: object, start: object, stop: object) -> memoryview:
@@ -90,17 +125,24 @@ def part(regions: Mapping[str, memoryview], name: object, start: object, stop: o
     """
     bound = regions.get(name) if isinstance(name, str) else None
     if bound is None:
-        raise ProtocolError(f"a part of region {name!r} came, but it is not bound here; bound are {sorted(regions)}")
+        raise ProtocolError(f"a part of region {named(name)} came, but it is not bound here; bound are {sorted(regions)}")
     if bound.readonly:
         raise ProtocolError(f"a part of region {name!r} came, but what is bound here cannot be written")
     if not (type(start) is int and type(stop) is int and 0 <= start < stop <= len(bound)):
-        raise ProtocolError(f"bytes {start!r} to {stop!r} of region {name!r} came, but {len(bound)} bytes are bound here")
+        raise ProtocolError(f"bytes {shown(start)} to {shown(stop)} of region {name!r} came, but {len(bound)} bytes are bound here")
     return bound[start:stop]
 
 
 def fresh(nbytes: int) -> memoryview:
-    """Return new memory of this size, from NumPy, because a bytearray would first be filled with zeros."""
-    return np.empty(nbytes, dtype=np.uint8).data if nbytes else EMPTY
+    """Return new memory of this size, from NumPy, because a bytearray would first be filled with zeros.
+
+    Raises:
+        ProtocolError: there is not so much.
+    """
+    try:
+        return np.empty(nbytes, dtype=np.uint8).data if nbytes else EMPTY
+    except MemoryError:
+        raise ProtocolError(f"there is no memory for a message of {nbytes} bytes") from None
 
 
 class FrameReader:

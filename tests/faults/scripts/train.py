@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
+from offbeat.runtime.job.settings import known_token
 
 
 def options() -> argparse.Namespace:
@@ -18,6 +19,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--worker", type=int, help="who has the mishap")
     parser.add_argument("--raise-after", type=int, help="steps")
+    parser.add_argument("--tell", type=Path, help="write the job's token to this file, which no other script should do")
     parser.add_argument("--nan-at", type=int, help="the step whose gradient is not finite")
     return parser.parse_args()
 
@@ -29,6 +31,8 @@ def main() -> None:
     model = torch.nn.Linear(4, 1)
     optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
     loader = DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=4))
+    if args.tell is not None and optimizer.worker == 0:
+        args.tell.write_text(str(known_token()))
     unlucky = args.worker == optimizer.worker
     steps = 0
     for epoch in count():

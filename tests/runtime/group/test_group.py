@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given
 from torch import nn
 
-from offbeat.errors import JobError
+from offbeat.errors import JobError, ProtocolError
 from offbeat.runtime.group import values
 from offbeat.runtime.group.channel import Follower, Leader
 from offbeat.runtime.group.values import REPLICATED, Piece
@@ -73,11 +74,31 @@ def test_a_call_is_made_when_all_have_made_it() -> None:
     leader, follower = ends()
     follower.announce("step", {"samples": 4})
     assert leader.gather("step") == [{"samples": 4}]
-    answer = {"held": [[0, number] for number in range(100_000)]}  # more than a socket takes at once
+    answer: dict[str, Any] = {"held": [[0, number] for number in range(100_000)]}  # more than a socket takes at once
+    answer |= {"grant": None, "loads": True, "version": 0, "batch": None, "overlap": None, "resumes": True, "reports": []}
     waiting = threading.Thread(target=leader.answer, args=(answer,))
     waiting.start()
     assert follower.await_answer() == answer
     waiting.join()
+
+
+def test_what_no_process_of_a_worker_sends_is_refused_in_words() -> None:
+    leader, follower = ends()
+    said: list[tuple[str, Any, str]] = [
+        ("step", {"samples": -1}, r"process 1 of this worker sent 1\.samples = -1 \(expected an integer from 0"),
+        ("step", 7, r"sent 1 = 7 \(expected a map\)"),
+        ("DistributedOptimizer", {"pieces": [["weight", 1, [3]]]}, r"sent 1\.pieces\.0 = a list of length 3 "),
+    ]
+    for call, values_, why in said:
+        follower.announce(call, values_)
+        with pytest.raises(ProtocolError, match=why):
+            leader.gather(call)
+    leader.answer({"version": 3})
+    with pytest.raises(ProtocolError, match=r"process 0 of this worker sent grant = nothing"):
+        follower.await_answer()
+    follower._link._connection.send_bytes(b"\xc1")
+    with pytest.raises(ProtocolError, match="process 1 of this worker sent 1 bytes that are not msgpack"):
+        leader.gather("step")
 
 
 def test_different_calls_and_the_end_of_a_process_are_errors() -> None:

@@ -16,7 +16,7 @@ from offbeat.runtime.parameter_server.per_shard import IN_FLIGHT, BlockShard, sh
 from offbeat.runtime.parameter_server.shard import LiveShard
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import spec_of
-from offbeat.transport.base import Buffer, Connection, Message, SharedMemory
+from offbeat.transport.base import Buffer, Connection, Message, PartArrived, SharedMemory
 from offbeat.transport.wire import EMPTY
 
 
@@ -28,7 +28,7 @@ class Notes(Connection):
     def __init__(self) -> None:
         self.sent: list[tuple[dict[str, Any], bytes]] = []
 
-    def bind(self, name: str, region: memoryview) -> None:
+    def bind(self, name: str, region: memoryview, arrived: PartArrived | None = None) -> None:
         pass
 
     def send(

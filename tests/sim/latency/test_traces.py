@@ -120,7 +120,7 @@ def test_a_journal_as_a_job_writes_it(tmp_path: Path) -> None:
         (b"1,2\n\xff,3\n", "line 2: not a trace: neither text, nor a journal, nor an npz file"),
         (gzip.compress(b"1,2\n\xff,3\n", mtime=0), "line 2: not a trace"),
         (gzip.compress(b"1,2\n" * 999, mtime=0)[:-9], "the gzip file is damaged or cut"),
-        (gzip.compress(JOB.encode(), mtime=0), "a gzipped journal; unpack it first"),
+        (gzip.compress(JOB.encode(), mtime=0), "the journal has no pushes"),
         (LONG, "of 0 instants none has a row for each of the 0 workers"),
         (LONG + "0,0,25,1,10\n1,1,25,2,10\n", "of 2 instants none has a row for each of the 2 workers"),
         (LONG + "0,0,25,1\n", "line 2: 4 columns where line 1 names 5"),

@@ -51,6 +51,7 @@ class Coordinator:
         policy: the synchronization rule.
         workers: number of workers expected at the start; none computes before each of them has joined or is lost.
         timeout_s: silence after which a worker is dead; None: only a closed connection tells.
+        learns_timeouts: True if the timeout is only the most, and what is too long a silence is learned for each worker: see `Patience`.
         shards: how many there are; only a rule of shard scope needs to know.
         seed: of what a rule without servers draws.
         follows: ranks decide among themselves, and this job is told: of the steps of a rule of the gossip family; of the allreduce family
@@ -68,13 +69,21 @@ class Coordinator:
     """
 
     def __init__(
-        self, policy: Policy, workers: int, timeout_s: Seconds | None = None, shards: int = 1, *, seed: int = 0, follows: bool = False
+        self,
+        policy: Policy,
+        workers: int,
+        timeout_s: Seconds | None = None,
+        shards: int = 1,
+        *,
+        seed: int = 0,
+        follows: bool = False,
+        learns_timeouts: bool = False,
     ) -> None:
         policy.check(workers)
         self._policy = policy
         self._effects: list[Effect] = []
         """The effects of the present event so far; all parts append to it."""
-        self.membership = Membership(workers, timeout_s)
+        self.membership = Membership(workers, timeout_s, learns=learns_timeouts)
         self.start = JobStart(self.membership, self._effects)
         self.participants = Participants(self.membership, self._effects)
         self.ledger = ledger_of(policy, shards, seed, follows)

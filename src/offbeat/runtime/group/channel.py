@@ -11,8 +11,10 @@ from typing import Any, NoReturn
 
 import msgpack  # type: ignore[import-untyped]
 
-from offbeat.errors import JobError
+from offbeat.errors import JobError, ProtocolError
+from offbeat.runtime.group import messages
 from offbeat.session import LEADERLESS, Place
+from offbeat.transport.schema import Check
 from offbeat.transport.shm import MemoryBlock
 
 
@@ -25,12 +27,15 @@ class _Link:
     def send(self, message: Any) -> None:
         self._connection.send_bytes(msgpack.packb(message))
 
-    def receive(self) -> Any:
-        """Return the next message. Raises `EOFError` once the other process has ended."""
+    def receive(self, sender: str, check: Check) -> Any:
+        """Return the next message. Raises `EOFError` once the other process has ended, and `ProtocolError` if the message does not fit."""
         try:
-            return msgpack.unpackb(self._connection.recv_bytes(), strict_map_key=False)
+            packed = self._connection.recv_bytes(messages.NBYTES_MAX)
         except ConnectionResetError:
             raise EOFError from None
+        except OSError as error:  # too long
+            raise ProtocolError(f"{sender} sent what cannot be read: {error} (expected at most {messages.NBYTES_MAX} bytes)") from None
+        return messages.unpacked(packed, sender, check)
 
     def send_descriptor(self, descriptor: int) -> None:
         reduction.send_handle(self._connection, descriptor, None)  # the receiver's number is for Windows only
@@ -60,7 +65,7 @@ class Leader:
         sent = []
         for rank, link in enumerate(self._links, start=1):
             try:
-                theirs, values = link.receive()
+                theirs, values = link.receive(f"process {rank} of this worker", messages.CALL)
             except EOFError:
                 raise JobError(f"process {rank} of this worker has ended, and process 0 calls {call}()") from None
             if theirs != call:
@@ -105,17 +110,17 @@ class Follower:
         except OSError:
             self._end()
 
-    def await_answer(self) -> dict[str, Any]:
-        """Wait until the leader has made the call. Raises what `announce` raises."""
+    def await_answer(self, check: Check = messages.RESULT) -> dict[str, Any]:
+        """Wait until the leader has made the call. Raises what `announce` raises, and `ProtocolError` if the answer does not fit."""
         try:
-            answer: dict[str, Any] = self._link.receive()
+            answer: dict[str, Any] = self._link.receive("process 0 of this worker", check)
         except EOFError:
             self._end()
         return answer
 
     def receive_memory(self) -> MemoryBlock:
         """Return the memory that the leader hands out. Raises what `announce` raises."""
-        self.await_answer()
+        self.await_answer(messages.MEMORY)
         try:
             return MemoryBlock.receive(self._link.receive_descriptor())
         except EOFError:

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from offbeat.errors import JobError
-from offbeat.runtime.group import values
+from offbeat.runtime.group import messages, values
 from offbeat.runtime.group.channel import Follower, follower
 from offbeat.session import LeasedRange, Place, Session, Snapshot
+from offbeat.transport.schema import Check
 from offbeat.types import Epoch, WorkerId
 
 
@@ -35,15 +36,15 @@ class FollowerSession(Session):
         self._channel, self._optimizer = channel, optimizer
         parameters = values.trained(model, optimizer)
         channel.announce("DistributedOptimizer", {"pieces": values.to_wire(values.own_pieces(channel.rank, parameters))})
-        pieces = values.from_wire(self._answered()["pieces"])
+        pieces = values.from_wire(self._answered(messages.PIECES)["pieces"])
         memory = [channel.receive_memory().view for _ in range(2)]
         self._own = values.Own(channel.rank, parameters, pieces, *memory)
         self._own.give_shards()
         channel.announce("DistributedOptimizer", {})
         self._note(self._answered())
 
-    def _answered(self) -> dict[str, Any]:
-        answer = self._channel.await_answer()
+    def _answered(self, check: Check = messages.RESULT) -> dict[str, Any]:
+        answer = self._channel.await_answer(check)
         if "error" in answer:
             raise JobError(f"the call has failed in process 0 of this worker: {answer['error']}")
         return answer
@@ -59,7 +60,8 @@ class FollowerSession(Session):
             self._own.take()
         self.version, self.batch, self.overlap = answer["version"], answer["batch"], answer["overlap"]
         self.resumes = answer["resumes"]
-        self.reports += answer["reports"]
+        for report in answer["reports"]:
+            self.note_report(report)
         held = {(pool, lease) for pool, lease in answer["held"]}
         self._outstanding = [grant for grant in self._outstanding if (grant.pool, grant.lease) in held]
 

@@ -89,7 +89,7 @@ class Leading:
         if loads:
             self._shadow.publish()
             self._version = session.version
-        news, self._told = session.reports[self._told :], len(session.reports)
+        news, self._told = session.reports_since(self._told), session.reported
         self._channel.answer(
             {
                 "grant": list(result) if isinstance(result, LeasedRange) else None,

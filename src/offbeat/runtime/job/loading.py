@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from offbeat.errors import ConfigurationError, JobError
+from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.types import WorkerId
 
 
@@ -57,13 +57,18 @@ class Loaded:
 
     def __init__(self) -> None:
         self._first: tuple[WorkerId, int] | None = None
+        self._noted: set[WorkerId] = set()
 
     def note(self, worker: WorkerId, loaded: int) -> None:
         """Compare a worker's checksum with the first one.
 
         Raises:
             JobError: another worker has loaded something else.
+            ProtocolError: this worker has sent one before; a process that comes later gets the job's state.
         """
+        if worker in self._noted:
+            raise ProtocolError(f"worker {worker} sent 'push' with loaded = {loaded} a second time (expected with its first push only)")
+        self._noted.add(worker)
         if self._first is None:
             self._first = worker, loaded
         other, before = self._first

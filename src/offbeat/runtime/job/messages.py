@@ -9,11 +9,15 @@ Messages between ranks of several hosts are in ``runtime/allreduce/multi_host/me
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+from offbeat.errors import ProtocolError
+from offbeat.runtime.job.summary_fields import SUMMARY
 from offbeat.transport.schema import (
+    Check,
     Kinds,
     MessageSchema,
+    Unfit,
     any_number,
     anything,
     fields,
@@ -26,9 +30,10 @@ from offbeat.transport.schema import (
     plain,
     row,
     text,
+    variant,
     whole,
 )
-from offbeat.types import WIRE_FORMATS
+from offbeat.types import WIRE_FORMATS, WorkerState
 
 WORKERS_MAX: Final = 1 << 20
 """Greatest number of a worker in any message; the job checks which workers exist."""
@@ -153,7 +158,43 @@ FROM_SHARD: Final = Kinds(
 )
 """From another server to server 0, after its first message."""
 
-_SETTINGS: Final = {"workers": whole(1, WORKERS_MAX), "servers": whole(1, 1 << 16), "slow": many(anything), "kill": many(anything)}
+_PLAN: Final = many(plain(), 16)
+_factor = number(-1e38, 1e38)
+"""Torch refuses larger ones for float32."""
+
+
+def _parts(*each: Check) -> Check:
+    """Accept the parts of a fold: a worker each, the number of its push in rules of shard scope, and a weight."""
+    return many(row(_worker, *each, _factor), WORKERS_MAX)
+
+
+_FOLD: Final = {"version": whole(), "hyper": plain(), "scale": _factor}
+_RELEASE: Final = {"serial": whole(), "incarnation": whole(), "version": whole(), "chief": maybe(_worker), "begins": flag, "plan": _PLAN}
+_of_worker = fields({"worker": _worker})
+_orders_of_all: Final = {
+    "enter": _of_worker,
+    "forget": _of_worker,
+    "initialise": _of_worker,
+    "state": _of_worker,
+    "gather": fields({"worker": _worker, "weight": _factor}),
+    "release": fields({"worker": _worker, "exact": flag, "anew": flag, **_RELEASE}),
+}
+JOB_ORDERS: Final = many(
+    variant("do", {**_orders_of_all, "fold": fields({**_FOLD, "parts": _parts(), "sums": _parts()})}),
+)
+"""Orders under a rule of job scope."""
+SHARD_ORDERS: Final = many(
+    variant(
+        "do",
+        {
+            **_orders_of_all,
+            "fold": fields({**_FOLD, "parts": _parts(whole())}),
+            "discard": fields({"worker": _worker, "number": whole()}),
+            "publish": fields({"workers": many(_worker, WORKERS_MAX), "chief": maybe(_worker)}),
+        },
+    )
+)
+"""Orders under a rule of shard scope."""
 
 FROM_SERVER_0: Final = Kinds(
     {
@@ -163,11 +204,47 @@ FROM_SERVER_0: Final = Kinds(
         "orders": MessageSchema(fields({"orders": many(mapping(anything, 100))}, _optimizer)),
     }
 )
-"""From server 0 to every other server."""
+"""From server 0 to every other server. `check_orders` checks each order."""
+
+
+def check_orders(orders: Any, *, of_shard: bool) -> None:
+    """Check the orders of server 0.
+
+    Args:
+        orders: of a message that `FROM_SERVER_0` accepts.
+        of_shard: True under a rule of shard scope.
+
+    Raises:
+        ProtocolError: an order is of no known kind, or a field does not fit.
+    """
+    try:
+        (SHARD_ORDERS if of_shard else JOB_ORDERS)(orders)
+    except Unfit as unfit:
+        at = ".".join(("orders", *unfit.path))
+        raise ProtocolError(f"server 0 sent 'orders' with {at} = {unfit.seen} (expected {unfit.expected})") from None
+
+
+_SETTINGS: Final = {
+    "workers": whole(1, WORKERS_MAX),
+    "servers": whole(1, 1 << 16),
+    "slow": many(fields({"worker": whole(-1, WORKERS_MAX), "seconds": _seconds}, {"start": whole(), "stop": maybe(whole())})),
+    "kill": many(fields({"worker": _worker, "version": whole()})),
+    "late": many(fields({"server": whole(-1, 1 << 16), "seconds": _seconds}, {"share": number(0.0, 1.0)})),
+}
+_MORE_SETTINGS: Final = {
+    "sync": maybe(_rule),
+    "wire": maybe(one_of(*WIRE_FORMATS)),
+    "seed": whole(-(1 << 63), (1 << 64) - 1),
+    "timeout_s": number(0.0),
+    "progress_timeout_s": number(0.0),
+    "torchrun_env": flag,
+    "script": text(1 << 14),
+    "journal": maybe(text(1 << 14)),
+}
 
 FROM_SUPERVISOR: Final = Kinds(
     {
-        "job": MessageSchema(fields({"settings": fields({**_SETTINGS, "late": many(anything)}), "servers": text(1 << 20)})),
+        "job": MessageSchema(fields({"settings": fields(_SETTINGS, _MORE_SETTINGS), "servers": text(1 << 20)})),
         "finish": MessageSchema(fields({"ok": flag, "reason": _words})),
         "process": MessageSchema(fields({"fields": fields({"role": text(), "number": whole(), "what": text(), "detail": _words})})),
         "lost": MessageSchema(fields({"worker": _worker, "reason": _words})),
@@ -177,6 +254,15 @@ FROM_SUPERVISOR: Final = Kinds(
 )
 """From the process that has started a server to that server."""
 
+_STANDING: Final = {"worker": _worker, "pid": whole()}
+_STANDINGS: Final[dict[str, dict[str, Check]]] = {
+    **{state.value: {"reason": _words} for state in WorkerState},
+    "hello": {},
+    "too late": {},
+    "stuck": {"seconds": _seconds},
+}
+"""What a server may report of a worker, and what comes with it."""
+
 TO_SUPERVISOR: Final = Kinds(
     {
         "listening": MessageSchema(fields({"number": _server, "address": _address})),
@@ -184,18 +270,18 @@ TO_SUPERVISOR: Final = Kinds(
         "journal_failed": MessageSchema(fields({"reason": _words})),
         "alive": MessageSchema(),
         "standing": MessageSchema(
-            fields({"worker": _worker, "pid": whole(), "standing": text(100)}, {"reason": _words, "seconds": _seconds})
+            variant("standing", {state: fields({**_STANDING, **more}) for state, more in _STANDINGS.items()}),
         ),
-        "status": MessageSchema(fields({"snapshot": plain()})),
-        "summary": MessageSchema(fields({"summary": plain()})),
+        "status": MessageSchema(fields({"snapshot": SUMMARY})),
+        "summary": MessageSchema(fields({"summary": SUMMARY})),
         "failed": MessageSchema(fields({"reason": _words, "mistake": flag})),
         **FAILING.kinds,
+        "noticed": MessageSchema(fields({"signal": text(20)})),
         "kill": MessageSchema(fields({"worker": _worker})),
     }
 )
 """From a server to the process that has started it."""
 
-_PLAN: Final = many(anything, 16)
 TO_WORKER: Final = Kinds(
     {
         "welcome": MessageSchema(fields({"in_place": flag, "sync": _rule}, {"backend": text(40)}), memory=2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from offbeat.transport.base import Buffer, Connection, SharedMemory
+from offbeat.transport.base import Buffer, Connection, PartArrived, SharedMemory
 
 
 class Numbered(Connection):
@@ -21,7 +21,7 @@ class Numbered(Connection):
         self.peer, self.shares_memory, self.interface = connection.peer, connection.shares_memory, connection.interface
         self.bytes_received = 0
 
-    def bind(self, name: str, region: memoryview) -> None:
+    def bind(self, name: str, region: memoryview, arrived: PartArrived | None = None) -> None:
         raise AssertionError("bind() on a connection between servers, which carries no memory region")
 
     def send(

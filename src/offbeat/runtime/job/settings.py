@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from offbeat.errors import ConfigurationError
+from offbeat.runtime.job import environment_block
 from offbeat.runtime.job.wire_choice import wire_format
 from offbeat.transport.base import Address
 from offbeat.types import Seconds, Version, WireFormat, WorkerId
@@ -154,11 +155,15 @@ class WorkerSettings:
 def take_token() -> str:
     """Return the job's token, and remove it from ``os.environ``, so that neither child processes nor logs of the environment get it.
 
+    On Linux it is also erased from what ``ps e`` and ``/proc/<pid>/environ`` show of this process and of its forks.
+
     Raises:
         KeyError: this process has never had a token.
     """
     global _token
-    _token = os.environ.pop(TOKEN, _token)
+    if TOKEN in os.environ:
+        _token = os.environ.pop(TOKEN)
+        environment_block.erase(TOKEN)
     if _token is None:
         raise KeyError(TOKEN)
     return _token

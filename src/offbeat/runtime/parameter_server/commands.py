@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from offbeat.core.effects import Fold, Gather, Release
 from offbeat.core.events import Folded
+from offbeat.errors import ProtocolError
 from offbeat.tensors.shard import SquaredNorms
 from offbeat.types import Version, WorkerId
 
@@ -29,7 +30,7 @@ def gather_order(effect: Gather) -> Order:
     return {"do": "gather", "worker": effect.worker, "weight": effect.weight}
 
 
-def release_order(effect: Release, serial: int, chief: WorkerId | None, *, begins: bool, exact: bool) -> Order:
+def release_order(effect: Release, serial: int, chief: WorkerId | None, *, begins: bool, exact: bool, anew: bool) -> Order:
     """Return the order of a release.
 
     Args:
@@ -37,6 +38,7 @@ def release_order(effect: Release, serial: int, chief: WorkerId | None, *, begin
         chief: the worker that evaluates and saves.
         begins: True if the job began with this worker's process; False if the process came later.
         exact: True if the parameters travel as float32 whatever the wire format.
+        anew: True if the parameters travel even if the worker has been sent the same before: its copy may be damaged, or not its own.
     """
     return {
         "do": "release",
@@ -47,6 +49,7 @@ def release_order(effect: Release, serial: int, chief: WorkerId | None, *, begin
         "chief": chief,
         "begins": begins,
         "exact": exact,
+        "anew": anew,
         "plan": list(effect.plan),
     }
 
@@ -68,8 +71,13 @@ class Measurements:
         self._lr[version] = lr
 
     def note(self, version: Version, norms: SquaredNorms) -> None:
-        """Add one shard's measurement of a fold."""
-        self._seen.setdefault(version, []).append(norms)
+        """Add one shard's measurement of a fold. Raises `ProtocolError` if no such measurement is awaited."""
+        if version not in self._lr:
+            raise ProtocolError(f"a measurement of version {version} came (expected one of a fold that is not measured by all servers yet)")
+        seen = self._seen.setdefault(version, [])
+        if seen and len(seen[0].parts) != len(norms.parts):
+            raise ProtocolError(f"a measurement of version {version} has {len(norms.parts)} parts (expected {len(seen[0].parts)})")
+        seen.append(norms)
 
     def complete(self) -> list[Folded]:
         """Return the measurements that have become complete, by version, each once."""

@@ -160,8 +160,8 @@ class ServerCoordinatorSide:
             self._feed(event, now)
 
     def exact(self, worker: WorkerId) -> None:
-        """Send this worker's next parameters as float32, whatever its wire format."""
-        self._dispatcher.next_is_exact(worker)
+        """Send this worker's next parameters as float32, whatever its wire format, and whatever it has."""
+        self._dispatcher.next_is_exact(worker, anew=True)
 
     def check_push(self, worker: WorkerId, header: Mapping[str, Any]) -> None:
         """Check that a push fits the present state.
@@ -227,7 +227,10 @@ class ServerCoordinatorSide:
     def _arrived(self, header: Mapping[str, Any], shard: int, now: Seconds) -> None:
         """Feed the arrival of a gradient at one shard, under rules of shard scope."""
         event = pushed(header["worker"], header["push"], shard)
-        assert isinstance(self._dispatcher, PerShardDispatcher)
+        if not isinstance(self._dispatcher, PerShardDispatcher):
+            raise ProtocolError(
+                f"worker {event.worker} sent 'push' with its description to server {shard} (expected at server 0 only, under this rule)"
+            )
         self._dispatcher.arriving(event, header["number"])
         self._schedules.note(event.worker, header)
         self._feed(event, now)

@@ -50,6 +50,8 @@ class Dispatcher:
         """Workers whose process is ready and has not been released yet."""
         self._exact: set[WorkerId] = set()
         """Workers whose next release is exact."""
+        self._anew: set[WorkerId] = set()
+        """Workers whose next release brings parameters even if they have been sent the same."""
 
     def enter(self, worker: WorkerId) -> None:
         """Let the shards use the memory of a worker's process, which is ready.
@@ -61,9 +63,14 @@ class Dispatcher:
         else:
             self.order([{"do": "enter", "worker": worker}])
 
-    def next_is_exact(self, worker: WorkerId) -> None:
-        """Send this worker's next parameters as float32, whatever its wire format: its script may evaluate or save them."""
+    def next_is_exact(self, worker: WorkerId, *, anew: bool) -> None:
+        """Send this worker's next parameters as float32, whatever its wire format: its script may evaluate or save them.
+
+        ``anew``: send them even if the worker has been sent the same.
+        """
         self._exact.add(worker)
+        if anew:
+            self._anew.add(worker)
 
     def perform(self, effects: Sequence[Effect]) -> None:
         """Carry out these effects."""
@@ -86,12 +93,12 @@ class Dispatcher:
                     orders = []
                     self._notifier.tell(effect)
                     if isinstance(effect, NoMore) and effect.refreshed:
-                        self.next_is_exact(effect.worker)
+                        self.next_is_exact(effect.worker, anew=False)
                     if isinstance(effect, EpochEnded):
                         self._exact.update(effect.workers)
                     if isinstance(effect, StateChanged) and effect.state is WorkerState.ALIVE:
                         # Later parameters may be changes to these. What a frozen process was sent may have been overwritten on its way.
-                        self.next_is_exact(effect.worker)
+                        self.next_is_exact(effect.worker, anew=True)
                     if isinstance(effect, StateChanged) and effect.state is WorkerState.DEAD:
                         self._schedules.forget(effect.worker)
         self.order(orders)
@@ -127,8 +134,10 @@ class Dispatcher:
         self._notifier.send_average(effect.worker)  # before the parameters, since those let the worker go on
         begins = self._coordinator.start.began_with(effect.worker, effect.incarnation)
         exact = effect.worker in self._exact
+        anew = effect.worker in self._anew
         self._exact.discard(effect.worker)
-        return release_order(effect, peer.serial, self._coordinator.membership.chief, begins=begins, exact=exact)
+        self._anew.discard(effect.worker)
+        return release_order(effect, peer.serial, self._coordinator.membership.chief, begins=begins, exact=exact, anew=anew)
 
     def _forget_the_gone(self) -> None:
         """Free the memory of dead workers whose gradients all have a fate."""

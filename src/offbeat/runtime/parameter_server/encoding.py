@@ -1,11 +1,13 @@
 """Encode what a worker and a shard exchange over a connection that does not share memory, in the worker's wire format.
 
 Both ends bind encoded memory under the names ``push`` and ``pull``, and the memory of float32 values under `INITIAL` and `EXACT`: initial
-parameters, and pulls for which the script has asked, travel unchanged.
+parameters, and pulls for which the script has asked, travel unchanged. Gradients and parameters are encoded, sent, and decoded bucket by
+bucket, so that one bucket travels while another is computed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import torch
@@ -24,7 +26,7 @@ EXACT: Final = "exact"
 
 
 class _EncodedBucket(NamedTuple):
-    """A bucket of gradients in encoded memory. Buckets are encoded one by one, since they travel one by one."""
+    """A bucket of gradients or parameters in encoded memory."""
 
     codec: Codec
     values: slice
@@ -42,6 +44,37 @@ def _encoded_buckets(layout: Layout, span: Span, wire: Encoded) -> list[_Encoded
     return found
 
 
+def _allocate(buckets: list[_EncodedBucket], what: str) -> memoryview:
+    return PrivateBlock.allocate(sum(bucket.codec.nbytes for bucket in buckets), what).view
+
+
+class _Receiver:
+    """Decode buckets that a peer sends ahead as they arrive, and the others when the message has come.
+
+    Args:
+        buckets: of the region.
+        decode: decodes one bucket, by number.
+    """
+
+    def __init__(self, buckets: list[_EncodedBucket], decode: Callable[[int], None]) -> None:
+        self._numbers = {(bucket.encoded.start, bucket.encoded.stop): number for number, bucket in enumerate(buckets)}
+        self._decode = decode
+        self._missing = set(self._numbers.values())
+
+    def arrived(self, start: int, stop: int) -> None:
+        """Decode the bucket whose bytes have arrived, the first time or again. Other parts than buckets wait for the message."""
+        number = self._numbers.get((start, stop))
+        if number is not None:
+            self._missing.discard(number)
+            self._decode(number)
+
+    def complete(self) -> None:
+        """Note that the message has come, and decode what has not arrived by itself."""
+        for number in sorted(self._missing):
+            self._decode(number)
+        self._missing = set(self._numbers.values())
+
+
 class WorkerEncoding:
     """A worker's end of one connection.
 
@@ -53,18 +86,20 @@ class WorkerEncoding:
     """
 
     def __init__(self, connection: Connection, layout: Layout, span: Span, wire: Encoded, push: memoryview, pull: memoryview) -> None:
-        self._codec, self._push, self._pull = Codec(layout, span, wire), push, pull
+        self._push, self._pull = push, pull
         self._buckets = _encoded_buckets(layout, span, wire)
-        self._encoded_push = PrivateBlock.allocate(sum(bucket.codec.nbytes for bucket in self._buckets), "encoded gradients").view
-        self._encoded_pull = PrivateBlock.allocate(self._codec.nbytes, "encoded parameters").view
+        self._encoded_push = _allocate(self._buckets, "encoded gradients")
+        self._encoded_pull = _allocate(self._buckets, "encoded parameters")
         self.feedback = [ErrorFeedback(bucket.codec) for bucket in self._buckets] if wire == "int8" else []
         """By bucket: what is added to the next gradient. Empty: the format needs none."""
-        self._base = torch.zeros(self._codec.numel) if wire == "int8" else None
-        """The parameters that have come last, to which the next are a change. The script may have written to its model's."""
+        self._bases = [torch.zeros(bucket.codec.numel) for bucket in self._buckets] if wire == "int8" else []
+        """By bucket: the parameters that have come last, to which the next are a change. The script may have written to its model's. Empty:
+        the format sends parameters, not changes."""
         self._pushed_by = NOT_JOINED
         """The incarnation that has made the last push, as long as the push may be given back."""
+        self._parameters = _Receiver(self._buckets, self._decode)
         connection.bind("push", self._encoded_push)
-        connection.bind("pull", self._encoded_pull)
+        connection.bind("pull", self._encoded_pull, self._parameters.arrived)
         connection.bind(INITIAL, push)
         connection.bind(EXACT, pull)
 
@@ -97,12 +132,18 @@ class WorkerEncoding:
 
     def decode(self, *, exact: bool) -> None:
         """Take the parameters that have just come; ``exact``: as float32, into the worker's memory. No message may be left out."""
-        if not exact and self._base is not None:
-            self._codec.apply_change(self._encoded_pull, self._pull, self._base)
-        elif not exact:
-            self._codec.decode(self._encoded_pull, self._pull)
-        elif self._base is not None:
-            self._codec.read(self._pull, self._base)
+        if not exact:
+            self._parameters.complete()
+            return
+        for (codec, values, _), base in zip(self._buckets, self._bases, strict=False):
+            codec.read(self._pull[values], base)
+
+    def _decode(self, number: int) -> None:
+        codec, values, encoded = self._buckets[number]
+        if self._bases:
+            codec.apply_change(self._encoded_pull[encoded], self._pull[values], self._bases[number])
+        else:
+            codec.decode(self._encoded_pull[encoded], self._pull[values])
 
 
 class EncodedParameters:
@@ -114,15 +155,21 @@ class EncodedParameters:
     """
 
     def __init__(self, layout: Layout, span: Span, memory: memoryview) -> None:
-        self._codec, self._memory = Codec(layout, span, "bf16"), memory
-        self.encoded = PrivateBlock.allocate(self._codec.nbytes, "encoded parameters").view
-        self._changes = -1
+        self._buckets, self._memory = _encoded_buckets(layout, span, "bf16"), memory
+        self.encoded = _allocate(self._buckets, "encoded parameters")
+        self._changes = [-1] * len(self._buckets)
 
-    def refresh(self, changes: int) -> None:
-        """Encode the parameters unless they are those of the last call, at which there had been as many ``changes``."""
-        if changes != self._changes:
-            self._codec.encode(self._memory, self.encoded)
-            self._changes = changes
+    def encode(self, number: int, changes: int) -> tuple[int, int]:
+        """Encode one bucket unless it is that of the last call, at which there had been as many ``changes``.
+
+        Returns:
+            Its first byte in the encoded memory, and the byte after it.
+        """
+        codec, values, encoded = self._buckets[number]
+        if changes != self._changes[number]:
+            codec.encode(self._memory[values], self.encoded[encoded])
+            self._changes[number] = changes
+        return encoded.start, encoded.stop
 
     def sent_exact(self) -> None:
         """Do nothing: what is sent does not depend on what was sent before."""
@@ -132,17 +179,20 @@ class ParameterChanges:
     """What is sent of a shard's parameters to one worker in ``int8``: the difference to what the worker has. The arguments are as above."""
 
     def __init__(self, layout: Layout, span: Span, memory: memoryview) -> None:
-        self._codec, self._memory = Codec(layout, span, "int8"), memory
-        self.encoded = PrivateBlock.allocate(self._codec.nbytes, "encoded parameters").view
-        self._base = torch.zeros(self._codec.numel)
+        self._buckets, self._memory = _encoded_buckets(layout, span, "int8"), memory
+        self.encoded = _allocate(self._buckets, "encoded parameters")
+        self._bases = [torch.zeros(bucket.codec.numel) for bucket in self._buckets]
 
-    def refresh(self, changes: int) -> None:
-        """Encode the change since the last call, or since the last exact parameters."""
-        self._codec.encode_change(self._memory, self.encoded, self._base)
+    def encode(self, number: int, changes: int) -> tuple[int, int]:
+        """Encode the change of one bucket since the last call, or since the last exact parameters. Returns its place, as above."""
+        codec, values, encoded = self._buckets[number]
+        codec.encode_change(self._memory[values], self.encoded[encoded], self._bases[number])
+        return encoded.start, encoded.stop
 
     def sent_exact(self) -> None:
         """Note that the worker gets the parameters as they are now."""
-        self._codec.read(self._memory, self._base)
+        for (codec, values, _), base in zip(self._buckets, self._bases, strict=True):
+            codec.read(self._memory[values], base)
 
 
 class ShardEncoding:
@@ -167,12 +217,16 @@ class ShardEncoding:
     ) -> None:
         self.parameters = parameters
         self._buckets, self._push = _encoded_buckets(layout, span, wire), push
-        self._encoded_push = PrivateBlock.allocate(sum(bucket.codec.nbytes for bucket in self._buckets), "encoded gradients").view
-        connection.bind("push", self._encoded_push)
+        self._encoded_push = _allocate(self._buckets, "encoded gradients")
+        self._gradient = _Receiver(self._buckets, self._decode)
+        connection.bind("push", self._encoded_push, self._gradient.arrived)
         connection.bind("pull", parameters.encoded.toreadonly())
         connection.bind(INITIAL, push)
 
     def decode(self) -> None:
-        """Decode the gradient that has come into the worker's float32 memory at this shard."""
-        for codec, values, encoded in self._buckets:
-            codec.decode(self._encoded_push[encoded], self._push[values])
+        """Decode the rest of the gradient that has come into the worker's float32 memory at this shard."""
+        self._gradient.complete()
+
+    def _decode(self, number: int) -> None:
+        codec, values, encoded = self._buckets[number]
+        codec.decode(self._encoded_push[encoded], self._push[values])

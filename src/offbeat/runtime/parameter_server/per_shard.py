@@ -16,7 +16,8 @@ from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.runtime.coordination.arrivals import OPEN_MAX
 from offbeat.runtime.job.settings import ANY, JobSettings, Late
-from offbeat.runtime.parameter_server.shard import LiveShard, ShardMeasurements
+from offbeat.runtime.parameter_server.deliveries import Delivery
+from offbeat.runtime.parameter_server.shard import LiveShard, ShardMeasurements, passed_on
 from offbeat.tensors.layout import Layout, Span
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.tensors.shard import SquaredNorms
@@ -76,6 +77,8 @@ class BlockShard(LiveShard):
         seed: decides which blocks are late.
         now: the job's clock, in seconds.
     """
+
+    orders_of_shard = True
 
     def __init__(
         self,
@@ -159,7 +162,7 @@ class BlockShard(LiveShard):
     def wake_at(self) -> Seconds | None:
         return self._delayed[0][0] if self._delayed else None
 
-    def _fold(self, order: Mapping[str, Any]) -> SquaredNorms | None:
+    def _fold(self, order: Mapping[str, Any], ready: Callable[[int], None] | None) -> SquaredNorms | None:
         assert self._shard is not None, "rules of shard scope exchange gradients"
         self.folded = True
         parts = [(self._gradients.pop((worker, number)), weight) for worker, number, weight in order["parts"]]
@@ -167,9 +170,8 @@ class BlockShard(LiveShard):
         self._version = order["version"]
         return None
 
-    def _release(self, order: Mapping[str, Any]) -> None:
-        fields = {key: value for key, value in order.items() if key not in ("do", "worker")}
-        header = {"kind": "parameters", "shard": self._number, "block": self._version, **fields}
+    def _release(self, order: Mapping[str, Any], delivery: Delivery | None) -> None:
+        header = {"kind": "parameters", "shard": self._number, "block": self._version, **passed_on(order)}
         if order["worker"] in self._slots:  # otherwise it is ready at server 0, but never attached here
             self._slots[order["worker"]].connection.send(header, payload=(bytes(self._memory),))
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from itertools import takewhile
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
 from offbeat.core.policy import ServerRule
 from offbeat.errors import ProtocolError
+from offbeat.runtime.parameter_server.deliveries import Delivery, in_place
 from offbeat.runtime.parameter_server.encoding import EXACT, EncodedParameters, ParameterChanges, ShardEncoding
 from offbeat.tensors.averaging import AveragingShard
 from offbeat.tensors.blocks import OwnState
+from offbeat.tensors.buckets import buckets_of
 from offbeat.tensors.layout import Layout, Memory, Span
-from offbeat.tensors.optimizers import OptimizerSpec
+from offbeat.tensors.optimizers import OptimizerSpec, check_changed
 from offbeat.tensors.shard import Shard, SquaredNorms
 from offbeat.tensors.wire_formats import Encoded
 from offbeat.transport.base import Connection, Message, SharedMemory
@@ -32,6 +36,8 @@ class _Slot:
     """Where its parameters are written; None: the worker reads the shard's own memory, or an encoding of it."""
     encoding: ShardEncoding | None = None
     """How its connection encodes; None: it does not."""
+    sent: int | None = None
+    """The count of changes when parameters were last sent as they are; None: never, or the connection encodes."""
     state: OwnState | None = None
     """Optimizer state that belongs to the parameters that the worker provides or has loaded; None: there is none."""
 
@@ -79,6 +85,8 @@ class LiveShard:
         """Encoded for all workers at once, under rules that fold nothing while a worker computes."""
         self._changes = 0
         """Counts the changes of the parameters."""
+        self._buckets = [Span(start - span.start, stop - span.start) for (start, stop), _ in buckets_of(layout, span)]
+        """Places in this shard's memory, counted from its first byte."""
 
     def check_memory(self, worker: WorkerId, connection: Connection, message: Message) -> None:
         """Check the memory that a worker's process brings: two blocks as large as the model, or none over TCP.
@@ -139,6 +147,16 @@ class LiveShard:
             self._encoded = EncodedParameters(self._layout, self._span, self._memory)
         return self._encoded
 
+    orders_of_shard: ClassVar[bool] = False
+    """True if the orders are those of a rule of shard scope."""
+
+    def check_orders(self, orders: Sequence[Mapping[str, Any]]) -> None:
+        """Check the settings of folds. Raises `ProtocolError` if the optimizer cannot make a step with them."""
+        for order in orders if self._shard is not None else ():
+            if order.get("hyper") is not None:
+                assert self._shard is not None
+                check_changed(self._shard.spec, order["hyper"])
+
     def worker_at(self, connection: Connection) -> WorkerId | None:
         """Return the worker that has attached over this connection; None if none has."""
         return self._workers.get(connection)
@@ -179,7 +197,8 @@ class LiveShard:
     def apply(self, orders: Sequence[Mapping[str, Any]]) -> list[ShardMeasurements]:
         """Carry out orders in sequence. Returns what was measured at folds."""
         measured = []
-        for order in orders:
+        deliveries: dict[WorkerId, Delivery] = {}
+        for number, order in enumerate(orders):
             match order["do"]:
                 case "enter":
                     worker = order["worker"]
@@ -190,11 +209,13 @@ class LiveShard:
                 case "gather":
                     self._gather(order["worker"], order["weight"])
                 case "fold":
-                    norms = self._fold(order)
+                    releases = takewhile(lambda order: order["do"] == "release", orders[number + 1 :])
+                    deliveries = self._begin_deliveries(list(releases))
+                    norms = self._fold(order, _advance_all(deliveries))
                     if norms is not None:
                         measured.append(ShardMeasurements(order["version"], norms))
                 case "release":
-                    self._release(order)
+                    self._release(order, deliveries.pop(order["worker"], None))
                 case "state":
                     self._send_state(self._slots[order["worker"]].connection)
                 case "forget":
@@ -208,7 +229,8 @@ class LiveShard:
             self._sums[worker] = PrivateBlock.allocate(len(self._memory), f"sum of worker {worker}'s gradients").view
         self._shard.gather(self._sums[worker], self._slots[worker].push, weight)
 
-    def _fold(self, order: Mapping[str, Any]) -> SquaredNorms | None:
+    def _fold(self, order: Mapping[str, Any], ready: Callable[[int], None] | None) -> SquaredNorms | None:
+        """Make a new version. ``ready`` is as in `Shard.fold`."""
         self.folded = True
         self._changes += 1
         parts: list[tuple[Memory, float]] = [(self._slots[worker].push, weight) for worker, weight in order["parts"]]
@@ -217,28 +239,52 @@ class LiveShard:
             self._averaging.fold(parts)
             return None
         assert self._shard is not None
-        norms = self._shard.fold(parts, order["hyper"], scale=order["scale"], measures=self._policy.measures)
+        norms = self._shard.fold(parts, order["hyper"], scale=order["scale"], measures=self._policy.measures, ready=ready)
         for worker, _ in order["sums"]:
             torch.frombuffer(self._sums[worker], dtype=torch.uint8).zero_()
         return norms
 
-    def _release(self, order: Mapping[str, Any]) -> None:
+    def _begin_deliveries(self, releases: Sequence[Mapping[str, Any]]) -> dict[WorkerId, Delivery]:
+        """Return the deliveries of these releases that can begin before the fold has ended, by worker."""
+        return {
+            order["worker"]: self._delivery(slot)
+            for order in releases
+            if (slot := self._slots.get(order["worker"])) is not None and _travels_in_buckets(slot, order)
+        }
+
+    def _delivery(self, slot: _Slot) -> Delivery:
+        if slot.encoding is not None:
+            parameters = slot.encoding.parameters
+            return Delivery(slot.connection, self._buckets, lambda number: parameters.encode(number, self._changes))
+        copy = None if slot.pull is None else partial(self._copy, slot.pull)
+        return Delivery(slot.connection, self._buckets, in_place(self._buckets, copy))
+
+    def _copy(self, pull: memoryview, bucket: Span) -> None:
+        start, stop = bucket
+        pull[start:stop] = self._memory[start:stop]
+
+    def _release(self, order: Mapping[str, Any], delivery: Delivery | None) -> None:
+        """Let a worker go on. ``delivery``: its parameters, if they are on their way; None: they are not."""
         slot = self._slots.get(order["worker"])
         if slot is None:
             return  # the worker is ready at server 0, but never attached here
-        header = {key: value for key, value in order.items() if key not in ("do", "worker")}
-        carry = "pull"
-        if slot.encoding is not None and order["exact"]:
-            carry = EXACT
+        header = {"kind": "parameters", **passed_on(order)}
+        if slot.sent == self._changes and not order["anew"] and not slot.connection.shares_memory:
+            slot.connection.send(header)  # at an epoch's end, mostly
+            return
+        if slot.encoding is None:
+            slot.sent = self._changes
+        if _travels_in_buckets(slot, order):
+            (delivery or self._delivery(slot)).finish(header)
+            return
+        if slot.encoding is not None:
             slot.encoding.parameters.sent_exact()
             if slot.pull is None and not self._policy.lockstep:
                 slot.pull = self._private_pull(order["worker"])
                 slot.connection.bind(EXACT, slot.pull.toreadonly())
-        elif slot.encoding is not None:
-            slot.encoding.parameters.refresh(self._changes)
-        if slot.pull is not None and (slot.encoding is None or order["exact"]):
+        if slot.pull is not None:
             slot.pull[:] = self._memory
-        slot.connection.send({"kind": "parameters", **header}, carry=carry)
+        slot.connection.send(header, carry="pull" if slot.encoding is None else EXACT)
 
     def answer_state(self, connection: Connection, message: Message) -> None:
         """Send a worker this shard's optimizer state, or keep the state that it offers until `initialise` uses it."""
@@ -255,3 +301,25 @@ class LiveShard:
         assert self._shard is not None, "rules that exchange parameters keep optimizer state in the workers"
         pieces, payload = self._shard.state()
         connection.send({"kind": "state", "pieces": pieces}, payload=payload)
+
+
+def passed_on(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a release that the worker gets. Those that begin with ``_`` are the transport's own."""
+    return {key: value for key, value in order.items() if key not in ("do", "worker", "anew") and not key.startswith("_")}
+
+
+def _travels_in_buckets(slot: _Slot, order: Mapping[str, Any]) -> bool:
+    """Return True if the parameters of this release travel to this worker bucket by bucket, and not in one region."""
+    return not slot.connection.shares_memory and not (slot.encoding is not None and order["exact"])
+
+
+def _advance_all(deliveries: Mapping[WorkerId, Delivery]) -> Callable[[int], None] | None:
+    """Return what to call while a fold goes on; None: no parameters leave before its end."""
+    if not deliveries:
+        return None
+
+    def advance(nbytes: int) -> None:
+        for delivery in deliveries.values():
+            delivery.advance(nbytes)
+
+    return advance

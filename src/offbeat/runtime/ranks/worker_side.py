@@ -200,7 +200,8 @@ class RankSession(JobSession):
             self._coordinator.send({"kind": "outside", "incarnation": self.link.incarnation, "reason": str(why)})
 
     def _rejoin(self) -> None:
-        self._stale.update(grant.lease for grant in self._outstanding)
+        # What was stale before and is not outstanding any more has been pushed, or lost with the round in which it was used.
+        self._stale = {grant.lease for grant in self._outstanding}
         # From its admission on, other ranks send it results; these do not fit the replica that it still has.
         self._fenced = True
         self._mine.attach()

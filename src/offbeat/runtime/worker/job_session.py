@@ -181,7 +181,7 @@ class JobSession(Session):
         header, asked, me = message.header, self._asked, self.link.incarnation
         assert asked is not None
         if header.get("report") is not None:
-            self.reports.append({"epoch": header["epoch"], **header["report"]})
+            self.note_report({"epoch": header["epoch"], **header["report"]})
             if header["epoch"] >= asked.epoch:
                 self._samples.over(asked.pool)
         match header["kind"]:

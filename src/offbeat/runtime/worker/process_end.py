@@ -1,4 +1,4 @@
-"""How a worker's process learns of its own end: the script runs out, an exception ends it, or SIGTERM tells it to leave.
+"""How a worker's process learns of its own end: the script runs out, an exception ends it, or a notice tells it to leave.
 
 Python has a hook for each. What is said to the job then is the session's business (``runtime/parameter_server/worker_side.py``); of a
 process that ends in any other way, killed or crashed, the job learns from its closed connections.
@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from offbeat.runtime.job.notices import NOTICES
+
 
 def follow(
     *, leave: Callable[[], None], fail: Callable[[BaseException], None], notice: Callable[[], None], interrupt: Callable[[], bool]
@@ -22,8 +24,8 @@ def follow(
     Args:
         leave: at exit, however the script has ended, so also after ``fail``.
         fail: an exception ends the script, and its traceback is printed. `SystemExit` is none: a script may end itself with a status.
-        notice: SIGTERM has come; runs in the main thread, between any two of its instructions, and may raise. Never called where the script
-            handles the signal itself, or where the caller is not the main thread, which alone may set handlers.
+        notice: one of `NOTICES` has come; runs in the main thread, between any two of its instructions, and may raise. Never called where
+            the script handles the signal itself, or where the caller is not the main thread, which alone may set handlers.
         interrupt: SIGINT has come; runs where ``notice`` runs. Returns whether to raise `KeyboardInterrupt` there and then. A script that
             does not catch it ends without a traceback: the user has asked for the end.
     """
@@ -49,7 +51,8 @@ def follow(
     sys.excepthook = failed
     if threading.current_thread() is not threading.main_thread():
         return
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, terminated)
+    for number in NOTICES:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, terminated)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupted)

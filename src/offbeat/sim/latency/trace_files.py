@@ -4,7 +4,7 @@
 - CSV with the columns ``worker``, ``time`` and ``batch_time_norm``, one measurement per row: the mini-batch times of Alibaba PAI.
 - npz with arrays ``JOB_compute`` (steps x data-parallel ranks x pipeline stages), or with one array per column of a trace of operations:
   the straggler traces of ByteDance Seed. A worker is a data-parallel rank, its time that of its slowest stage.
-- A journal of offbeat: the compute times in each worker's pushes.
+- A journal of offbeat, compressed or not: the compute times in each worker's pushes.
 
 No value is interpolated: a step at which a worker was not measured is left out. ``traces.py`` makes a law of the array.
 """
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from offbeat.errors import ConfigurationError
 from offbeat.journal import file
+from offbeat.journal.compression import beginning
 
 Times: TypeAlias = NDArray[np.float64]
 """Seconds, steps x workers."""
@@ -52,14 +53,15 @@ def read(path: Path | str, job: str = "") -> Times:
         ConfigurationError: the file cannot be read; the message names the line or array and what was expected.
     """
     try:
-        content = Path(path).read_bytes()
+        first = beginning(Path(path))
+        content = b"" if first.startswith(b"{") else Path(path).read_bytes()
     except OSError as error:
         raise ConfigurationError(f"cannot read the trace {path}: {error.strerror}") from error
     if content.startswith(ZIP):
         return _read_npz(Path(path), job)
     if job:
         raise ConfigurationError(f"trace(path={str(path)!r}, job={job!r}): only npz files have several jobs; leave job out")
-    if content.startswith(b"{"):
+    if not content and first:
         return _read_journal(Path(path))
     rows = list(_rows(Path(path), content))
     if not rows:
@@ -79,8 +81,6 @@ def _rows(path: Path, content: bytes) -> Iterator[Row]:
     except UnicodeDecodeError as error:
         at = raw[: error.start].count(b"\n") + 1
         raise ConfigurationError(f"{path}, line {at}: not a trace: neither text, nor a journal, nor an npz file") from error
-    if text.startswith("{"):
-        raise ConfigurationError(f"{path}: a gzipped journal; unpack it first")
     for number, line in enumerate(text.splitlines(), start=1):
         if bare := line.partition("#")[0].strip():
             yield number, next(csv.reader([bare]))

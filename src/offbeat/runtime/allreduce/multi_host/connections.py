@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from offbeat.errors import JobError, OffbeatError, ProtocolError
+from offbeat.runtime.allreduce.multi_host.messages import FIRST
 from offbeat.tensors.layout import Memory
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message, SharedMemory
 from offbeat.types import WorkerId
@@ -205,18 +206,17 @@ class PeerConnections:
                 self._on_message(peer, None)
         elif peer is not None:
             self._on_message(peer, what)
-        elif what.header.get("k") == "hello":
-            peer = what.header.get("peer")
-            if type(peer) is not int or peer < 0 or peer == self.peer:
-                raise ProtocolError(f"{connection.peer} sent 'hello' with peer = {peer!r} (expected the number of another rank)")
+        else:
+            FIRST.check(what.header, connection.peer, len(what.payload), len(what.memory))
+            peer = what.header["peer"]
+            if peer == self.peer:
+                raise ProtocolError(f"{connection.peer} sent 'hello' with peer = {peer} (expected the number of another rank)")
             if peer in self._peers:
                 # An earlier process of this rank is gone, and the end of its connection has not been read yet.
                 self.drop(peer)
                 self._on_message(peer, None)
             self._enter(peer, connection)
             self._on_connected(peer)
-        else:
-            raise ProtocolError(f"{connection.peer} sent a message before 'hello' (expected 'hello' first)")
 
     def _enter(self, peer: WorkerId, connection: Connection) -> None:
         self._peers[peer] = connection

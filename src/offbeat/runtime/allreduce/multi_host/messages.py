@@ -16,6 +16,9 @@ ORDERS = frozenset(("answer", "go", "halt", "hand", "hold", "say", "fence"))
 WITHIN_A_HOST = frozenset(("done", "what", "memory"))
 """Kinds between ranks that share memory."""
 TAGS_MAX = 1 << 10
+RANKS_MAX = 1 << 20
+FIRST = Kinds({"hello": MessageSchema(fields({"peer": whole(0, RANKS_MAX)}))}, key=KEY)
+"""The first message of a peer that connects."""
 HELD_MAX = 1 << 16
 """Most results that a rank may report. It may hold more than ``slots`` until it is told to forget some."""
 

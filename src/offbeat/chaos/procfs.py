@@ -1,0 +1,185 @@
+"""Find the processes of a job in ``/proc``, and signal one without ever reaching another. Linux only.
+
+Membership comes from a mark in the environment that the command is started with: every process inherits it, whatever starts it (an agent,
+a forkserver, the script's own loader), also in namespaces of its own, and the kernel keeps it without delay. The records in the journal
+name the processes too, but a second late, without loaders and forkservers, and for agents by machine only; so they are asked for one
+thing: the number of a worker that is a fork, whose environment in ``/proc`` is the forkserver's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+MARK: Final = "OFFBEAT_CHAOS"
+PROC: Final = Path("/proc")
+KTHREADD: Final = 2
+"""The parent of the kernel's own threads, which have no environment."""
+LOOKS: Final = 5
+SUPERVISES: Final = "OFFBEAT_SUPERVISES"
+_FORKSERVER: Final = b"offbeat.launch.forkserver"
+_NAME: Final = re.compile(r"offbeat-[0-9a-f]+")
+
+
+class Process(NamedTuple):
+    """A process as it was found. Its number alone may come to mean another one; number, start and session do not."""
+
+    pid: int
+    start: int
+    """When it began, in ticks since the machine's start."""
+    session: int
+    parent: int
+    environment: Mapping[str, str]
+    command: bytes
+
+    @property
+    def leads(self) -> bool:
+        """Return True if it is the first of its session, as each process is that the launcher starts."""
+        return self.session == self.pid
+
+
+def status(pid: int, proc: Path = PROC) -> tuple[str, int, int, int]:
+    """Return state, parent, session and start of a process, as in ``/proc/PID/stat``. Raises `OSError` if there is none.
+
+    A zombie has the state Z.
+    """
+    text = (proc / str(pid) / "stat").read_text()
+    fields = text[text.rindex(")") + 2 :].split()  # a name may have spaces and parentheses
+    return fields[0], int(fields[1]), int(fields[3]), int(fields[19])
+
+
+def marked(mark: str, proc: Path = PROC) -> Iterator[Process]:
+    """Yield the living processes whose environment has this mark.
+
+    A process that is just starting its program has no environment for a moment; such ones are looked at again, a few times.
+    """
+    pids = [int(folder.name) for folder in proc.iterdir() if folder.name.isdigit()]
+    for _ in range(LOOKS):
+        again = []
+        for pid in pids:
+            with contextlib.suppress(OSError, ValueError):  # it is gone, or another user's
+                block = (proc / str(pid) / "environ").read_bytes()
+                state, parent, session, start = status(pid, proc)
+                if not block and state not in "ZX" and KTHREADD not in (pid, parent):
+                    again.append(pid)
+                elif _has(block, mark) and state not in "ZX":
+                    pairs = (item.split(b"=", 1) for item in block.split(b"\0") if b"=" in item)
+                    variables = {os.fsdecode(name): os.fsdecode(value) for name, value in pairs if name.startswith(b"OFFBEAT_")}
+                    yield Process(pid, start, session, parent, variables, (proc / str(pid) / "cmdline").read_bytes())
+        pids = again
+        os.sched_yield()
+
+
+def _has(block: bytes, mark: str) -> bool:
+    return f"{MARK}={mark}".encode() in block.split(b"\0")
+
+
+def roles(processes: Sequence[Process], forks: Mapping[int, int]) -> dict[int, tuple[str, int | None]]:
+    """Return the role of each process by its pid, and its number: of a worker or a server; None: not known.
+
+    ``other`` are those that the launcher does not know: a script's loaders, the ranks of a group, a shell.
+
+    Args:
+        processes: all of one job on this machine.
+        forks: the workers' numbers by pid, from the journal.
+    """
+    found: dict[int, tuple[str, int | None]] = {}
+    forkservers = {one.pid for one in processes if _FORKSERVER in one.command}
+    for one in processes:
+        role: tuple[str, int | None] = ("other", None)
+        if one.leads and one.pid in forkservers:
+            role = ("worker", forks.get(one.pid)) if one.parent in forkservers else ("forkserver", None)
+        elif one.leads and "OFFBEAT_SERVER" in one.environment:
+            role = ("server", _number(one.environment["OFFBEAT_SERVER"]))
+        elif one.leads and "OFFBEAT_WORKER" in one.environment:
+            role = ("worker", _number(one.environment["OFFBEAT_WORKER"]))
+        elif one.leads and SUPERVISES in one.environment:
+            role = ("supervisor", None)
+        found[one.pid] = role
+    agents = any(role == "supervisor" for role, _ in found.values())
+    for one in processes:
+        if found[one.pid][0] in ("worker", "server", "forkserver") and found.get(one.parent, ("", None))[0] == "other":
+            found[one.parent] = ("agent" if agents else "supervisor", None)
+    return found
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdigit() else None
+
+
+def send(process: Process, number: signal.Signals, mark: str, proc: Path = PROC) -> bool:
+    """Send a signal to this very process. Returns False, and sends nothing, if its pid has come to mean another one.
+
+    The process is opened first, then start, session and mark are compared, then the open process is signalled: between these no other
+    process can take its place.
+    """
+    try:
+        opened = os.pidfd_open(process.pid)
+    except OSError:
+        return False
+    try:
+        state, _, session, start = status(process.pid, proc)
+        same = (session, start) == (process.session, process.start) and state not in "ZX"
+        block = (proc / str(process.pid) / "environ").read_bytes()
+        if not same or (block and not _has(block, mark)):  # empty: it is just starting another program
+            return False
+        signal.pidfd_send_signal(opened, number)
+    except OSError:
+        return False
+    finally:
+        os.close(opened)
+    return True
+
+
+def state(process: Process, proc: Path = PROC) -> str:
+    """Return the state of this very process; "" if it is gone."""
+    with contextlib.suppress(OSError, ValueError):
+        found, _, session, start = status(process.pid, proc)
+        if (session, start) == (process.session, process.start):
+            return found
+    return ""
+
+
+def sockets(processes: Sequence[Process]) -> set[str]:
+    """Return the names of the abstract sockets that these processes were told of."""
+    return {name for one in processes for value in one.environment.values() for name in _NAME.findall(value)}
+
+
+def remains(mark: str, names: set[str], segments: set[str], proc: Path = PROC) -> list[str]:
+    """Return what is left of a job, in words: processes, segments in /dev/shm that were not there before, abstract sockets.
+
+    Args:
+        mark: the job's.
+        names: of the sockets that it has used (`sockets`).
+        segments: what was in /dev/shm before (`shared_memory`).
+    """
+    left = list(marked(mark, proc))
+    memory = [f"/dev/shm/{name}" for name in sorted(shared_memory() - segments) if "offbeat" in name]
+    bound = (proc / "net" / "unix").read_text()
+    return [*(f"process {one.pid}" for one in left), *memory, *(f"socket {name}" for name in sorted(names) if name in bound)]
+
+
+def shared_memory() -> set[str]:
+    """Return the names in /dev/shm."""
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+
+def holders(path: Path, processes: Sequence[Process], proc: Path = PROC) -> list[int]:
+    """Return those of the processes that have a file open for writing."""
+    found = []
+    wanted = str(path.resolve())
+    for one in processes:
+        with contextlib.suppress(OSError):
+            for link in (proc / str(one.pid) / "fd").iterdir():
+                if os.readlink(link) != wanted:
+                    continue
+                flags = re.search(r"^flags:\s*(\d+)", (proc / str(one.pid) / "fdinfo" / link.name).read_text(), re.MULTILINE)
+                if flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY:
+                    found.append(one.pid)
+                    break
+    return found

@@ -1,0 +1,76 @@
+"""Show what came of a run with faults: one table, and the same as plain data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from offbeat.chaos.injector import Injected
+from offbeat.chaos.judgement import Verdict
+from offbeat.types import Seconds
+
+WORDS = {True: "yes", False: "NO", None: "-"}
+STYLES = {True: None, False: "red", None: "dim"}
+
+
+def table(verdict: Verdict, injected: list[Injected], *, seed: int, baseline_rate: float | None) -> Table:
+    """Return the table: a row for each kind of fault, for each check, and for the goodput."""
+    done = [entry for entry in injected if entry.done]
+    shown = Table(title=escape(f"{len(done)} faults, seed {seed}: {verdict.outcome}"), title_justify="left")
+    shown.add_column("what")
+    shown.add_column("figures", overflow="fold")
+    shown.add_column("held")
+    kinds = Counter((entry.fault.kind, entry.fault.target) for entry in done)
+    for (kind, target), count in sorted(kinds.items()):
+        shown.add_row(f"{kind} {target}", f"{count} of {len(done)}, {_hit(done, kind, target)}", "")
+    skipped = len(injected) - len(done)
+    if skipped:
+        shown.add_row("not done", f"{skipped}: {'; '.join(sorted({entry.note for entry in injected if not entry.done}))}", "")
+    shown.add_section()
+    for check in verdict.checks:
+        shown.add_row(check.name, escape(check.figures), WORDS[check.held], style=STYLES[check.held])
+    shown.add_section()
+    shown.add_row("goodput", escape(_goodput(verdict, baseline_rate)), "")
+    return shown
+
+
+def _hit(done: list[Injected], kind: str, target: str) -> str:
+    names = Counter(entry.victim for entry in done if (entry.fault.kind, entry.fault.target) == (kind, target))
+    return ", ".join(name if count == 1 else f"{name} ({count} times)" for name, count in sorted(names.items()))
+
+
+def _goodput(verdict: Verdict, baseline_rate: float | None) -> str:
+    there = f"workers were there {verdict.present:.1%} of the time"
+    if verdict.goodput is None or baseline_rate is None:
+        return f"{verdict.figures['samples_per_s']:,.0f} samples/s; {there}; no undisturbed job to compare with"
+    part = f", and did {verdict.goodput / verdict.present:.1%} of what these could" if verdict.present > 0 else ""
+    return f"{verdict.goodput:.1%} of {baseline_rate:,.0f} samples/s; {there}{part}"
+
+
+def as_data(verdict: Verdict, injected: list[Injected], *, start: Seconds, **more: Any) -> dict[str, Any]:
+    """Return all of it for ``--json``. Times of faults are seconds after the first push of every worker."""
+    return {
+        **more,
+        "ok": verdict.ok,
+        "outcome": verdict.outcome,
+        "reason": verdict.reason,
+        "goodput": verdict.goodput,
+        "present": verdict.present,
+        "figures": verdict.figures,
+        "checks": [check._asdict() for check in verdict.checks],
+        "faults": [
+            {
+                **entry.fault._asdict(),
+                "injected_at_s": entry.at - start,
+                "until_s": None if entry.until is None else entry.until - start,
+                "victim": entry.victim,
+                "done": entry.done,
+                "proved": entry.proved,
+                "note": entry.note,
+            }
+            for entry in injected
+        ],
+    }

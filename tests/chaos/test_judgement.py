@@ -1,0 +1,122 @@
+"""The verdict: what a run has come to, and which promise was broken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from offbeat.chaos.injector import Injected
+from offbeat.chaos.judgement import DOCUMENTED, FINISHED, HANG, LOST, Evidence, judge
+from offbeat.chaos.observation import Observation
+from offbeat.chaos.schedule import Fault
+from offbeat.journal.summary import Tally
+
+
+def records(*, sync: str = "bsp", ok: bool = True, end: bool = True, gap_s: float = 1.0, workers: int = 1) -> list[dict[str, Any]]:
+    """The journal of a worker that pushes ten times, with a gap after the fifth."""
+    found: list[dict[str, Any]] = [
+        {"kind": "job", "t": 0.0, "format": 1, "sync": sync, "workers": workers, "servers": 1, "seed": 0},
+        {"kind": "state_changed", "t": 0.5, "worker": 0, "incarnation": 1, "state": "alive", "reason": ""},
+    ]
+    t = 1.0
+    for clock in range(1, 11):
+        who = {"worker": 0, "incarnation": 1}
+        part = {**who, "clock": clock, "weight": 1.0, "staleness": 0}
+        found += [
+            {"kind": "release", "t": t, **who, "version": clock - 1, "clock": clock - 1, "reason": ""},
+            {"kind": "pushed", "t": t + 0.5, **who, "version": clock - 1, "samples": 8, "compute_s": 0.5},
+            {"kind": "fold", "t": t + 0.5, "version": clock, "parts": [part], "reason": ""},
+            {"kind": "settle", "t": t + 0.5, **who, "clock": clock, "fate": "folded", "reason": "", "version": clock, "samples": 8},
+        ]
+        t += gap_s if clock == 5 else 1.0
+    report = {"indices": 80, "folded": 80, "dropped": 0, "rejected": 0, "unused": 0}
+    found.append({"kind": "epoch_ended", "t": t, "pool": 0, "epoch": 0, "workers": [0], "report": report})
+    return [*found, {"kind": "end", "t": t, "ok": ok, "reason": "every worker's script has ended"}] if end else found
+
+
+def evidence(journal: list[dict[str, Any]], *injected: Injected, **more: Any) -> Evidence:
+    return Evidence(tally=Tally.of(journal), observation=Observation.of(journal), injected=list(injected), **{"status": 0, **more})
+
+
+def hit(kind: str, target: str = "worker", at: float = 6.0, worker: int | None = 0, **more: Any) -> Injected:
+    fault = Fault(0, at, kind, target, 0.0, 1.0, 0.5)
+    return Injected(fault, at, f"{target} 0", worker if target == "worker" else None, **{"done": True, "proved": True, **more})
+
+
+def failed(seen: Evidence) -> list[str]:
+    return [check.name for check in judge(seen).checks if check.held is False]
+
+
+def test_a_good_run() -> None:
+    before = Tally.of(records())
+    verdict = judge(evidence(records(gap_s=3.0), hit("kill"), baseline=before, timeout_s=2.0))
+    assert verdict.ok and verdict.outcome == FINISHED
+    assert verdict.goodput == pytest.approx(9.5 / 11.5)
+    assert {check.name for check in verdict.checks if check.held is None} == {"replicas equal"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"left": ["process 17"]}, "nothing left"),
+        ({"hang": "no record in the journal for 120 s"}, "end"),
+        ({"status": 1, "said": "something else"}, "end"),
+        ({"injected": [hit("kill", proved=False, note="not seen within 10.0 s")]}, "each fault happened"),
+    ],
+)
+def test_what_was_seen_beside_the_journal(changes: dict[str, Any], name: str) -> None:
+    assert failed(replace(evidence(records()), **changes)) == [name]
+
+
+def test_a_push_without_a_fate_a_lost_index_and_a_lost_version() -> None:
+    journal = records()
+    assert failed(evidence([one for one in journal if not (one["kind"] == "settle" and one["clock"] == 3)])) == ["one fate for each push"]
+    journal[-2] = {**journal[-2], "report": {**journal[-2]["report"], "indices": 81}}
+    assert failed(evidence(journal)) == ["each index accounted for"]
+    skipped = [{**one, "version": 7} if one["kind"] == "fold" and one["version"] == 6 else one for one in records()]
+    assert "versions monotonic" in failed(evidence(skipped))
+
+
+def test_the_dead_are_waited_for_no_longer_than_the_timeout() -> None:
+    assert failed(evidence(records(gap_s=9.0), hit("kill"), timeout_s=8.0)) == []
+    assert failed(evidence(records(gap_s=9.0), hit("kill"), timeout_s=2.0)) == ["no wait for the dead"]
+    assert failed(evidence(records(gap_s=9.0), hit("kill"), timeout_s=2.0, baseline_gap_s=9.0)) == [], "so do the undisturbed"
+
+
+ENDS: list[tuple[dict[str, Any], list[Injected], str]] = [
+    ({"status": 143, "timed": True}, [hit("kill")], FINISHED),
+    ({"status": 143}, [hit("kill")], LOST),
+    ({"status": -9}, [hit("kill", "supervisor")], DOCUMENTED),
+    ({"status": -9}, [hit("kill")], LOST),
+    ({"status": 1, "said": "server 0 killed by SIGKILL, and its part of the parameters is gone"}, [hit("kill", "server")], DOCUMENTED),
+    ({"status": 1, "said": "server 0 killed by SIGKILL, and its part of the parameters is gone"}, [hit("kill")], LOST),
+    ({"status": 1, "said": "it stumbled"}, [hit("kill", "server")], LOST),
+    ({"status": 1, "said": "no worker finished: worker 0 killed by SIGKILL"}, [hit("kill")] * 4, DOCUMENTED),
+    ({"status": 1, "said": "no worker finished: worker 0 killed by SIGKILL"}, [hit("kill")] * 3, LOST),
+    ({"status": 1, "said": "no worker finished: worker 0 exited with status 143"}, [hit("term")], DOCUMENTED),
+    ({"status": 1, "said": "done; but the journal is not complete: no space"}, [hit("disk", "journal")], DOCUMENTED),
+    ({"status": 0, "hang": "no record"}, [], HANG),
+]
+
+
+@pytest.mark.parametrize(("more", "injected", "outcome"), ENDS)
+def test_how_a_job_ends(more: dict[str, Any], injected: list[Injected], outcome: str) -> None:
+    verdict = judge(evidence(records(ok=False), *injected, **more))
+    assert verdict.outcome == outcome
+    assert next(check.held for check in verdict.checks if check.name == "end") is (outcome in (FINISHED, DOCUMENTED))
+
+
+def test_ranks_that_are_all_away_at_once_lose_the_model_as_documented() -> None:
+    journal = records(sync="majority", ok=False)
+    gone = {"kind": "state_changed", "t": journal[-1]["t"], "worker": 0, "incarnation": 1, "state": "dead", "reason": ""}
+    lost = [*journal[:-1], gone, journal[-1]]
+    said = {"status": 1, "said": "every rank is dead"}
+    assert judge(evidence(lost, hit("kill"), **said)).outcome == DOCUMENTED
+    with_servers = [{**one, "sync": "bsp"} if one["kind"] == "job" else one for one in lost]
+    assert judge(evidence(with_servers, hit("kill"), **said)).outcome == LOST
+
+
+def test_a_status_of_0_without_an_end_is_no_good_end() -> None:
+    assert judge(evidence(records(end=False))).outcome == LOST

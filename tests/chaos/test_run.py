@@ -1,0 +1,74 @@
+"""One run of a command: a job that hangs is ended, and whatever happens nothing is left of it. Processes are real, and time is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from tests.chaos.fake import FakeClock
+
+from offbeat.chaos.machine import LinuxMachine
+from offbeat.chaos.run import Run
+from offbeat.errors import ConfigurationError
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc and pidfd are Linux's")
+
+JOB = {"kind": "job", "t": 0.0, "format": 1, "sync": "bsp", "workers": 1, "servers": 1, "seed": 0}
+PUSHED = {"kind": "pushed", "t": 0.5, "worker": 0, "incarnation": 1, "version": 0, "samples": 8, "compute_s": 0.1}
+END = {"kind": "end", "t": 1.0, "ok": True, "reason": "every worker's script has ended"}
+WRITE = (
+    "import sys, time; open(sys.argv[1], 'w').write(sys.argv[2]); print('offbeat: it ends', file=sys.stderr); time.sleep(int(sys.argv[3]))"
+)
+
+
+def words(journal: Path, *records: dict[str, object], stay_s: int = 0) -> list[str]:
+    """A command that writes this journal, and stays."""
+    return [sys.executable, "-c", WRITE, str(journal), "".join(json.dumps(record) + "\n" for record in records), str(stay_s)]
+
+
+def test_a_job_that_ends(tmp_path: Path) -> None:
+    journal = tmp_path / "j.jsonl"
+    ended = Run(words(journal, JOB, PUSHED, END), journal, tmp_path, FakeClock(), patience_s=1e6).run()
+    assert (ended.status, ended.said, ended.hang, ended.timed, ended.left) == (0, "it ends", None, False, [])
+    assert ended.observation.end == END and ended.tally.summary()["pushes"] == 1
+
+
+def test_a_job_that_hangs_is_ended_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+    journal = tmp_path / "j.jsonl"
+    ended = Run(words(journal, stay_s=1000), journal, tmp_path, FakeClock(), patience_s=60.0).run()
+    assert ended.hang == "no record in the journal for 60 s" and ended.status == -signal.SIGKILL and ended.left == []
+
+
+def test_a_job_is_told_to_end_when_its_time_is_over(tmp_path: Path) -> None:
+    journal = tmp_path / "j.jsonl"
+    clock = FakeClock()
+    ended = Run(words(journal, JOB, PUSHED, stay_s=1000), journal, tmp_path, clock, patience_s=1e6, time_s=30.0).run()
+    assert ended.timed and ended.status == -signal.SIGTERM and ended.ended - ended.began >= 30.0
+
+
+def test_a_refusal_ends_the_job(tmp_path: Path) -> None:
+    journal = tmp_path / "j.jsonl"
+    found: list[int] = []
+
+    def refuse(machine: LinuxMachine) -> None:
+        found.extend(process.pid for process in machine.processes())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Run(words(journal, JOB, PUSHED, stay_s=1000), journal, tmp_path, FakeClock(), patience_s=1e6, ready=refuse).run()
+    assert len(found) == 1 and not os.path.exists(f"/proc/{found[0]}")
+
+
+def test_an_old_journal_goes_and_another_file_stays(tmp_path: Path) -> None:
+    journal, other = tmp_path / "j.jsonl", tmp_path / "notes.txt"
+    journal.write_text(json.dumps(JOB) + "\n")
+    other.write_text("not a journal\n")
+    Run(["true"], journal, tmp_path, FakeClock(), patience_s=1e6).run()
+    assert not journal.exists()
+    with pytest.raises(ConfigurationError, match="not a journal"):
+        Run(["true"], other, tmp_path, FakeClock(), patience_s=1e6).run()
+    assert other.read_text() == "not a journal\n"

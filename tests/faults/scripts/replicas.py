@@ -1,0 +1,32 @@
+"""A worker's script for ``offbeat chaos``: it trains until it is told to end, and after each epoch it logs a checksum of its replica."""
+
+from __future__ import annotations
+
+import zlib
+from itertools import count
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import offbeat
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    model = torch.nn.Linear(4, 1)
+    optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), model)
+    loader = DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=4))
+    for _ in count():
+        for x, y in loader:
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+        optimizer.pull()
+        flat = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+        offbeat.log(replica=zlib.crc32(flat.numpy().tobytes()), replica_version=optimizer.version)
+
+
+if __name__ == "__main__":
+    main()
