@@ -399,8 +399,8 @@ def test_a_mate_may_tell_of_a_result_before_it_has_handed_over_where_that_is() -
     node = Node(1, 0, private, lambda *_: None, lambda _: None)
     node.local_peers = {0}
     node.has_memory = False
-    node.on_message(0, {"k": "done", "n": 0, "f": 0}, torch.empty(0))
-    shared.result(0).fill_(7.0)
+    node.on_message(0, {"k": "done", "n": 0, "f": 0, "s": 2}, torch.empty(0))
+    shared.result(2).fill_(7.0)
     node.on_message(0, {"k": "memory"}, torch.empty(0), (shared.block.duplicate(),))
     assert node.executor.results[0].tolist() == [7.0] * 4
     node.executor.results.clear()

@@ -48,7 +48,6 @@ class Executor:
         finished: called with a round whose result was summed or received here, and with the round before which results are not needed any
             more.
         recycle: called with the memory of another leader's message that is not used any more.
-        forgotten: called with the round before which results are not used any more.
     """
 
     def __init__(
@@ -59,10 +58,9 @@ class Executor:
         parts: Callable[[Start], Sequence[torch.Tensor]],
         finished: Callable[[Version, Version], None],
         recycle: Callable[[WorkerId, Memory], None] = lambda sender, content: None,
-        forgotten: Callable[[Version], None] = lambda floor: None,
     ) -> None:
         self._rank, self._send, self._out, self._parts, self._finished = rank, send, out, parts, finished
-        self._recycle, self._forgotten = recycle, forgotten
+        self._recycle = recycle
         self._running: dict[Version, _Execution] = {}
         self._early: dict[tuple[int, Version], list[tuple[WorkerId, int, Memory]]] = {}
         self._done: set[Version] = set()
@@ -150,7 +148,6 @@ class Executor:
             self._floor = floor
             for number in [number for number in self.results if number < floor]:
                 del self.results[number]
-            self._forgotten(floor)
             self._upto = max(self._upto, floor)
             self._advance()
 

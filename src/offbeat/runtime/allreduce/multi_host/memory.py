@@ -1,15 +1,13 @@
 """Hold the send buffers and results of one host's ranks when rounds go across hosts, in private memory or in a shared block.
 
 The shared block is sparse: it has room for the buffers of every rank of the job, of which only those of this host are ever touched, for a
-ring of results, and for the write count of each buffer. The result of round n is in slot ``n % slots`` of the block, and in private memory
-in a vector that was used before; a round is closed only when the previous result in its slot is not needed any more. A rank writes its
-next gradient as soon as it has a result, and may die then as the only rank that had the result. The write count tells, when that round is
-summed again, that the rank's old gradient has been overwritten.
+number of results, and for the write count of each buffer. The sequencer says in which slot a result is; a slot is used again once its
+result is not needed any more, so that few are ever touched while no rank is far behind. A rank writes its next gradient as soon as it has a
+result, and may die then as the only rank that had the result. The write count tells, when that round is summed again, that the rank's old
+gradient has been overwritten.
 """
 
 from __future__ import annotations
-
-from collections import deque
 
 import torch
 
@@ -17,11 +15,9 @@ from offbeat.core.allreduce.rounds import BUFFERS
 from offbeat.errors import ProtocolError
 from offbeat.transport.base import SharedMemory
 from offbeat.transport.shm import MemoryBlock
-from offbeat.types import Version, WorkerId
+from offbeat.types import WorkerId
 
 PAGE_NBYTES = 4096
-UNTOUCHED_RESULTS = 2
-"""So many results of private memory keep their content after they are not needed, for a caller that still looks at its last ones."""
 
 
 class HostMemory:
@@ -40,10 +36,6 @@ class HostMemory:
         self.ranks, self.slots = ranks, slots
         self._numel, self._dtype = numel, dtype
         self._vectors: dict[int, torch.Tensor] = {}
-        self._results: dict[Version, torch.Tensor] = {}
-        """By round, in private memory; a shared block has them in `_vectors`."""
-        self._spare: deque[torch.Tensor] = deque()
-        """Of results that are not needed any more, oldest first: new memory would cost a page fault for every 4 KiB of every result."""
         self._writes = self._counts()
 
     def shared(self) -> HostMemory:
@@ -78,26 +70,13 @@ class HostMemory:
         """Return how often each buffer has been written: ``BUFFERS`` numbers for each rank."""
         return self._writes.tolist()
 
-    def result(self, number: Version) -> torch.Tensor:
-        """Return the vector for the result of a round, the same one until `forget`."""
-        if self.block is not None:
-            return self._vector(self.ranks * BUFFERS + number % self.slots)
-        result = self._results.get(number)
-        if result is None:
-            result = self._spare.popleft() if len(self._spare) > UNTOUCHED_RESULTS else self._private()
-            self._results[number] = result
-        return result
-
-    def forget(self, floor: Version) -> None:
-        """Reuse the memory of results before ``floor``, which no rank needs any more."""
-        for number in [number for number in self._results if number < floor]:
-            self._spare.append(self._results.pop(number))
+    def result(self, slot: int) -> torch.Tensor:
+        """Return the vector for the result that is in this slot."""
+        return self._vector(self.ranks * BUFFERS + slot)
 
     def close(self) -> None:
         """Release the memory."""
         self._vectors.clear()
-        self._results.clear()
-        self._spare.clear()
         self._writes.release()
         if self.block is not None:
             self.block.close()
@@ -119,16 +98,13 @@ class HostMemory:
         vector = self._vectors.get(index)
         if vector is None:
             if self.block is None:
-                vector = self._private()
+                vector = torch.zeros(self._numel, dtype=self._dtype)
             else:
                 start = index * _vector_nbytes(self._numel, self._dtype)
                 view = self.block.view[start : start + self._numel * self._dtype.itemsize]
                 vector = torch.frombuffer(view, dtype=self._dtype) if self._numel else torch.empty(0, dtype=self._dtype)
             self._vectors[index] = vector
         return vector
-
-    def _private(self) -> torch.Tensor:
-        return torch.zeros(self._numel, dtype=self._dtype)
 
 
 def _vector_nbytes(numel: int, dtype: torch.dtype) -> int:

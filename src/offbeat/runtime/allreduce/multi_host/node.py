@@ -85,7 +85,6 @@ class Node:
             self._parts,
             self._finished,
             recycle,
-            self._on_forgotten,
         )
         self.present: frozenset[WorkerId] = frozenset()
         """Ranks that take part, as far as this process knows."""
@@ -101,10 +100,12 @@ class Node:
         """Local peers that wait for the memory."""
         self._progress_wanted: list[Version] = []
         """The sequencer wants a message when the results of all rounds before these are here."""
+        self._slot_of: dict[Version, int] = {}
+        """By round: the slot of its result in the memory."""
         self.answers: list[Answer] = []
         self.fenced: str | None = None
         self._kinds = {
-            orders: kinds_from(memory.ranks, orders=orders, leaders=me >= 0, decides=me == sequencer_peer) for orders in (False, True)
+            orders: kinds_from(memory.ranks, memory.slots, orders=orders, leaders=me >= 0, decides=me == sequencer_peer) for orders in (False, True)
         }
         """The kinds of messages that are accepted: from other peers (False) and from the sequencer (True)."""
         self._busy: list[Version | None] = [None] * BUFFERS
@@ -245,7 +246,7 @@ class Node:
         elif kind in ("piece", "handed") and header["v"] == self.executor.view:
             self._check_number(peer, kind, header["n"])
         elif kind == "on":
-            number, _, _, _, initiator, leaders, floor = header["go"]
+            number, _, _, _, initiator, leaders, floor, _ = header["go"]
             if len(set(leaders)) != len(leaders) or not {peer, self.me, initiator} <= set(leaders) or floor > number:
                 raise ProtocolError(
                     f"rank {peer} sent 'on' of round {number} to rank {self.me} with leaders = {leaders} and floor = {floor} "
@@ -281,10 +282,14 @@ class Node:
         elif kind == "on":
             self._start(header["go"], peer, header["t"])
         elif kind == "handed":
+            if header["v"] == self.executor.view:
+                self._put(header["n"], header["s"])
             self.executor.on_result(header["n"], header["v"], content)
         elif kind == "done":
             self._forget(header["f"])
-            self.executor.add_result(header["n"], self._out(header["n"]))
+            if not self.executor.has(header["n"]):
+                self._put(header["n"], header["s"])
+                self.executor.add_result(header["n"], self._out(header["n"]))
         elif kind == "what":
             self._send_state(peer)
         elif kind == "memory":
@@ -330,9 +335,10 @@ class Node:
             result = self.executor.results.get(header["n"])
             for other in header["to"] if result is not None else ():
                 if other in self.local_peers:
-                    self._send(other, {"k": "done", "n": header["n"], "f": 0}, None, ())
+                    self._send(other, self._done(header["n"]), None, ())
                 else:
-                    self._send(other, {"k": "handed", "n": header["n"], "v": header["v"]}, result, ())
+                    handed = {"k": "handed", "n": header["n"], "v": header["v"], "s": self._slot_of[header["n"]]}
+                    self._send(other, handed, result, ())
         else:
             self.fenced = header["why"]
 
@@ -346,7 +352,7 @@ class Node:
     # Rounds.
 
     def _start(self, fields: Sequence[Any], sender: WorkerId | None, tag: int) -> None:
-        number, view, parts, divisor, initiator, leaders, floor = fields
+        number, view, parts, divisor, initiator, leaders, floor, slot = fields
         go = Start(
             number,
             view,
@@ -355,11 +361,14 @@ class Node:
             initiator,
             tuple(leaders),
             floor,
+            slot,
         )
         if sender is None:
             self.executor.forget(floor)
         else:
             self._forget(floor)
+        if view == self.executor.view:
+            self._put(number, slot)
         self.executor.go(go, sender, tag)
 
     def _forget(self, floor: Version) -> None:
@@ -367,11 +376,16 @@ class Node:
         if floor <= self.executor.upto:
             self.executor.forget(floor)
 
-    def _out(self, number: Version) -> torch.Tensor:
-        return self.memory.result(number)
+    def _put(self, number: Version, slot: int) -> None:
+        """Note in which slot the result of a round is, or will be. The one that was there is not needed any more."""
+        if not self.executor.has(number):
+            for other in [other for other, taken in self._slot_of.items() if taken == slot and other != number]:
+                del self._slot_of[other]
+                self.executor.results.pop(other, None)
+            self._slot_of[number] = slot
 
-    def _on_forgotten(self, floor: Version) -> None:
-        self.memory.forget(floor)
+    def _out(self, number: Version) -> torch.Tensor:
+        return self.memory.result(self._slot_of[number])
 
     def _parts(self, go: Start) -> list[torch.Tensor]:
         here = [(self.memory.buffer(rank, buffer), factor) for leader, rank, buffer, factor in go.parts if leader == self.me]
@@ -380,7 +394,10 @@ class Node:
     def _finished(self, number: Version, floor: Version) -> None:
         """Tell the ranks of this host of a result that was summed or received here."""
         for local_peer in self.local_peers:
-            self._send(local_peer, {"k": "done", "n": number, "f": floor}, None, ())
+            self._send(local_peer, self._done(number, floor), None, ())
+
+    def _done(self, number: Version, floor: Version = 0) -> dict[str, Any]:
+        return {"k": "done", "n": number, "f": floor, "s": self._slot_of[number]}
 
     # Ranks of one host.
 
@@ -390,7 +407,7 @@ class Node:
         elif self.memory.block is not None:
             self._send(local_peer, {"k": "memory"}, None, (self.memory.block,))
         for number in sorted(self.executor.results):
-            self._send(local_peer, {"k": "done", "n": number, "f": 0}, None, ())
+            self._send(local_peer, self._done(number), None, ())
 
     def allocate(self) -> None:
         """Allocate the memory of this host, and send it to the ranks that have asked for it."""
