@@ -6,6 +6,7 @@ summed (see ``core/allreduce/sequencer.py``). Messages of older views are droppe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -73,6 +74,11 @@ class Executor:
     def upto(self) -> Version:
         """Return the round before which all results are here or are not needed here."""
         return self._upto
+
+    @property
+    def progress(self) -> tuple[Version, int]:
+        """Return a pair that changes whenever a result comes."""
+        return self._upto, len(self._done)
 
     def go(self, go: Start, sender: WorkerId | None = None, tag: int = 0) -> None:
         """Begin a round, on the word of the sequencer (``sender`` None) or of another leader."""
@@ -198,5 +204,5 @@ def _void_unless_finite(result: torch.Tensor) -> None:
     """Mark a result as void if an element is not finite: its first element becomes NaN, and no rank applies it."""
     with single_threaded():
         # Infinity and NaN survive a sum. The sum may also overflow, so the elements decide.
-        if result.numel() and not bool(torch.isfinite(result.sum())) and not bool(torch.isfinite(result).all()):
+        if result.numel() and not math.isfinite(result.sum().item()) and not bool(torch.isfinite(result).all()):
             result[0] = torch.nan

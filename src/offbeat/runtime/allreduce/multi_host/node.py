@@ -111,6 +111,11 @@ class Node:
         self._busy: list[Version | None] = [None] * BUFFERS
         """By buffer: the round that its gradient is in, `UNKNOWN` until the answer names it; None: free."""
 
+    @property
+    def awaited(self) -> tuple[object, ...]:
+        """Return a value that changes with whatever this rank can wait for: results, answers, the host's memory, its exclusion."""
+        return self.executor.progress, len(self.answers), self.has_memory, self.fenced
+
     # Requests of this rank.
 
     def buffer(self) -> int | None:

@@ -471,10 +471,10 @@ class MultiHostRounds:
     def _on_message(self, peer: WorkerId, message: Message | None) -> None:
         """Called in the thread, under the lock."""
         self._node.local_peers = self._connections.local_peers() - {SEQUENCER}
-        upto = self._node.executor.upto
+        before = self._node.awaited
         if message is not None:
             self._node.on_message(peer, message.header, message.payload, message.memory)
-            if message.header["k"] == "piece" and self._node.executor.upto == upto:
+            if self._node.awaited == before:
                 return  # a rank that waits would wake up, and find nothing
         elif not self._followed:
             self._node.on_closed(peer)
