@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -77,6 +77,12 @@ class _FreezableConnection(Connection):
 
     def recycle(self, payload: memoryview) -> None:
         self._beneath.recycle(payload)
+
+    def place_with(self, place: Callable[[Mapping[str, Any], int], memoryview | None]) -> None:
+        self._beneath.place_with(place)
+
+    def divert(self) -> None:
+        self._beneath.divert()
 
     def send_ahead(self, name: str, start: int, stop: int) -> None:
         self._thawed.wait()

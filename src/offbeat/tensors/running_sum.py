@@ -65,6 +65,16 @@ class RunningSum:
         if nbytes:
             self._received[index] = content
 
+    def place(self, index: int) -> torch.Tensor | None:
+        """Return the elements of the result that a receive operation may receive into; None: others are there, or they are needed first."""
+        if index in self._received or not any(
+            operation.action is Action.COPY and operation.source == index
+            for operation in map(self._program.operations.__getitem__, self._program.followers[index])
+        ):
+            return None
+        span = self._program.operations[index].span
+        return None if span is None else self.out[span.start : span.stop]
+
     def do(self, index: int) -> Memory | None:
         """Execute a computation. Returns the received content that it has used, which is not needed any more."""
         operation = self._program.operations[index]
@@ -79,8 +89,10 @@ class RunningSum:
             self._touch(operation.span)
             if content is None:
                 span.zero_()
+            elif (received := _elements(content, self.out.dtype)).data_ptr() == span.data_ptr():
+                return None  # it was received where it belongs
             else:
-                span.copy_(_elements(content, self.out.dtype))
+                span.copy_(received)
         elif content is not None:
             self._add(operation, operation.span, _elements(content, self.out.dtype))
         return content

@@ -121,6 +121,15 @@ class Connection(ABC):
     def recycle(self, payload: memoryview) -> None:  # noqa: B027  nothing to do where every payload has new memory
         """Use the memory of a `Message.payload` for later messages. Nobody may look at it any more. Any thread may call it."""
 
+    def place_with(self, place: Callable[[Mapping[str, Any], int], memoryview | None]) -> None:  # noqa: B027  payloads have new memory then
+        """Ask ``place`` for the memory of each payload, by its message's header and its number of bytes; None: any memory.
+
+        The polling thread calls it before it receives the payload, and holds a lock that `divert` takes.
+        """
+
+    def divert(self) -> None:  # noqa: B027  nothing to do where no payload has a place
+        """Receive the rest of the payload under way, if it has a place, into other memory. Any thread may call it."""
+
     @abstractmethod
     def send_ahead(self, name: str, start: int, stop: int) -> None:
         """Send the bytes ``start`` to ``stop`` of a bound region without a message; only if not `shares_memory`.

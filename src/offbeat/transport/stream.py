@@ -72,6 +72,11 @@ class StreamConnection(Connection):
         self.gate = gate
         self._attend = attend
         self._buffers = buffers
+        self._placing: Callable[[Header, int], memoryview | None] | None = None
+        self._placed = wire.EMPTY
+        """The last memory that ``_placing`` has returned."""
+        self._receiving = threading.Lock()
+        """Held while bytes are received and a payload's memory is chosen."""
         self._regions: dict[str, memoryview] = {}
         self._part_arrived: dict[str, PartArrived | None] = {}
         self._reader = FrameReader(self._place)
@@ -146,6 +151,14 @@ class StreamConnection(Connection):
 
     def recycle(self, payload: memoryview) -> None:
         self._buffers.give(payload)
+
+    def place_with(self, place: Callable[[Mapping[str, Any], int], memoryview | None]) -> None:
+        self._placing = place
+
+    def divert(self) -> None:
+        with self._receiving:
+            self._reader.divert(self._placed)
+            self._placed = wire.EMPTY
 
     def send_ahead(self, name: str, start: int, stop: int) -> None:
         assert not self.shares_memory, f"nothing is sent ahead to {self.peer}: the ends share memory"
@@ -225,8 +238,10 @@ class StreamConnection(Connection):
             for turn in count():
                 if turn >= READS_PER_TURN and not (isinstance(self.sock, TlsSocket) and self.sock.pending()):
                     break
-                space = self._reader.space()
-                nbytes = self._read(space)
+                with self._receiving:
+                    space = self._reader.space()
+                    nbytes = self._read(space)
+                    self._reader.received(nbytes)
                 if nbytes == 0:
                     return messages, Closed(self._why_ended())
                 self.bytes_received += nbytes
@@ -234,8 +249,7 @@ class StreamConnection(Connection):
                     raise ProtocolError(
                         f"the peer sent {self.bytes_received} bytes and has not proved the token (expected at most {UNVERIFIED_NBYTES})"
                     )
-                self._reader.received(nbytes)
-                while (frame := self._reader.next_frame()) is not None:
+                while (frame := self._next_frame()) is not None:
                     self._take(frame, messages)
                 if nbytes < len(space):
                     break
@@ -255,6 +269,10 @@ class StreamConnection(Connection):
             self.must_retry = not self.gate.open  # the socket's end may overtake the request to retry
             return messages, Closed(f"connection lost: {error.strerror}")
         return messages, None
+
+    def _next_frame(self) -> Frame | None:
+        with self._receiving:
+            return self._reader.next_frame()
 
     def _read(self, space: memoryview) -> int:
         if isinstance(self.sock, TlsSocket):
@@ -322,6 +340,9 @@ class StreamConnection(Connection):
         if region is None:
             if nbytes > self._reader.limits.payload_nbytes:
                 raise ProtocolError(f"a payload of {nbytes} bytes is over the limit of {self._reader.limits.payload_nbytes}")
+            if self._placing is not None and (place := self._placing(header, nbytes)) is not None:
+                self._placed = place
+                return place
             return self._buffers.take(nbytes)
         if not self.gate.open or not (isinstance(region, list) and len(region) == 2 and isinstance(region[0], str)):
             raise ProtocolError("a region was sent before the handshake, or without its name and size")

@@ -116,6 +116,11 @@ class Sequencer:
         return self._rounds.number
 
     @property
+    def entries(self) -> int:
+        """Return how many entries the log has had."""
+        return self._seq
+
+    @property
     def present(self) -> tuple[WorkerId, ...]:
         """Return the ranks that take part, in the order in which they entered."""
         return tuple(self._present)

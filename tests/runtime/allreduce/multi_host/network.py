@@ -106,13 +106,13 @@ class Network:
                 kept = content if lent or content is None else content.clone()
                 self.queues.setdefault((number, peer), deque()).append((dict(header), kept))
 
-        def copy_unsent() -> None:
+        def leave_memory() -> None:
             for (sender, _), queue in self.queues.items():
                 if sender == number:
                     queue.extend([(header, None if content is None else content.clone()) for header, content in _taken(queue)])
 
         sequencer = self.sequencer if number == SEQUENCER else None
-        node = Node(number, SEQUENCER, self.memories[host], send, lambda peer: None, sequencer, copy_unsent=copy_unsent)
+        node = Node(number, SEQUENCER, self.memories[host], send, lambda peer: None, sequencer, leave_memory=leave_memory)
         self.nodes[number] = node
         self.nodes[SEQUENCER].hosts[number] = host
         if number != SEQUENCER:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -28,6 +29,8 @@ SEQUENCER: Final = WorkerId(-1)
 POLL_S = 1.0
 OnMessage: TypeAlias = Callable[[WorkerId, Message | None], None]
 """Called with a peer's message; with None if the peer is gone."""
+Place: TypeAlias = Callable[[WorkerId, Mapping[str, Any], int], memoryview | None]
+"""Called in the thread, without the lock, with a peer and the header and the size of its content: returns where to receive it, or None."""
 OnCut: TypeAlias = Callable[[WorkerId, str], None]
 """Called with a peer that has broken the protocol, and the reason, after its connection was closed."""
 
@@ -41,6 +44,7 @@ class PeerConnections:
         lock: held while ``on_message``, ``on_connected`` and ``on_cut`` are called.
         on_message: takes the messages.
         on_connected: called with a peer that has connected to this process.
+        place: chooses memory for content.
         on_cut: called with a peer whose connection this process has closed, after ``on_message`` was called with None.
     """
 
@@ -52,7 +56,9 @@ class PeerConnections:
         on_message: OnMessage,
         on_connected: Callable[[WorkerId], None],
         on_cut: OnCut,
+        place: Place,
     ) -> None:
+        self._place = place
         self.peer, self.hub = peer, hub
         self._lock, self._on_message, self._on_connected, self._on_cut = lock, on_message, on_connected, on_cut
         self._peers: dict[WorkerId, Connection] = {}
@@ -112,7 +118,7 @@ class PeerConnections:
     ) -> None:
         """Send to a peer, or do nothing if it is gone.
 
-        ``content`` may be overwritten as soon as this returns; lent, not before the peer has received it or `copy_unsent` is called.
+        ``content`` may be overwritten as soon as this returns; lent, not before the peer has received it or `leave_memory` is called.
         """
         connection = self._peers.get(peer)
         if connection is not None:
@@ -121,10 +127,11 @@ class PeerConnections:
             assert not memory, f"memory is sent to peer {peer}, which is not connected"
             self._queued[peer].append((dict(header), None if content is None else content.clone()))
 
-    def copy_unsent(self) -> None:
-        """Copy all content that is lent and that the operating system has not taken yet. It may be overwritten from now on."""
+    def leave_memory(self) -> None:
+        """Copy all content that is lent and that the operating system has not taken yet, and receive what has a place elsewhere."""
         for connection in self._peers.values():
             connection.copy_unsent()
+            connection.divert()
 
     def recycle(self, peer: WorkerId, content: Memory) -> None:
         """Use the memory of a message of this peer for later messages. Nobody may look at ``content`` any more."""
@@ -146,7 +153,9 @@ class PeerConnections:
         connection = self._peers.pop(peer, None)
         if connection is not None:
             self._names.pop(connection, None)
+            connection.place_with(_anywhere)
             connection.copy_unsent()
+            connection.divert()
             self._closing.append(connection)
             self.hub.wake()
 
@@ -221,8 +230,13 @@ class PeerConnections:
     def _enter(self, peer: WorkerId, connection: Connection) -> None:
         self._peers[peer] = connection
         self._names[connection] = peer
+        connection.place_with(partial(self._place, peer))
         for header, content in self._queued.pop(peer, ()):
             self.send(peer, header, content)
+
+
+def _anywhere(header: Mapping[str, Any], nbytes: int) -> memoryview | None:
+    return None
 
 
 def _bytes(content: torch.Tensor) -> memoryview:

@@ -36,6 +36,16 @@ class _Execution:
         self.go = go
         self.passage = Passage(program)
         self.total = RunningSum(out, parts, go.divisor, len(go.parts), program, index)
+        self._placed: set[int] = set()
+        """Receive operations whose content is received where it belongs."""
+
+    def place(self, sender: WorkerId, tag: int, nbytes: int) -> memoryview | None:
+        index = self.passage.program.receives.get((self.go.leaders.index(sender), tag)) if sender in self.go.leaders else None
+        where = None if index is None or index in self._placed else self.total.place(index)
+        if index is None or where is None or where.nbytes != nbytes:
+            return None
+        self._placed.add(index)
+        return where.numpy().data.cast("B")
 
 
 class Executor:
@@ -96,6 +106,17 @@ class Executor:
         else:
             execution.passage.received(go.leaders.index(sender), tag)
         self._run(execution)
+
+    def place(self, sender: WorkerId, header: Mapping[str, Any], nbytes: int) -> memoryview | None:
+        """Return where to receive a piece that is part of a result as it is; None: it must be kept elsewhere first.
+
+        Any thread may call it, and the header has not been checked. After `halt` the memory belongs to other rounds.
+        """
+        number, tag = header.get("n"), header.get("t")
+        if header.get("k") != "piece" or header.get("v") != self.view or type(number) is not int or type(tag) is not int:
+            return None
+        execution = self._running.get(number)
+        return None if execution is None else execution.place(sender, tag, nbytes)
 
     def on_piece(self, sender: WorkerId, header: Mapping[str, Any], content: Memory) -> None:
         """Handle a piece of a vector from another leader. Raises `ProtocolError` if too many pieces are early."""

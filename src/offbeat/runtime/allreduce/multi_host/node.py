@@ -41,7 +41,7 @@ class Send(Protocol):
         *,
         lent: bool = False,
     ) -> None:
-        """``lent``: the elements do not change before the peer has them or ``copy_unsent`` is called; else they may at once."""
+        """``lent``: the elements do not change before the peer has them or ``leave_memory`` is called; else they may at once."""
 
 
 UNKNOWN = -1
@@ -59,7 +59,8 @@ class Node:
         drop: ends the connection to a peer.
         sequencer: the sequencer, in its process; None elsewhere.
         expect: called with the ranks whose messages are to be queued until they connect.
-        copy_unsent: copies elements that are lent and not sent yet, so that they may change.
+        leave_memory: copies elements that are lent and not sent yet, so that they may change, and receives the rest of the pieces under way
+            elsewhere.
         recycle: takes the memory of a peer's message that is not used any more.
     """
 
@@ -73,11 +74,11 @@ class Node:
         sequencer: Sequencer | None = None,
         *,
         expect: Callable[[Collection[WorkerId]], None] = lambda ranks: None,
-        copy_unsent: Callable[[], None] = lambda: None,
+        leave_memory: Callable[[], None] = lambda: None,
         recycle: Callable[[WorkerId, Memory], None] = lambda peer, content: None,
     ) -> None:
         self.me, self.sequencer_peer, self.sequencer, self.memory = me, sequencer_peer, sequencer, memory
-        self._send, self._drop, self._expect, self._copy_unsent = send, drop, expect, copy_unsent
+        self._send, self._drop, self._expect, self._leave_memory = send, drop, expect, leave_memory
         self.executor = Executor(
             me,
             lambda peer, header, content, lent: send(peer, header, content, lent=lent),
@@ -113,8 +114,9 @@ class Node:
 
     @property
     def awaited(self) -> tuple[object, ...]:
-        """Return a value that changes with whatever this rank can wait for: results, answers, the host's memory, its exclusion."""
-        return self.executor.progress, len(self.answers), self.has_memory, self.fenced
+        """Return a value that changes with whatever can be waited for: results, answers, the host's memory, exclusion, the sequencer's log."""
+        log = None if self.sequencer is None else self.sequencer.entries
+        return self.executor.progress, len(self.answers), self.has_memory, self.fenced, log
 
     # Requests of this rank.
 
@@ -287,13 +289,11 @@ class Node:
         elif kind == "on":
             self._start(header["go"], peer, header["t"])
         elif kind == "handed":
-            if header["v"] == self.executor.view:
-                self._put(header["n"], header["s"])
-            self.executor.on_result(header["n"], header["v"], content)
+            if header["v"] == self.executor.view and self._put(header["n"], header["s"]):
+                self.executor.on_result(header["n"], header["v"], content)
         elif kind == "done":
             self._forget(header["f"])
-            if not self.executor.has(header["n"]):
-                self._put(header["n"], header["s"])
+            if self._put(header["n"], header["s"]):
                 self.executor.add_result(header["n"], self._out(header["n"]))
         elif kind == "what":
             self._send_state(peer)
@@ -325,9 +325,9 @@ class Node:
         elif kind == "halt":
             self.present = frozenset(header["ranks"])
             self._expect(self.present)
-            # Rounds begin anew in the same memory, while peers may still receive the pieces of before.
-            self._copy_unsent()
             self.executor.halt(header["v"])
+            # Rounds begin anew in the same memory, while pieces of before are still being sent from there, or received there.
+            self._leave_memory()
             self.executor.forget(header["f"])
             self.executor.begin(header["s"])
             held, writes = sorted(self.executor.results), self.memory.writes if self.has_memory else None
@@ -372,22 +372,28 @@ class Node:
             self.executor.forget(floor)
         else:
             self._forget(floor)
-        if view == self.executor.view:
-            self._put(number, slot)
-        self.executor.go(go, sender, tag)
+        if view == self.executor.view and self._put(number, slot):
+            self.executor.go(go, sender, tag)
 
     def _forget(self, floor: Version) -> None:
         """Forget results before ``floor`` on another rank's word; results that are still missing here are left to the sequencer."""
         if floor <= self.executor.upto:
             self.executor.forget(floor)
 
-    def _put(self, number: Version, slot: int) -> None:
-        """Note in which slot the result of a round is, or will be. The one that was there is not needed any more."""
-        if not self.executor.has(number):
-            for other in [other for other, taken in self._slot_of.items() if taken == slot and other != number]:
-                del self._slot_of[other]
-                self.executor.results.pop(other, None)
-            self._slot_of[number] = slot
+    def _put(self, number: Version, slot: int) -> bool:
+        """Note in which slot the result of a round is, or will be. Of two rounds in one slot the earlier one is not needed any more.
+
+        Returns:
+            False if the result of this round is here, or is not needed any more.
+        """
+        others = [other for other, taken in self._slot_of.items() if taken == slot and other != number]
+        if self.executor.has(number) or any(other > number for other in others):
+            return False
+        for other in others:
+            del self._slot_of[other]
+            self.executor.results.pop(other, None)
+        self._slot_of[number] = slot
+        return True
 
     def _out(self, number: Version) -> torch.Tensor:
         return self.memory.result(self._slot_of[number])

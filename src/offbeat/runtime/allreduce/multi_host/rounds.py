@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -95,7 +96,9 @@ class MultiHostRounds:
         self._me = SEQUENCER if rank is None else rank
         self._seed, self._followed = seed, followed
         self._lock = threading.Condition()
-        self._connections = PeerConnections(self._me, hub, self._lock, self._on_message, self._on_connected, self._on_cut)
+        self._connections = PeerConnections(
+            self._me, hub, self._lock, self._on_message, self._on_connected, self._on_cut, self._place
+        )
         memory = HostMemory(ranks, numel, dtype, self.slots)
         connections = self._connections
         self._node = Node(
@@ -105,7 +108,7 @@ class MultiHostRounds:
             connections.send,
             connections.drop,
             expect=connections.expect,
-            copy_unsent=connections.copy_unsent,
+            leave_memory=connections.leave_memory,
             recycle=connections.recycle,
         )
         self._writing: int | None = None
@@ -475,10 +478,14 @@ class MultiHostRounds:
         if message is not None:
             self._node.on_message(peer, message.header, message.payload, message.memory)
             if self._node.awaited == before:
-                return  # a rank that waits would wake up, and find nothing
+                return  # who waits would wake up, and find nothing
         elif not self._followed:
             self._node.on_closed(peer)
         self._lock.notify_all()
+
+    def _place(self, peer: WorkerId, header: Mapping[str, Any], nbytes: int) -> memoryview | None:
+        """Called in the thread, without the lock."""
+        return self._node.executor.place(peer, header, nbytes)
 
     def _on_cut(self, peer: WorkerId, reason: str) -> None:
         """Called in the thread, under the lock."""
