@@ -14,7 +14,7 @@ from tests.core.allreduce.played import Played, latency, play
 from tests.tiers import examples
 
 from offbeat.core.allreduce.algorithms import activation, doubling, halving, partial_allreduce, ring
-from offbeat.core.allreduce.schedule import ElementRange, Operation, OperationKind, Passage, RankProgram, Schedule, in_order
+from offbeat.core.allreduce.schedule import Action, ElementRange, Operation, OperationKind, Passage, RankProgram, Schedule, in_order
 from offbeat.sim.latency.registry import law
 from offbeat.tensors.running_sum import RunningSum
 
@@ -171,6 +171,18 @@ def test_what_is_lent_does_not_change_before_the_peer_has_it(way: str, ranks: in
             for other, change in enumerate(program.operations):
                 if change.kind is OperationKind.COMPUTE and change.span is not None and overlap(change.span, sent.span):
                     assert (rank, other) in before[rank, index] or received in before[rank, other]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 11])
+def test_a_copy_may_be_received_where_it_belongs(way: str, ranks: int) -> None:
+    """When a message that is only copied arrives, all that the copy comes after has been done already."""
+    schedule = in_order(activation(ranks), WAYS[way](ranks, 64 * ranks))
+    before = causes(schedule)
+    for rank, program in enumerate(schedule):
+        for copy in program.operations:
+            if copy.action is Action.COPY and copy.source is not None:
+                assert {(rank, earlier) for earlier in copy.after if earlier != copy.source} <= before[rank, copy.source]
 
 
 def causes(schedule: Schedule) -> dict[tuple[int, int], frozenset[tuple[int, int]]]:

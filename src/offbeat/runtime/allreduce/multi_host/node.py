@@ -106,7 +106,8 @@ class Node:
         self.answers: list[Answer] = []
         self.fenced: str | None = None
         self._kinds = {
-            orders: kinds_from(memory.ranks, memory.slots, orders=orders, leaders=me >= 0, decides=me == sequencer_peer) for orders in (False, True)
+            orders: kinds_from(memory.ranks, memory.slots, orders=orders, leaders=me >= 0, decides=me == sequencer_peer)
+            for orders in (False, True)
         }
         """The kinds of messages that are accepted: from other peers (False) and from the sequencer (True)."""
         self._busy: list[Version | None] = [None] * BUFFERS

@@ -96,9 +96,7 @@ class MultiHostRounds:
         self._me = SEQUENCER if rank is None else rank
         self._seed, self._followed = seed, followed
         self._lock = threading.Condition()
-        self._connections = PeerConnections(
-            self._me, hub, self._lock, self._on_message, self._on_connected, self._on_cut, self._place
-        )
+        self._connections = PeerConnections(self._me, hub, self._lock, self._on_message, self._on_connected, self._on_cut, self._place)
         memory = HostMemory(ranks, numel, dtype, self.slots)
         connections = self._connections
         self._node = Node(
