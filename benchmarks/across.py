@@ -119,7 +119,7 @@ def be_rank(args: argparse.Namespace, rank: WorkerId) -> None:
                 included.append(rounds.allreduce(rounds.send()).included)
                 rounds.read()
 
-            ways = [step, partial(dist.all_reduce, peer), lambda: None]
+            ways: list[Callable[[], object]] = [step, partial(dist.all_reduce, peer), lambda: None]
             (ours, cpu_s), (beside, gloo_cpu_s), (_, idle_cpu_s) = timed(args, rank, barrier, ways)
             mine = [1e3 * mean(ours), 1e3 * median(ours), 1e3 * mean(beside), 1e3 * median(beside)]
             mine += [1e3 * (cpu_s - idle_cpu_s), 1e3 * (gloo_cpu_s - idle_cpu_s)]

@@ -1,4 +1,4 @@
-"""Where the bytes of a payload are: lent by the sender until they have left, and received where their owner says, or into memory used before."""
+"""Where the bytes of a payload are: lent by the sender until they have left; received where their owner says, or into used memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Pair:
         self.receiver, self.sender = SocketHub("secret", local=False), SocketHub("secret", local=False)
         self.up = self.sender.connect(self.receiver.listen())
         self.up.send({"kind": "hello"})
-        [(self.down, _)] = self.until(lambda arrived: bool(arrived))
+        [(self.down, _)] = self.until(bool)
 
     def until(self, over: Callable[[Arrivals], bool]) -> Arrivals:
         deadline = time.monotonic() + DEADLINE_S
@@ -37,7 +37,7 @@ class Pair:
         return arrived
 
     def next(self) -> Message:
-        [(_, message)] = self.until(lambda arrived: bool(arrived))
+        [(_, message)] = self.until(bool)
         assert isinstance(message, Message)
         return message
 

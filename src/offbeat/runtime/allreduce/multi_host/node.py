@@ -115,7 +115,7 @@ class Node:
 
     @property
     def awaited(self) -> tuple[object, ...]:
-        """Return a value that changes with whatever can be waited for: results, answers, the host's memory, exclusion, the sequencer's log."""
+        """Return a value that changes with whatever can be waited for: results, answers, memory, exclusion, the sequencer's log."""
         log = None if self.sequencer is None else self.sequencer.entries
         return self.executor.progress, len(self.answers), self.has_memory, self.fenced, log
 
