@@ -62,19 +62,35 @@ def joined(store: TCPStore, args: argparse.Namespace, name: str, nbytes: int, ra
     return rounds
 
 
-def timed(args: argparse.Namespace, rank: int, calls: list[Callable[[], object]]) -> list[tuple[list[float], float]]:
+class Barrier:
+    """Let all ranks go on together. Not gloo's barrier: its thread spins while a message of a rank that is early lies unread in a process
+    that is still in our round."""
+
+    def __init__(self, store: TCPStore, ranks: int) -> None:
+        self._store, self._ranks = store, ranks
+        self._count = 0
+
+    def wait(self) -> None:
+        """Return once every rank has called it."""
+        self._count += 1
+        if self._store.add(f"barrier-{self._count}", 1) == self._ranks:
+            self._store.set(f"barrier-{self._count}-over", "1")
+        self._store.wait([f"barrier-{self._count}-over"])
+
+
+def timed(args: argparse.Namespace, rank: int, barrier: Barrier, calls: list[Callable[[], object]]) -> list[tuple[list[float], float]]:
     """Of each of these ways, which take turns: seconds of each call, and processor seconds of a round, the barrier included."""
     seconds: list[list[float]] = [[] for _ in calls]
     cpu_s = [0.0 for _ in calls]
     for number in range(WARM_UP + args.rounds):
         for way, call in enumerate(calls):
-            dist.barrier()
+            barrier.wait()
             began_cpu_s = time.process_time()
             time.sleep((rank + 1) * args.skew_ms / 1e3)
             began_s = time.perf_counter()
             call()
             seconds[way].append(time.perf_counter() - began_s)
-            dist.barrier()
+            barrier.wait()
             if number >= WARM_UP:
                 cpu_s[way] += time.process_time() - began_cpu_s
     return [(times[WARM_UP:], total / args.rounds) for times, total in zip(seconds, cpu_s, strict=True)]
@@ -92,6 +108,7 @@ def be_rank(args: argparse.Namespace, rank: WorkerId) -> None:
     gc.freeze()
     store = TCPStore("127.0.0.1", args.port, is_master=rank == 0, wait_for_workers=False)
     dist.init_process_group("gloo", store=PrefixStore("gloo", store), rank=rank, world_size=args.ranks)
+    barrier = Barrier(store, args.ranks)
     for nbytes in args.nbytes:
         peer = torch.ones(nbytes // 4)
         for name in args.rules:
@@ -102,7 +119,8 @@ def be_rank(args: argparse.Namespace, rank: WorkerId) -> None:
                 included.append(rounds.allreduce(rounds.send()).included)
                 rounds.read()
 
-            (ours, cpu_s), (beside, gloo_cpu_s), (_, idle_cpu_s) = timed(args, rank, [step, partial(dist.all_reduce, peer), lambda: None])
+            ways: list[Callable[[], object]] = [step, partial(dist.all_reduce, peer), lambda: None]
+            (ours, cpu_s), (beside, gloo_cpu_s), (_, idle_cpu_s) = timed(args, rank, barrier, ways)
             mine = [1e3 * mean(ours), 1e3 * median(ours), 1e3 * mean(beside), 1e3 * median(beside)]
             mine += [1e3 * (cpu_s - idle_cpu_s), 1e3 * (gloo_cpu_s - idle_cpu_s)]
             row = averaged([*mine, args.ranks * mean(included[WARM_UP:])])

@@ -38,8 +38,8 @@ TABLES: dict[str, tuple[Sequence[Kinds], Sequence[Mapping[str, Any]]]] = {
     "from-agent": ((agent_messages.FROM_AGENT,), (malformed.FROM_AGENT,)),
     "to-agent": ((agent_messages.TO_AGENT,), (malformed.TO_AGENT,)),
     "first-of-rank": ((FIRST,), (malformed.FIRST,)),
-    "between-ranks": ((kinds_from(3, orders=False, leaders=True, decides=True),), (malformed.TO_SEAT, malformed.BETWEEN_RANKS)),
-    "from-sequencer": ((kinds_from(3, orders=True, leaders=True, decides=False),), (malformed.FROM_SEAT, malformed.BETWEEN_RANKS)),
+    "between-ranks": ((kinds_from(3, 4, orders=False, leaders=True, decides=True),), (malformed.TO_SEAT, malformed.BETWEEN_RANKS)),
+    "from-sequencer": ((kinds_from(3, 4, orders=True, leaders=True, decides=False),), (malformed.FROM_SEAT, malformed.BETWEEN_RANKS)),
 }
 """By conversation: the kinds, and the examples."""
 WITHIN_WORKER: list[Any] = [

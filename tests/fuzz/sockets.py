@@ -13,6 +13,7 @@ from offbeat.tensors.layout import Layout, Span
 from offbeat.tensors.wire_formats import Encoded
 from offbeat.transport import wire
 from offbeat.transport.base import Message
+from offbeat.transport.buffers import Buffers
 from offbeat.transport.handshake import ClientHandshake, Handshake, ServerHandshake
 from offbeat.transport.stream import StreamConnection
 
@@ -48,7 +49,7 @@ class Carried(Receiver):
         accepted.setblocking(False)
         self.peer.setblocking(False)
         self.peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        self.connection = StreamConnection(accepted, "a worker", self.gate(), lambda connection: None)
+        self.connection = StreamConnection(accepted, "a worker", self.gate(), lambda connection: None, Buffers())
         if self.connection.gate.open:
             self.connection._reader.admit()
             self.connection._open = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -61,10 +61,28 @@ class _FreezableConnection(Connection):
         self._beneath.bind(name, region, arrived)
 
     def send(
-        self, header: Mapping[str, Any], *, carry: str | None = None, payload: Sequence[Buffer] = (), memory: Sequence[SharedMemory] = ()
+        self,
+        header: Mapping[str, Any],
+        *,
+        carry: str | None = None,
+        payload: Sequence[Buffer] = (),
+        memory: Sequence[SharedMemory] = (),
+        lent: bool = False,
     ) -> None:
         self._thawed.wait()
-        self._beneath.send(header, carry=carry, payload=payload, memory=memory)
+        self._beneath.send(header, carry=carry, payload=payload, memory=memory, lent=lent)
+
+    def copy_unsent(self) -> None:
+        self._beneath.copy_unsent()
+
+    def recycle(self, payload: memoryview) -> None:
+        self._beneath.recycle(payload)
+
+    def place_with(self, place: Callable[[Mapping[str, Any], int], memoryview | None]) -> None:
+        self._beneath.place_with(place)
+
+    def divert(self) -> None:
+        self._beneath.divert()
 
     def send_ahead(self, name: str, start: int, stop: int) -> None:
         self._thawed.wait()

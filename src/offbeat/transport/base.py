@@ -96,7 +96,13 @@ class Connection(ABC):
 
     @abstractmethod
     def send(
-        self, header: Mapping[str, Any], *, carry: str | None = None, payload: Sequence[Buffer] = (), memory: Sequence[SharedMemory] = ()
+        self,
+        header: Mapping[str, Any],
+        *,
+        carry: str | None = None,
+        payload: Sequence[Buffer] = (),
+        memory: Sequence[SharedMemory] = (),
+        lent: bool = False,
     ) -> None:
         """Send a message. Any thread may call it. Never blocks; on a closed connection it does nothing, and `Hub.poll` reports the end.
 
@@ -106,7 +112,23 @@ class Connection(ABC):
             payload: other bytes, received into new memory as `Message.payload`. Not together with ``carry``. May be changed as soon as this
                 returns: what the operating system does not take at once is copied.
             memory: blocks to hand over; only if `shares_memory`.
+            lent: the payload is not copied: it must not change before the peer has received it or `copy_unsent` is called.
         """
+
+    def copy_unsent(self) -> None:  # noqa: B027  nothing to do where payloads are always copied
+        """Copy the lent payloads that the operating system has not taken yet: their owner may change them then. Any thread may call it."""
+
+    def recycle(self, payload: memoryview) -> None:  # noqa: B027  nothing to do where every payload has new memory
+        """Use the memory of a `Message.payload` for later messages. Nobody may look at it any more. Any thread may call it."""
+
+    def place_with(self, place: Callable[[Mapping[str, Any], int], memoryview | None]) -> None:  # noqa: B027  payloads have new memory then
+        """Ask ``place`` for the memory of each payload, by its message's header and its number of bytes; None: any memory.
+
+        The polling thread calls it before it receives the payload, and holds a lock that `divert` takes.
+        """
+
+    def divert(self) -> None:  # noqa: B027  nothing to do where no payload has a place
+        """Receive the rest of the payload under way, if it has a place, into other memory. Any thread may call it."""
 
     @abstractmethod
     def send_ahead(self, name: str, start: int, stop: int) -> None:

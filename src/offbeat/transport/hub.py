@@ -20,6 +20,7 @@ from typing import Final
 from offbeat.errors import ConfigurationError, JobError
 from offbeat.transport import shm, tcp
 from offbeat.transport.base import Address, Arrivals, Closed, Connection, Hub
+from offbeat.transport.buffers import Buffers
 from offbeat.transport.handshake import ClientHandshake, Handshake, ServerHandshake
 from offbeat.transport.stream import BUSY, StreamConnection
 from offbeat.transport.tls import Identity, Tls, TlsSocket
@@ -68,6 +69,7 @@ class SocketHub(Hub):
         self._listeners: list[socket.socket] = []
         self._accepting = False
         self._connections: set[StreamConnection] = set()
+        self._buffers = Buffers()
         self._unverified: dict[bool, dict[StreamConnection, float]] = {False: {}, True: {}}
         """Accepted connections that have not proved the token, with the time of accepting, oldest first. By: is it a local socket."""
         self._admitted: set[StreamConnection] = set()
@@ -141,7 +143,7 @@ class SocketHub(Hub):
         return encrypted, kind(self._token, encrypted.binding)
 
     def _add(self, peer: str, sock: socket.socket | TlsSocket, gate: Handshake) -> StreamConnection:
-        connection = StreamConnection(sock, peer, gate, self._attend)
+        connection = StreamConnection(sock, peer, gate, self._attend, self._buffers)
         self._connections.add(connection)
         self._selector.register(sock, _READ, connection)
         return connection

@@ -81,7 +81,13 @@ class MemoryConnection(Connection):
         self._part_arrived[name] = arrived
 
     def send(
-        self, header: Mapping[str, Any], *, carry: str | None = None, payload: Sequence[Buffer] = (), memory: Sequence[SharedMemory] = ()
+        self,
+        header: Mapping[str, Any],
+        *,
+        carry: str | None = None,
+        payload: Sequence[Buffer] = (),
+        memory: Sequence[SharedMemory] = (),
+        lent: bool = False,
     ) -> None:
         assert not any(key.startswith("_") for key in header), f"header keys that start with '_' are the transport's own: {sorted(header)}"
         assert not (carry is not None and payload), "a message carries a region or a payload, not both"

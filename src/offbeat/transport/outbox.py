@@ -20,17 +20,25 @@ _VIEWS_PER_CALL = 64
 class Piece:
     """Bytes to send, and the descriptors that go with the first of them."""
 
-    __slots__ = ("descriptors", "view")
+    __slots__ = ("descriptors", "lent", "view")
 
     def __init__(self, view: memoryview, descriptors: Sequence[int] = ()) -> None:
         assert len(view), "an empty piece would never count as sent"
         self.view = view
         self.descriptors = list(descriptors)
+        self.lent = False
+        """True if the owner of the bytes may ask for them with `return_lent`."""
 
     def own(self) -> None:
         """Copy the unsent bytes, so that the sender may change its buffer."""
         if len(self.view) and not isinstance(self.view.obj, bytes):
             self.view = memoryview(bytes(self.view))
+
+    def return_lent(self) -> None:
+        """Copy the unsent bytes if they are lent."""
+        if self.lent:
+            self.own()
+            self.lent = False
 
     def drop(self) -> None:
         """Discard the unsent bytes, and close the descriptors."""
@@ -64,6 +72,11 @@ class Outbox:
         except AwaitsPeerError:  # the connection is flushed again when the peer's message has come
             return True
         return True
+
+    def return_lent(self) -> None:
+        """Copy what is lent, so that its owner may change it."""
+        for piece in self._queue:
+            piece.return_lent()
 
     def drop(self) -> None:
         """Discard what is queued."""

@@ -23,6 +23,7 @@ from typing import Any
 from offbeat.errors import ProtocolError, RefusedError
 from offbeat.transport import wire
 from offbeat.transport.base import Buffer, Closed, Connection, Message, PartArrived, SharedMemory
+from offbeat.transport.buffers import Buffers
 from offbeat.transport.handshake import CLEAR_TEXT, Handshake
 from offbeat.transport.outbox import Outbox, Piece
 from offbeat.transport.schema import named, readable, shown
@@ -51,7 +52,9 @@ class Busy(Exception):
 class StreamConnection(Connection):
     """One end of a connection over a stream socket."""
 
-    def __init__(self, sock: socket.socket | TlsSocket, peer: str, gate: Handshake, attend: Callable[[StreamConnection], None]) -> None:
+    def __init__(
+        self, sock: socket.socket | TlsSocket, peer: str, gate: Handshake, attend: Callable[[StreamConnection], None], buffers: Buffers
+    ) -> None:
         """Take over a connected, non-blocking socket.
 
         Args:
@@ -59,6 +62,7 @@ class StreamConnection(Connection):
             peer: the other end, in words.
             gate: the handshake; nothing else is delivered or sent before it is done.
             attend: called, from any thread, when the kernel did not take all bytes, and when the connection was closed.
+            buffers: gives memory for payloads.
         """
         self.sock = sock
         self.peer = peer
@@ -67,6 +71,12 @@ class StreamConnection(Connection):
         self.bytes_received = 0
         self.gate = gate
         self._attend = attend
+        self._buffers = buffers
+        self._placing: Callable[[Header, int], memoryview | None] | None = None
+        self._placed = wire.EMPTY
+        """The last memory that ``_placing`` has returned."""
+        self._receiving = threading.Lock()
+        """Held while bytes are received and a payload's memory is chosen."""
         self._regions: dict[str, memoryview] = {}
         self._part_arrived: dict[str, PartArrived | None] = {}
         self._reader = FrameReader(self._place)
@@ -99,7 +109,13 @@ class StreamConnection(Connection):
         self._part_arrived[name] = arrived
 
     def send(
-        self, header: Mapping[str, Any], *, carry: str | None = None, payload: Sequence[Buffer] = (), memory: Sequence[SharedMemory] = ()
+        self,
+        header: Mapping[str, Any],
+        *,
+        carry: str | None = None,
+        payload: Sequence[Buffer] = (),
+        memory: Sequence[SharedMemory] = (),
+        lent: bool = False,
     ) -> None:
         assert not any(key.startswith("_") for key in header), f"header keys that start with '_' are the transport's own: {sorted(header)}"
         assert not (carry is not None and payload), "a message carries a region or a payload, not both"
@@ -122,7 +138,27 @@ class StreamConnection(Connection):
             (self._outbox if self._open else self._held).extend(pieces)
             self._flush()
             for piece in pieces if payload else ():
-                piece.own()
+                if lent:
+                    piece.lent = True
+                else:
+                    piece.own()
+
+    def copy_unsent(self) -> None:
+        with self._lock:
+            for piece in self._held:
+                piece.return_lent()
+            self._outbox.return_lent()
+
+    def recycle(self, payload: memoryview) -> None:
+        self._buffers.give(payload)
+
+    def place_with(self, place: Callable[[Mapping[str, Any], int], memoryview | None]) -> None:
+        self._placing = place
+
+    def divert(self) -> None:
+        with self._receiving:
+            self._reader.divert(self._placed)
+            self._placed = wire.EMPTY
 
     def send_ahead(self, name: str, start: int, stop: int) -> None:
         assert not self.shares_memory, f"nothing is sent ahead to {self.peer}: the ends share memory"
@@ -202,8 +238,10 @@ class StreamConnection(Connection):
             for turn in count():
                 if turn >= READS_PER_TURN and not (isinstance(self.sock, TlsSocket) and self.sock.pending()):
                     break
-                space = self._reader.space()
-                nbytes = self._read(space)
+                with self._receiving:
+                    space = self._reader.space()
+                    nbytes = self._read(space)
+                    self._reader.received(nbytes)
                 if nbytes == 0:
                     return messages, Closed(self._why_ended())
                 self.bytes_received += nbytes
@@ -211,8 +249,7 @@ class StreamConnection(Connection):
                     raise ProtocolError(
                         f"the peer sent {self.bytes_received} bytes and has not proved the token (expected at most {UNVERIFIED_NBYTES})"
                     )
-                self._reader.received(nbytes)
-                while (frame := self._reader.next_frame()) is not None:
+                while (frame := self._next_frame()) is not None:
                     self._take(frame, messages)
                 if nbytes < len(space):
                     break
@@ -232,6 +269,10 @@ class StreamConnection(Connection):
             self.must_retry = not self.gate.open  # the socket's end may overtake the request to retry
             return messages, Closed(f"connection lost: {error.strerror}")
         return messages, None
+
+    def _next_frame(self) -> Frame | None:
+        with self._receiving:
+            return self._reader.next_frame()
 
     def _read(self, space: memoryview) -> int:
         if isinstance(self.sock, TlsSocket):
@@ -299,7 +340,10 @@ class StreamConnection(Connection):
         if region is None:
             if nbytes > self._reader.limits.payload_nbytes:
                 raise ProtocolError(f"a payload of {nbytes} bytes is over the limit of {self._reader.limits.payload_nbytes}")
-            return wire.fresh(nbytes)
+            if self._placing is not None and (place := self._placing(header, nbytes)) is not None:
+                self._placed = place
+                return place
+            return self._buffers.take(nbytes)
         if not self.gate.open or not (isinstance(region, list) and len(region) == 2 and isinstance(region[0], str)):
             raise ProtocolError("a region was sent before the handshake, or without its name and size")
         name, sent_nbytes = region

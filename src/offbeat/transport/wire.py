@@ -222,6 +222,11 @@ class FrameReader:
         self._prefix = self._header = None
         return frame
 
+    def divert(self, place: memoryview) -> None:
+        """Receive the rest of the payload under way into new memory, if it is being received into ``place``."""
+        if self._target is place and len(place):
+            self._target = fresh(len(place))
+
     def _read_prefix(self) -> tuple[int, int, int] | None:
         seen = self._stage[self._start : self._end]
         if len(seen) and seen[0] == TLS_FIRST_BYTE:

@@ -14,7 +14,7 @@ from tests.core.allreduce.played import Played, latency, play
 from tests.tiers import examples
 
 from offbeat.core.allreduce.algorithms import activation, doubling, halving, partial_allreduce, ring
-from offbeat.core.allreduce.schedule import Operation, OperationKind, Passage, RankProgram, Schedule, in_order
+from offbeat.core.allreduce.schedule import Action, ElementRange, Operation, OperationKind, Passage, RankProgram, Schedule, in_order
 from offbeat.sim.latency.registry import law
 from offbeat.tensors.running_sum import RunningSum
 
@@ -154,6 +154,60 @@ def test_schedules_are_persistent_and_operations_are_consumed() -> None:
     passage.received(3, 0)
     assert passage.take() is None
     assert len(taken) == len(set(taken))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 11])
+def test_what_is_lent_does_not_change_before_the_peer_has_it(way: str, ranks: int) -> None:
+    """Whatever may change a lent span comes, in the graph of all ranks, after the peer's receive, or before the send."""
+    schedule = in_order(activation(ranks), WAYS[way](ranks, 64 * ranks))
+    before = causes(schedule)
+    for rank, program in enumerate(schedule):
+        for index, sent in enumerate(program.operations):
+            if not sent.lent:
+                continue
+            assert sent.peer is not None and sent.tag is not None and sent.span is not None
+            received = (sent.peer, schedule[sent.peer].receives[rank, sent.tag])
+            for other, change in enumerate(program.operations):
+                if change.kind is OperationKind.COMPUTE and change.span is not None and overlap(change.span, sent.span):
+                    assert (rank, other) in before[rank, index] or received in before[rank, other]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 11])
+def test_a_copy_may_be_received_where_it_belongs(way: str, ranks: int) -> None:
+    """When a message that is only copied arrives, all that the copy comes after has been done already."""
+    schedule = in_order(activation(ranks), WAYS[way](ranks, 64 * ranks))
+    before = causes(schedule)
+    for rank, program in enumerate(schedule):
+        for copy in program.operations:
+            if copy.action is Action.COPY and copy.source is not None:
+                assert {(rank, earlier) for earlier in copy.after if earlier != copy.source} <= before[rank, copy.source]
+
+
+def causes(schedule: Schedule) -> dict[tuple[int, int], frozenset[tuple[int, int]]]:
+    """By rank and operation: all operations that have always fired before it (none of those that it takes only one of)."""
+    sends = {(r, o.peer, o.tag): (r, i) for r, p in enumerate(schedule) for i, o in enumerate(p.operations) if o.kind is OperationKind.SEND}
+    found: dict[tuple[int, int], frozenset[tuple[int, int]]] = {}
+
+    def of(node: tuple[int, int]) -> frozenset[tuple[int, int]]:
+        if node not in found:
+            rank, index = node
+            operation = schedule[rank].operations[index]
+            direct = [] if operation.any_of else [(rank, earlier) for earlier in operation.after]
+            if operation.kind is OperationKind.RECEIVE:
+                direct = [sends[operation.peer, rank, operation.tag]]
+            found[node] = frozenset(direct).union(*map(of, direct))
+        return found[node]
+
+    for rank, program in enumerate(schedule):
+        for index in range(len(program.operations)):
+            of((rank, index))
+    return found
+
+
+def overlap(one: ElementRange, other: ElementRange) -> bool:
+    return max(one.start, other.start) < min(one.stop, other.stop)
 
 
 def test_a_message_of_another_schedule_is_told() -> None:

@@ -139,8 +139,8 @@ def test_across_hosts_a_round_that_cannot_be_held_begins_with_nan() -> None:
         lambda go: [torch.tensor([0.0, 0.0, 3e38, 0.0])] * 2,
         lambda number, floor: results.append(executor.results[number]),
     )
-    executor.go(Start(0, 0, ((0, 0, 0, 1.0), (0, 1, 0, 1.0)), 2, 0, (0,), 0))
-    executor.go(Start(1, 0, ((0, 0, 0, 1.0), (0, 1, 0, 1.0)), 1, 0, (0,), 0))
+    executor.go(Start(0, 0, ((0, 0, 0, 1.0), (0, 1, 0, 1.0)), 2, 0, (0,), 0, 0))
+    executor.go(Start(1, 0, ((0, 0, 0, 1.0), (0, 1, 0, 1.0)), 1, 0, (0,), 0, 1))
     assert results[0].tolist() == torch.tensor([0.0, 0.0, 3e38, 0.0]).tolist()
     assert torch.isnan(results[1][0])
 

@@ -28,8 +28,8 @@ class _Writer:
         self._operations.append(operation)
         return len(self._operations) - 1
 
-    def send(self, peer: int, tag: int, span: ElementRange, *after: int) -> int:
-        return self.add(Operation(OperationKind.SEND, after or (0,), peer=peer, tag=tag, span=span))
+    def send(self, peer: int, tag: int, span: ElementRange, *after: int, lent: bool = True) -> int:
+        return self.add(Operation(OperationKind.SEND, after or (0,), peer=peer, tag=tag, span=span, lent=lent))
 
     def receive(self, peer: int, tag: int, span: ElementRange, action: Action, *after: int) -> int:
         """Receive and use it; returns the index of the computation."""
@@ -91,7 +91,7 @@ def doubling(ranks: int, numel: int, scale: bool = True) -> Schedule:
         now = _fold_in(writer, rank + inner, ranks, whole)
         for step in range(steps):
             peer = rank ^ (1 << step)
-            sent = writer.send(peer, 1 + step, whole, now)
+            sent = writer.send(peer, 1 + step, whole, now, lent=False)
             # The vector must have left before it changes.
             now = writer.receive(peer, 1 + step, whole, Action.ADD, sent)
         schedule.append(_fold_out(writer, rank + inner, ranks, whole, [writer.scale(whole, now) if scale else now]))

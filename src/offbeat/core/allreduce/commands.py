@@ -30,6 +30,8 @@ class Start(NamedTuple):
     leaders: tuple[WorkerId, ...]
     floor: Version
     """Results of rounds before this one are not needed any more."""
+    slot: int
+    """Where each host keeps the result. Another round uses it once this result is not needed any more."""
 
 
 class Prepare(NamedTuple):

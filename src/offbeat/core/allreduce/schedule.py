@@ -19,7 +19,7 @@ class OperationKind(StrEnum):
     """Name the kinds of operations."""
 
     SEND = "send"
-    """Send a span of the vector to the peer; it may be changed as soon as the operation has fired."""
+    """Send a span of the vector to the peer; see `Operation.lent`."""
     RECEIVE = "receive"
     """The peer's message of this tag has come."""
     COMPUTE = "compute"
@@ -68,6 +68,9 @@ class Operation:
     action: Action | None = None
     source: int | None = None
     """For a computation: the receive operation whose message it uses."""
+    lent: bool = False
+    """For a send: True if the span does not change before the peer has received it, because whatever changes it comes after a message that
+    the peer sends only then. Its bytes need not be copied. False: the span may change as soon as the operation has fired."""
 
 
 @dataclass(frozen=True)
@@ -200,6 +203,7 @@ def joined(first: RankProgram, second: RankProgram) -> RankProgram:
             o.span,
             o.action,
             None if o.source is None else o.source + offset,
+            o.lent,
         )
         for o in second.operations
     )

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import NamedTuple
 
 from offbeat.core.allreduce.commands import Allocate, Answer, Exclude, Order, Prepare, ReportProgress, Start
@@ -47,6 +48,7 @@ class _Going:
     parts: list[_Sent]
     divisor: int
     initiator: WorkerId | None
+    slot: int
     gone: set[WorkerId] = field(default_factory=set)
     """Ranks whose buffers are gone: their host has left, or a new process owns them."""
 
@@ -112,6 +114,11 @@ class Sequencer:
     def number(self) -> Version:
         """Return the number of the open round."""
         return self._rounds.number
+
+    @property
+    def entries(self) -> int:
+        """Return how many entries the log has had."""
+        return self._seq
 
     @property
     def present(self) -> tuple[WorkerId, ...]:
@@ -307,7 +314,7 @@ class Sequencer:
         orders: list[Order] = []
         while (round_ := self._rounds.closed()) is not None:
             parts = [self._pending.pop(part) for part in round_.parts if part in self._pending]
-            self._going[round_.number] = _Going(parts, round_.divisor, round_.initiator)
+            self._going[round_.number] = _Going(parts, round_.divisor, round_.initiator, self._free_slot())
             self._wrote(EntryKind.FOLD_DONE, NO_WORKER, round_.number + 1, self._rounds.fold_done())
             if self._change is None:
                 orders.append(self._go(round_.number))
@@ -327,7 +334,13 @@ class Sequencer:
             del self._going[old]
         parts = tuple((leader_of[self._hosts[sent.rank]], sent.rank, sent.buffer, sent.factor) for sent in going.parts)
         start = leaders[0] if going.initiator is None else leader_of.get(self._hosts[going.initiator], leaders[0])
-        return Start(number, self.view, parts, going.divisor, start, leaders, floor)
+        return Start(number, self.view, parts, going.divisor, start, leaders, floor, going.slot)
+
+    def _free_slot(self) -> int:
+        """Return the lowest slot whose result is not needed any more: its memory has been used before, and is still in the cache."""
+        floor = self._rounds.free_from()
+        busy = {going.slot for number, going in self._going.items() if number >= floor}
+        return next(slot for slot in count() if slot not in busy)
 
     def _lose(self, ranks: Sequence[WorkerId]) -> None:
         """Drop the pending gradients of these ranks."""

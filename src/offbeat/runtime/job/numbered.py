@@ -25,10 +25,16 @@ class Numbered(Connection):
         raise AssertionError("bind() on a connection between servers, which carries no memory region")
 
     def send(
-        self, header: Mapping[str, Any], *, carry: str | None = None, payload: Sequence[Buffer] = (), memory: Sequence[SharedMemory] = ()
+        self,
+        header: Mapping[str, Any],
+        *,
+        carry: str | None = None,
+        payload: Sequence[Buffer] = (),
+        memory: Sequence[SharedMemory] = (),
+        lent: bool = False,
     ) -> None:
         """Send as `Connection.send` does, with the optimizer's number in the header."""
-        self._connection.send({**header, "number_of_optimizer": self._number}, carry=carry, payload=payload, memory=memory)
+        self._connection.send({**header, "number_of_optimizer": self._number}, carry=carry, payload=payload, memory=memory, lent=lent)
 
     def send_ahead(self, name: str, start: int, stop: int) -> None:
         raise AssertionError("send_ahead() on a connection between servers, which carries no memory region")

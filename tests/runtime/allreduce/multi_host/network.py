@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -15,7 +15,10 @@ from offbeat.policies import rule
 from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.memory import HostMemory
 from offbeat.runtime.allreduce.multi_host.node import Node
+from offbeat.transport.base import SharedMemory
 from offbeat.types import Version, WorkerId
+
+_Queue: TypeAlias = deque[tuple[dict[str, Any], torch.Tensor | None]]
 
 
 class Rank:
@@ -73,7 +76,7 @@ class Network:
         assert isinstance(found, RoundRule)
         self.sequencer = Sequencer(found, hosts, clock_ns=lambda: 0, seed=3, slots=slots)
         self.sequencer.begin(range(len(hosts)))
-        self.queues: dict[tuple[WorkerId, WorkerId], deque[tuple[dict[str, Any], torch.Tensor | None]]] = {}
+        self.queues: dict[tuple[WorkerId, WorkerId], _Queue] = {}
         self.memories: dict[str, HostMemory] = {}
         self.nodes: dict[WorkerId, Node] = {}
         self.ranks: dict[WorkerId, Rank] = {}
@@ -91,12 +94,25 @@ class Network:
         if all(self.hosts[other] != host for other in self.ranks):
             self.memories[host] = HostMemory(len(self.hosts), self.numel, torch.float32, self.slots)
 
-        def send(peer: WorkerId, header: Mapping[str, Any], content: torch.Tensor | None, memory: object) -> None:
+        def send(
+            peer: WorkerId,
+            header: Mapping[str, Any],
+            content: torch.Tensor | None = None,
+            memory: tuple[SharedMemory, ...] = (),
+            *,
+            lent: bool = False,
+        ) -> None:
             if peer in self.nodes and self.nodes[number] is node:
-                kept = None if content is None else content.clone()
+                kept = content if lent or content is None else content.clone()
                 self.queues.setdefault((number, peer), deque()).append((dict(header), kept))
 
-        node = Node(number, SEQUENCER, self.memories[host], send, lambda peer: None, self.sequencer if number == SEQUENCER else None)
+        def leave_memory() -> None:
+            for (sender, _), queue in self.queues.items():
+                if sender == number:
+                    queue.extend([(header, None if content is None else content.clone()) for header, content in _taken(queue)])
+
+        sequencer = self.sequencer if number == SEQUENCER else None
+        node = Node(number, SEQUENCER, self.memories[host], send, lambda peer: None, sequencer, leave_memory=leave_memory)
         self.nodes[number] = node
         self.nodes[SEQUENCER].hosts[number] = host
         if number != SEQUENCER:
@@ -257,3 +273,10 @@ class Network:
         if there:
             lost = sum(entry.kind is EntryKind.LOST for entry in self.sequencer.follow(0))
             assert int(included.sum()) + lost == arrived
+
+
+def _taken(queue: _Queue) -> list[tuple[dict[str, Any], torch.Tensor | None]]:
+    """All that is in a queue, which is empty then."""
+    taken = list(queue)
+    queue.clear()
+    return taken

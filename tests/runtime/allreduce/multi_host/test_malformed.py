@@ -24,7 +24,7 @@ HOSTS = {"each alone": ["a", "b", "c"], "two together": ["a", "b", "b"], "all to
 
 
 def test_every_kind_lets_its_example_pass_and_names_what_does_not_fit() -> None:
-    kinds = kinds_from(3, orders=True, leaders=True, decides=True)
+    kinds = kinds_from(3, 4, orders=True, leaders=True, decides=True)
     assert kinds.kinds.keys() == EVERY.keys()
     for kind, fields in EVERY.items():
         assert kinds.check({"k": kind, **fields, "of a newer peer": 1}, "peer 2") == kind
@@ -62,11 +62,11 @@ def test_what_fits_and_cannot_be_now_is_refused() -> None:
     refused(0, "piece", "expected one below 4", n=4)
     refused(0, "handed", "a result of 8 bytes was handed over for round 0 .expected 400", torch.zeros(2))
     for go in (
-        [0, 0, [], 3, 0, [0, 0, 2], 0],
-        [0, 0, [], 3, 0, [0, 1], 0],
-        [0, 0, [], 3, 0, [1, 2], 0],
-        [0, 0, [], 3, 1, [0, 2], 0],
-        [0, 0, [], 3, 0, [0, 2], 5],
+        [0, 0, [], 3, 0, [0, 0, 2], 0, 1],
+        [0, 0, [], 3, 0, [0, 1], 0, 1],
+        [0, 0, [], 3, 0, [1, 2], 0, 1],
+        [0, 0, [], 3, 1, [0, 2], 0, 1],
+        [0, 0, [], 3, 0, [0, 2], 5, 1],
     ):
         refused(0, "on", "with leaders = ", go=go)
     refused(0, "on", "expected one below 4", go=[4, *malformed.GO[1:]])

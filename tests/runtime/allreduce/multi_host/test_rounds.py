@@ -392,6 +392,14 @@ def test_ranks_leave_one_after_the_other_and_nothing_goes_with_them() -> None:
             rounds.close()
 
 
+def test_an_old_result_does_not_take_the_place_of_a_later_one() -> None:
+    node = Node(1, 0, HostMemory(3, 4, torch.float32, 2), lambda *_: None, lambda _: None)
+    node.local_peers = {0, 2}
+    node.on_message(0, {"k": "done", "n": 1, "f": 0, "s": 0}, torch.empty(0))
+    node.on_message(2, {"k": "done", "n": 0, "f": 0, "s": 0}, torch.empty(0))
+    assert sorted(node.executor.results) == [1]
+
+
 def test_a_mate_may_tell_of_a_result_before_it_has_handed_over_where_that_is() -> None:
     private = HostMemory(2, 4, torch.float32, 3)
     shared = private.shared()
@@ -399,8 +407,8 @@ def test_a_mate_may_tell_of_a_result_before_it_has_handed_over_where_that_is() -
     node = Node(1, 0, private, lambda *_: None, lambda _: None)
     node.local_peers = {0}
     node.has_memory = False
-    node.on_message(0, {"k": "done", "n": 0, "f": 0}, torch.empty(0))
-    shared.result(0).fill_(7.0)
+    node.on_message(0, {"k": "done", "n": 0, "f": 0, "s": 2}, torch.empty(0))
+    shared.result(2).fill_(7.0)
     node.on_message(0, {"k": "memory"}, torch.empty(0), (shared.block.duplicate(),))
     assert node.executor.results[0].tolist() == [7.0] * 4
     node.executor.results.clear()

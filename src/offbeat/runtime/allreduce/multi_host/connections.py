@@ -11,12 +11,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
 
 from offbeat.errors import JobError, OffbeatError, ProtocolError
 from offbeat.runtime.allreduce.multi_host.messages import FIRST
+from offbeat.tensors.layout import Memory
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message, SharedMemory
 from offbeat.types import WorkerId
 
@@ -27,6 +29,8 @@ SEQUENCER: Final = WorkerId(-1)
 POLL_S = 1.0
 OnMessage: TypeAlias = Callable[[WorkerId, Message | None], None]
 """Called with a peer's message; with None if the peer is gone."""
+Place: TypeAlias = Callable[[WorkerId, Mapping[str, Any], int], memoryview | None]
+"""Called in the thread, without the lock, with a peer and the header and the size of its content: returns where to receive it, or None."""
 OnCut: TypeAlias = Callable[[WorkerId, str], None]
 """Called with a peer that has broken the protocol, and the reason, after its connection was closed."""
 
@@ -40,6 +44,7 @@ class PeerConnections:
         lock: held while ``on_message``, ``on_connected`` and ``on_cut`` are called.
         on_message: takes the messages.
         on_connected: called with a peer that has connected to this process.
+        place: chooses memory for content.
         on_cut: called with a peer whose connection this process has closed, after ``on_message`` was called with None.
     """
 
@@ -51,7 +56,9 @@ class PeerConnections:
         on_message: OnMessage,
         on_connected: Callable[[WorkerId], None],
         on_cut: OnCut,
+        place: Place,
     ) -> None:
+        self._place = place
         self.peer, self.hub = peer, hub
         self._lock, self._on_message, self._on_connected, self._on_cut = lock, on_message, on_connected, on_cut
         self._peers: dict[WorkerId, Connection] = {}
@@ -101,15 +108,36 @@ class PeerConnections:
         return self._queued.keys()
 
     def send(
-        self, peer: WorkerId, header: Mapping[str, Any], content: torch.Tensor | None = None, memory: tuple[SharedMemory, ...] = ()
+        self,
+        peer: WorkerId,
+        header: Mapping[str, Any],
+        content: torch.Tensor | None = None,
+        memory: tuple[SharedMemory, ...] = (),
+        *,
+        lent: bool = False,
     ) -> None:
-        """Send to a peer, or do nothing if it is gone. ``content`` may be overwritten as soon as this returns."""
+        """Send to a peer, or do nothing if it is gone.
+
+        ``content`` may be overwritten as soon as this returns; lent, not before the peer has received it or `leave_memory` is called.
+        """
         connection = self._peers.get(peer)
         if connection is not None:
-            connection.send(header, payload=() if content is None else (_bytes(content),), memory=memory)
+            connection.send(header, payload=() if content is None else (_bytes(content),), memory=memory, lent=lent)
         elif peer in self._queued:
             assert not memory, f"memory is sent to peer {peer}, which is not connected"
             self._queued[peer].append((dict(header), None if content is None else content.clone()))
+
+    def leave_memory(self) -> None:
+        """Copy all content that is lent and that the operating system has not taken yet, and receive what has a place elsewhere."""
+        for connection in self._peers.values():
+            connection.copy_unsent()
+            connection.divert()
+
+    def recycle(self, peer: WorkerId, content: Memory) -> None:
+        """Use the memory of a message of this peer for later messages. Nobody may look at ``content`` any more."""
+        connection = self._peers.get(peer)
+        if connection is not None and isinstance(content, memoryview):
+            connection.recycle(content)
 
     def local_peers(self) -> set[WorkerId]:
         """Return the connected peers that share memory with this process."""
@@ -125,6 +153,9 @@ class PeerConnections:
         connection = self._peers.pop(peer, None)
         if connection is not None:
             self._names.pop(connection, None)
+            connection.place_with(_anywhere)
+            connection.copy_unsent()
+            connection.divert()
             self._closing.append(connection)
             self.hub.wake()
 
@@ -199,8 +230,13 @@ class PeerConnections:
     def _enter(self, peer: WorkerId, connection: Connection) -> None:
         self._peers[peer] = connection
         self._names[connection] = peer
+        connection.place_with(partial(self._place, peer))
         for header, content in self._queued.pop(peer, ()):
             self.send(peer, header, content)
+
+
+def _anywhere(header: Mapping[str, Any], nbytes: int) -> memoryview | None:
+    return None
 
 
 def _bytes(content: torch.Tensor) -> memoryview:

@@ -6,6 +6,7 @@ summed (see ``core/allreduce/sequencer.py``). Messages of older views are droppe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -22,8 +23,9 @@ from offbeat.types import Version, WorkerId
 
 EARLY_MAX = 1 << 14
 """Most pieces kept for rounds that this rank does not know yet. A round has few pieces, and at most ``slots`` rounds are under way."""
-Send: TypeAlias = Callable[[WorkerId, dict[str, Any], torch.Tensor | None], None]
-"""Send a rank a header, and elements that may be overwritten as soon as this returns."""
+Send: TypeAlias = Callable[[WorkerId, dict[str, Any], torch.Tensor | None, bool], None]
+"""Send a rank a header and elements. True: the elements are lent (see `Operation.lent`) until a new view; False: they may be overwritten as
+soon as this returns."""
 
 
 class _Execution:
@@ -34,6 +36,16 @@ class _Execution:
         self.go = go
         self.passage = Passage(program)
         self.total = RunningSum(out, parts, go.divisor, len(go.parts), program, index)
+        self._placed: set[int] = set()
+        """Receive operations whose content is received where it belongs."""
+
+    def place(self, sender: WorkerId, tag: int, nbytes: int) -> memoryview | None:
+        index = self.passage.program.receives.get((self.go.leaders.index(sender), tag)) if sender in self.go.leaders else None
+        where = None if index is None or index in self._placed else self.total.place(index)
+        if index is None or where is None or where.nbytes != nbytes:
+            return None
+        self._placed.add(index)
+        return where.numpy().data.cast("B")
 
 
 class Executor:
@@ -46,6 +58,7 @@ class Executor:
         parts: returns the gradients of this host that are in a round.
         finished: called with a round whose result was summed or received here, and with the round before which results are not needed any
             more.
+        recycle: called with the memory of another leader's message that is not used any more.
     """
 
     def __init__(
@@ -55,8 +68,10 @@ class Executor:
         out: Callable[[Version], torch.Tensor],
         parts: Callable[[Start], Sequence[torch.Tensor]],
         finished: Callable[[Version, Version], None],
+        recycle: Callable[[WorkerId, Memory], None] = lambda sender, content: None,
     ) -> None:
         self._rank, self._send, self._out, self._parts, self._finished = rank, send, out, parts, finished
+        self._recycle = recycle
         self._running: dict[Version, _Execution] = {}
         self._early: dict[tuple[int, Version], list[tuple[WorkerId, int, Memory]]] = {}
         self._done: set[Version] = set()
@@ -69,6 +84,11 @@ class Executor:
     def upto(self) -> Version:
         """Return the round before which all results are here or are not needed here."""
         return self._upto
+
+    @property
+    def progress(self) -> tuple[Version, int]:
+        """Return a pair that changes whenever a result comes."""
+        return self._upto, len(self._done)
 
     def go(self, go: Start, sender: WorkerId | None = None, tag: int = 0) -> None:
         """Begin a round, on the word of the sequencer (``sender`` None) or of another leader."""
@@ -86,6 +106,17 @@ class Executor:
         else:
             execution.passage.received(go.leaders.index(sender), tag)
         self._run(execution)
+
+    def place(self, sender: WorkerId, header: Mapping[str, Any], nbytes: int) -> memoryview | None:
+        """Return where to receive a piece that is part of a result as it is; None: it must be kept elsewhere first.
+
+        Any thread may call it, and the header has not been checked. After `halt` the memory belongs to other rounds.
+        """
+        number, tag = header.get("n"), header.get("t")
+        if header.get("k") != "piece" or header.get("v") != self.view or type(number) is not int or type(tag) is not int:
+            return None
+        execution = self._running.get(number)
+        return None if execution is None else execution.place(sender, tag, nbytes)
 
     def on_piece(self, sender: WorkerId, header: Mapping[str, Any], content: Memory) -> None:
         """Handle a piece of a vector from another leader. Raises `ProtocolError` if too many pieces are early."""
@@ -157,6 +188,16 @@ class Executor:
 
     def _run(self, execution: _Execution) -> None:
         """Execute all operations of a round that are ready."""
+        with single_threaded():
+            self._fire(execution)
+        if execution.passage.done:
+            go, total = execution.go, execution.total
+            del self._running[go.number]
+            _void_unless_finite(total.out)
+            self.add_result(go.number, total.out)
+            self._finished(go.number, self._floor)
+
+    def _fire(self, execution: _Execution) -> None:
         go, passage, total = execution.go, execution.passage, execution.total
         while (index := passage.take()) is not None:
             operation = passage.program.operations[index]
@@ -164,17 +205,15 @@ class Executor:
                 assert operation.peer is not None
                 peer = go.leaders[operation.peer]
                 if operation.span is None:
-                    self._send(peer, {"k": "on", "t": operation.tag, "go": list(go)}, None)
+                    self._send(peer, {"k": "on", "t": operation.tag, "go": list(go)}, None, False)
                 else:
-                    self._send(peer, {"k": "piece", "n": go.number, "v": go.view, "t": operation.tag}, total.outgoing(index))
+                    header = {"k": "piece", "n": go.number, "v": go.view, "t": operation.tag}
+                    self._send(peer, header, total.outgoing(index), operation.lent)
             elif operation.kind is OperationKind.COMPUTE:
-                total.do(index)
+                used = total.do(index)
+                if used is not None and operation.peer is not None:
+                    self._recycle(go.leaders[operation.peer], used)
             passage.finished(index)
-        if passage.done:
-            del self._running[go.number]
-            _void_unless_finite(total.out)
-            self.add_result(go.number, total.out)
-            self._finished(go.number, self._floor)
 
     def _advance(self) -> None:
         while self._upto in self._done:
@@ -186,5 +225,5 @@ def _void_unless_finite(result: torch.Tensor) -> None:
     """Mark a result as void if an element is not finite: its first element becomes NaN, and no rank applies it."""
     with single_threaded():
         # Infinity and NaN survive a sum. The sum may also overflow, so the elements decide.
-        if result.numel() and not bool(torch.isfinite(result.sum())) and not bool(torch.isfinite(result).all()):
+        if result.numel() and not math.isfinite(result.sum().item()) and not bool(torch.isfinite(result).all()):
             result[0] = torch.nan

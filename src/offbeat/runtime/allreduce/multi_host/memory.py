@@ -1,9 +1,10 @@
 """Hold the send buffers and results of one host's ranks when rounds go across hosts, in private memory or in a shared block.
 
 The shared block is sparse: it has room for the buffers of every rank of the job, of which only those of this host are ever touched, for a
-ring of results, and for the write count of each buffer. The result of round n is in slot ``n % slots``; a round is closed only when the
-previous result in its slot is not needed any more. A rank writes its next gradient as soon as it has a result, and may die then as the only
-rank that had the result. The write count tells, when that round is summed again, that the rank's old gradient has been overwritten.
+number of results, and for the write count of each buffer. The sequencer says in which slot a result is; a slot is used again once its
+result is not needed any more, so that few are ever touched while no rank is far behind. A rank writes its next gradient as soon as it has a
+result, and may die then as the only rank that had the result. The write count tells, when that round is summed again, that the rank's old
+gradient has been overwritten.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from offbeat.core.allreduce.rounds import BUFFERS
 from offbeat.errors import ProtocolError
 from offbeat.transport.base import SharedMemory
 from offbeat.transport.shm import MemoryBlock
-from offbeat.types import Version, WorkerId
+from offbeat.types import WorkerId
 
 PAGE_NBYTES = 4096
 
@@ -69,9 +70,9 @@ class HostMemory:
         """Return how often each buffer has been written: ``BUFFERS`` numbers for each rank."""
         return self._writes.tolist()
 
-    def result(self, number: Version) -> torch.Tensor:
-        """Return the vector for the result of a round."""
-        return self._vector(self.ranks * BUFFERS + number % self.slots)
+    def result(self, slot: int) -> torch.Tensor:
+        """Return the vector for the result that is in this slot."""
+        return self._vector(self.ranks * BUFFERS + slot)
 
     def close(self) -> None:
         """Release the memory."""

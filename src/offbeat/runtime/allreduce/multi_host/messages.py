@@ -23,21 +23,22 @@ HELD_MAX = 1 << 16
 """Most results that a rank may report. It may hold more than ``slots`` until it is told to forget some."""
 
 
-def kinds_from(ranks: int, *, orders: bool, leaders: bool, decides: bool) -> Kinds:
+def kinds_from(ranks: int, slots: int, *, orders: bool, leaders: bool, decides: bool) -> Kinds:
     """Return the kinds of messages that a process accepts from a peer.
 
     Args:
         ranks: the greatest number of ranks.
+        slots: how many results a host keeps.
         orders: True if the peer is the sequencer.
         leaders: True if this process is a rank, to which other ranks send parts of sums.
         decides: True if this process is the sequencer.
     """
-    rank, buffer = whole(0, ranks - 1), whole(0, BUFFERS - 1)
+    rank, buffer, slot = whole(0, ranks - 1), whole(0, BUFFERS - 1), whole(0, slots - 1)
     factor = number(0.0, 1.0)
     some = many(rank, ranks)
     writes = maybe(many(whole(), ranks * BUFFERS, least=ranks * BUFFERS))
     parts = many(row(rank, rank, buffer, factor), ranks * BUFFERS)
-    go = row(whole(), whole(), parts, whole(1, ranks), rank, many(rank, ranks, least=1), whole())
+    go = row(whole(), whole(), parts, whole(1, ranks), rank, many(rank, ranks, least=1), whole(), slot)
     of_itself = fields({}, {"rank": rank})
     kinds: dict[str, MessageSchema] = {}
     if decides:
@@ -59,8 +60,8 @@ def kinds_from(ranks: int, *, orders: bool, leaders: bool, decides: bool) -> Kin
         kinds |= {
             "on": MessageSchema(fields({"t": whole(0, TAGS_MAX), "go": go})),
             "piece": MessageSchema(fields({"n": whole(), "v": whole(), "t": whole(0, TAGS_MAX)}), payload=True),
-            "handed": MessageSchema(fields({"n": whole(), "v": whole()}), payload=True),
-            "done": MessageSchema(fields({"n": whole(), "f": whole()})),
+            "handed": MessageSchema(fields({"n": whole(), "v": whole(), "s": slot}), payload=True),
+            "done": MessageSchema(fields({"n": whole(), "f": whole(), "s": slot})),
             "what": MessageSchema(),
             "memory": MessageSchema(memory=1),
         }

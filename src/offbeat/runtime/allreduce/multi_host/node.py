@@ -12,7 +12,7 @@ answer is ``memory`` and a ``done`` for each result.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import torch
 
@@ -28,8 +28,22 @@ from offbeat.tensors.layout import Memory
 from offbeat.transport.base import SharedMemory
 from offbeat.types import Version, WorkerId
 
-Send: TypeAlias = Callable[[WorkerId, Mapping[str, Any], torch.Tensor | None, tuple[SharedMemory, ...]], None]
-"""Send a peer a header, elements that may be overwritten as soon as this returns, and memory; nothing happens if the peer is gone."""
+
+class Send(Protocol):
+    """Send a peer a message; nothing happens if the peer is gone."""
+
+    def __call__(
+        self,
+        peer: WorkerId,
+        header: Mapping[str, Any],
+        content: torch.Tensor | None = None,
+        memory: tuple[SharedMemory, ...] = (),
+        *,
+        lent: bool = False,
+    ) -> None:
+        """``lent``: the elements do not change before the peer has them or ``leave_memory`` is called; else they may at once."""
+
+
 UNKNOWN = -1
 WHY_MAX = 500
 
@@ -45,6 +59,9 @@ class Node:
         drop: ends the connection to a peer.
         sequencer: the sequencer, in its process; None elsewhere.
         expect: called with the ranks whose messages are to be queued until they connect.
+        leave_memory: copies elements that are lent and not sent yet, so that they may change, and receives the rest of the pieces under way
+            elsewhere.
+        recycle: takes the memory of a peer's message that is not used any more.
     """
 
     def __init__(
@@ -57,10 +74,19 @@ class Node:
         sequencer: Sequencer | None = None,
         *,
         expect: Callable[[Collection[WorkerId]], None] = lambda ranks: None,
+        leave_memory: Callable[[], None] = lambda: None,
+        recycle: Callable[[WorkerId, Memory], None] = lambda peer, content: None,
     ) -> None:
         self.me, self.sequencer_peer, self.sequencer, self.memory = me, sequencer_peer, sequencer, memory
-        self._send, self._drop, self._expect = send, drop, expect
-        self.executor = Executor(me, lambda peer, header, content: send(peer, header, content, ()), self._out, self._parts, self._finished)
+        self._send, self._drop, self._expect, self._leave_memory = send, drop, expect, leave_memory
+        self.executor = Executor(
+            me,
+            lambda peer, header, content, lent: send(peer, header, content, lent=lent),
+            self._out,
+            self._parts,
+            self._finished,
+            recycle,
+        )
         self.present: frozenset[WorkerId] = frozenset()
         """Ranks that take part, as far as this process knows."""
         self.hosts: dict[WorkerId, str] = {}
@@ -75,14 +101,23 @@ class Node:
         """Local peers that wait for the memory."""
         self._progress_wanted: list[Version] = []
         """The sequencer wants a message when the results of all rounds before these are here."""
+        self._slot_of: dict[Version, int] = {}
+        """By round: the slot of its result in the memory."""
         self.answers: list[Answer] = []
         self.fenced: str | None = None
         self._kinds = {
-            orders: kinds_from(memory.ranks, orders=orders, leaders=me >= 0, decides=me == sequencer_peer) for orders in (False, True)
+            orders: kinds_from(memory.ranks, memory.slots, orders=orders, leaders=me >= 0, decides=me == sequencer_peer)
+            for orders in (False, True)
         }
         """The kinds of messages that are accepted: from other peers (False) and from the sequencer (True)."""
         self._busy: list[Version | None] = [None] * BUFFERS
         """By buffer: the round that its gradient is in, `UNKNOWN` until the answer names it; None: free."""
+
+    @property
+    def awaited(self) -> tuple[object, ...]:
+        """Return a value that changes with whatever can be waited for: results, answers, memory, exclusion, the sequencer's log."""
+        log = None if self.sequencer is None else self.sequencer.entries
+        return self.executor.progress, len(self.answers), self.has_memory, self.fenced, log
 
     # Requests of this rank.
 
@@ -219,7 +254,7 @@ class Node:
         elif kind in ("piece", "handed") and header["v"] == self.executor.view:
             self._check_number(peer, kind, header["n"])
         elif kind == "on":
-            number, _, _, _, initiator, leaders, floor = header["go"]
+            number, _, _, _, initiator, leaders, floor, _ = header["go"]
             if len(set(leaders)) != len(leaders) or not {peer, self.me, initiator} <= set(leaders) or floor > number:
                 raise ProtocolError(
                     f"rank {peer} sent 'on' of round {number} to rank {self.me} with leaders = {leaders} and floor = {floor} "
@@ -255,10 +290,12 @@ class Node:
         elif kind == "on":
             self._start(header["go"], peer, header["t"])
         elif kind == "handed":
-            self.executor.on_result(header["n"], header["v"], content)
+            if header["v"] == self.executor.view and self._put(header["n"], header["s"]):
+                self.executor.on_result(header["n"], header["v"], content)
         elif kind == "done":
             self._forget(header["f"])
-            self.executor.add_result(header["n"], self._out(header["n"]))
+            if self._put(header["n"], header["s"]):
+                self.executor.add_result(header["n"], self._out(header["n"]))
         elif kind == "what":
             self._send_state(peer)
         elif kind == "memory":
@@ -290,6 +327,8 @@ class Node:
             self.present = frozenset(header["ranks"])
             self._expect(self.present)
             self.executor.halt(header["v"])
+            # Rounds begin anew in the same memory, while pieces of before are still being sent from there, or received there.
+            self._leave_memory()
             self.executor.forget(header["f"])
             self.executor.begin(header["s"])
             held, writes = sorted(self.executor.results), self.memory.writes if self.has_memory else None
@@ -302,9 +341,10 @@ class Node:
             result = self.executor.results.get(header["n"])
             for other in header["to"] if result is not None else ():
                 if other in self.local_peers:
-                    self._send(other, {"k": "done", "n": header["n"], "f": 0}, None, ())
+                    self._send(other, self._done(header["n"]), None, ())
                 else:
-                    self._send(other, {"k": "handed", "n": header["n"], "v": header["v"]}, result, ())
+                    handed = {"k": "handed", "n": header["n"], "v": header["v"], "s": self._slot_of[header["n"]]}
+                    self._send(other, handed, result, ())
         else:
             self.fenced = header["why"]
 
@@ -318,7 +358,7 @@ class Node:
     # Rounds.
 
     def _start(self, fields: Sequence[Any], sender: WorkerId | None, tag: int) -> None:
-        number, view, parts, divisor, initiator, leaders, floor = fields
+        number, view, parts, divisor, initiator, leaders, floor, slot = fields
         go = Start(
             number,
             view,
@@ -327,20 +367,37 @@ class Node:
             initiator,
             tuple(leaders),
             floor,
+            slot,
         )
         if sender is None:
             self.executor.forget(floor)
         else:
             self._forget(floor)
-        self.executor.go(go, sender, tag)
+        if view == self.executor.view and self._put(number, slot):
+            self.executor.go(go, sender, tag)
 
     def _forget(self, floor: Version) -> None:
         """Forget results before ``floor`` on another rank's word; results that are still missing here are left to the sequencer."""
         if floor <= self.executor.upto:
             self.executor.forget(floor)
 
+    def _put(self, number: Version, slot: int) -> bool:
+        """Note in which slot the result of a round is, or will be. Of two rounds in one slot the earlier one is not needed any more.
+
+        Returns:
+            False if the result of this round is here, or is not needed any more.
+        """
+        others = [other for other, taken in self._slot_of.items() if taken == slot and other != number]
+        if self.executor.has(number) or any(other > number for other in others):
+            return False
+        for other in others:
+            del self._slot_of[other]
+            self.executor.results.pop(other, None)
+        self._slot_of[number] = slot
+        return True
+
     def _out(self, number: Version) -> torch.Tensor:
-        return self.memory.result(number)
+        return self.memory.result(self._slot_of[number])
 
     def _parts(self, go: Start) -> list[torch.Tensor]:
         here = [(self.memory.buffer(rank, buffer), factor) for leader, rank, buffer, factor in go.parts if leader == self.me]
@@ -349,7 +406,10 @@ class Node:
     def _finished(self, number: Version, floor: Version) -> None:
         """Tell the ranks of this host of a result that was summed or received here."""
         for local_peer in self.local_peers:
-            self._send(local_peer, {"k": "done", "n": number, "f": floor}, None, ())
+            self._send(local_peer, self._done(number, floor), None, ())
+
+    def _done(self, number: Version, floor: Version = 0) -> dict[str, Any]:
+        return {"k": "done", "n": number, "f": floor, "s": self._slot_of[number]}
 
     # Ranks of one host.
 
@@ -359,7 +419,7 @@ class Node:
         elif self.memory.block is not None:
             self._send(local_peer, {"k": "memory"}, None, (self.memory.block,))
         for number in sorted(self.executor.results):
-            self._send(local_peer, {"k": "done", "n": number, "f": 0}, None, ())
+            self._send(local_peer, self._done(number), None, ())
 
     def allocate(self) -> None:
         """Allocate the memory of this host, and send it to the ranks that have asked for it."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -95,9 +96,19 @@ class MultiHostRounds:
         self._me = SEQUENCER if rank is None else rank
         self._seed, self._followed = seed, followed
         self._lock = threading.Condition()
-        self._connections = PeerConnections(self._me, hub, self._lock, self._on_message, self._on_connected, self._on_cut)
+        self._connections = PeerConnections(self._me, hub, self._lock, self._on_message, self._on_connected, self._on_cut, self._place)
         memory = HostMemory(ranks, numel, dtype, self.slots)
-        self._node = Node(self._me, sequencer_peer, memory, self._connections.send, self._connections.drop, expect=self._connections.expect)
+        connections = self._connections
+        self._node = Node(
+            self._me,
+            sequencer_peer,
+            memory,
+            connections.send,
+            connections.drop,
+            expect=connections.expect,
+            leave_memory=connections.leave_memory,
+            recycle=connections.recycle,
+        )
         self._writing: int | None = None
         self._awaited: Version | None = None
         """This rank waits for the results of all rounds before this one; None: it does not wait."""
@@ -461,11 +472,18 @@ class MultiHostRounds:
     def _on_message(self, peer: WorkerId, message: Message | None) -> None:
         """Called in the thread, under the lock."""
         self._node.local_peers = self._connections.local_peers() - {SEQUENCER}
+        before = self._node.awaited
         if message is not None:
             self._node.on_message(peer, message.header, message.payload, message.memory)
+            if self._node.awaited == before:
+                return  # who waits would wake up, and find nothing
         elif not self._followed:
             self._node.on_closed(peer)
         self._lock.notify_all()
+
+    def _place(self, peer: WorkerId, header: Mapping[str, Any], nbytes: int) -> memoryview | None:
+        """Called in the thread, without the lock."""
+        return self._node.executor.place(peer, header, nbytes)
 
     def _on_cut(self, peer: WorkerId, reason: str) -> None:
         """Called in the thread, under the lock."""
