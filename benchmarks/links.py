@@ -76,6 +76,7 @@ def main() -> None:
         ours, ddp = (median(result[key] for result in results) for key in ("samples_per_s", "ddp_samples_per_s"))
         costs = {key: median(result[key] for result in results) for key in ("workers_cpu_ms", "servers_cpu_ms", "ddp_cpu_ms")}
         rows.append({"rate": rate, "sync": sync, "wire": wire, "samples_per_s": ours, "ddp_samples_per_s": ddp, "ratios": ratios, **costs})
+        print(json.dumps(rows[-1]), flush=True)  # a session may be cut off before the table
         spread = (f"{value:.2f}" for value in (median(ratios), ratios[0], ratios[-1]))
         cpu = (costs["workers_cpu_ms"] + costs["servers_cpu_ms"], costs["servers_cpu_ms"], costs["ddp_cpu_ms"])
         table.add_row(rate, sync, wire, f"{ours:.2f}", f"{ddp:.2f}", *spread, *(f"{value:.0f}" for value in cpu))
