@@ -1,6 +1,7 @@
 """Partial allreduce across hosts, beside gloo's ``all_reduce``: mean latency of a call when ranks come one after another.
 
-Every process is told that it is on a host of its own, so that all talk over TCP, on this machine. In each round all ranks meet at a
+Every process is told that it is on a host of its own, so that all talk over TCP, on this machine. With ``--rate`` each is in a network
+namespace of its own, behind a link of that rate (needs root): the links are the limit then. In each round all ranks meet at a
 barrier, rank r sleeps ``(r + 1) * skew`` and calls; the time of the call is what counts, its mean over rounds and ranks. Not counted:
 filling the buffer. With ``--sequencer`` the decisions are made in a process of their own, as under ``offbeat run``; else at rank 0. gloo
 and ours take turns. ``ratio = gloo / ours``: above 1 is faster than gloo. ``cpu``: what a round costs each process, barriers not counted.
@@ -15,6 +16,7 @@ at once, and comes so seldom that it is chance which rule's rounds have it (a me
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -31,9 +33,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.cluster.hosts import Network
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from benchmarks.job import save
+from benchmarks.job import PYTHONPATH, save
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.policies import rule
 from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER
@@ -53,7 +56,7 @@ def joined(store: TCPStore, args: argparse.Namespace, name: str, nbytes: int, ra
     key, peers = f"{name}-{nbytes}", [*([SEQUENCER] if args.sequencer else []), *worker_ids(args.ranks)]
     me = None if rank == SEQUENCER else rank
     rounds = MultiHostRounds(found, args.ranks, nbytes // 4, rank=me, sequencer_peer=peers[0], hub=SocketHub(args.token))
-    store.set(f"{key}-{rank}", json.dumps(rounds.listen()))
+    store.set(f"{key}-{rank}", json.dumps(rounds.listen(args.listen)))
     addresses = {}
     for peer in peers:
         host, (name_, port), local = json.loads(store.get(f"{key}-{peer}"))
@@ -106,7 +109,7 @@ def averaged(values: list[float]) -> list[float]:
 def be_rank(args: argparse.Namespace, rank: WorkerId) -> None:
     """One process: each configuration in turn, gloo and ours by turns."""
     gc.freeze()
-    store = TCPStore("127.0.0.1", args.port, is_master=rank == 0, wait_for_workers=False)
+    store = TCPStore(args.store, args.port, is_master=rank == 0, wait_for_workers=False)
     dist.init_process_group("gloo", store=PrefixStore("gloo", store), rank=rank, world_size=args.ranks)
     barrier = Barrier(store, args.ranks)
     for nbytes in args.nbytes:
@@ -147,7 +150,7 @@ def be_rank(args: argparse.Namespace, rank: WorkerId) -> None:
 def be_sequencer(args: argparse.Namespace) -> None:
     """The process that decides, and is no rank."""
     gc.freeze()
-    store = TCPStore("127.0.0.1", args.port, is_master=False)
+    store = TCPStore(args.store, args.port, is_master=False)
     for nbytes in args.nbytes:
         for name in args.rules:
             rounds = joined(store, args, name, nbytes, SEQUENCER)
@@ -158,7 +161,12 @@ def be_sequencer(args: argparse.Namespace) -> None:
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Start the processes; the rows that rank 0 prints."""
     token = secrets.token_hex(8)
-    with tempfile.TemporaryFile("w+") as log:
+    hosts: Network | None = None
+    with tempfile.TemporaryFile("w+") as log, contextlib.ExitStack() as stack:
+        if args.rate is not None:
+            hosts = stack.enter_context(Network(args.ranks))
+            for host in hosts:
+                host.limit(args.rate)
         processes = []
         for rank in [*range(args.ranks), *([SEQUENCER] if args.sequencer else [])]:
             command = [
@@ -173,9 +181,15 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
                 "--port",
                 str(args.port),
             ]
-            environment = {**os.environ, HOST_VARIABLE: f"host-{rank}", "OMP_NUM_THREADS": "1"}
+            environment = {HOST_VARIABLE: f"host-{rank}", "OMP_NUM_THREADS": "1"}
             out = subprocess.PIPE if rank == 0 else log
-            processes.append(subprocess.Popen(command, env=environment, stdout=out, stderr=log, text=True, cwd=Path(__file__).parents[1]))
+            where: dict[str, Any] = {"stdout": out, "stderr": log, "cwd": str(Path(__file__).parents[1])}
+            if hosts is None:
+                processes.append(subprocess.Popen(command, env={**os.environ, **environment}, text=True, **where))
+            else:
+                host = hosts[max(rank, 0)]
+                command += ["--listen", host.address, "--store", hosts[0].address]
+                processes.append(host.popen(command, env={**environment, "PYTHONPATH": PYTHONPATH, "GLOO_SOCKET_IFNAME": "eth0"}, **where))
         try:
             lines, _ = processes[0].communicate(timeout=args.timeout_s)
         finally:
@@ -205,10 +219,13 @@ def main() -> None:
     parser.add_argument("--skew-ms", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=64)
     parser.add_argument("--sequencer", action="store_true", help="decide in a process of its own")
+    parser.add_argument("--rate", help="of each rank's link, as tc writes it, for instance 1gbit; left out: no links")
     parser.add_argument("--timeout-s", type=float, default=300.0)
     parser.add_argument("--json", type=Path)
     for name, kind in (("--as", int), ("--token", str), ("--port", int)):
         parser.add_argument(name, type=kind, dest={"--as": "rank"}.get(name), default=None, help=argparse.SUPPRESS)
+    for name in ("--listen", "--store"):
+        parser.add_argument(name, default="127.0.0.1", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank is not None:
         be_sequencer(args) if args.rank == SEQUENCER else be_rank(args, args.rank)

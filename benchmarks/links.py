@@ -25,6 +25,8 @@ from tests.cluster.hosts import Host, Network, why_not
 
 from benchmarks.job import HERE, PYTHONPATH, save, with_cost
 from benchmarks.processor_time import ProcessorTime
+from offbeat.core.policy import ServerRule
+from offbeat.policies import rule
 
 
 def run(hosts: list[Host], rate: str, sync: str, wire: str, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -35,7 +37,8 @@ def run(hosts: list[Host], rate: str, sync: str, wire: str, options: argparse.Na
     with tempfile.TemporaryDirectory() as folder:
         out, endpoint = Path(folder, "out.jsonl"), f"{hosts[0].address}:29400"
         agent = [sys.executable, "-m", "offbeat.agent", f"--nnodes={len(hosts)}", f"--rdzv-endpoint={endpoint}", "--nproc-per-node=1"]
-        agent += [f"--servers={len(hosts)}", "--sync", sync, "--wire", wire, "--max-restarts=0", "--tls" if options.tls else "--no-tls"]
+        agent += [f"--servers={len(hosts)}"] if isinstance(rule(sync), ServerRule) else []
+        agent += ["--sync", sync, "--wire", wire, "--max-restarts=0", "--tls" if options.tls else "--no-tls"]
         script = [str(HERE / "step_worker.py"), "--out", str(out), "--store", str(Path(folder, "store"))]
         script += ["--steps", str(options.steps), "--repeats", str(options.repeats), "--late", "0"]
         environment = {"PYTHONPATH": PYTHONPATH, "OFFBEAT_TOKEN": "only-for-this-benchmark", "GLOO_SOCKET_IFNAME": "eth0"}

@@ -1,4 +1,4 @@
-"""Sample the processor time of a job's processes, by what they are, so that a benchmark can say what a step costs beside how long it takes.
+"""Sample the processor time of the processes that a benchmark has started, by role: what a step costs, beside how long it takes.
 
 Workers of `step_worker.py` note when each part of their run began and ended; the times are of the monotonic clock, which all processes of a
 machine share.
@@ -77,12 +77,13 @@ class ProcessorTime:
                 self._samples[role].append((now, total))
 
     def _find(self) -> None:
-        for pid in set(psutil.pids()).difference(self._seen):
+        for process in psutil.Process().children(recursive=True):
+            if process.pid in self._seen:
+                continue
             try:
-                process = psutil.Process(pid)
                 command = " ".join(process.cmdline())
             except psutil.Error:
                 continue
             for role, matches in ROLES.items():
                 if matches(command):
-                    self._seen[pid] = role, process
+                    self._seen[process.pid] = role, process
