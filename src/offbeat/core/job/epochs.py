@@ -16,7 +16,7 @@ one of them has come to its end.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from offbeat.core.allreduce.ledger import RoundLedger
@@ -209,6 +209,15 @@ class Epochs:
     def places(self) -> dict[int, dict[str, Any]]:
         """Return each sampler's position for a checkpoint: see `Leases.place`."""
         return {pool: place for pool in self._leases.pools() if (place := self._leases.place(pool)) is not None}
+
+    def progress(self) -> dict[int, dict[str, Any]]:
+        """Return each sampler's position with its counts, for `begin_at`: see `Leases.progress`."""
+        return {pool: place for pool in self._leases.pools() if (place := self._leases.progress(pool)) is not None}
+
+    def begin_at(self, places: Mapping[int, Mapping[str, Any]]) -> None:
+        """Begin at the positions of a checkpoint. No sample has been dealt yet."""
+        for pool, place in places.items():
+            self._leases.begin_at(pool, place)
 
     def waits(self, worker: WorkerId) -> bool:
         """Return True if the worker waits for samples, or for an epoch's end."""

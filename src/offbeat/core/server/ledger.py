@@ -113,6 +113,14 @@ class Ledger:
     def share(self, worker: WorkerId) -> int | None:
         return self._shares.get(worker)
 
+    def begin_at(self, version: Version) -> None:
+        """Begin with this version, before any worker enters."""
+        self.version = version
+
+    def version_at(self, shard: int) -> Version:
+        """Return the version of a shard: all have the same."""
+        return self.version
+
     # Questions of the coordinator, which it also asks `core.server.per_shard_ledger`, where a push arrives shard by shard.
 
     def begins(self, event: Pushed) -> bool:
