@@ -8,11 +8,14 @@ depends on the number of servers, so that a job with another number can resume f
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import torch
 
@@ -20,7 +23,7 @@ from offbeat.core.job.resumption import ledger_from
 from offbeat.core.job.start import Beginning
 from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
-from offbeat.runtime.job.checkpoint_folder import Checkpoint, flush, manifest_of
+from offbeat.runtime.job.checkpoint_folder import Checkpoint, manifest_of
 from offbeat.runtime.job.packing import Packer, unpack
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.tensors.layout import Layout, Span
@@ -32,6 +35,9 @@ from offbeat.types import Version, WorkerId
 
 log = logging.getLogger(__name__)
 WORKERS: Final = "workers.pt"
+FLUSH_NBYTES: Final = 16 << 20
+NICE: Final = 10
+"""The priority of a thread that writes: training goes before."""
 REPLICA: Final = "replica_groups"
 """In the optimizer's file of a job without servers: the settings that the optimizer itself changes, which a joining rank gets."""
 
@@ -80,6 +86,36 @@ def shard_file(folder: Path, server: int, number: int) -> Path:
     return folder / f"server-{server}-{number}.pt"
 
 
+class _Steadily:
+    """Write to a file, and have the disk take the bytes from time to time: one long flush at the end would hold up other files."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._waiting = file, 0
+
+    def write(self, data: Any) -> int:
+        self._waiting += self._file.write(data)
+        if self._waiting >= FLUSH_NBYTES:
+            self.flush()
+        return len(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._waiting = 0
+
+
+def write_file(content: Any, path: Path) -> None:
+    """Write a new file of `torch.save`, and flush it to the disk."""
+    with open(path, "xb") as file:
+        torch.save(content, _Steadily(file))  # type: ignore[arg-type]
+
+
+def make_way() -> None:
+    """Let this thread wait for the processor while others of the machine want it, where the system has priorities of threads."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
+
 def write_copy(path: Path, copy: ShardCopy) -> None:
     """Write what another server's shard holds, for `write_files` of server 0, and flush it to the disk."""
     content = {
@@ -88,8 +124,7 @@ def write_copy(path: Path, copy: ShardCopy) -> None:
         "headers": copy.headers,
         "state": torch.frombuffer(copy.state, dtype=torch.uint8) if copy.state else torch.empty(0, dtype=torch.uint8),
     }
-    torch.save(content, path)
-    flush(path)
+    write_file(content, path)
 
 
 def read_copy(path: Path) -> ShardCopy:
@@ -119,7 +154,7 @@ def write_files(folder: Path, contents: Sequence[OptimizerContent]) -> list[dict
             (folder / f"coordinator-{number}.state").write_bytes(content.coordinator)
         for worker, part in parts.items():
             workers.setdefault(worker, {})[number] = part
-    torch.save(workers, folder / WORKERS)
+    write_file(workers, folder / WORKERS)
     for content in contents:
         for path in content.files:
             path.unlink()
@@ -166,8 +201,8 @@ def _write_model(folder: Path, number: int, content: OptimizerContent, parts: Ma
 def _write_state_dicts(folder: Path, number: int, content: OptimizerContent, copies: Sequence[ShardCopy], state: Mapping[str, Any]) -> None:
     parameters = parameters_of(content.layout, copies)
     model = {key: parameters[name] for key, name in content.rest.names.items()}
-    torch.save({**model, **content.rest.rest}, folder / named("model", number))
-    torch.save(dict(state), folder / named("optimizer", number))
+    write_file({**model, **content.rest.rest}, folder / named("model", number))
+    write_file(dict(state), folder / named("optimizer", number))
 
 
 class Resumed:

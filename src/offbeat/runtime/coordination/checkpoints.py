@@ -28,7 +28,7 @@ from offbeat.core.policy import ServerRule
 from offbeat.errors import OffbeatError
 from offbeat.journal.file import Journal
 from offbeat.journal.records import checkpoint_record
-from offbeat.runtime.coordination.checkpoint_content import ModelRest, OptimizerContent, shard_file, write_files
+from offbeat.runtime.coordination.checkpoint_content import ModelRest, OptimizerContent, make_way, shard_file, write_files
 from offbeat.runtime.coordination.peers import Peers
 from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
 from offbeat.runtime.job.job_spec import JobSpec
@@ -117,7 +117,7 @@ class CheckpointKeeper:
         """When the last checkpoint was begun, and of which version; None: no fold has been seen."""
         self._asked: Seconds | None = None
         """Within how many seconds a checkpoint is wanted now; None: it is not."""
-        self._pool = ThreadPoolExecutor(1, "offbeat-checkpoint")
+        self._pool = ThreadPoolExecutor(1, "offbeat-checkpoint", make_way)
 
     def add(self, job: Saves) -> None:
         """Note the job of one more optimizer."""

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from offbeat.runtime.coordination.checkpoint_content import shard_file, write_copy
+from offbeat.runtime.coordination.checkpoint_content import make_way, shard_file, write_copy
 from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
 from offbeat.tensors.whole import ShardCopy
 
@@ -24,7 +24,7 @@ class ShardFiles:
 
     def __init__(self, folder: str, server: int, report: Callable[[int, dict[str, Any]], None], wake: Callable[[], None]) -> None:
         self._folder, self._server, self._report, self._wake = Path(folder), server, report, wake
-        self._pool = ThreadPoolExecutor(1, "offbeat-checkpoint")
+        self._pool = ThreadPoolExecutor(1, "offbeat-checkpoint", make_way)
         self._open: list[tuple[int, dict[str, Any], Future[None]]] = []
 
     def save(self, number: int, order: Mapping[str, Any], copy: ShardCopy) -> None:
