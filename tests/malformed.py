@@ -45,6 +45,7 @@ FROM_WORKER: dict[str, dict[str, Any]] = {
     "place": {"incarnation": 0, "pull": False},
     "part": {"steps": 3, "part": [["torch", 1]]},
     "parts": {"steps": 3},
+    "checkpoint_part": {"version": 3, "final": True, "part": {"map": [["buffers", {"list": []}]]}},
     "outside": {"incarnation": 0, "reason": "left out"},
     "voided": {"number": 3},
     "leaving": {},
@@ -69,6 +70,7 @@ FROM_SHARD: dict[str, dict[str, Any]] = {
     "arrived": {"worker": 2, "number": 8, "shard": 1, "steps": 3, "push": PUSH, "hyper": HYPER},
     "initialised": {"worker": 2, "number": 7, "shard": 1},
     "measured": {"version": 1, "norms": [[1.0], 1.0, None], "shard": 1},
+    "saved": {"version": 1, "failed": None, "shard": 1},
 }
 FROM_SERVER_0: dict[str, dict[str, Any]] = {
     "setup": {"layout": LAYOUT, "optimizer": OPTIMIZER, "sync": "asp", "servers": 2},
@@ -82,6 +84,7 @@ ORDERS: dict[str, dict[str, Any]] = {
         {"do": "state", "worker": 2},
         {"do": "forget", "worker": 2},
         {"do": "gather", "worker": 2, "weight": 1.0},
+        {"do": "save", "version": 1, "name": ".partial-00000001-0123abcd"},
         {"do": "fold", "version": 1, "parts": [[2, 0.5]], "sums": [], "hyper": HYPER, "scale": 1.0},
         {"do": "discard", "worker": 2, "number": 8},
         {"do": "publish", "workers": [2], "chief": 0},
@@ -106,6 +109,7 @@ FROM_SUPERVISOR: dict[str, dict[str, Any]] = {
     "process": {"fields": {"role": "worker", "number": 1, "what": "exited", "detail": ""}},
     "lost": {"worker": 0, "reason": "gone"},
     "ended": {"worker": 0},
+    "checkpoint": {"within_s": 18.0},
 }
 SUMMARY = Tally.of(
     [
@@ -128,11 +132,12 @@ TO_SUPERVISOR: dict[str, dict[str, Any]] = {
     **FAILING,
     "journal_failed": {"reason": "no space left on device"},
     "noticed": {"signal": "SIGTERM"},
+    "checkpoint": {"version": 3, "failed": None, "missing": [1]},
     "kill": {"worker": 0},
 }
 RELEASE = {"serial": 1, "incarnation": 1, "version": 3, "chief": 0, "begins": True, "plan": [None, None, None]}
 TO_WORKER: dict[str, dict[str, Any]] = {
-    "welcome": {"in_place": False, "sync": "asp"},
+    "welcome": {"in_place": False, "sync": "asp", "checkpoints": True},
     "attached": {},
     "joined": {"incarnation": 1},
     "provide": {},
@@ -152,6 +157,8 @@ TO_WORKER: dict[str, dict[str, Any]] = {
     "chief": {"chief": 1},
     "place": {"released": True, "version": 3, "places": [[0, None]]},
     "parts": {"awaited": [1], "parts": [[0, [["torch", 1]], 8]]},
+    "checkpoint": {"version": 3, "rest": True, "frozen": False},
+    "resume": {"part": {"map": [["buffers", {"list": []}], ["groups", {"list": []}], ["schedulers", {"list": []}]]}},
     "noted": {},
     "refused": {"reason": "no"},
     "state": {"pieces": []},

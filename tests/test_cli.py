@@ -22,7 +22,7 @@ from offbeat.launch.outcome import Outcome
 from offbeat.launch.program import Program
 from offbeat.options import check
 from offbeat.policies import RULES
-from offbeat.runtime.job.settings import InjectedKill, InjectedSlowdown, JobSettings
+from offbeat.runtime.job.settings import CheckpointOrder, InjectedKill, InjectedSlowdown, JobSettings
 from offbeat.types import WorkerId
 
 SCRIPT = str(Path(__file__).parent / "faults" / "scripts" / "train.py")
@@ -92,6 +92,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"journal": Path()}, r"--journal .: this is a folder; name a file in it"),
     ({"summary": Path()}, r"--summary .: this is a folder; name a file in it"),
     ({"journal": Path("/dev/null/j")}, r"--journal /dev/null/j: there is no folder /dev/null"),
+    (
+        {"procs_per_worker": 2, "checkpoint": CheckpointOrder(folder="job")},
+        r"--procs-per-worker 2: checkpoints of the whole job do not have",
+    ),
     ({"journal": Path("one"), "summary": Path("one")}, r"--journal and --summary are the same file, one"),
 ]
 

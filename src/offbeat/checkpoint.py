@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import os
-import random
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from offbeat import session as sessions
 from offbeat.errors import ConfigurationError
 from offbeat.optimizer import DistributedOptimizer
+from offbeat.runtime.worker.process_state import buffers_of, load_buffers, random_state, set_random_state
 from offbeat.sampler import Passes
 from offbeat.session import Snapshot
 from offbeat.types import FIRST_WORKER
@@ -65,7 +65,7 @@ def save(
     own = _plain("the script's own values", own)
     ours = [o._session for o in _objects(optimizer) if isinstance(o, DistributedOptimizer)]
     session = ours[0] if ours else sessions.current
-    mine = {"random": _random_state(), "buffers": _buffers(model)}
+    mine = {"random": random_state(), "buffers": buffers_of(_objects(model))}
     if session is not None and not session.chief:
         session.hand_in(mine)
         return
@@ -139,8 +139,8 @@ def load(
     _load_each("scheduler", scheduler, content["scheduler"], lambda one, state: one.load_state_dict(state))
     worker = session.worker if session is not None else FIRST_WORKER
     if resumes and worker in content["random"]:
-        _load_buffers(model, content["buffers"][worker])
-        _set_random_state(content["random"][worker])
+        load_buffers(_objects(model), content["buffers"][worker])
+        set_random_state(content["random"][worker])
     own: dict[str, Any] = content["own"]
     return own
 
@@ -189,42 +189,6 @@ def _load_each(name: str, given: Any, saved: Any, what: Callable[[Any, Any], Any
             what(one, state)
     else:
         what(given, saved)
-
-
-# State of each worker: random generators and buffers.
-
-
-def _random_state() -> dict[str, Any]:
-    kind, keys, position, has_gauss, gauss = np.random.get_state()
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "numpy": [str(kind), torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(gauss)],
-        "python": random.getstate(),
-    }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def _set_random_state(state: Mapping[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    random.setstate(state["python"])
-    if "cuda" in state and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
-
-
-def _buffers(model: Any) -> list[dict[str, torch.Tensor]]:
-    return [{name: buffer.detach().clone() for name, buffer in one.named_buffers()} for one in _objects(model)]
-
-
-def _load_buffers(model: Any, saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
-    with torch.no_grad():
-        for one, buffers in zip(_objects(model), saved, strict=False):
-            for name, buffer in one.named_buffers():
-                if name in buffers and buffers[name].shape == buffer.shape:
-                    buffer.copy_(buffers[name])
 
 
 # The file.

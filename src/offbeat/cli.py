@@ -8,6 +8,7 @@ import secrets
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from offbeat.chaos.schedule import DEFAULT_KINDS, GROUPS, KINDS, TARGETS
 from offbeat.errors import ConfigurationError, OffbeatError
 from offbeat.journal.file import Records, read
 from offbeat.journal.summary import Tally
+from offbeat.launch import checkpointing
 from offbeat.launch.agent import Duties
 from offbeat.launch.cluster import SUPERVISES, Cluster, pass_on, supervise, take_part, tls_of
 from offbeat.launch.engine import Engine
@@ -33,8 +35,11 @@ from offbeat.launch.supervisor import Outcome, Supervisor
 from offbeat.launch.tasks import task_of
 from offbeat.launch.token import given_token
 from offbeat.options import (
+    CheckpointDir,
+    Every,
     Grace,
     JournalFile,
+    Keep,
     Kill,
     LateReplies,
     LogDir,
@@ -45,6 +50,7 @@ from offbeat.options import (
     NoTorchrunEnv,
     Procs,
     ProgressTimeout,
+    Resume,
     Script,
     Seed,
     Slow,
@@ -105,6 +111,10 @@ def run(
     journal: JournalFile = None,
     summary: SummaryFile = None,
     log_dir: LogDir = None,
+    checkpoint: CheckpointDir = None,
+    every: Every = None,
+    keep: Keep = None,
+    resume: Resume = None,
     seed: Seed = 0,
     timeout: Timeout = 10.0,
     progress_timeout: ProgressTimeout = 1800.0,
@@ -150,6 +160,10 @@ def run(
         tls_ca=tls_ca,
     )
     modules = (preload or []) if ray is None else modules_of_agent(preload or [], none=no_preload)
+    saved = checkpointing.found(resume)
+    workers, servers, sync, wire, seed = checkpointing.taken_over(
+        saved, _given(context), workers=workers, servers=servers, sync=sync, wire=wire, seed=seed
+    )
     settings = check(
         program=program,
         workers=workers,
@@ -172,6 +186,8 @@ def run(
         port=port,
         procs_per_worker=procs_per_worker,
         no_torchrun_env=no_torchrun_env,
+        checkpoint=checkpointing.order_of(checkpoint, every, keep, saved),
+        resume=saved,
     )
     program = grouped(program, procs_per_worker)
     token = secrets.token_hex(16)
@@ -231,6 +247,10 @@ def agent(
     journal: JournalFile = None,
     summary: SummaryFile = None,
     log_dir: LogDir = None,
+    checkpoint: CheckpointDir = None,
+    every: Every = None,
+    keep: Keep = None,
+    resume: Resume = None,
     seed: Seed = 0,
     timeout: Timeout = 10.0,
     progress_timeout: ProgressTimeout = 1800.0,
@@ -256,6 +276,8 @@ def agent(
         raise ConfigurationError(f"--start-timeout {start_timeout:g}: must be a number of seconds above 0")
     program = Program(script, tuple(context.args), module=module)
     modules = modules_of_agent(preload or [], none=no_preload)
+    saved = checkpointing.found(resume)
+    servers, sync, wire, seed = checkpointing.taken_over(saved, _given(context), servers=servers, sync=sync, wire=wire, seed=seed)
     settings = check(
         program=program,
         workers=task.size * nproc_per_node,
@@ -278,6 +300,8 @@ def agent(
         port=port,
         procs_per_worker=procs_per_worker,
         no_torchrun_env=no_torchrun_env,
+        checkpoint=checkpointing.order_of(checkpoint, every, keep, saved),
+        resume=saved,
     )
     program = grouped(program, procs_per_worker)
     pass_on(tls_of(tls, several=not task.alone, certificate=tls_cert, key=tls_key, authority=tls_ca))
@@ -313,6 +337,11 @@ def agent(
         progress.close()
     finish(screen, outcome, summary)
     raise typer.Exit(outcome.status)
+
+
+def _given(context: typer.Context) -> Callable[[str], bool]:
+    """Return a function that tells whether the command line gives an option."""
+    return lambda name: getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
 
 
 @app.command(epilog=f"Rules: {', '.join(sorted(RULES))}. Latency models: {', '.join(sorted(LAWS))}. See docs/simulate.md.")

@@ -110,6 +110,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.wrapped = optimizer
         self._nonfinite = nonfinite
         self._session = self._open(layout, spec, model, policy)
+        self._session.known_as(self)
 
     def _open(self, layout: Layout, spec: OptimizerSpec, model: torch.nn.Module, policy: Policy) -> Session:
         """Return this process's session, whose kind follows from the environment."""

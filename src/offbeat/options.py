@@ -12,6 +12,7 @@ import typer
 from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError
 from offbeat.journal.compression import packer
+from offbeat.launch import checkpointing
 from offbeat.launch.cluster import tls_of
 from offbeat.launch.faults import parse_all, parse_late
 from offbeat.launch.forkserver import POSSIBLE, check_preload
@@ -19,7 +20,8 @@ from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.program import Program
 from offbeat.launch.ray_engine import RayOptions
 from offbeat.policies import rule
-from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.job.checkpoint_folder import Checkpoint
+from offbeat.runtime.job.settings import CheckpointOrder, JobSettings
 from offbeat.runtime.job.wire_choice import check_rule, wire_format
 
 Script = Annotated[str, typer.Argument(help="The training script; arguments after it are its own.", show_default=False)]
@@ -38,6 +40,17 @@ JournalFile = Annotated[
 ]
 SummaryFile = Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")]
 LogDir = Annotated[Path | None, typer.Option(help="Append each worker's and server's whole output to files in this folder.")]
+CheckpointDir = Annotated[
+    Path | None, typer.Option("--checkpoint", help="Write checkpoints of the whole job into this folder (docs/checkpoints.md).")
+]
+Every = Annotated[
+    str | None, typer.Option(help="SECONDS between two checkpoints, or VERSIONSv, such as 500v.  \\[default: 600, with --checkpoint]")
+]
+Keep = Annotated[int | None, typer.Option(help="How many of the newest checkpoints are kept.  \\[default: 2, with --checkpoint]")]
+Resume = Annotated[
+    Path | None,
+    typer.Option(help="Go on from the newest checkpoint in this folder; options that are not given are those of the job before."),
+]
 Seed = Annotated[int, typer.Option(help="Seed of sample orders and of injected slowness.")]
 Timeout = Annotated[float, typer.Option(help="Seconds of silence after which a worker counts as dead.")]
 ProgressTimeout = Annotated[
@@ -80,6 +93,8 @@ def check(
     log_dir: Path | None = None,
     procs_per_worker: int = 1,
     no_torchrun_env: bool = False,
+    checkpoint: CheckpointOrder | None = None,
+    resume: Checkpoint | None = None,
 ) -> JobSettings:
     """Check the options of ``run`` and return the job's settings. No process is started.
 
@@ -97,6 +112,11 @@ def check(
             raise ConfigurationError(f"--{name} {value}: must be at least {least}")
     if procs_per_worker > 1 and not POSSIBLE:
         raise ConfigurationError(f"--procs-per-worker {procs_per_worker}: this works on Linux only")
+    if procs_per_worker > 1 and (checkpoint is not None or resume is not None):
+        raise ConfigurationError(
+            f"--procs-per-worker {procs_per_worker}: checkpoints of the whole job do not have the state of a worker's other processes yet; "
+            "leave --checkpoint and --resume out, and save in the script (docs/groups.md)"
+        )
     if port > 65535:
         raise ConfigurationError(f"--port {port}: must be at most 65535; 0 chooses a free port")
     if not 0.1 <= timeout_s < float("inf"):
@@ -120,6 +140,7 @@ def check(
             raise ConfigurationError(f"--servers {servers}: {spelling} has no servers that could share the parameters; leave --servers out")
         if late and not (isinstance(chosen, ServerRule) and chosen.scope == "shard"):
             raise ConfigurationError(f"--late {late[0]}: under {spelling} servers send no blocks to delay; use --sync 'psp(...)'")
+    checkpointing.check_rule(resume, spelling)
     check_files(journal, summary)
     if log_dir is not None:
         _check_folder(log_dir)
@@ -138,6 +159,8 @@ def check(
         slow=slow_faults,
         kill=kills,
         late=tuple(parse_late(text, servers) for text in late),
+        checkpoint=checkpoint,
+        resume=None if resume is None else str(resume.path),
     )
 
 

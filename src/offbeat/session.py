@@ -294,6 +294,9 @@ class Session(ABC):
     def place(self, pool: int) -> dict[str, Any] | None:
         """Return the position of a sampler, see `core.leases.Leases.place`; None: no worker has asked for its samples."""
 
+    def known_as(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: B027 without a launcher nothing is saved unasked
+        """Note the object that the script uses as its optimizer: its schedulers hold it, or the wrapped one."""
+
     def hand_in(self, part: dict[str, Any]) -> None:  # noqa: B027 without a launcher no other process saves
         """Send this worker's part of a checkpoint to the worker that writes the file."""
 

@@ -22,11 +22,13 @@ from offbeat.core.job.coordinator import Coordinator
 class World:
     """Plays one schedule; afterwards `log` holds every (time, event, effects)."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, job: Coordinator | None = None) -> None:
         self.schedule = schedule
-        self.job = Coordinator(schedule.policy, schedule.workers, schedule.timeout_s)
+        self.job = Coordinator(schedule.policy, schedule.workers, schedule.timeout_s) if job is None else job
         self.log: list[tuple[float, Event | None, tuple[Effect, ...]]] = []
         self.audit = Auditor(self.job, schedule.policy)
+        self._audited = job is None
+        """False for a job that resumes: the audit knows only jobs from version 0 on."""
         self.now = 0.0
         self._random = random.Random(schedule.seed)
         self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
@@ -60,7 +62,8 @@ class World:
         assert not self.unfinished(), f"waits forever: {self.unfinished()}"
         assert self.job.over, "nobody is left, and the job is not over"
         self._note(None, self.job.close(self.now, "the job is over"))
-        self.audit.closed()
+        if self._audited:
+            self.audit.closed()
         return self
 
     def unfinished(self) -> list[tuple[int, int]]:
@@ -196,7 +199,8 @@ class World:
 
     def _note(self, event: Event | None, effects: list[Effect]) -> None:
         self.log.append((self.now, event, tuple(effects)))
-        self.audit.step(event, effects, self.now)
+        if self._audited:
+            self.audit.step(event, effects, self.now)
         for effect in effects:
             if isinstance(effect, Fold):
                 self._measure(effect)

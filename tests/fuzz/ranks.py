@@ -82,7 +82,20 @@ class ToWorker(Receiver):
     name = "to-worker"
 
     def begin(self) -> None:
-        kinds = ("parameters", "block", "provide", "buffers", "interrupt", "unused", "donate", "absent", "meet", "chief")
+        kinds = (
+            "parameters",
+            "block",
+            "provide",
+            "buffers",
+            "interrupt",
+            "unused",
+            "donate",
+            "absent",
+            "meet",
+            "chief",
+            "checkpoint",
+            "resume",
+        )
         at_once: Any = dict.fromkeys(kinds, lambda message: None)
         address = Address("memory", ("127.0.0.1", 1), "")
         self.connection = WorkerConnection(Mailbox(), WorkerId(2), [address], [(0, malformed.LAYOUT["nbytes"])], at_once, 1.0)

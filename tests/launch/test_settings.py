@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.errors import ConfigurationError
-from offbeat.runtime.job.settings import InjectedKill, InjectedSlowdown, JobSettings, Late, WorkerSettings, read_addresses
+from offbeat.runtime.job.settings import CheckpointOrder, InjectedKill, InjectedSlowdown, JobSettings, Late, WorkerSettings, read_addresses
 from offbeat.transport.base import Address
 from offbeat.types import WIRE_FORMATS, WorkerId
 
@@ -22,6 +22,9 @@ SLOW = st.builds(InjectedSlowdown, worker=st.integers(-1, 99), seconds=SECONDS, 
 KILL = st.builds(InjectedKill, worker=st.integers(0, 99), version=VERSIONS)
 LATE = st.builds(Late, server=st.integers(-1, 99), seconds=SECONDS, share=st.floats(0.0, 1.0))
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
+CHECKPOINT = st.builds(
+    CheckpointOrder, folder=TEXT, every_s=st.none() | SECONDS, every_versions=st.none() | st.integers(1, 99), keep=st.integers(1, 9)
+)
 WIRE = st.sampled_from([None, *WIRE_FORMATS])
 JOBS = st.builds(
     JobSettings,
@@ -36,6 +39,8 @@ JOBS = st.builds(
     slow=st.lists(SLOW, max_size=3).map(tuple),
     kill=st.lists(KILL, max_size=3).map(tuple),
     late=st.lists(LATE, max_size=3).map(tuple),
+    checkpoint=st.none() | CHECKPOINT,
+    resume=st.none() | TEXT,
 )
 ADDRESSES = st.builds(Address, TEXT, st.tuples(TEXT, st.integers(0, 65535)), TEXT)
 WORKERS = st.builds(

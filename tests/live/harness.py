@@ -164,6 +164,10 @@ class Job:
         """Why the job could not go on, in the words of the server that says so."""
         self.snapshot: dict[str, Any] | None = None
         """The newest status of the job."""
+        self.checkpoints: list[dict[str, Any]] = []
+        """What server 0 has reported of checkpoints."""
+        self.told = threading.Condition()
+        """Notified of each of them."""
         self._hosts = hosts if hosts is not None else {}
         self._elsewhere = set(elsewhere)
         self._hub = SocketHub(self.token, host=HERE)
@@ -255,6 +259,10 @@ class Job:
                 self.addresses[header["number"]] = Address(host, (tcp[0], tcp[1]), local)
             case "status":
                 self.snapshot = header["snapshot"]
+            case "checkpoint":
+                with self.told:
+                    self.checkpoints.append(dict(header))
+                    self.told.notify_all()
             case "summary":
                 self.summary = header["summary"]
             case "failed":
@@ -313,6 +321,11 @@ class Job:
             return any(row["worker"] == worker and row["state"] == state for row in rows)
 
         self.until(known, f"worker {worker} to be {state}")
+
+    def await_checkpoint(self, version: int) -> None:
+        """Wait, in a worker's thread, until server 0 has reported the checkpoint of this version."""
+        with self.told:
+            assert self.told.wait_for(lambda: any(told["version"] == version for told in self.checkpoints), DEADLINE_S), version
 
     def join(self, *threads: threading.Thread) -> None:
         """Wait for these workers' scripts to end, or for all."""

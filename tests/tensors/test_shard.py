@@ -94,7 +94,7 @@ class Job:
 
     def state_dict(self) -> dict[str, Any]:
         parts = [(headers, b"".join(data)) for headers, data in (shard.state() for shard in self.shards)]
-        return assemble_state_dict(self.layout, self.spec, parts, self.optimizer)
+        return assemble_state_dict(self.layout, self.spec, parts, self.optimizer.state_dict()["param_groups"])
 
     def load(self, state_dict: dict[str, Any]) -> None:
         parts = split_state_dict(self.layout, self.spec, state_dict, self.optimizer, self.spans)
@@ -355,7 +355,7 @@ class TestRefusals:
         step_both(job, model, optimizer, 0)
         headers, data = job.shards[0].state()
         with pytest.raises(ProtocolError, match="a shard's are missing"):
-            assemble_state_dict(job.layout, job.spec, [(headers, b"".join(data))], optimizer)
+            assemble_state_dict(job.layout, job.spec, [(headers, b"".join(data))], optimizer.state_dict()["param_groups"])
 
 
 @pytest.mark.parametrize("threads", [1, 3])

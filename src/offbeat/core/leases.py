@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from offbeat.core.partitions import Parts, size_of
+from offbeat.errors import ConfigurationError
 from offbeat.types import Epoch, Fate, LeaseId, WorkerId
 
 EXCEPTIONS_LISTED: Final = 1_000
@@ -105,6 +106,8 @@ class _Pool:
     """True if a lease of this epoch has been dealt."""
     rest: tuple[tuple[int, int], ...] | None = None
     """If the epoch resumes from a checkpoint, the ranges that were not settled in it; None: the epoch is complete."""
+    resumed: Mapping[str, Any] | None = None
+    """What `Leases.begin_at` was given, until the epoch is over; its counts are part of ``settled`` and so on."""
     returned: int = 0
     settled: dict[Fate, int] = field(default_factory=dict)
     exceptions: list[dict[str, Any]] = field(default_factory=list)
@@ -160,6 +163,8 @@ class Leases:
         """
         state = self._pools.setdefault(pool, _Pool())
         if not state.begun:
+            if state.resumed is not None and (epoch > state.epoch or size != state.resumed["size"]):
+                self._forget_counts(state, size)
             if epoch > state.epoch:
                 state.rest = None
             if rest is not None and size is not None and epoch >= state.epoch:
@@ -169,9 +174,12 @@ class Leases:
             state.decks = {None: _Deck(size)}
             if state.rest is not None and size is not None:
                 left = sum(stop - start for start, stop in state.rest)
-                state.decks = {None: _Deck(size, dealt=size, back=deque(state.rest), before=size - left)}
+                before = size - left if state.resumed is None else 0
+                state.decks = {None: _Deck(size, dealt=size, back=deque(state.rest), before=before)}
             if splits is not None:
                 state.decks = {worker: _Deck(size_of(parts), parts) for worker, parts in splits.items()}
+                if state.resumed is not None:
+                    self._resume_splits(state, state.resumed)
 
     def bound(self, pool: int, size: int | None) -> None:
         """Set the length of an open-ended epoch, reported by a worker at its end. The first report counts; None: no report.
@@ -201,17 +209,82 @@ class Leases:
         state = self._pools.get(pool)
         if state is None:
             return None
+        if state.resumed is not None and not state.decks:  # no worker has asked for these samples since the job was resumed
+            return {name: state.resumed[name] for name in ("epoch", "size", "rest")}
         deck = state.decks.get(None)
         if deck is None or deck.size is None:
             return {"epoch": state.epoch, "size": state.size, "rest": None}
-        held = [(lease.start, lease.stop) for lease in self._leases.values() if lease.pool == pool]
+        return {"epoch": state.epoch, "size": state.size, "rest": self._unsettled(pool, None, deck)}
+
+    def progress(self, pool: int) -> dict[str, Any] | None:
+        """Return the position of this pool as `place` does, with the counts of its epoch so far, for `begin_at`: plain data."""
+        place = self.place(pool)
+        if place is None:
+            return None
+        state = self._pools[pool]
+        if state.resumed is not None and not state.decks:
+            return dict(state.resumed)
+        counts = {fate.value: count for fate, count in state.settled.items()}
+        progress = {
+            **place,
+            "settled": counts,
+            "returned": state.returned,
+            "exceptions": list(state.exceptions),
+            "unlisted": state.unlisted,
+        }
+        if None not in state.decks:
+            decks = state.decks.items()
+            progress["splits"] = [[owner, [list(part) for part in deck.parts], self._unsettled(pool, owner, deck)] for owner, deck in decks]
+        return progress
+
+    def begin_at(self, pool: int, progress: Mapping[str, Any]) -> None:
+        """Begin at what `progress` has returned. The epoch's report then has the counts of the whole epoch.
+
+        A stream of unknown length begins its epoch again, and so does an epoch with splits if `open` gives the workers other ones.
+        """
+        size, rest = progress["size"], progress["rest"]
+        state = self._pools[pool] = _Pool(progress["epoch"], size, resumed=progress)
+        if rest is not None:
+            state.rest = checked_ranges(rest, size)
+        if rest is not None or progress.get("splits"):
+            state.settled = {Fate(name): count for name, count in progress["settled"].items()}
+            state.returned, state.unlisted = progress["returned"], progress["unlisted"]
+            state.exceptions = list(progress["exceptions"])
+
+    def _resume_splits(self, state: _Pool, progress: Mapping[str, Any]) -> None:
+        """Go on in the splits of a checkpoint, if the workers have the same ones again; else the epoch begins anew."""
+        before = {owner: [tuple(part) for part in parts] for owner, parts, _ in progress.get("splits", ())}
+        if before != {owner: list(deck.parts) for owner, deck in state.decks.items()}:
+            self._forget_counts(state, state.size)
+            return
+        for owner, _, left in progress["splits"]:
+            deck = state.decks[owner]
+            deck.dealt, deck.back = deck.extent, deque((start, stop) for start, stop in left)
+
+    def _forget_counts(self, state: _Pool, size: int | None) -> None:
+        """Forget what a checkpoint has counted of an epoch that begins anew, or is left out.
+
+        Raises:
+            ConfigurationError: the data set has another size than in the checkpoint.
+        """
+        assert state.resumed is not None
+        before = state.resumed["size"]
+        if None not in (size, before) and size != before:
+            raise ConfigurationError(
+                f"the checkpoint's sampler is of a data set of {before} samples, this one has {size}: resume with the same data"
+            )
+        state.resumed, state.settled, state.returned, state.unlisted, state.exceptions = None, {}, 0, 0, []
+
+    def _unsettled(self, pool: int, owner: WorkerId | None, deck: _Deck) -> list[list[int]]:
+        """Return the ranges of a deck without a fate, in order: those left, and those that are held or wait in a contribution."""
+        held = [(one.start, one.stop) for one in self._leases.values() if one.pool == pool and owner in (None, one.worker)]
         rest: list[list[int]] = []
         for start, stop in sorted([*deck.left(), *held]):
             if rest and rest[-1][1] == start:
                 rest[-1][1] = stop
             else:
                 rest.append([start, stop])
-        return {"epoch": state.epoch, "size": state.size, "rest": rest}
+        return rest
 
     def take(self, worker: WorkerId, pool: int, batch: int) -> Lease | None:
         """Lease the next range of at most ``batch`` positions to the worker; None: nothing is left to deal for now."""

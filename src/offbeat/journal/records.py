@@ -103,14 +103,19 @@ def _converter(cls: type[Any]) -> Callable[[Any], Any]:
     return lambda value: value
 
 
-def job_record(*, sync: str, workers: int, servers: int, seed: int, started: str, script: str) -> Record:
-    """Return the first record of every journal. ``sync`` is the rule's spelling, ``started`` an ISO 8601 time."""
+def job_record(*, sync: str, workers: int, servers: int, seed: int, started: str, script: str, resumed: Version | None = None) -> Record:
+    """Return the first record of every journal.
+
+    ``sync`` is the rule's spelling, ``started`` an ISO 8601 time, ``resumed`` the version of the checkpoint from which the job resumes, and
+    left out if it resumes from none.
+    """
     try:
         version = metadata.version("offbeat")
     except metadata.PackageNotFoundError:
         version = "unknown"
     fields = {"sync": sync, "workers": workers, "servers": servers, "seed": seed, "started": started, "script": script}
-    return {"kind": "job", "t": 0.0, "format": FORMAT, "offbeat": version, **fields}
+    more = {} if resumed is None else {"resumed": resumed}
+    return {"kind": "job", "t": 0.0, "format": FORMAT, "offbeat": version, **fields, **more}
 
 
 def optimizer_record(t: Seconds, *, sync: str) -> Record:
@@ -134,6 +139,11 @@ def metrics_record(t: Seconds, worker: WorkerId, version: Version, values: Mappi
 def fault_record(t: Seconds, worker: WorkerId, what: str, detail: str = "") -> Record:
     """Return a record of a fault made on purpose: ``kill``, ``slow`` or ``late`` (a server's blocks). Worker -1: drawn anew each time."""
     return {"kind": "fault", "t": round(t, 6), "worker": worker, "what": what, "detail": detail}
+
+
+def checkpoint_record(t: Seconds, version: Version, seconds: Seconds, missing: Sequence[WorkerId]) -> Record:
+    """Return a record of a complete checkpoint, ``seconds`` after its state was copied. It lacks the parts of ``missing`` workers."""
+    return {"kind": "checkpoint", "t": round(t, 6), "version": version, "seconds": round(seconds, 6), "missing": list(missing)}
 
 
 def warning_record(t: Seconds, about: str, workers: Sequence[WorkerId], step: int, detail: str) -> Record:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,6 +33,8 @@ __all__ = ["Outcome", "Supervisor"]
 
 GRACE_S = 5.0
 """Seconds that processes have to end after a last signal before they are killed."""
+CHECKPOINT_SHARE = 0.6
+"""The part of ``--grace`` that a last checkpoint may take."""
 NEWS_S = 2.0
 """Seconds to wait for the status of a worker that may have joined just before its end."""
 POLL_S = 0.1
@@ -82,6 +84,8 @@ class Supervisor:
         self._connections: dict[int, Connection] = {}
         self._addresses: dict[int, Address] = {}
         self._workers: dict[WorkerId, WorkerProcess] = {}
+        self._checkpointed = -1
+        """The version of the newest checkpoint that has been made, or could not be."""
         self._snapshot: dict[str, Any] | None = None
         self._summary: dict[str, Any] | None = None
         self._failure: tuple[str, bool] | None = None
@@ -254,6 +258,8 @@ class Supervisor:
             case "failing":
                 if header["worker"] in self._workers:
                     self._workers[header["worker"]].failure = FailureReport(header["reason"], header["pushed"])
+            case "checkpoint":
+                self._on_checkpoint(header)
             case "noticed":
                 self._display.note(f"a server was told to leave by {header['signal']}, and the job ends with it")
                 self._noticed = True
@@ -262,6 +268,16 @@ class Supervisor:
                 if to_kill is not None and to_kill.child is not None:
                     self._display.note(f"killing worker {header['worker']}, as ordered by --kill")
                     to_kill.child.signal(signal.SIGKILL)
+
+    def _on_checkpoint(self, header: Mapping[str, Any]) -> None:
+        """Note that server 0 has made a checkpoint, or could not."""
+        version, missing = header["version"], header["missing"]
+        self._checkpointed = max(self._checkpointed, version)
+        if header["failed"] is not None:
+            self._display.note(f"there is no checkpoint of version {version}: {header['failed']}")
+        elif missing:
+            names = ", ".join(map(str, missing))
+            self._display.note(f"the checkpoint of version {version} lacks the random generators and schedulers of worker {names}")
 
     def _refuse(self, connection: Connection, error: ProtocolError) -> None:
         """Close the connection of a peer that has broken the protocol. Without a server the job ends."""
@@ -404,19 +420,38 @@ class Supervisor:
         step.
         """
         name = signal.Signals(number).name
+        grace_s = self._grace_s - self._last_checkpoint(name)
         self._display.note(f"{name}: stopping the workers (again: at once)")
         for state in self._workers.values():
             # Before its hello a process has nothing to save, and a traceback of its imports would only confuse.
             gently = number == signal.SIGINT and state.standing.said_hello
             if state.child is not None:
                 state.child.signal(signal.SIGINT if gently else signal.SIGTERM)
-        if not self._all_leave(self._grace_s) and self._failure is None and number == signal.SIGINT and len(self._signals) == 1:
+        if not self._all_leave(grace_s) and self._failure is None and number == signal.SIGINT and len(self._signals) == 1:
             self._display.note(f"not all scripts have ended within {self._grace_s:g} s of Ctrl-C (--grace): SIGTERM")
             for state in self._workers.values():
                 if state.child is not None:
                     state.child.signal(signal.SIGTERM)
             self._all_leave(GRACE_S)
         return self._end(128 + number, f"stopped by {name}")
+
+    def _last_checkpoint(self, name: str) -> Seconds:
+        """Have a last checkpoint made, if the job makes any, before the workers are told to leave. Returns the seconds that it took."""
+        if self._settings.checkpoint is None or not self._joined():
+            return 0.0
+        assert self._snapshot is not None
+        began, wanted, limit_s = time.monotonic(), self._snapshot["version"], CHECKPOINT_SHARE * self._grace_s
+        self._display.note(f"{name}: making a last checkpoint, for at most {limit_s:g} s")
+        self._send("checkpoint", within_s=limit_s)
+        signals = len(self._signals)
+
+        def over() -> bool:
+            self._check_servers()
+            ended = all(state.child is None or state.child.ended() is not None for state in self._workers.values())
+            return self._checkpointed >= wanted or self._failure is not None or len(self._signals) > signals or ended
+
+        self._serve_until(over, limit_s)
+        return time.monotonic() - began
 
     def _all_leave(self, limit_s: Seconds) -> bool:
         """Wait for the ends of all workers, without restarts. Returns False if some have not ended in time.

@@ -6,18 +6,23 @@ a gradient are sent ahead of the message, while the rest is computed):
 | from | to | kind | |
 |---|---|---|---|
 | server | supervisor | listening, alive, loading, failed, failing, status, summary, kill, noticed, journal_failed | addresses first |
+| server 0 | supervisor | checkpoint | one has been made, or could not be |
 | server 0 | supervisor | standing | the state of a worker's process (``runtime/coordination/standings.py``) |
 | supervisor | server | job, process, lost, ended, noted, finish | settings first, then starts and ends of processes |
+| supervisor | server 0 | checkpoint | make one now: the job is about to end |
 | server s | server 0 | shard | the first message |
 | server 0 | server s | setup, orders | the layout and the rule's kind, then folds and releases in order |
 | server s | server 0 | arrived, initialised, measured | a push, or the initial parameters, have arrived at server s; the norms of a fold |
+| server s | server 0 | saved | its part of a checkpoint is in a file |
 | worker | server 0 | hello, ready, push (sent ahead), initial (carry), buffers, metrics, heard, pull, samples, epoch, abandoned, state | |
 | worker | server 0 | left, abort, failing | how it ends |
-| worker | server 0 | stands, place, part, parts | it waits; for a checkpoint: the samplers' places, and each worker's part |
+| worker | server 0 | stands, place, part, parts | it waits; for ``offbeat.save``: the samplers' places, and each worker's part |
+| worker | server 0 | checkpoint_part | its part of a checkpoint of the job |
 | worker | server s | attach, push (sent ahead), initial (carry), state | |
 | server 0 | worker | welcome, refused, joined, provide, parameters (carry), buffers, fence, interrupt, unused, state, noted | |
 | server 0 | worker | grant, no_more, epoch_ended | about samples |
-| server 0 | worker | chief, place, parts | the chief has changed; answers for a checkpoint |
+| server 0 | worker | chief, place, parts | the chief has changed; answers for ``offbeat.save`` |
+| server 0 | worker | checkpoint, resume | hand in your part; the part with which you resume |
 | server s | worker | attached, parameters (carry), state | |
 
 A released worker gets one ``parameters`` message from every shard, all with the same serial number, and goes on when it has all of them.

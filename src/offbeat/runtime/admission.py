@@ -17,7 +17,7 @@ from offbeat.runtime.live_job import LiveJob
 from offbeat.runtime.parameter_server.coordinator_side import ServerCoordinatorSide
 from offbeat.runtime.sides import checked_vector, ranks_of, side_of
 from offbeat.transport.base import Connection, Hub, Message, SharedMemory
-from offbeat.types import Seconds, WorkerId, WorkerState
+from offbeat.types import NO_WORKER, Seconds, WorkerId, WorkerState
 
 
 class Admission:
@@ -109,12 +109,28 @@ class Admission:
         """
         job, policy = self._job, spec.policy
         settings, shards = job.settings, job.settings.servers
+        beginning = None
+        if job.resumed is not None:
+            job.resumed.check(job.number, policy, spec.layout, spec.spec)
+            beginning = job.resumed.beginning(job.number, policy, settings)
         coordinator = Coordinator(
-            policy, settings.workers, settings.timeout_s, shards, seed=settings.seed, follows=True, learns_timeouts=True
+            policy,
+            settings.workers,
+            settings.timeout_s,
+            shards,
+            seed=settings.seed,
+            follows=True,
+            learns_timeouts=True,
+            beginning=beginning,
         )
         if isinstance(policy, ServerRule):
             parts = (job.peers, job.notifier, self._allocate, job.feed, job.perform, self._now)
             job.side = ServerCoordinatorSide(policy, spec, settings, coordinator, self._shards, *parts, in_place=job.number == 0)
+            if job.resumed is not None:
+                shard = job.side.shard
+                shard.restore(
+                    job.resumed.copy_for(job.number, spec.layout, shard.span, spec.spec), job.resumed.version_at(job.number, 0, settings)
+                )
         else:
             if shards > 1:
                 raise ConfigurationError(
@@ -136,6 +152,8 @@ class Admission:
             ranks = ranks_of(self._vector, job.settings.workers, job.settings.seed, together=together)
             try:
                 job.side = side_of(policy, ranks, self._hub, parts)
+                if job.resumed is not None:
+                    job.ranks.joiners.set_initial(NO_WORKER, job.resumed.replica(job.number, job.spec.layout))
             except ConfigurationError as error:
                 for worker in self._awaiting_welcome:
                     peers[worker].connection.send({"kind": "refused", "reason": str(error)})
@@ -143,6 +161,7 @@ class Admission:
         side = job.ranks
         for worker in self._awaiting_welcome:
             welcome = {"kind": "welcome", "in_place": False, "sync": policy.spelling, "backend": side.backend, **side.welcome}
+            welcome["checkpoints"] = job.settings.checkpoints
             peers[worker].connection.send(welcome, memory=side.memory)
             peers[worker].welcomed = True
         self._awaiting_welcome.clear()

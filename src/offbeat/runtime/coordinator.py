@@ -16,6 +16,8 @@ from offbeat.core.events import Heard, Left, Lost
 from offbeat.errors import JobError, ProtocolError
 from offbeat.journal.file import Journal, PartOfJournal
 from offbeat.runtime.admission import Admission
+from offbeat.runtime.coordination.checkpoint_content import Resumed
+from offbeat.runtime.coordination.checkpoints import CheckpointKeeper
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.settings import JobSettings
@@ -45,6 +47,7 @@ class LiveCoordinator:
         journal: records events and effects.
         number: number of the optimizer; each worker's script makes them in the same order.
         missing: workers whose process ended before this coordinator was made, with the reason.
+        keeper, resumed: as in `LiveJob`.
     """
 
     def __init__(
@@ -59,9 +62,11 @@ class LiveCoordinator:
         journal: Journal | PartOfJournal,
         number: int = 0,
         missing: Mapping[WorkerId, str] = {},
+        keeper: CheckpointKeeper | None = None,
+        resumed: Resumed | None = None,
     ) -> None:
         self._settings = settings
-        self.job = LiveJob(settings, supervisor, journal, started, number)
+        self.job = LiveJob(settings, supervisor, journal, started, number, keeper, resumed)
         """The coordinator and what surrounds it."""
         self.job.peers.missing.update(missing)
         self._shards = dict(shards)
@@ -205,6 +210,11 @@ class LiveCoordinator:
         messages.FROM_SHARD.check(message.header, f"server {shard}", len(message.payload), len(message.memory))
         if not isinstance(self.job.side, ServerCoordinatorSide):
             raise ProtocolError(f"server {shard} sent {message.header['kind']!r} before a worker has joined (expected after that)")
+        if message.header["kind"] == "saved":
+            if self.job.keeper is None:
+                raise JobError(f"server {shard} broke the protocol: it sent 'saved', and this job makes no checkpoints")
+            self.job.keeper.on_saved(self.job.number, shard, message.header["version"], message.header["failed"])
+            return
         try:
             if "push" in message.header:
                 self._requests.check_push(message.header["worker"], message.header)

@@ -18,6 +18,8 @@ from offbeat.errors import JobError, ProtocolError
 from offbeat.journal.file import Journal, PartOfJournal
 from offbeat.journal.records import end_record, process_record
 from offbeat.journal.summary import Tally
+from offbeat.runtime.coordination.checkpoint_content import Resumed
+from offbeat.runtime.coordination.checkpoints import CheckpointKeeper
 from offbeat.runtime.coordinator import LiveCoordinator
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.numbered import Numbered
@@ -48,7 +50,12 @@ class LiveCoordinators:
         self._settings, self._shards = settings, dict(shards)
         self._parts = supervisor, hub, allocate, started, now
         self._journal = Journal(settings.journal, now=now, listeners=(self.tally.add,))
-        self.first = LiveCoordinator(settings, self._shards, *self._parts, self._journal)
+        self.keeper: CheckpointKeeper | None = None
+        """Makes the job's checkpoints; None: there are none."""
+        if settings.checkpoint is not None:
+            self.keeper = CheckpointKeeper(settings, settings.checkpoint, supervisor, self._journal, hub.wake)
+        self._resumed = None if settings.resume is None else Resumed(settings.resume)
+        self.first = LiveCoordinator(settings, self._shards, *self._parts, self._journal, keeper=self.keeper, resumed=self._resumed)
         self._live = [self.first]
         self._shard_connections: list[Mapping[int, Connection]] = [self._shards]
         """By optimizer: the connections to the other servers, as its coordinator knows them."""
@@ -82,7 +89,11 @@ class LiveCoordinators:
             connections = {server: Numbered(connection, number) for server, connection in self._shards.items()}
             self._shard_connections.append(connections)
             journal = PartOfJournal(self._journal, number)
-            self._live.append(LiveCoordinator(self._settings, connections, *self._parts, journal, number, self.first.gone()))
+            missing = self.first.gone()
+            made = LiveCoordinator(
+                self._settings, connections, *self._parts, journal, number, missing, keeper=self.keeper, resumed=self._resumed
+            )
+            self._live.append(made)
         return self._live[number]
 
     def on_closed(self, connection: Connection, reason: str, now: Seconds) -> None:
@@ -109,6 +120,11 @@ class LiveCoordinators:
             live.on_ended(worker, now)
         self._settle(now)
 
+    def ask_for_checkpoint(self, within_s: Seconds) -> None:
+        """Make a checkpoint at the next fold, whatever the interval, if the job makes any."""
+        if self.keeper is not None:
+            self.keeper.ask(within_s)
+
     def on_process(self, fields: Mapping[str, Any], now: Seconds) -> None:
         """Journal that the supervisor has started or lost a process."""
         for live in self._live:
@@ -121,6 +137,8 @@ class LiveCoordinators:
         for live in self._live:
             live.tick(now)
         self._settle(now)
+        if self.keeper is not None:
+            self.keeper.tick(now)
         flush_at = self._journal.wake_at()
         if flush_at is not None and now >= flush_at:
             self._journal.flush()
@@ -157,6 +175,8 @@ class LiveCoordinators:
         try:
             for live in self._live:
                 live.close(now)
+            if self.keeper is not None:
+                self.keeper.close()
         finally:
             self._journal.write(end_record(now, ok, reason))
             self._journal.close()

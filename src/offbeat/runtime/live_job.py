@@ -5,14 +5,20 @@ Each event passes `LiveJob.feed`: it is journaled, handed to the pure `Coordinat
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from offbeat.core.effects import Effect, StateChanged
 from offbeat.core.events import Event
 from offbeat.core.job.coordinator import Coordinator
+from offbeat.core.policy import ServerRule
 from offbeat.errors import ProtocolError
 from offbeat.journal.causes import Causes
 from offbeat.journal.file import Journal, PartOfJournal
 from offbeat.journal.records import fault_record, job_record, optimizer_record
 from offbeat.runtime.coordination.backend import Backend
+from offbeat.runtime.coordination.checkpoint_content import Resumed
+from offbeat.runtime.coordination.checkpoints import CheckpointKeeper
 from offbeat.runtime.coordination.fault_injection import Kills, announced
 from offbeat.runtime.coordination.notifier import Notifier
 from offbeat.runtime.coordination.peers import Peers
@@ -21,8 +27,9 @@ from offbeat.runtime.job.job_spec import JobSpec
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.parameter_server.coordinator_side import ServerCoordinatorSide
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
-from offbeat.transport.base import Connection
-from offbeat.types import NO_CAUSE, RecordId, Seconds
+from offbeat.tensors.whole import ShardCopy
+from offbeat.transport.base import Connection, Message
+from offbeat.types import NO_CAUSE, RecordId, Seconds, Version, WorkerId
 
 
 class LiveJob:
@@ -34,10 +41,24 @@ class LiveJob:
         journal: records events and effects.
         started: the wall-clock time of the start, for the journal's first line.
         number: number of the optimizer.
+        keeper: makes the job's checkpoints; None: there are none.
+        resumed: what the job resumes from; None: it begins anew.
     """
 
-    def __init__(self, settings: JobSettings, supervisor: Connection, journal: Journal | PartOfJournal, started: str, number: int) -> None:
+    def __init__(
+        self,
+        settings: JobSettings,
+        supervisor: Connection,
+        journal: Journal | PartOfJournal,
+        started: str,
+        number: int,
+        keeper: CheckpointKeeper | None = None,
+        resumed: Resumed | None = None,
+    ) -> None:
         self.settings, self.supervisor, self.journal, self.number = settings, supervisor, journal, number
+        self.keeper, self.resumed = keeper, resumed
+        if keeper is not None:
+            keeper.add(self)
         self.coordinator: Coordinator | None = None
         """None until the first worker has said hello."""
         self.spec: JobSpec | None = None
@@ -92,9 +113,31 @@ class LiveJob:
             if isinstance(effect, StateChanged):
                 self.standings.changed(effect)
         if self.side is not None:  # None: ranks are still expected, and no message is due
+            saves = self.keeper is not None and self.keeper.before(self, effects, now)
             self.side.perform(effects)
+            if saves:
+                assert self.keeper is not None
+                self.keeper.after()
             self._inject_kills(now)
             self.side.pass_on(now)
+
+    def save_shards(self, order: Mapping[str, Any], own: Callable[[ShardCopy], None]) -> int:
+        """Have every shard copied, between the orders so far and the next ones: see `coordination.checkpoints.Saves`."""
+        return self.served.save(order, own)
+
+    def save_replica(self, rank: WorkerId, got: Callable[[Message], None]) -> None:
+        """Ask a rank of a job without servers for its replica: see `coordination.checkpoints.Saves`."""
+        self.ranks.joiners.save(rank, got)
+
+    @property
+    def version(self) -> Version:
+        """Return the newest version, counted on from a checkpoint also where ranks count from 0 again."""
+        before = (
+            0
+            if self.resumed is None or self.spec is None or isinstance(self.spec.policy, ServerRule)
+            else self.resumed.version(self.number)
+        )
+        return before + self.core.version
 
     def follow(self, now: Seconds) -> None:
         """Process what has happened elsewhere, such as among ranks."""
@@ -133,7 +176,8 @@ class LiveJob:
             return
         settings = self.settings
         job = {"workers": settings.workers, "servers": settings.servers, "seed": settings.seed}
-        self.journal.write(job_record(sync=sync, started=self._started, script=settings.script, **job))
+        resumed = None if self.resumed is None else self.resumed.version(0)
+        self.journal.write(job_record(sync=sync, started=self._started, script=settings.script, resumed=resumed, **job))
         for entry in announced(settings, now):
             self.journal.write(entry)
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -29,6 +30,7 @@ from offbeat.transport.schema import shown
 from offbeat.types import Seconds
 
 if TYPE_CHECKING:
+    from offbeat.runtime.coordination.shard_files import ShardFiles
     from offbeat.runtime.coordinators import LiveCoordinators
     from offbeat.runtime.parameter_server.shard import LiveShard
 
@@ -76,6 +78,8 @@ class Server:
         self._early: list[tuple[Connection, Message]] = []
         self._early_orders: list[Message] = []
         """Messages of the supervisor that came before every other server had called."""
+        self._files: ShardFiles | None = None
+        """Writes this server's part of checkpoints; None on server 0, and where there are none."""
         self._noticed: str | None = None
         """The signal by which this process was told to leave, until the supervisor has been told."""
         self._status_at: Seconds = 0.0
@@ -96,6 +100,8 @@ class Server:
                     self._close_journal(self._coordinator, False, str(error))
             raise
         finally:
+            if self._files is not None:
+                self._files.close()
             if self._coordinator is not None:
                 self._coordinator.release_memory()
 
@@ -120,6 +126,8 @@ class Server:
             self._coordinator.tick(self.now())
         for shard in self._live_shards.values():
             shard.tick(self.now())
+        if self._files is not None:
+            self._files.tick()
         self._report()
 
     def wake_at(self) -> Seconds | None:
@@ -170,6 +178,8 @@ class Server:
                 coordinator.on_lost(header["worker"], header["reason"], self.now())
             case "ended":
                 coordinator.on_ended(header["worker"], self.now())
+            case "checkpoint":
+                coordinator.ask_for_checkpoint(header["within_s"])
 
     def _job_of(self, header: Mapping[str, Any]) -> tuple[JobSettings, Sequence[Address]]:
         """Return the job's settings, and where its servers listen. Raises `ProtocolError` if they cannot be read, or came before."""
@@ -280,6 +290,8 @@ class Server:
         self._supervisor.send({"kind": "loading"})
         from offbeat.core.policy import ServerRule
         from offbeat.policies import rule_of
+        from offbeat.runtime.coordination.checkpoint_content import Resumed
+        from offbeat.runtime.coordination.shard_files import ShardFiles
         from offbeat.runtime.parameter_server.per_shard import shard_of
         from offbeat.tensors.layout import Layout
         from offbeat.tensors.optimizers import OptimizerSpec
@@ -289,7 +301,14 @@ class Server:
         memory = message.memory[0] if message.memory else None
         assert self._settings is not None
         shard = shard_of(self._number, layout, spec, rule_of(ServerRule, header["sync"]), self._settings, self.now, memory)
-        self._live_shards[header.get("number_of_optimizer", 0)] = shard
+        number = header.get("number_of_optimizer", 0)
+        if self._settings.resume is not None:
+            resumed = Resumed(self._settings.resume)
+            shard.restore(resumed.copy_for(number, layout, shard.span, spec), resumed.version_at(number, self._number, self._settings))
+        if self._settings.checkpoint is not None:
+            self._files = self._files or ShardFiles(self._settings.checkpoint.folder, self._number, self._tell_coordinator, self._hub.wake)
+            shard.save = partial(self._files.save, number)
+        self._live_shards[number] = shard
         early, self._early = self._early, []
         for connection, waiting in early:
             self._handle(connection, waiting)

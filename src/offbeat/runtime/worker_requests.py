@@ -17,6 +17,7 @@ from offbeat.runtime.coordination.peers import Peer
 from offbeat.runtime.coordination.save_points import Checkpoints
 from offbeat.runtime.job.first_steps import FirstStepsWatch
 from offbeat.runtime.job.loading import Loaded
+from offbeat.runtime.job.packing import Packer
 from offbeat.runtime.live_job import LiveJob
 from offbeat.transport.base import Connection, Message
 from offbeat.types import Seconds, WorkerId, WorkerState
@@ -67,6 +68,7 @@ class WorkerRequests:
             "place": self._place,
             "part": lambda peer, message, now: self._checkpoints.hand_in(peer.worker, message),
             "parts": self._parts,
+            "checkpoint_part": self._checkpoint_part,
             "got": lambda peer, message, now: job.served.shard.got(peer.connection),
             "abandoned": self._abandoned,
             "initial": lambda peer, message, now: job.backend.initial(peer.worker, message, now),
@@ -131,6 +133,7 @@ class WorkerRequests:
 
     def _ready(self, peer: Peer, message: Message, now: Seconds) -> None:
         self._job.notifier.send_buffers(peer.worker)  # before the parameters, since those let the worker go on
+        self._send_part(peer)
         self._job.backend.ready(peer.worker, message.header, now)
 
     def _heard(self, peer: Peer, message: Message, now: Seconds) -> None:
@@ -215,6 +218,22 @@ class WorkerRequests:
         awaited = self._checkpoints.awaited(computing, steps) if self._job.spec.policy.in_step else []
         parts, payload = self._checkpoints.parts(peer.worker, steps)
         peer.connection.send({"kind": "parts", "awaited": awaited, "parts": parts}, payload=payload)
+
+    def _checkpoint_part(self, peer: Peer, message: Message, now: Seconds) -> None:
+        if self._job.keeper is None:
+            raise ProtocolError(f"worker {peer.worker} sent 'checkpoint_part', and this job makes no checkpoints")
+        self._job.keeper.on_part(self._job.number, peer.worker, message)
+
+    def _send_part(self, peer: Peer) -> None:
+        """Send a worker the part with which it resumes, as long as the job is at the version of the checkpoint."""
+        job = self._job
+        if job.resumed is None or job.version != job.resumed.version(job.number):
+            return
+        part = job.resumed.part_of(peer.worker, job.number)
+        if part is not None:
+            packer = Packer()
+            plain = packer.pack(part, "a worker's part of the checkpoint")
+            peer.connection.send({"kind": "resume", "part": plain}, payload=packer.payload)
 
     def _take_buffers(self, peer: Peer, message: Message, now: Seconds) -> None:
         self._job.notifier.buffers.put(peer.worker, message.header["layout"], message.payload)

@@ -13,11 +13,15 @@ import torch
 
 from offbeat.core.policy import Averaging
 from offbeat.errors import ProtocolError
-from offbeat.tensors.blocks import owned
+from offbeat.tensors.blocks import OwnState, owned, owned_state
 from offbeat.tensors.layout import DTYPES, Layout, Memory, Span, elements
+from offbeat.tensors.pieces import Headers, pack, piece_of, unpack
 
 CHUNK_NUMEL = 1 << 18
 """Elements combined at a time, so that the stacked copy for a median stays small."""
+
+OUTER = "outer_momentum"
+"""The name of the outer optimizer's momentum among pieces of state."""
 
 
 def combine(parts: Sequence[torch.Tensor], weights: Sequence[float], averaging: Averaging, out: torch.Tensor) -> None:
@@ -60,7 +64,8 @@ class AveragingShard:
 
     def __init__(self, layout: Layout, span: Span, memory: Memory, averaging: Averaging) -> None:
         self.span, self.averaging = span, averaging
-        self._places = [(own.at, own.stop - own.start, DTYPES[own.spec.dtype]) for own in owned(layout, span)]
+        self._layout, self._own = layout, owned(layout, span)
+        self._places = [(own.at, own.stop - own.start, DTYPES[own.spec.dtype]) for own in self._own]
         self._memory = memory
         self._velocities: dict[int, torch.Tensor] = {}
 
@@ -82,6 +87,19 @@ class AveragingShard:
                 for start in range(0, numel, CHUNK_NUMEL):
                     stop = min(start + CHUNK_NUMEL, numel)
                     self._step(at, own, start, stop, [part[start:stop] for part in theirs], weights)
+
+    def state(self) -> tuple[Headers, list[bytes | memoryview]]:
+        """Return the outer optimizer's momentum, in the form of `Shard.state`."""
+        kept = [(own, self._velocities[own.at]) for own in self._own if own.at in self._velocities]
+        return pack([piece_of(own.tensor, OUTER, own.start, velocity, None) for own, velocity in kept])
+
+    def read_state(self, headers: Any, payload: bytes | memoryview) -> OwnState:
+        """Return the momentum that these pieces contain, for `load_state`. Raises `ProtocolError` if they do not fit the layout."""
+        return owned_state(self._own, unpack(self._layout, headers, payload), elementwise=True)
+
+    def load_state(self, state: OwnState) -> None:
+        """Replace the momentum by what `read_state` has returned."""
+        self._velocities = {own.at: state[own.tensor][OUTER] for own in self._own if OUTER in state.get(own.tensor, {})}
 
     def _step(self, at: int, own: torch.Tensor, start: int, stop: int, parts: list[torch.Tensor], weights: list[float]) -> None:
         lr, mu, place = self.averaging.outer_lr, self.averaging.outer_momentum, own[start:stop]

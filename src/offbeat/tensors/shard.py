@@ -149,7 +149,10 @@ class Shard:
             place.add_(self._typed(gradient, dtype)[block.first : block.first + numel], alpha=weight)
 
     def state(self) -> tuple[Headers, list[bytes | memoryview]]:
-        """Return a copy of the optimizer's state of this span: headers, and their bytes. See `state.assemble_state_dict`."""
+        """Return the optimizer's state of this span: headers, and their bytes, which the next fold changes.
+
+        See `state.assemble_state_dict`.
+        """
         pieces = []
         for block in self._blocks:
             for part in block.parts:

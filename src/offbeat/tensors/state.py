@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def assemble_state_dict(
-    layout: Layout, spec: OptimizerSpec, parts: Iterable[tuple[Any, bytes | memoryview]], optimizer: torch.optim.Optimizer
+    layout: Layout, spec: OptimizerSpec, parts: Iterable[tuple[Any, bytes | memoryview]], groups: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return a ``state_dict`` of the plain optimizer, from the state of all shards.
 
@@ -29,7 +29,7 @@ def assemble_state_dict(
         layout: the pieces' indices refer to it.
         spec: the job's optimizer.
         parts: what each shard's `Shard.state` returned, its bytes joined.
-        optimizer: the worker's optimizer, for the ``param_groups`` with its present settings.
+        groups: the ``param_groups`` of the plain optimizer's ``state_dict``, with its present settings.
 
     Raises:
         ProtocolError: the parts do not fit the layout, or elements are missing, for example those of a shard.
@@ -45,7 +45,7 @@ def assemble_state_dict(
             raise ProtocolError(
                 f"{spec.name}: of {tensor.numel} elements of {key} of {tensor.name}, {count} have come; a shard's are missing"
             )
-    return {"state": {slot: state[slot] for slot in sorted(state)}, "param_groups": optimizer.state_dict()["param_groups"]}
+    return {"state": {slot: state[slot] for slot in sorted(state)}, "param_groups": groups}
 
 
 def _place(tensor: TensorSpec, piece: StatePiece, state: dict[int, dict[str, torch.Tensor]], seen: dict[tuple[int, str], int]) -> None:
@@ -60,17 +60,27 @@ def _place(tensor: TensorSpec, piece: StatePiece, state: dict[int, dict[str, tor
 
 
 def split_state_dict(
-    layout: Layout, spec: OptimizerSpec, state_dict: Mapping[str, Any], optimizer: torch.optim.Optimizer, spans: Sequence[Span]
+    layout: Layout,
+    spec: OptimizerSpec,
+    state_dict: Mapping[str, Any],
+    optimizer: torch.optim.Optimizer | None,
+    spans: Sequence[Span],
 ) -> list[tuple[Headers, list[bytes | memoryview]]]:
     """Return what `Shard.read_state` of each span takes, from a plain optimizer's ``state_dict``. Its settings are for the worker to load.
 
     State of parameters that are not in the layout is left out.
 
+    Args:
+        layout, spec: the job's.
+        state_dict: of the plain optimizer.
+        optimizer: the plain optimizer, whose groups must be as large as the saved ones; None: they are not compared.
+        spans: of the shards.
+
     Raises:
         ConfigurationError: it was saved from another optimizer or another model; the message names the first difference.
     """
     saved = [len(group["params"]) for group in state_dict["param_groups"]]
-    present = [len(group["params"]) for group in optimizer.param_groups]
+    present = saved if optimizer is None else [len(group["params"]) for group in optimizer.param_groups]
     if saved != present:
         raise ConfigurationError(
             f"the saved optimizer's groups have {saved} parameters, this {spec.name}'s {present}: load it where it was saved from"

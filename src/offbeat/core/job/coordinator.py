@@ -36,7 +36,7 @@ from offbeat.core.job.contributions import Contributions
 from offbeat.core.job.epochs import Epochs
 from offbeat.core.job.ledgers import ledger_of
 from offbeat.core.job.participants import Participants
-from offbeat.core.job.start import JobStart
+from offbeat.core.job.start import Beginning, JobStart
 from offbeat.core.job.waiting import Waiting
 from offbeat.core.job.work import JobWork
 from offbeat.core.membership import Membership
@@ -56,6 +56,7 @@ class Coordinator:
         seed: of what a rule without servers draws.
         follows: ranks decide among themselves, and this job is told: of the steps of a rule of the gossip family; of the allreduce family
             after each event that has closed a round, by `events.Folded` with the version that comes of it.
+        beginning: what the job resumes from; None: it begins with version 0, whose parameters a worker provides.
 
     >>> from offbeat.policies import BSP
     >>> job = Coordinator(BSP(), workers=1)
@@ -78,27 +79,38 @@ class Coordinator:
         seed: int = 0,
         follows: bool = False,
         learns_timeouts: bool = False,
+        beginning: Beginning | None = None,
     ) -> None:
         policy.check(workers)
-        self._policy = policy
+        self.rule = policy
+        """The rule as it was given, without the state of this run."""
         self._effects: list[Effect] = []
         """The effects of the present event so far; all parts append to it."""
         self.membership = Membership(workers, timeout_s, learns=learns_timeouts)
-        self.start = JobStart(self.membership, self._effects)
+        self.start = JobStart(self.membership, self._effects, resumes=beginning is not None)
         self.participants = Participants(self.membership, self._effects)
-        self.ledger = ledger_of(policy, shards, seed, follows)
+        kept = beginning.ledger if beginning is not None else None
+        self.ledger = ledger_of(policy, shards, seed, follows) if kept is None else kept
+        self.ahead: Seconds = 0.0 if beginning is None else beginning.now
+        """What is added to each time: the rule's state may have times of the job before, and time does not go backwards."""
         self.epochs = Epochs(
             self.ledger,
-            self.participants.inside,
-            self.participants.alive,
+            self.participants,
+            self.start,
             workers=workers,
             overlap=policy.split_overlap,
-            first=self.start.first,
-            ended=self.start.completed,
         )
+        if beginning is not None:
+            if kept is None:
+                self.ledger.begin_at(beginning.version)
+            self.epochs.begin_at(beginning.places)
         self._work = JobWork(self.ledger, self.epochs, self.participants, self._effects)
         self.waiting = Waiting(self.start, self.participants, self._work, self._effects)
-        contributions = Contributions(self.participants, self.waiting, self._work, self._effects)
+        self._contributions = Contributions(self.participants, self.waiting, self._work, self._effects)
+        self._connect()
+
+    def _connect(self) -> None:
+        contributions = self._contributions
         self._handlers: dict[type, Callable[[Any, Seconds], object]] = {
             Joined: self._joined,
             Initialised: self._initialised,
@@ -118,6 +130,14 @@ class Coordinator:
             Returned: self.waiting.returned,
         }
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what `core.job.state` keeps: all but the bound methods, which are no data."""
+        return {name: value for name, value in vars(self).items() if name != "_handlers"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._connect()
+
     @property
     def version(self) -> Version:
         """Newest version of the parameters; 0 also before version 0 exists."""
@@ -130,18 +150,17 @@ class Coordinator:
 
     def on(self, event: Event, now: Seconds) -> list[Effect]:
         """Handle an event; return its effects, in the order in which to carry them out."""
-        self._handlers[type(event)](event, now)
+        self._handlers[type(event)](event, now + self.ahead)
         return self._flush()
 
     def wake_at(self) -> Seconds | None:
         """Return when `wake` is to be called at the latest; None: only events matter."""
-        silent, rule = self.membership.wake_at(), self.ledger.wake_at()
-        if silent is None or rule is None:
-            return rule if silent is None else silent
-        return min(silent, rule)
+        times = [at - self.ahead for at in (self.membership.wake_at(), self.ledger.wake_at()) if at is not None]
+        return min(times, default=None)
 
     def wake(self, now: Seconds) -> list[Effect]:
         """Declare silent workers dead, and ask the rule again; called when time has passed."""
+        now += self.ahead
         for worker in self.membership.silent(now):
             silence = now - self.membership[worker].heard_at
             self._take_out(worker, WorkerState.DEAD, f"not heard of for {silence:.1f} s", now)
@@ -151,6 +170,7 @@ class Coordinator:
 
     def close(self, now: Seconds, reason: str) -> list[Effect]:
         """End the job: contributions without a fate are dropped, epochs under way are reported as they stand."""
+        now += self.ahead
         self._work.note(self.ledger.close(now, reason))
         self._effects += self.epochs.close(list(self.membership), now)
         return self._flush()
@@ -161,8 +181,8 @@ class Coordinator:
             self._take_out(worker, WorkerState.DEAD, "a new process has taken its place", now)
         self.participants.join(worker, now)
         if not self.start.begun:
-            self.start.ask()
-        elif self._policy.entry == "next_epoch" and self.epochs.under_way and self.participants.inside() != [worker]:
+            self._ask_to_begin(now)
+        elif self.rule.entry == "next_epoch" and self.epochs.under_way and self.participants.inside() != [worker]:
             self.participants.outside[worker] = None
         else:
             self._work.enter([worker], now)
@@ -193,7 +213,11 @@ class Coordinator:
         if self.start.begun:
             self._work.leave(worker, now)
         else:
-            self.start.ask()
+            self._ask_to_begin(now)
+
+    def _ask_to_begin(self, now: Seconds) -> None:
+        if self.start.ask():
+            self._work.enter(self.participants.alive(), now)
 
     def _flush(self) -> list[Effect]:
         effects = self._effects[:]

@@ -42,6 +42,15 @@ class ShardedLedger:
         self._wakes: dict[int, Seconds] = {}
         self._effects: list[Effect] = []
 
+    def begin_at(self, version: Version) -> None:
+        """Begin with this version at every shard, before any worker enters."""
+        for book in self._books:
+            book.version = version
+
+    def version_at(self, shard: int) -> Version:
+        """Return the version of a shard."""
+        return self._books[shard].version
+
     @property
     def version(self) -> Version:
         """Least version among the shards."""

@@ -14,7 +14,10 @@ Who calls whom::
       +-- notifier.py         effects that concern a worker, as messages (grant, no_more, fence, interrupt ...)
       |     +-- buffers.py    the mean of the workers' BatchNorm statistics, which goes with some of them
       +-- standings.py        tells the supervisor how each worker's process stands
-      +-- save_points.py      parts of a checkpoint that workers have handed in
+      +-- save_points.py      parts of a checkpoint of ``offbeat.save`` that workers have handed in
+      +-- checkpoints.py      makes the job's own checkpoints: when, and what belongs to one
+      |     +-- checkpoint_content.py   their files, and how a job resumes from them
+      |     +-- shard_files.py          what another server writes
       +-- fault_injection.py  the faults that ``--slow``, ``--late`` and ``--kill`` order
 
 An example: worker 3 asks for samples. Its message ``samples`` comes over a connection that `Peers` knows as worker 3's, and becomes the

@@ -47,6 +47,7 @@ _server = whole(0, 1 << 16)
 _seconds = number(0.0, SECONDS_MAX)
 _leases = many(whole(), 1 << 16)
 _words = text(1 << 14)
+_path = text(1 << 14)
 """A reason, in words."""
 _rule = text(1 << 14)
 _optimizer: Final = {"number_of_optimizer": whole(0, 63)}
@@ -119,6 +120,7 @@ FROM_WORKER: Final = Kinds(
         "state": _STATE,
         "place": MessageSchema(fields({"incarnation": whole(), "pull": flag})),
         "part": MessageSchema(fields({"steps": whole(), "part": plain(40)}), payload=True),
+        "checkpoint_part": MessageSchema(fields({"version": whole(), "final": flag, "part": plain(40)}), payload=True),
         "parts": MessageSchema(fields({"steps": whole()})),
     }
 )
@@ -154,6 +156,7 @@ FROM_SHARD: Final = Kinds(
         ),
         "initialised": MessageSchema(fields({"worker": _worker, "number": whole(), "shard": _server}, _optimizer)),
         "measured": MessageSchema(fields({"version": whole(), "norms": _NORMS, "shard": _server}, _optimizer)),
+        "saved": MessageSchema(fields({"version": whole(), "failed": maybe(_words), "shard": _server}, _optimizer)),
     }
 )
 """From another server to server 0, after its first message."""
@@ -177,6 +180,7 @@ _orders_of_all: Final = {
     "initialise": _of_worker,
     "state": _of_worker,
     "gather": fields({"worker": _worker, "weight": _factor}),
+    "save": fields({"version": whole(), "name": text(100)}),
     "release": fields({"worker": _worker, "exact": flag, "anew": flag, **_RELEASE}),
 }
 JOB_ORDERS: Final = many(
@@ -231,7 +235,12 @@ _SETTINGS: Final = {
     "kill": many(fields({"worker": _worker, "version": whole()})),
     "late": many(fields({"server": whole(-1, 1 << 16), "seconds": _seconds}, {"share": number(0.0, 1.0)})),
 }
+_CHECKPOINT: Final = fields(
+    {"folder": _path, "every_s": maybe(_seconds), "every_versions": maybe(whole(1)), "keep": whole(1)},
+)
 _MORE_SETTINGS: Final = {
+    "checkpoint": maybe(_CHECKPOINT),
+    "resume": maybe(_path),
     "sync": maybe(_rule),
     "wire": maybe(one_of(*WIRE_FORMATS)),
     "seed": whole(-(1 << 63), (1 << 64) - 1),
@@ -249,6 +258,7 @@ FROM_SUPERVISOR: Final = Kinds(
         "process": MessageSchema(fields({"fields": fields({"role": text(), "number": whole(), "what": text(), "detail": _words})})),
         "lost": MessageSchema(fields({"worker": _worker, "reason": _words})),
         "ended": MessageSchema(fields({"worker": _worker})),
+        "checkpoint": MessageSchema(fields({"within_s": _seconds})),
         "noted": MessageSchema(),
     }
 )
@@ -277,6 +287,7 @@ TO_SUPERVISOR: Final = Kinds(
         "failed": MessageSchema(fields({"reason": _words, "mistake": flag})),
         **FAILING.kinds,
         "noticed": MessageSchema(fields({"signal": text(20)})),
+        "checkpoint": MessageSchema(fields({"version": whole(), "failed": maybe(_words), "missing": many(_worker, WORKERS_MAX)})),
         "kill": MessageSchema(fields({"worker": _worker})),
     }
 )
@@ -284,7 +295,7 @@ TO_SUPERVISOR: Final = Kinds(
 
 TO_WORKER: Final = Kinds(
     {
-        "welcome": MessageSchema(fields({"in_place": flag, "sync": _rule}, {"backend": text(40)}), memory=2),
+        "welcome": MessageSchema(fields({"in_place": flag, "sync": _rule}, {"backend": text(40), "checkpoints": flag}), memory=2),
         "attached": MessageSchema(),
         "joined": MessageSchema(fields({"incarnation": whole()})),
         "provide": MessageSchema(),
@@ -325,6 +336,8 @@ TO_WORKER: Final = Kinds(
         "noted": MessageSchema(),
         "refused": MessageSchema(fields({"reason": _words})),
         "state": MessageSchema(fields({"pieces": anything}), payload=True),
+        "checkpoint": MessageSchema(fields({"version": whole(), "rest": flag, "frozen": flag})),
+        "resume": MessageSchema(fields({"part": plain(40)}), payload=True),
         "place": MessageSchema(fields({"released": flag, "version": whole(), "places": many(row(whole(), plain()))})),
         "parts": MessageSchema(
             fields({"awaited": many(_worker, WORKERS_MAX), "parts": many(row(_worker, plain(40), whole()), WORKERS_MAX)}), payload=True

@@ -52,6 +52,16 @@ class Late:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointOrder:
+    """Order checkpoints of the job in ``folder``: every so many seconds or versions, of which the newest ``keep`` are kept."""
+
+    folder: str
+    every_s: Seconds | None = None
+    every_versions: int | None = None
+    keep: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobSettings:
     """Everything about a job that is known before its script runs."""
 
@@ -73,6 +83,15 @@ class JobSettings:
     slow: tuple[InjectedSlowdown, ...] = ()
     kill: tuple[InjectedKill, ...] = ()
     late: tuple[Late, ...] = ()
+    checkpoint: CheckpointOrder | None = None
+    """None: the job makes no checkpoints."""
+    resume: str | None = None
+    """The checkpoint from which the job resumes; None: it begins anew."""
+
+    @property
+    def checkpoints(self) -> bool:
+        """True if workers have to know of checkpoints: the job makes some, or resumes from one."""
+        return self.checkpoint is not None or self.resume is not None
 
     def to_wire(self) -> dict[str, Any]:
         """Return the settings as plain data for a message."""
@@ -85,6 +104,8 @@ class JobSettings:
         plain["slow"] = tuple(InjectedSlowdown(**item) for item in plain["slow"])
         plain["kill"] = tuple(InjectedKill(**item) for item in plain["kill"])
         plain["late"] = tuple(Late(**item) for item in plain["late"])
+        if plain.get("checkpoint") is not None:
+            plain["checkpoint"] = CheckpointOrder(**plain["checkpoint"])
         return cls(**plain)
 
 

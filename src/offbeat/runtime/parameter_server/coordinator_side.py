@@ -24,6 +24,7 @@ from offbeat.runtime.parameter_server.per_shard import shard_of
 from offbeat.runtime.parameter_server.per_shard_dispatch import PerShardDispatcher
 from offbeat.tensors.optimizers import check_changed
 from offbeat.tensors.shard import SquaredNorms
+from offbeat.tensors.whole import ShardCopy
 from offbeat.transport.base import Connection, Message, SharedMemory
 from offbeat.types import NO_CAUSE, RecordId, Seconds, WorkerId
 
@@ -68,7 +69,7 @@ class ServerCoordinatorSide:
         in_place: bool = True,
     ) -> None:
         layout = job_spec.layout
-        self._policy, self._spec, self._coordinator = policy, job_spec.spec, coordinator
+        self._policy, self._spec, self._coordinator, self._settings = policy, job_spec.spec, coordinator, settings
         self._shards, self._peers = shards, peers
         self._feed, self._perform = feed, perform
         self._common: SharedMemory | None = None
@@ -104,7 +105,8 @@ class ServerCoordinatorSide:
         self.shard.attach(worker, connection, message, in_place=in_place)
         self._peers[worker].keeps_feedback = message.header.get("wire") == "int8"
         memory = (common,) if common is not None else ()
-        connection.send({"kind": "welcome", "in_place": in_place, "sync": self._policy.spelling}, memory=memory)
+        welcome = {"kind": "welcome", "in_place": in_place, "sync": self._policy.spelling, "checkpoints": self._settings.checkpoints}
+        connection.send(welcome, memory=memory)
 
     def follow(self, now: Seconds) -> None:
         """Send blocks whose injected delay is over."""
@@ -205,6 +207,12 @@ class ServerCoordinatorSide:
     def state(self, worker: WorkerId) -> None:
         """Let every shard send this worker its optimizer state, after the orders so far."""
         self._dispatcher.order([{"do": "state", "worker": worker}])
+
+    def save(self, order: Mapping[str, Any], own: Callable[[ShardCopy], None]) -> int:
+        """Have every shard copied, after the orders so far. ``own`` gets the copy of server 0's. Returns the number of the others."""
+        self.shard.save = lambda _, copy: own(copy)
+        self._dispatcher.order([dict(order)])
+        return len(self._shards)
 
     def from_shard(self, header: Mapping[str, Any], shard: int, now: Seconds) -> None:
         """Handle another server's report: a push or initial parameters have arrived, or a fold was measured."""

@@ -132,7 +132,7 @@ class Dispatcher:
         peer = self._peers[effect.worker]
         peer.serial += 1
         self._notifier.send_average(effect.worker)  # before the parameters, since those let the worker go on
-        begins = self._coordinator.start.began_with(effect.worker, effect.incarnation)
+        begins = self._coordinator.start.loads(effect.worker, effect.incarnation)
         exact = effect.worker in self._exact
         anew = effect.worker in self._anew
         self._exact.discard(effect.worker)

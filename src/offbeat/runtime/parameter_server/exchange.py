@@ -124,6 +124,11 @@ class Exchange:
         self._link.bind(self._push_block, common)
         self._pull_block = common
 
+    def copy(self, common: SharedMemory) -> None:
+        """Take the parameters that all workers share into this worker's own memory."""
+        self._pull_block.view[:] = common.view
+        self.flat.pulled()
+
     # Push and pull.
 
     def push(self, steps: int, push: dict[str, Any], news: dict[str, Any]) -> None:
@@ -211,7 +216,7 @@ class Exchange:
     def assembled(self) -> dict[str, Any]:
         """Wait for the states of all servers, which must have been asked, and assemble them."""
         pieces = [(answer.header["pieces"], answer.payload) for answer in self._link.states()]
-        return assemble_state_dict(self._layout, self._spec, pieces, self._optimizer)
+        return assemble_state_dict(self._layout, self._spec, pieces, self._optimizer.state_dict()["param_groups"])
 
     def provide(self) -> None:
         """Send every shard the initial values: this worker's parameters and, where the servers step, its optimizer's state."""

@@ -21,6 +21,7 @@ from offbeat.runtime.parameter_server.shard import LiveShard, ShardMeasurements,
 from offbeat.tensors.layout import Layout, Span
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.tensors.shard import SquaredNorms
+from offbeat.tensors.whole import ShardCopy
 from offbeat.transport.base import Connection, Message, SharedMemory
 from offbeat.transport.wire import VERIFIED
 from offbeat.types import Seconds, Version, WorkerId
@@ -120,6 +121,10 @@ class BlockShard(LiveShard):
         if len(self._gradients) >= OPEN_MAX and sum(other == worker for other, _ in self._gradients) >= OPEN_MAX:
             raise ProtocolError(f"worker {worker} has {OPEN_MAX} gradients without a fate here (expected it to wait for new blocks)")
         self._gradients[worker, number] = gradient
+
+    def restore(self, copy: ShardCopy, version: Version) -> None:
+        super().restore(copy, version)
+        self._version = version
 
     def got(self, connection: Connection) -> None:
         """Note that a worker has read a block.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from typing import Any, ClassVar, NamedTuple
@@ -20,6 +20,7 @@ from offbeat.tensors.buckets import buckets_of
 from offbeat.tensors.layout import Layout, Memory, Span
 from offbeat.tensors.optimizers import OptimizerSpec, check_changed
 from offbeat.tensors.shard import Shard, SquaredNorms
+from offbeat.tensors.whole import ShardCopy
 from offbeat.tensors.wire_formats import Encoded
 from offbeat.transport.base import Connection, Message, SharedMemory
 from offbeat.transport.shm import PrivateBlock
@@ -83,10 +84,19 @@ class LiveShard:
         """By connection: of workers that have chosen a wire format and do not share memory with this server."""
         self._encoded: EncodedParameters | None = None
         """Encoded for all workers at once, under rules that fold nothing while a worker computes."""
+        self._copied: ShardCopy | None = None
+        """The last copy, whose memory the next one takes."""
         self._changes = 0
         """Counts the changes of the parameters."""
+        self.save: Callable[[Mapping[str, Any], ShardCopy], None] = _saves_nothing
+        """Called with the order and a copy of this shard when it is to be saved."""
         self._buckets = [Span(start - span.start, stop - span.start) for (start, stop), _ in buckets_of(layout, span)]
         """Places in this shard's memory, counted from its first byte."""
+
+    @property
+    def span(self) -> Span:
+        """Return which bytes of the layout are here."""
+        return self._span
 
     def check_memory(self, worker: WorkerId, connection: Connection, message: Message) -> None:
         """Check the memory that a worker's process brings: two blocks as large as the model, or none over TCP.
@@ -218,10 +228,48 @@ class LiveShard:
                     self._release(order, deliveries.pop(order["worker"], None))
                 case "state":
                     self._send_state(self._slots[order["worker"]].connection)
+                case "save":
+                    self.save(order, self.copy())
                 case "forget":
                     self._slots.pop(order["worker"], None)
                     self._sums.pop(order["worker"], None)
         return measured
+
+    def copy(self) -> ShardCopy:
+        """Return a copy of the parameters and of the optimizer's state, as they are between two orders.
+
+        No fold can be made meanwhile, so the memory of the previous copy is used again: new memory would cost most of the time.
+        """
+        headers, state = self._holder.state()
+        nbytes = sum(len(piece) for piece in state)
+        if self._copied is None or len(self._copied.state) != nbytes:
+            self._copied = ShardCopy(self._span, bytearray(len(self._memory)), headers, bytearray(nbytes))
+        parameters, joined = memoryview(self._copied.parameters), memoryview(self._copied.state)
+        parameters[:] = self._memory
+        at = 0
+        for piece in state:
+            joined[at : at + len(piece)] = piece
+            at += len(piece)
+        self._copied = replace(self._copied, headers=headers)
+        return self._copied
+
+    def restore(self, copy: ShardCopy, version: Version) -> None:
+        """Replace the parameters and the optimizer's state by those of a checkpoint of ``version``. What scripts load is not used then.
+
+        Raises:
+            ProtocolError: the state does not fit the layout.
+        """
+        state = self._holder.read_state(copy.headers, memoryview(copy.state))
+        self._memory[:] = copy.parameters
+        self._holder.load_state(state)
+        self.folded = True
+        self._changes += 1
+
+    @property
+    def _holder(self) -> Shard | AveragingShard:
+        holder = self._shard or self._averaging
+        assert holder is not None, "a shard exchanges gradients or parameters"
+        return holder
 
     def _gather(self, worker: WorkerId, weight: float) -> None:
         assert self._shard is not None, "only gradients are gathered, and this rule exchanges parameters"
@@ -301,6 +349,10 @@ class LiveShard:
         assert self._shard is not None, "rules that exchange parameters keep optimizer state in the workers"
         pieces, payload = self._shard.state()
         connection.send({"kind": "state", "pieces": pieces}, payload=payload)
+
+
+def _saves_nothing(order: Mapping[str, Any], copy: ShardCopy) -> None:
+    """Drop the copy: nobody has set who writes it."""
 
 
 def passed_on(order: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,13 +28,14 @@ from offbeat.runtime.parameter_server.exchange import Exchange
 from offbeat.runtime.parameter_server.interrupts import Interrupts
 from offbeat.runtime.worker.checkpoint_parts import parts_of_others
 from offbeat.runtime.worker.connection import WorkerConnection
+from offbeat.runtime.worker.job_checkpoints import JobCheckpoints
 from offbeat.runtime.worker.job_session import JobSession, pushed_fields
 from offbeat.runtime.worker.library_calls import library_call
 from offbeat.runtime.worker.siblings import Sibling
 from offbeat.session import LeasedRange, Snapshot
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
-from offbeat.transport.base import Hub, Message
+from offbeat.transport.base import Hub, Message, SharedMemory
 from offbeat.transport.hub import SocketHub
 from offbeat.types import Epoch, Version, WireFormat
 
@@ -78,15 +79,20 @@ class WorkerSession(JobSession):
                 "buffers": lambda message: self._exchange.buffers.write(message.header["layout"], message.payload),
                 "interrupt": self._on_interrupt,
                 "unused": lambda message: self._exchange.unused(message.header["incarnation"]),
+                "checkpoint": self._on_checkpoint,
+                "resume": self._on_resume,
             },
             settings.timeout_s / 10,
         )
-        super().__init__(settings, link, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, siblings=siblings)
+        checkpoints = JobCheckpoints(link, layout, model, optimizer, own_state=lambda: self._exchange.averaging is not None)
+        super().__init__(settings, link, checkpoints, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, siblings=siblings)
         self._optimizer = optimizer
         self._exchange = Exchange(self.link, f"worker {self.worker}", layout, spec, model, optimizer, wire)
         self._interrupts = Interrupts(self.link, model, lambda: self._machine.overtaken and self._machine.at_once)
         self._released: Version = 0
         """The version of the newest parameters that have come."""
+        self._unshared: SharedMemory | None = None
+        """The job's own memory, until this worker's script begins to train; None: the worker uses it, or has memory of its own."""
         self._written = 0
         """See `FlatModel.writes`, when this worker joined."""
 
@@ -95,6 +101,7 @@ class WorkerSession(JobSession):
     @library_call
     def join(self, sync: str) -> None:
         common = self._exchange.introduce(self._hello(sync))
+        self.checkpoints.begin()
         policy = self._exchange.policy
         assert policy is not None
         self.overlap = policy.split_overlap
@@ -104,11 +111,25 @@ class WorkerSession(JobSession):
         self.link.ready()
         self._settle()
         self._exchange.begin()
-        if common is not None:
+        if common is not None and self.resumes:
             self._exchange.share(common)
+        elif common is not None:
+            self._unshared = common
+            self._exchange.copy(common)
         self._written = self._exchange.flat.writes()
 
+    def _share(self) -> None:
+        """Read the parameters in the job's own memory from now on.
+
+        In a job that resumes from a checkpoint the script may load its own before this, which must not overwrite the job's.
+        """
+        if self._unshared is not None:
+            common, self._unshared = self._unshared, None
+            self._exchange.share(common)
+            self._written = self._exchange.flat.writes()
+
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
+        self._share()
         # A script that comes to a running job may have loaded an old checkpoint into its model: the job's parameters go before.
         if not self.resumes and not self.steps and self._exchange.flat.writes() != self._written:
             self._refresh_parameters()
@@ -128,6 +149,7 @@ class WorkerSession(JobSession):
 
     def _step(self, samples: int | None) -> None:
         self._settle()
+        self._share()
         nonfinite = self._machine.work.nonfinite
         if not self._interrupts.now():
             nonfinite = self._finite(self._exchange.flat.collect()) or nonfinite
@@ -230,6 +252,8 @@ class WorkerSession(JobSession):
             self._refresh_parameters()
 
     def _refresh_parameters(self) -> None:
+        if self._unshared is not None:
+            self._exchange.copy(self._unshared)
         self._settle()
         self._tell(PullAsked())
         self._settle()
@@ -262,7 +286,7 @@ class WorkerSession(JobSession):
 
     @library_call
     def state_dict(self) -> dict[str, Any]:
-        return self._exchange.state_dict()
+        return self.checkpoints.with_settings(self._exchange.state_dict())
 
     @library_call
     def load_state_dict(self, state: dict[str, Any]) -> None:

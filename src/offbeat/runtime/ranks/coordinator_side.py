@@ -362,7 +362,7 @@ class RankCoordinatorSide:
             "incarnation": effect.incarnation,
             "version": effect.version,
             "chief": self._coordinator.membership.chief,
-            "begins": self._coordinator.start.began_with(effect.worker, effect.incarnation),
+            "begins": self._coordinator.start.loads(effect.worker, effect.incarnation),
             "plan": list(effect.plan),
         }
         if self.joiners.outside(effect.worker):

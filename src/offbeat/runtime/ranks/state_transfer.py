@@ -8,7 +8,7 @@ replica of the job for ranks that may still come back.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +70,8 @@ class Joiners:
         """Ranks that are about to leave; if all leave at once, the last one is asked for its replica."""
         self._kept: Message | None = None
         """The replica of the last rank that has left."""
+        self._saves: dict[tuple[WorkerId, int], Callable[[Message], None]] = {}
+        """By rank and number of the request: what gets a replica that was asked for to be saved."""
 
     def outside(self, rank: WorkerId) -> bool:
         """True if the rank has not been told yet that it takes part."""
@@ -80,6 +82,12 @@ class Joiners:
     def set_initial(self, rank: WorkerId, message: Message) -> None:
         """Set the parameters that all ranks begin with."""
         self._initial = rank, message
+
+    def save(self, rank: WorkerId, got: Callable[[Message], None]) -> None:
+        """Ask a rank for its replica, for a checkpoint; ``got`` gets the ``donation``, unless the rank dies before."""
+        number = next(self._numbers)
+        self._saves[rank, number] = got
+        self._peers[rank].connection.send({"kind": "donate", "to": None, "number": number, "ticket": []})
 
     def want(self, rank: WorkerId) -> None:
         """Look for a replica for a rank's process that wants to join the running job."""
@@ -137,6 +145,9 @@ class Joiners:
         header = message.header
         if header["failed"] is None and not ("replica" in header and "from" in header):
             raise ProtocolError(f"worker {source} sent 'donation' without replica and from (expected both where failed is null)")
+        if header["to"] is None and (got := self._saves.pop((source, header["number"]), None)) is not None:
+            got(message)
+            return
         if header["to"] is None:
             if source not in self._last:
                 raise ProtocolError(f"worker {source} sent 'donation' with to = null (expected only after 'donate' with to = null)")
@@ -202,6 +213,7 @@ class Joiners:
         self._inside.discard(rank)
         self._last.discard(rank)
         self._leaving.discard(rank)
+        self._saves = {key: got for key, got in self._saves.items() if key[0] != rank}
         for joiner in self._joining.values():
             if joiner.source == rank and joiner.replica is None:
                 joiner.source = None

@@ -31,6 +31,7 @@ from offbeat.runtime.ranks.member import RankMember
 from offbeat.runtime.ranks.replica import Replica
 from offbeat.runtime.worker.checkpoint_parts import LOOK_S, PARTS_S, parts_of_others
 from offbeat.runtime.worker.connection import WorkerConnection
+from offbeat.runtime.worker.job_checkpoints import JobCheckpoints
 from offbeat.runtime.worker.job_session import JobSession, pushed_fields
 from offbeat.runtime.worker.library_calls import library_call
 from offbeat.runtime.worker.siblings import Sibling
@@ -85,11 +86,14 @@ class RankSession(JobSession):
                 "meet": self._on_meet,
                 "absent": self._on_absent,
                 "chief": self._on_chief,
+                "checkpoint": self._on_checkpoint,
+                "resume": self._on_resume,
                 "buffers": lambda message: self._buffers.write(message.header["layout"], message.payload),
             },
             settings.timeout_s / 10,
         )
-        super().__init__(settings, link, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, siblings=siblings)
+        checkpoints = JobCheckpoints(link, layout, model, optimizer, own_state=lambda: False)
+        super().__init__(settings, link, checkpoints, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, siblings=siblings)
         self._terms = {"layout": layout.to_wire(), "optimizer": spec.to_wire()}
         self._optimizer = optimizer
         self._replica = Replica(layout, model, optimizer, self.worker, self.workers)
@@ -127,6 +131,7 @@ class RankSession(JobSession):
         replica = self._replica
         vector = {"numel": replica.numel, "dtype": str(replica.dtype).removeprefix("torch."), "size": replica.size}
         welcome = self.link.greet({**self._hello(sync), **self._terms, "vector": vector})
+        self.checkpoints.begin()
         chosen = rule(self.link.sync)
         self._part = self._part_of(chosen, welcome, self.worker, replica, self._hear, self._voided, self.link)
         self.link.ready(self._mine.contact)

@@ -21,7 +21,20 @@ from offbeat.transport.base import Address, Closed, Connection, Hub, Message, Sh
 from offbeat.types import NOT_JOINED, Incarnation, Seconds, WorkerId
 
 AtOnce: TypeAlias = Mapping[
-    Literal["parameters", "block", "provide", "buffers", "interrupt", "unused", "donate", "absent", "meet", "chief"],
+    Literal[
+        "parameters",
+        "block",
+        "provide",
+        "buffers",
+        "interrupt",
+        "unused",
+        "donate",
+        "absent",
+        "meet",
+        "chief",
+        "checkpoint",
+        "resume",
+    ],
     Callable[[Message], None],
 ]
 """What the session does with a message as soon as it is read, by kind."""
@@ -67,6 +80,8 @@ class WorkerConnection:
         self.incarnation: Incarnation = NOT_JOINED
         self.sync = ""
         """The job's rule, spelled; known from `introduce` on."""
+        self.checkpoints = False
+        """True if the job makes checkpoints, or resumes from one; known from `introduce` on."""
         self.closed = threading.Event()
         self.failed = False
         """True once this worker is refused, a server is gone, or its script has failed: it no longer leaves gracefully."""
@@ -121,6 +136,7 @@ class WorkerConnection:
         self._keep_beating()
         welcome = self.receive("welcome")
         self.sync = welcome.header["sync"]
+        self.checkpoints = welcome.header.get("checkpoints", False)
         return welcome
 
     def bind(self, push: SharedMemory, pull: SharedMemory) -> None:
@@ -300,7 +316,7 @@ class WorkerConnection:
             case "block":
                 connection.send({"kind": "got"})
                 self._at_once["block"](message)
-            case "provide" | "buffers" | "interrupt" | "unused" | "donate" | "absent" | "meet" | "chief" as kind:
+            case "provide" | "buffers" | "interrupt" | "unused" | "donate" | "absent" | "meet" | "chief" | "checkpoint" | "resume" as kind:
                 self._at_once[kind](message)
             case "joined":
                 self.incarnation = header["incarnation"]

@@ -15,6 +15,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from offbeat.core.effects import EpochEnded, Fence, Grant, NoMore
 from offbeat.core.events import Abandoned, EpochWanted, Event, Joined, LeaseWanted, PullWanted, Pushed
 from offbeat.core.policy import Plan
@@ -26,11 +28,13 @@ from offbeat.runtime.job.packing import Packer
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.worker import process_end
 from offbeat.runtime.worker.connection import WorkerConnection
+from offbeat.runtime.worker.job_checkpoints import JobCheckpoints
 from offbeat.runtime.worker.library_calls import TakesPart, library_call
 from offbeat.runtime.worker.samples import WorkerSamples
 from offbeat.runtime.worker.siblings import Sibling, Siblings
 from offbeat.session import LeasedRange, Session
 from offbeat.tensors.flat import FlatModel
+from offbeat.transport.base import Message
 from offbeat.types import NO_CAUSE, Epoch, LeaseId
 
 
@@ -53,6 +57,7 @@ class JobSession(Session):
 
     Args:
         link: its connections.
+        checkpoints: its part in the job's checkpoints.
         siblings: the sessions of this process, one for each of its optimizers in the order in which they were made; this one is added when
             it joins.
         stop_on_nonfinite: whether a gradient that is not finite ends the job.
@@ -65,6 +70,7 @@ class JobSession(Session):
         self,
         settings: WorkerSettings,
         link: WorkerConnection,
+        checkpoints: JobCheckpoints,
         *,
         stop_on_nonfinite: bool,
         local_only: str | None,
@@ -74,6 +80,7 @@ class JobSession(Session):
         self.worker, self.workers, self.seed = settings.worker, settings.workers, settings.seed
         self._settings, self.link, self._coordinator, self._calls = settings, link, link.coordinator, link.calls
         self.in_step = False
+        self.checkpoints = checkpoints
         self._siblings = Siblings([] if siblings is None else siblings)
         self._seen = 0
         """Number of steps over samples that another session had made at this session's last step."""
@@ -208,6 +215,7 @@ class JobSession(Session):
 
     def _hello(self, sync: str) -> dict[str, Any]:
         number = self._siblings.add(self)
+        self.checkpoints.random = number == 0
         self._calls = self.link.calls
         if number:  # an injected fault happens to a worker once, not once for each of its optimizers
             self._settings = replace(self._settings, slow=())
@@ -292,7 +300,9 @@ class JobSession(Session):
     def step(self, samples: int | None) -> None:
         self.in_step = True
         try:
+            self.checkpoints.stepping()
             self._step(samples)
+            self.checkpoints.stepped()
         finally:
             self.in_step = False
 
@@ -339,13 +349,27 @@ class JobSession(Session):
         plain = packer.pack(part, "this worker's part of a checkpoint")
         self._coordinator.send({"kind": "part", "steps": self.steps, "part": plain}, payload=packer.payload)
 
+    def _on_checkpoint(self, message: Message) -> None:
+        self.checkpoints.wanted(message)
+
+    def _on_resume(self, message: Message) -> None:
+        self.checkpoints.resume(message)
+
+    def known_as(self, optimizer: torch.optim.Optimizer) -> None:
+        self.checkpoints.optimizers.append(optimizer)
+
     # Samples.
 
     @library_call
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
         if self._samples.leaves(pool, epoch):
             self._hand_in()
-        grant = self._samples.take(pool, epoch, size, batch, self.rest_of(pool, epoch), len(self._outstanding))
+        self.checkpoints.asking = not self._outstanding
+        try:
+            grant = self._samples.take(pool, epoch, size, batch, self.rest_of(pool, epoch), len(self._outstanding))
+        finally:
+            self.checkpoints.asking = False
+        (self.checkpoints.passed if grant is None else self.checkpoints.dealt)()
         if grant is not None:
             self._outstanding.append(grant)
         elif not self._outstanding:

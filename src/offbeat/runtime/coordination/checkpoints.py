@@ -1,0 +1,351 @@
+"""Make checkpoints of a job, in server 0: decide when, gather what belongs to one, and have it written while training goes on.
+
+A checkpoint is of the state between two events: after the effects of a fold the coordinator's state, and what the shards hold once they
+have carried out the orders so far, are of one version. In that moment the shards copy what they hold, the coordinator's places are copied,
+and each worker is asked for its part before it is released with that version. Everything else happens later: workers send their parts when
+they next call the library, and threads write. A checkpoint becomes complete once all parts of living workers have come, or after `PARTS_S`;
+then it lacks some, and its manifest says which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from offbeat import __version__
+from offbeat.core.allreduce.policy import RoundRule
+from offbeat.core.effects import Effect, Fold
+from offbeat.core.job.coordinator import Coordinator
+from offbeat.core.job.state import dumps
+from offbeat.core.policy import ServerRule
+from offbeat.errors import OffbeatError
+from offbeat.journal.file import Journal
+from offbeat.journal.records import checkpoint_record
+from offbeat.runtime.coordination.checkpoint_content import ModelRest, OptimizerContent, make_way, shard_file, write_files
+from offbeat.runtime.coordination.peers import Peers
+from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
+from offbeat.runtime.job.job_spec import JobSpec
+from offbeat.runtime.job.settings import CheckpointOrder, JobSettings
+from offbeat.tensors.whole import ShardCopy
+from offbeat.transport.base import Connection, Message
+from offbeat.types import Incarnation, Seconds, Version, WorkerId, WorkerState
+
+log = logging.getLogger(__name__)
+
+PARTS_S: Final[Seconds] = 30.0
+"""Longest wait for the workers' parts, in seconds: a script may evaluate for longer between two calls of the library."""
+
+PLACES_KEPT: Final = 256
+"""Of how many versions the place of a job without servers is kept: a rank can be that far behind the coordinator, or before it."""
+SERVERS_S: Final[Seconds] = 600.0
+"""Longest wait for the files of other servers, in seconds."""
+CLOSE_S: Final[Seconds] = 2.0
+"""Longest wait for a checkpoint that is being written when the job ends, in seconds."""
+
+
+class Saves(Protocol):
+    """The job of one optimizer, as far as a checkpoint needs it: `runtime.live_job.LiveJob`."""
+
+    @property
+    def version(self) -> Version:
+        """Return the newest version."""
+
+    number: int
+    coordinator: Coordinator | None
+    spec: JobSpec | None
+    peers: Peers
+
+    def save_replica(self, rank: WorkerId, got: Callable[[Message], None]) -> None:
+        """Ask a rank of a job without servers for its replica; ``got`` gets the message with it, unless the rank dies before."""
+
+    def save_shards(self, order: Mapping[str, Any], own: Callable[[ShardCopy], None]) -> int:
+        """Have every shard copied; ``own`` gets the copy of this process's. Returns how many other servers write files."""
+
+
+@dataclass
+class _Making:
+    """A checkpoint in the making."""
+
+    version: Version
+    began: Seconds
+    folder: Path
+    contents: list[OptimizerContent] = field(default_factory=list)
+    servers: int = 0
+    """Files of other servers, and replicas of ranks, that have not come yet."""
+    awaited: dict[int, dict[WorkerId, Incarnation]] = field(default_factory=dict)
+    """By optimizer: the workers that have not handed in their part for good, and their incarnations."""
+    asked: set[WorkerId] = field(default_factory=set)
+    """The workers that were alive."""
+    patience_s: Seconds = PARTS_S
+    """How long to wait for parts."""
+    failed: str | None = None
+    writing: Future[Path] | None = None
+
+
+class CheckpointKeeper:
+    """Make the checkpoints of one job.
+
+    Args:
+        settings: the job.
+        order: where and how often.
+        supervisor: is told of each checkpoint.
+        journal: has a record of each.
+        wake: wakes the server's loop, from any thread.
+    """
+
+    def __init__(
+        self, settings: JobSettings, order: CheckpointOrder, supervisor: Connection, journal: Journal, wake: Callable[[], None]
+    ) -> None:
+        self._settings, self._order, self._supervisor, self._journal, self._wake = settings, order, supervisor, journal, wake
+        self._folder = CheckpointFolder(order.folder)
+        self._folder.prepare()
+        self._folder.clear_partial()
+        self._jobs: list[Saves] = []
+        self._rests: dict[int, ModelRest] = {}
+        """By optimizer: what is known of the model beside the parameters that the servers hold."""
+        self._places: dict[int, dict[Version, dict[str, Any]]] = {}
+        """By optimizer of a job without servers: its places at the newest versions."""
+        self._making: _Making | None = None
+        self._last: tuple[Seconds, Version] | None = None
+        """When the last checkpoint was begun, and of which version; None: no fold has been seen."""
+        self._asked: Seconds | None = None
+        """Within how many seconds a checkpoint is wanted now; None: it is not."""
+        self._pool = ThreadPoolExecutor(1, "offbeat-checkpoint", make_way)
+
+    def add(self, job: Saves) -> None:
+        """Note the job of one more optimizer."""
+        self._jobs.append(job)
+
+    def ask(self, within_s: Seconds) -> None:
+        """Make a checkpoint at the next fold, whatever the interval, and wait for parts for half of ``within_s`` seconds at most.
+
+        One in the making is finished first.
+        """
+        self._asked = within_s
+
+    # The moment of a checkpoint.
+
+    def before(self, job: Saves, effects: Sequence[Effect], now: Seconds) -> bool:
+        """Return True if a checkpoint is due with these effects, and ask the workers for their parts, before they are released."""
+        if not any(isinstance(effect, Fold) for effect in effects):
+            return False
+        assert job.coordinator is not None
+        if job.spec is not None and not isinstance(job.spec.policy, ServerRule):
+            self._remember(job, now)
+        if job.number or self._making is not None:
+            return False
+        version = job.version
+        if self._last is None:
+            folds = sum(isinstance(effect, Fold) for effect in effects)
+            self._last = now, version - folds
+        if self._asked is None and not self._due(now, version):
+            return False
+        within_s, self._asked = self._asked, None
+        self._last = now, version
+        patience_s = PARTS_S if within_s is None else min(PARTS_S, within_s / 2)
+        try:
+            self._making = _Making(version, now, self._folder.begin(version), patience_s=patience_s)
+        except OSError as error:
+            self._failed(version, f"{error.strerror}: {self._order.folder}")
+            return False
+        for one in self._jobs:
+            self._ask_workers(one, self._making, now)
+        return True
+
+    def _remember(self, job: Saves, now: Seconds) -> None:
+        """Keep the place of a job without servers at its newest version: a rank's replica may be of an earlier one, or of a later one."""
+        assert job.coordinator is not None
+        places = self._places.setdefault(job.number, {})
+        places[job.coordinator.version] = self._place(job, now)
+        if len(places) > PLACES_KEPT:
+            del places[min(places)]
+
+    def _due(self, now: Seconds, version: Version) -> bool:
+        assert self._last is not None
+        then, before = self._last
+        order = self._order
+        return (order.every_s is not None and now - then >= order.every_s) or (
+            order.every_versions is not None and version - before >= order.every_versions
+        )
+
+    def _ask_workers(self, job: Saves, making: _Making, now: Seconds) -> None:
+        if job.coordinator is None or job.spec is None or not job.coordinator.start.begun:
+            return  # a further optimizer of the script, of which there is nothing yet
+        alive = set(job.coordinator.membership.in_state(WorkerState.ALIVE))
+        asked = [peer for peer in job.peers if peer.worker in alive and peer.welcomed]
+        giver = min((peer.worker for peer in asked), default=None)
+        frozen = job.number not in self._rests
+        for peer in asked:
+            rest = peer.worker == giver
+            peer.connection.send({"kind": "checkpoint", "version": making.version, "rest": rest, "frozen": rest and frozen})
+        making.awaited[job.number] = {peer.worker: peer.incarnation for peer in asked}
+        making.asked.update(making.awaited[job.number])
+        rest_of = self._rests.get(job.number, ModelRest())
+        content = OptimizerContent(job.spec.layout, job.spec.spec, self._place(job, now), giver=giver, rest=rest_of)
+        if isinstance(job.spec.policy, ServerRule):
+            with contextlib.suppress(TypeError):  # a rule from elsewhere keeps something that is no data: its state begins anew
+                content.coordinator = dumps(job.coordinator)
+        else:
+            self._remember(job, now)
+        making.contents.append(content)
+
+    def _place(self, job: Saves, now: Seconds) -> dict[str, Any]:
+        assert job.coordinator is not None and job.spec is not None
+        return {
+            "version": job.version,
+            "versions": [job.coordinator.ledger.version_at(shard) for shard in range(self._settings.servers)],
+            "now": now + job.coordinator.ahead,
+            "sync": job.spec.policy.spelling,
+            "places": [[pool, place] for pool, place in job.coordinator.epochs.progress().items()],
+        }
+
+    def after(self) -> None:
+        """Have every shard copied, when the effects of the fold have been carried out."""
+        making = self._making
+        assert making is not None
+        for number, content in enumerate(making.contents):
+            if number in self._places:
+                making.servers += 1
+                if content.giver is None:
+                    making.failed = "no rank is there to give its replica"
+                else:
+                    self._jobs[number].save_replica(content.giver, partial(self._on_replica, making, content))
+                continue
+            order = {"do": "save", "version": making.version, "name": making.folder.name}
+            making.servers += self._jobs[number].save_shards(order, content.copies.append)
+
+    # What comes later.
+
+    def _on_replica(self, making: _Making, content: OptimizerContent, message: Message) -> None:
+        """Keep the replica that a rank has given."""
+        making.servers -= 1
+        making.failed = making.failed or message.header["failed"]
+        content.replica = message
+
+    def on_part(self, number: int, worker: WorkerId, message: Message) -> None:
+        """Keep a worker's part of the checkpoint in the making; parts of earlier ones are dropped."""
+        making = self._making
+        if making is None or making.writing is not None or message.header["version"] != making.version:
+            return
+        if number < len(making.contents) and worker in making.awaited[number]:
+            making.contents[number].parts[worker] = message
+            if message.header["final"]:
+                del making.awaited[number][worker]
+
+    def on_saved(self, number: int, server: int, version: Version, failed: str | None) -> None:
+        """Note that another server has written its shard's file."""
+        making = self._making
+        if making is not None and making.version == version and number < len(making.contents):
+            making.servers -= 1
+            making.failed = making.failed or failed
+            making.contents[number].files.append(shard_file(making.folder, server, number))
+
+    def tick(self, now: Seconds) -> None:
+        """Begin to write the checkpoint in the making if it has everything, and report it if it has been written."""
+        making = self._making
+        if making is None:
+            return
+        if making.writing is not None:
+            if making.writing.done():
+                self._finish(making, now)
+        elif making.failed is not None:
+            self._give_up(making, making.failed)
+        elif now - making.began >= SERVERS_S and making.servers:
+            self._give_up(making, f"{making.servers} servers have not written their part within {SERVERS_S:g} s")
+        elif any(self._giver_is_gone(making, number) for number in self._places):
+            self._give_up(making, "the rank that was asked for its replica is gone")
+        elif not making.servers and (self._complete(making) or now - making.began >= making.patience_s):
+            for number, places in self._places.items():
+                making.contents[number].place = places.get(self._replica_version(making, number), list(places.values())[-1])
+            making.writing = self._pool.submit(self._write, making)
+            making.writing.add_done_callback(lambda _: self._wake())
+
+    def _giver_is_gone(self, making: _Making, number: int) -> bool:
+        content, coordinator = making.contents[number], self._jobs[number].coordinator
+        assert coordinator is not None and content.giver is not None
+        return content.replica is None and coordinator.membership[content.giver].state is not WorkerState.ALIVE
+
+    def _replica_version(self, making: _Making, number: int) -> Version:
+        """Return the version of a rank's replica. In the gossip family ranks count their own steps: then it is no version of the job."""
+        replica = making.contents[number].replica
+        assert replica is not None
+        return int(replica.header["from"])
+
+    def _complete(self, making: _Making) -> bool:
+        """Return True if no living worker's part is missing, and the places are known at the version of each rank's replica."""
+        for number, places in self._places.items():
+            spec = self._jobs[number].spec
+            assert spec is not None
+            if isinstance(spec.policy, RoundRule) and self._replica_version(making, number) not in places:
+                return False
+        for number, awaited in making.awaited.items():
+            job = self._jobs[number]
+            assert job.coordinator is not None
+            membership = job.coordinator.membership
+            for worker, incarnation in awaited.items():
+                if membership[worker].state is WorkerState.ALIVE and membership[worker].incarnation == incarnation:
+                    return False
+        return True
+
+    def _missing(self, making: _Making) -> list[WorkerId]:
+        return sorted({worker for worker in making.asked if any(worker not in content.parts for content in making.contents)})
+
+    def _write(self, making: _Making) -> Path:
+        """Write all files. In a thread."""
+        optimizers = write_files(making.folder, making.contents)
+        settings = self._settings
+        manifest = {
+            "version": optimizers[0]["version"],
+            "offbeat": __version__,
+            "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "workers": settings.workers,
+            "servers": settings.servers,
+            "sync": settings.sync,
+            "wire": settings.wire,
+            "seed": settings.seed,
+            "script": settings.script,
+            "missing": self._missing(making),
+            "optimizers": optimizers,
+        }
+        path = self._folder.finish(making.folder, manifest)
+        self._folder.keep(self._order.keep)
+        return path
+
+    def _finish(self, making: _Making, now: Seconds) -> None:
+        assert making.writing is not None
+        error = making.writing.exception()
+        if error is not None:
+            if not isinstance(error, OSError | OffbeatError):
+                log.error("a checkpoint could not be written", exc_info=error)
+            self._give_up(making, str(error))
+            return
+        self._making = None
+        for job, content in zip(self._jobs, making.contents, strict=False):
+            self._rests[job.number] = content.rest
+        missing, version = self._missing(making), making.contents[0].place["version"]
+        self._journal.write(checkpoint_record(now, version, now - making.began, missing))
+        self._supervisor.send({"kind": "checkpoint", "version": version, "failed": None, "missing": missing})
+
+    def _give_up(self, making: _Making, reason: str) -> None:
+        self._making = None
+        self._pool.submit(self._folder.abandon, making.folder)
+        self._failed(making.version, reason)
+
+    def _failed(self, version: Version, reason: str) -> None:
+        self._supervisor.send({"kind": "checkpoint", "version": version, "failed": reason[:1000], "missing": []})
+
+    def close(self) -> None:
+        """End with the job: a checkpoint that is being written becomes complete, one that lacks parts does not."""
+        making, self._making = self._making, None
+        if making is not None and making.writing is None:
+            self._folder.abandon(making.folder)
+        elif making is not None and making.writing is not None:
+            wait([making.writing], timeout=CLOSE_S)
+        self._pool.shutdown(wait=False)

@@ -1,0 +1,116 @@
+"""Read and set the state of one process that is not a part of the model's version: random generators, buffers and schedulers.
+
+Schedulers of ``torch.optim.lr_scheduler`` do not tell their optimizer about themselves. `watch_schedulers` notes each one that is made.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from weakref import ref
+
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+_schedulers: list[ref[LRScheduler]] | None = None
+"""In the order in which they were made; None: they are not watched yet."""
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of this process's random generators: torch's, NumPy's, Python's, and CUDA's if it is in use."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": [str(kind), torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(gauss)],
+        "python": random.getstate(),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Set the random generators to what `random_state` has returned."""
+    torch.set_rng_state(state["torch"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    random.setstate(state["python"])
+    if "cuda" in state and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def buffers_of(models: Iterable[torch.nn.Module]) -> list[dict[str, torch.Tensor]]:
+    """Return a copy of each model's buffers, by name."""
+    return [{name: buffer.detach().clone() for name, buffer in model.named_buffers()} for model in models]
+
+
+def load_buffers(models: Iterable[torch.nn.Module], saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    """Set the models' buffers to what `buffers_of` has returned; a buffer that is missing or of another shape stays as it is."""
+    with torch.no_grad():
+        for model, buffers in zip(models, saved, strict=False):
+            for name, buffer in model.named_buffers():
+                if name in buffers and buffers[name].shape == buffer.shape:
+                    buffer.copy_(buffers[name])
+
+
+def watch_schedulers() -> None:
+    """Note every scheduler of this process, those that exist and those that will be made. Further calls do nothing."""
+    global _schedulers
+    if _schedulers is not None:
+        return
+    _schedulers = found = [ref(one) for one in gc.get_objects() if issubclass(type(one), LRScheduler)]
+
+    def noted(cls: type[LRScheduler], *_: Any, **__: Any) -> LRScheduler:
+        scheduler: LRScheduler = object.__new__(cls)
+        found.append(ref(scheduler))
+        return scheduler
+
+    # Several classes of schedulers do not call the base's __init__; each object passes through __new__.
+    LRScheduler.__new__ = staticmethod(noted)  # type: ignore[assignment, method-assign]
+
+
+def schedulers_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[LRScheduler]:
+    """Return the living schedulers of one of these optimizers, in the order in which they were made."""
+    living = [one() for one in _schedulers or ()]
+    return [one for one in living if one is not None and any(getattr(one, "optimizer", None) is optimizer for optimizer in optimizers)]
+
+
+def scheduler_states(schedulers: Iterable[LRScheduler]) -> list[dict[str, Any]]:
+    """Return the state of each scheduler with the name of its class. Values that are not plain, such as functions, are left out."""
+    return [
+        {"class": type(one).__name__, "state": {key: value for key, value in one.state_dict().items() if is_plain(value)}}
+        for one in schedulers
+    ]
+
+
+def is_plain(value: Any) -> bool:
+    """Return True for None, numbers, words and tensors, and for lists, tuples and dicts of these."""
+    if isinstance(value, dict):
+        return all(map(is_plain, value)) and all(map(is_plain, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | torch.Tensor)
+
+
+def load_schedulers(schedulers: Sequence[LRScheduler], saved: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Set the schedulers to what `scheduler_states` has returned, each to the next saved one of its class.
+
+    Returns:
+        The classes of the saved ones for which there is no scheduler.
+    """
+    waiting = list(saved)
+    for scheduler in schedulers:
+        found = next((one for one in waiting if one["class"] == type(scheduler).__name__), None)
+        if found is not None:
+            waiting.remove(found)
+            scheduler.load_state_dict({**scheduler.state_dict(), **_with_types_of(vars(scheduler), found["state"])})
+    return [one["class"] for one in waiting]
+
+
+def _with_types_of(present: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return saved values with the classes that they have in the present object: a message has made dicts of counters."""
+    return {key: Counter(value) if isinstance(present.get(key), Counter) else value for key, value in saved.items()}

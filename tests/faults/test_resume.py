@@ -1,0 +1,104 @@
+"""Every process of a job is killed at once, or told to leave, and the job is resumed; its script says nothing about checkpoints."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.faults.job import Job
+from tests.faults.resuming import EPOCHS, RESUMED, SIZE, account, epoch_reports, kill_all, newest, result, same, until_checkpoint
+from tests.tiers import marked
+
+Start = Callable[..., Job]
+RULES = ["bsp", "ssp(staleness=2)", "dbw", "psp(c=2, b=0.5)", "ensemble", "majority", "dpsgd"]
+SPLITS = {"ensemble"}
+CALM = ("--slow", "any=0.005")
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Start]:
+    """Start jobs of one test, each with a folder of its own."""
+
+    def begin(name: str, *options: str, script: tuple[str, ...] = ()) -> Job:
+        (tmp_path / name).mkdir()
+        started = Job(tmp_path / name, ["--preload", "torch._dynamo", *options, RESUMED, *script])
+        running.append(started)
+        return started
+
+    running: list[Job] = []
+    yield begin
+    for job in running:
+        job.clean_up()
+
+
+@pytest.mark.parametrize("sync", marked(RULES, "bsp"))
+def test_a_job_that_was_killed_as_a_whole_goes_on(jobs: Start, tmp_path: Path, sync: str) -> None:
+    folder, file = tmp_path / "checkpoints", tmp_path / "result.pt"
+    every = "1v" if sync in SPLITS else "7v"
+    first = jobs("first", "--sync", sync, *CALM, "--checkpoint", str(folder), "--every", every)
+    until_checkpoint(first, folder, 1 if sync in SPLITS else 40)
+    kill_all(first)
+    taken = newest(folder)
+    assert taken is not None
+    place = dict(taken.manifest["optimizers"][0]["places"])[0]
+    ended = jobs("second", "--resume", str(folder), script=("--result", str(file))).ended()
+    if sync in SPLITS:
+        reports = [report for _, report in epoch_reports(ended.records)]
+        assert all(report["folded"] + report["dropped"] + report["rejected"] + report["unused"] == report["indices"] for report in reports)
+    else:
+        account(ended, place["epoch"])
+    assert ended.records[0]["resumed"] == taken.version
+    if sync == "bsp":
+        whole = tmp_path / "whole.pt"
+        assert jobs("whole", "--sync", sync, script=("--result", str(whole))).ended().status == 0
+        assert same(result(file), result(whole)), "bit for bit"
+
+
+def test_it_goes_on_with_other_numbers_of_workers_and_servers(jobs: Start, tmp_path: Path) -> None:
+    """Four workers and two servers, then three workers and one server, then two servers again."""
+    folder = tmp_path / "checkpoints"
+    first = jobs("first", "--workers", "4", "--servers", "2", *CALM, "--checkpoint", str(folder), "--every", "5v")
+    until_checkpoint(first, folder, 15)
+    kill_all(first)
+    second = jobs("second", "--workers", "3", "--servers", "1", *CALM, "--resume", str(folder), "--every", "5v")
+    taken = newest(folder)
+    assert taken is not None
+    until_checkpoint(second, folder, taken.version)
+    kill_all(second)
+    taken = newest(folder)
+    assert taken is not None and taken.manifest["workers"] == 3
+    ended = jobs("third", "--servers", "2", "--resume", str(folder)).ended()
+    account(ended, dict(taken.manifest["optimizers"][0]["places"])[0]["epoch"])
+    assert all(report["folded"] == SIZE for _, report in epoch_reports(ended.records))
+
+
+def test_a_job_that_is_told_to_leave_makes_a_last_checkpoint(jobs: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    job = jobs("first", *CALM, "--checkpoint", str(folder), "--every", "3600", script=("--epochs", "1000"))
+    job.wait("a fold", lambda: sum(record["kind"] == "fold" for record in job.records()) > 5)
+    assert newest(folder) is None
+    job.process.send_signal(signal.SIGTERM)
+    ended = job.ended()
+    assert ended.status == 128 + signal.SIGTERM
+    taken = newest(folder)
+    assert taken is not None and taken.manifest["missing"] == []
+    assert "making a last checkpoint" in ended.err + ended.out
+
+
+def test_another_model_or_rule_is_refused(jobs: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    first = jobs("first", *CALM, "--checkpoint", str(folder), "--every", "5v")
+    until_checkpoint(first, folder)
+    kill_all(first)
+    other = jobs("model", "--resume", str(folder), script=("--hidden", "9")).ended()
+    assert other.status != 0
+    assert "the checkpoint is of another model than the script's" in other.last_line and "(8, 4)" in other.last_line, other.err
+    rule = jobs("rule", "--sync", "asp", "--resume", str(folder)).ended()
+    assert rule.status == 2 and "is of a job under bsp" in rule.last_line
+    assert not [record for record in rule.records if record["kind"] == "process"]
+
+
+def test_epochs_of_the_script() -> None:
+    assert EPOCHS * SIZE // 4 // 2 == 120, "versions of two workers in step: the tests above count on them"

@@ -1,0 +1,89 @@
+"""The options about checkpoints, and what a resumed job takes over from the one before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from offbeat.errors import ConfigurationError
+from offbeat.launch import checkpointing
+from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
+from offbeat.runtime.job.settings import CheckpointOrder
+
+MANIFEST = {"version": 7, "seed": 3, "workers": 4, "servers": 2, "sync": None, "wire": "bf16", "optimizers": [{"sync": "ssp(staleness=3)"}]}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A folder with one checkpoint."""
+    folder = CheckpointFolder(tmp_path / "job")
+    folder.prepare()
+    folder.finish(folder.begin(7), MANIFEST)
+    return folder.path
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5v", "0v", "v", "ten", "1e3", "inf", "5m", ""])
+def test_an_interval_that_is_none(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="must be seconds, such as 600, or versions of the model, such as 500v"):
+        checkpointing.interval(text)
+
+
+def test_what_the_options_order(tmp_path: Path, job: Path) -> None:
+    assert checkpointing.order_of(None, None, None, None) is None
+    new = checkpointing.order_of(tmp_path / "new", None, None, None)
+    assert new == CheckpointOrder(folder=str(tmp_path / "new"), every_s=600.0, keep=2)
+    resumed = checkpointing.order_of(None, "50v", 5, checkpointing.found(job))
+    assert resumed == CheckpointOrder(folder=str(job), every_versions=50, keep=5), "a resumed job goes on with checkpoints"
+    elsewhere = checkpointing.order_of(tmp_path / "new", None, None, checkpointing.found(job))
+    assert elsewhere is not None and elsewhere.folder == str(tmp_path / "new")
+
+
+def test_options_that_do_not_fit(tmp_path: Path, job: Path) -> None:
+    for every, keep, message in (("9", None, "--every 9: there are no checkpoints"), (None, 3, "--keep 3: there are no checkpoints")):
+        with pytest.raises(ConfigurationError, match=message):
+            checkpointing.order_of(None, every, keep, None)
+    with pytest.raises(ConfigurationError, match="--keep 0: must be at least 1"):
+        checkpointing.order_of(tmp_path / "new", None, 0, None)
+    with pytest.raises(
+        ConfigurationError, match=r"it has checkpoints of an earlier job, the newest of version 7; go on from it with --resume"
+    ):
+        checkpointing.order_of(job, None, None, None)
+
+
+def test_a_folder_without_a_checkpoint(tmp_path: Path) -> None:
+    assert checkpointing.found(None) is None
+    with pytest.raises(ConfigurationError, match=r"--resume .*/none: there is no such folder"):
+        checkpointing.found(tmp_path / "none")
+    CheckpointFolder(tmp_path).begin(3)
+    with pytest.raises(ConfigurationError, match="no complete checkpoint is in it"):
+        checkpointing.found(tmp_path)
+
+
+def test_an_older_one_can_be_chosen_if_the_newer_ones_are_not_in_the_way(tmp_path: Path, job: Path) -> None:
+    folder = CheckpointFolder(job)
+    folder.finish(folder.begin(9), {**MANIFEST, "version": 9})
+    older, newer = (checkpointing.found(job / f"version-0000000{version}") for version in (7, 9))
+    assert older is not None and older.version == 7
+    assert checkpointing.order_of(None, None, None, newer) is not None
+    assert checkpointing.order_of(tmp_path / "new", None, None, older) is not None
+    with pytest.raises(ConfigurationError, match="has a newer checkpoint, of version 9"):
+        checkpointing.order_of(None, None, None, older)
+
+
+def test_what_the_command_line_does_not_give_is_as_before(job: Path) -> None:
+    saved = checkpointing.found(job)
+    options = {"workers": 2, "servers": 1, "sync": None, "wire": None, "seed": 0}
+    assert checkpointing.taken_over(None, lambda _: False, **options) == [2, 1, None, None, 0]
+    assert checkpointing.taken_over(saved, lambda _: False, **options) == [4, 2, None, "bf16", 3]
+    assert checkpointing.taken_over(saved, lambda name: name == "workers", **options) == [2, 2, None, "bf16", 3]
+    with pytest.raises(ConfigurationError, match="--seed 0: the checkpoint is of a job with seed 3"):
+        checkpointing.taken_over(saved, lambda name: name == "seed", **options)
+
+
+def test_another_rule_is_named_beside_that_of_the_checkpoint(job: Path) -> None:
+    saved = checkpointing.found(job)
+    checkpointing.check_rule(saved, None)
+    checkpointing.check_rule(saved, "ssp(staleness=3)")
+    with pytest.raises(ConfigurationError, match=r"--sync 'bsp': .* is of a job under ssp\(staleness=3\)"):
+        checkpointing.check_rule(saved, "bsp")

@@ -1,0 +1,249 @@
+"""Checkpoints of a whole job: from each of them, a job goes on as the uninterrupted one did, and its script says nothing about them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.live.harness import Job, Worker
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from offbeat.journal.file import read
+from offbeat.journal.summary import Tally
+from offbeat.runtime.job.checkpoint_folder import Checkpoint, CheckpointFolder, manifest_of
+from offbeat.runtime.job.settings import CheckpointOrder
+
+torch.optim.AdamW([torch.zeros(1)])  # the first one of a process imports torch._dynamo: outside of any job's deadline
+
+SIZE, BATCH, EPOCHS = 80, 10, 3
+
+
+class Script:
+    """A user's script, which is started from its top each time. With one worker each batch has random numbers of its own."""
+
+    def __init__(self, worker: Worker, sync: str) -> None:
+        job, alone = worker.job, worker.job.settings.workers == 1
+        awaits = (
+            sync in ("bsp", "full", "allreduce") and job.settings.checkpoint is not None and job.settings.checkpoint.every_versions == 1
+        )
+        generator = torch.Generator().manual_seed(1)
+        x = torch.randn(SIZE, 6, generator=generator)
+        data = TensorDataset(x, x.sum(1, keepdim=True).sin(), torch.arange(SIZE))
+        self.model = network(0.2 if alone else 0.0)
+        with torch.no_grad():
+            for p in self.model.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator) * 0.3)
+        self.optimizer = worker.distribute(torch.optim.AdamW(self.model.parameters(), lr=0.01), self.model, sync)
+        self.schedule = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [3, 7, 8], 0.5)
+        self.used: list[list[int]] = []
+        loader = DataLoader(data, batch_sampler=self.optimizer.batch_sampler(data, batch_size=BATCH))
+        for _ in range(EPOCHS):
+            self.used.append([])
+            for x, y, index in loader:
+                if awaits and self.optimizer.version > 0:
+                    job.await_checkpoint(self.optimizer.version)
+                self.optimizer.zero_grad()
+                nn.functional.mse_loss(self.model(x), y).backward()
+                self.optimizer.step()
+                self.schedule.step()
+                self.used[-1] += index.tolist()
+            torch.rand(3)  # an evaluation, say
+        self.state = self.optimizer.state_dict()
+        self.optimizer.pull()
+
+
+def network(dropout: float = 0.0) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1))
+
+
+def run(sync: str, *, workers: int = 2, **job: Any) -> list[Script]:
+    with Job(workers, **job) as running:
+        scripts = running.run(lambda worker: Script(worker, sync))
+    assert not [told for told in running.checkpoints if told["failed"] or told["missing"]]
+    return scripts
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+EXACT = [("bsp", 1, 1), ("bsp", 2, 1), ("bsp", 2, 2), ("full", 2, 1), ("allreduce", 2, 1)]
+
+
+@pytest.mark.parametrize(("sync", "workers", "servers"), EXACT)
+def test_from_each_checkpoint_rules_in_step_go_on_bit_for_bit(tmp_path: Path, sync: str, workers: int, servers: int) -> None:
+    """With random numbers, too, where a batch cannot go to another worker; buffers of several workers differ with the batches."""
+    order = CheckpointOrder(folder=str(tmp_path / "job"), every_versions=1, keep=100)
+    steps = EPOCHS * SIZE // BATCH // workers
+    whole = run(sync, workers=workers, servers=servers, checkpoint=order)
+    for version in range(1, steps):
+        rest = run(sync, workers=workers, servers=servers, resume=str(tmp_path / "job" / f"version-{version:08d}"))
+        for before, after in zip(whole, rest, strict=True):
+            assert same(dict(before.model.named_parameters()), dict(after.model.named_parameters())), version
+            assert same(before.state, after.state), version
+            assert same(before.schedule.state_dict(), after.schedule.state_dict()), version
+            assert after.optimizer.version == (steps if sync == "bsp" else steps - version), "ranks count their rounds anew"
+            assert workers > 1 or same(before.model.state_dict(), after.model.state_dict())
+        assert sum(len(epoch) for script in rest for epoch in script.used) == (steps - version) * workers * BATCH
+
+
+def test_the_model_of_a_checkpoint_is_loaded_by_plain_torch(tmp_path: Path) -> None:
+    run("bsp", checkpoint=CheckpointOrder(folder=str(tmp_path), every_versions=4))
+    newest = CheckpointFolder(tmp_path).newest()
+    assert newest is not None
+    model = network()
+    assert str(model.load_state_dict(torch.load(newest.path / "model.pt", weights_only=True))) == "<All keys matched successfully>"
+    plain = torch.optim.AdamW(model.parameters())
+    plain.load_state_dict(torch.load(newest.path / "optimizer.pt", weights_only=True))
+    assert float(plain.state[next(model.parameters())]["step"]) == newest.version
+
+
+RULES = (
+    *(
+        "bsp",
+        "backup(b=1)",
+        "dbw",
+        "b_dbw",
+        "asp",
+        "ssp(staleness=2)",
+        "dssp(lower=1, upper=3)",
+        "rennala(batch=3)",
+        "ringmaster(threshold=4)",
+    ),
+    *("psp(c=2, b=0.5)", "elastic", "elastic(mode=local)", "ensemble", "adacomm"),
+)
+RANKS = ("majority", "solo", "first_of(m=2)", "quorum(q=2)", "full", "allreduce", "dpsgd", "sgp", "adpsgd")
+"""Without servers."""
+SPLITS = ("elastic(mode=local)", "ensemble")
+"""Workers may have splits of their own; with other workers the epoch begins anew."""
+
+
+def middle(folder: Path) -> Checkpoint:
+    """A checkpoint of the job's middle: of the second epoch, if there is one."""
+    found = [Checkpoint(path, manifest) for path in sorted(folder.glob("version-*")) if (manifest := manifest_of(path)) is not None]
+    inside = [one for one in found if dict(one.manifest["optimizers"][0]["places"])[0]["epoch"] == 1]
+    return (inside or found)[len(inside or found) // 2]
+
+
+@pytest.mark.parametrize("sync", RULES + RANKS)
+@pytest.mark.parametrize(("workers", "servers"), [(2, 1), (3, 2)], ids=["as before", "others"])
+def test_under_every_rule_each_index_is_accounted_for(tmp_path: Path, sync: str, workers: int, servers: int) -> None:
+    order = CheckpointOrder(folder=str(tmp_path / "job"), every_versions=1, keep=100)
+    servers = 1 if sync in RANKS else servers
+    run(sync, checkpoint=order)
+    taken = middle(tmp_path / "job")
+    place = dict(taken.manifest["optimizers"][0]["places"])[0]
+    scripts = run(sync, workers=workers, servers=servers, resume=str(taken.path), journal=str(tmp_path / "journal.jsonl"))
+    records = list(read(tmp_path / "journal.jsonl"))
+    assert Tally.of(records).problems() == []
+    reports = {record["epoch"]: record["report"] for record in records if record["kind"] == "epoch_ended"}
+    assert sorted(reports) == list(range(place["epoch"], EPOCHS))
+    for epoch, report in reports.items():
+        assert report["folded"] + report["dropped"] + report["rejected"] + report["unused"] == report["indices"], (epoch, report)
+        assert sync in SPLITS or report["indices"] == SIZE, (epoch, report)
+        assert epoch == place["epoch"] or sync not in {"bsp", "asp"} or report["folded"] == SIZE
+    used = sum(len(script.used[place["epoch"]]) for script in scripts)
+    left = SIZE if place["rest"] is None else sum(stop - start for start, stop in place["rest"])
+    assert used >= left or sync in SPLITS, "what the lost versions used, and what nobody used, is used now"
+    assert sync in RANKS or left == 0 or all(script.optimizer.version > taken.version for script in scripts)
+
+
+def test_what_a_resumed_script_loads_by_itself_is_overwritten(tmp_path: Path) -> None:
+    """Also where the workers read the parameters in the job's own memory."""
+    run("bsp", checkpoint=CheckpointOrder(folder=str(tmp_path / "job"), every_versions=4))
+    taken = middle(tmp_path / "job")
+    saved = torch.load(taken.path / "model.pt", weights_only=True)
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def script(worker: Worker) -> None:
+        model = network()
+        optimizer = worker.distribute(torch.optim.AdamW(model.parameters(), lr=0.01), model, "bsp")
+        assert optimizer.version == taken.version
+        assert all(torch.equal(value, saved[name]) for name, value in model.named_parameters()), "at once"
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(float(worker.number))
+        sampler = optimizer.batch_sampler(range(SIZE), batch_size=BATCH)
+        for _ in range(EPOCHS):
+            for _ in sampler:
+                seen.append({name: value.detach().clone() for name, value in model.named_parameters()})
+                return
+
+    with Job(2, resume=str(taken.path)) as job:
+        job.run(script)
+    assert len(seen) == 2
+    assert all(same(one, {name: saved[name] for name in one}) for one in seen)
+
+
+def test_two_optimizers_of_a_script_resume_together(tmp_path: Path) -> None:
+    """Each is of its newest version; that of the second one has files of its own."""
+
+    def script(worker: Worker) -> tuple[int, int, list[torch.Tensor]]:
+        models = [nn.Linear(3, 2), nn.Linear(2, 1)]
+        optimizers = [worker.distribute(torch.optim.AdamW(model.parameters(), lr=0.01), model) for model in models]
+        sampler = optimizers[0].batch_sampler(range(SIZE), batch_size=BATCH)
+        begun = optimizers[0].version, optimizers[1].version
+        first = [parameter.detach().clone() for model in models for parameter in model.parameters()]
+        for _ in range(2):
+            for batch in sampler:
+                x = torch.tensor(batch, dtype=torch.float32)[:, None].expand(-1, 3)
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                    models[1](models[0](x)).square().mean().backward()
+                    optimizer.step()
+        return *begun, first
+
+    with Job(2, checkpoint=CheckpointOrder(folder=str(tmp_path), every_versions=3, keep=9)) as job:
+        job.run(script)
+    taken = CheckpointFolder(tmp_path).newest()
+    assert taken is not None
+    with Job(2, resume=str(taken.path)) as job:
+        results = job.run(script)
+    versions = [one["version"] for one in taken.manifest["optimizers"]]
+    assert versions[0] == taken.version and versions[1] in (taken.version - 1, taken.version)
+    for first, second, parameters in results:
+        assert [first, second] == versions
+        saved = [torch.load(taken.path / name, weights_only=True) for name in ("model.pt", "model-1.pt")]
+        assert same(parameters, [value for model in saved for value in model.values()])
+
+
+def test_frozen_and_tied_parameters_are_in_the_model_of_each_checkpoint(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.other.weight = self.one.weight
+            self.frozen = nn.Parameter(torch.full((2,), 7.0), requires_grad=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(self.other(self.one(x)))
+
+    def script(worker: Worker) -> None:
+        model = Tied()
+        optimizer = worker.distribute(torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01, momentum=0.9), model)
+        for batch in optimizer.batch_sampler(range(SIZE), batch_size=BATCH):
+            if optimizer.version:
+                worker.job.await_checkpoint(optimizer.version)
+            optimizer.zero_grad()
+            model(torch.tensor(batch, dtype=torch.float32)[:, None].expand(-1, 3) / SIZE).square().mean().backward()
+            optimizer.step()
+
+    with Job(1, checkpoint=CheckpointOrder(folder=str(tmp_path), every_versions=1)) as job:
+        job.run(script)
+    taken = CheckpointFolder(tmp_path).newest()
+    assert taken is not None and taken.version > 1
+    model = Tied()
+    model.frozen.data.zero_()
+    assert str(model.load_state_dict(torch.load(taken.path / "model.pt", weights_only=True))) == "<All keys matched successfully>"
+    assert model.frozen.tolist() == [7.0, 7.0]
+    with Job(1, resume=str(taken.path)) as job:
+        job.run(script)

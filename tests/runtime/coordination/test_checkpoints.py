@@ -1,0 +1,207 @@
+"""When a checkpoint is made, what it waits for, and for how long."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.by_hand import Line, Worker, coordinator
+
+from offbeat.errors import ProtocolError
+from offbeat.runtime.coordination.checkpoints import PARTS_S, SERVERS_S
+from offbeat.runtime.coordinators import LiveCoordinators
+from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
+from offbeat.runtime.job.packing import Packer
+from offbeat.runtime.job.settings import CheckpointOrder, JobSettings
+from offbeat.transport.base import Message
+
+
+class Saving:
+    """A job of two workers under asp with checkpoints; every message and every second is the test's."""
+
+    def __init__(self, folder: Path, shards: dict[int, Line] | None = None, **order: Any) -> None:
+        self.folder = CheckpointFolder(folder)
+        settings = JobSettings(workers=2, servers=1 + len(shards or {}), checkpoint=CheckpointOrder(folder=str(folder), **order))
+        self.host: LiveCoordinators = coordinator(settings, shards)
+        self.workers = [Worker(self.host, number, 2.0) for number in range(2)]
+        for worker in self.workers:
+            worker.join(0.0)
+        self.workers[0].provide(0.0)
+
+    def wanted(self, number: int) -> list[dict[str, Any]]:
+        return self.workers[number].line.got("checkpoint")
+
+    def hand_in(self, number: int, now: float, *, final: bool = True, version: int | None = None) -> None:
+        wanted = self.wanted(number)[-1]
+        part: dict[str, Any] = {"buffers": [{}], "groups": [{"lr": 1.0, "params": [0]}], "schedulers": [], "number": number}
+        if wanted["rest"]:
+            part["model"] = {"names": {"weight": "weight"}, "rest": {}}
+        packer = Packer()
+        header = {"kind": "checkpoint_part", "final": final, "part": packer.pack(part)}
+        header["version"] = wanted["version"] if version is None else version
+        self.host.on_message(self.workers[number].line, Message(header, memoryview(b"".join(packer.payload)), ()), now)
+
+    def written(self, now: float) -> list[dict[str, Any]]:
+        """What the supervisor has been told, once nothing is being written."""
+        keeper = self.host.keeper
+        assert keeper is not None
+        self.host.tick(now)
+        if keeper._making is not None and keeper._making.writing is not None:
+            keeper._making.writing.exception()
+            self.host.tick(now)
+        supervisor = self.host._parts[0]
+        assert isinstance(supervisor, Line)
+        return supervisor.got("checkpoint")
+
+    def close(self) -> None:
+        self.host.close(True, "enough", 1e6)
+        self.host.release_memory()
+
+
+@pytest.fixture
+def saving(tmp_path: Path) -> Iterator[Saving]:
+    job = Saving(tmp_path, every_versions=1)
+    yield job
+    job.close()
+
+
+def test_each_worker_is_asked_before_it_is_released(saving: Saving) -> None:
+    saving.workers[0].push(1.0)
+    for number, worker in enumerate(saving.workers):
+        kinds = [header["kind"] for header in worker.line.sent]
+        assert kinds[-2 + number :] == ["checkpoint", "parameters"][: 2 - number], "only worker 0 goes on with this version"
+    assert [one["rest"] for one in (*saving.wanted(0), *saving.wanted(1))] == [True, False], "one describes the model"
+    saving.hand_in(0, 1.1)
+    assert saving.written(1.2) == [], "a part is missing"
+    saving.hand_in(1, 1.3)
+    assert saving.written(1.4) == [{"kind": "checkpoint", "version": 1, "failed": None, "missing": []}]
+    newest = saving.folder.newest()
+    assert newest is not None
+    assert torch.load(newest.path / "model.pt", weights_only=True)["weight"].tolist() == [[1.0] * 4], "2 less a gradient of 1"
+    assert [part[0]["number"] for part in torch.load(newest.path / "workers.pt", weights_only=True).values()] == [0, 1]
+
+
+def test_one_at_a_time_is_made(saving: Saving) -> None:
+    for now in (1.0, 2.0, 3.0):
+        saving.workers[0].push(now)
+    assert [one["version"] for one in saving.wanted(0)] == [1]
+    saving.hand_in(0, 3.1)
+    saving.hand_in(1, 3.1)
+    assert [told["version"] for told in saving.written(3.2)] == [1]
+    newest = saving.folder.newest()
+    assert newest is not None
+    weight = torch.load(newest.path / "model.pt", weights_only=True)["weight"]
+    assert weight.tolist() == [[1.0] * 4], "the copy is of version 1, whatever was folded since"
+    saving.workers[0].push(4.0)
+    assert [one["version"] for one in saving.wanted(0)] == [1, 4]
+
+
+def test_a_part_that_does_not_come_is_named(saving: Saving) -> None:
+    saving.workers[0].push(1.0)
+    saving.hand_in(0, 1.1)
+    assert saving.written(0.9 + PARTS_S) == []
+    [told] = saving.written(1.1 + PARTS_S)
+    assert told["missing"] == [1] and told["failed"] is None
+    newest = saving.folder.newest()
+    assert newest is not None and newest.manifest["missing"] == [1]
+
+
+def test_a_part_that_is_not_final_counts_when_time_is_up(saving: Saving) -> None:
+    saving.workers[0].push(1.0)
+    saving.hand_in(0, 1.1)
+    saving.hand_in(1, 1.1, final=False)
+    assert saving.written(2.0) == []
+    assert [told["missing"] for told in saving.written(1.1 + PARTS_S)] == [[]]
+
+
+def test_a_dead_worker_s_part_is_not_awaited(saving: Saving) -> None:
+    saving.workers[0].push(1.0)
+    saving.hand_in(0, 1.1)
+    saving.host.on_lost(saving.workers[1].number, "killed", 1.2)
+    assert [told["missing"] for told in saving.written(1.3)] == [[1]]
+
+
+def test_without_a_description_of_the_model_there_is_none(saving: Saving) -> None:
+    saving.workers[0].push(1.0)
+    saving.hand_in(1, 1.1)
+    [told] = saving.written(1.1 + PARTS_S)
+    assert "has not described its model in time" in told["failed"]
+    assert saving.folder.newest() is None
+
+
+def test_parts_of_another_version_are_dropped(saving: Saving) -> None:
+    saving.workers[0].push(1.0)
+    saving.hand_in(0, 1.1, version=0)
+    saving.hand_in(1, 1.1)
+    assert saving.written(2.0) == []
+
+
+def test_training_goes_on_where_the_disk_does_not(saving: Saving) -> None:
+    shutil.rmtree(saving.folder.path)
+    saving.workers[0].push(1.0)
+    [told] = saving.written(1.1)
+    assert "No such file or directory" in told["failed"]
+    assert len(saving.workers[0].line.got("parameters")) == 2, "it goes on"
+    saving.folder.prepare()
+    saving.workers[0].push(2.0)
+    assert [one["version"] for one in saving.wanted(0)] == [2]
+
+
+def test_what_a_killed_writer_has_left_is_removed(tmp_path: Path) -> None:
+    CheckpointFolder(tmp_path).begin(4)
+    Saving(tmp_path, every_versions=1).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_seconds_between_two(tmp_path: Path) -> None:
+    job = Saving(tmp_path, every_s=10.0)
+    for now, versions in ((1.0, []), (10.9, []), (11.0, [3])):
+        job.workers[0].push(now)
+        assert [one["version"] for one in job.wanted(0)] == versions, now
+    job.close()
+
+
+def test_one_that_is_asked_for_comes_with_the_next_fold_and_waits_less(tmp_path: Path) -> None:
+    job = Saving(tmp_path, every_s=3600.0)
+    job.workers[0].push(1.0)
+    job.host.ask_for_checkpoint(8.0)
+    assert job.wanted(0) == []
+    job.workers[0].push(2.0)
+    job.hand_in(0, 2.1)
+    assert job.written(5.9) == []
+    assert [told["missing"] for told in job.written(6.1)] == [[1]]
+    job.close()
+
+
+def test_other_servers_write_their_part(tmp_path: Path) -> None:
+    shard = Line("server 1")
+    job = Saving(tmp_path, {1: shard}, every_versions=1)
+    for worker in job.workers[:1]:
+        job.host.on_message(shard, Message({"kind": "initialised", "worker": 0, "number": 0, "shard": 1}, memoryview(b""), ()), 0.1)
+        worker.push(1.0)
+    arrived = {"kind": "arrived", "worker": 0, "number": 100, "shard": 1}
+    job.host.on_message(shard, Message(arrived, memoryview(b""), ()), 1.1)
+    [order] = [order for header in shard.got("orders") for order in header["orders"] if order["do"] == "save"]
+    assert (tmp_path / order["name"]).is_dir() and order["version"] == 1
+    job.hand_in(0, 1.2)
+    job.hand_in(1, 1.2)
+    assert job.written(1.3) == [], "server 1 has not written"
+    saved = {"kind": "saved", "version": 1, "failed": "server 1: no space left on device", "shard": 1}
+    job.host.on_message(shard, Message(saved, memoryview(b""), ()), 1.4)
+    assert [told["failed"] for told in job.written(1.5)] == ["server 1: no space left on device"]
+    assert SERVERS_S > PARTS_S
+    job.close()
+
+
+def test_a_part_for_a_job_without_checkpoints_breaks_the_protocol() -> None:
+    host = coordinator(JobSettings(workers=1))
+    worker = Worker(host, 0)
+    worker.join(0.0)
+    with pytest.raises(ProtocolError, match="this job makes no checkpoints"):
+        worker.say("checkpoint_part", 0.1, version=1, final=True, part=None)
+    host.close(True, "enough", 0.2)
+    host.release_memory()

@@ -1,0 +1,144 @@
+"""Which folder counts as a checkpoint: one that is whole, whenever its writer was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.tiers import examples
+
+from offbeat.errors import ConfigurationError, ProtocolError
+from offbeat.runtime.job.checkpoint_folder import FORMAT, MANIFEST, CheckpointFolder, manifest_of
+
+
+def made(folder: CheckpointFolder, version: int, content: bytes = b"parameters") -> Path:
+    partial = folder.begin(version)
+    (partial / "model.pt").write_bytes(content)
+    return folder.finish(partial, {"version": version})
+
+
+def versions(folder: CheckpointFolder) -> list[int]:
+    return [checkpoint.version for checkpoint in folder._complete()]
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / "new" / "folder")
+    folder.prepare()
+    for version in (9, 10, 100, 1_000_000_000):
+        made(folder, version)
+    assert versions(folder) == [1_000_000_000, 100, 10, 9]
+    folder.keep(2)
+    assert versions(folder) == [1_000_000_000, 100]
+    assert sorted(os.listdir(folder.path)) == ["version-00000100", "version-1000000000"]
+
+
+def test_one_of_the_same_version_is_replaced(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    made(folder, 3, b"old")
+    path = made(folder, 3, b"newer")
+    assert (path / "model.pt").read_bytes() == b"newer"
+    assert os.listdir(tmp_path) == ["version-00000003"]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def calls(limit: int) -> Iterator[Any]:
+    """Let so many calls of the file system's changing functions pass, and die at the next."""
+    left = limit
+
+    def counted(real: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal left
+            if left == 0:
+                raise Killed
+            left -= 1
+            return real(*arguments, **options)
+
+        return call
+
+    names = [(os, "rename"), (os, "fsync"), (shutil, "rmtree"), (os, "mkdir"), (json, "dumps")]
+    patches = [mock.patch.object(module, name, counted(getattr(module, name))) for module, name in names]
+    for patch in patches:
+        patch.start()
+    yield
+    for patch in patches:
+        patch.stop()
+
+
+@pytest.mark.parametrize("limit", range(12))
+def test_a_writer_may_be_killed_at_any_point(tmp_path: Path, limit: int) -> None:
+    folder = CheckpointFolder(tmp_path)
+    made(folder, 1, b"one")
+    death = calls(limit)
+    next(death)
+    try:
+        made(folder, 2, b"two")
+        folder.keep(1)
+    except Killed:
+        pass
+    finally:
+        next(death, None)
+    newest = folder.newest()
+    assert newest is not None
+    assert (newest.path / "model.pt").read_bytes() == (b"one" if newest.version == 1 else b"two")
+    folder.clear_partial()
+    assert {path.name for path in tmp_path.iterdir()} <= {"version-00000001", "version-00000002"}
+    made(folder, 3)
+    assert folder.newest() != newest
+
+
+@examples(100)
+@given(st.data())
+def test_one_that_lacks_bytes_is_none(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = CheckpointFolder(tmp_path_factory.mktemp("job"))
+    made(folder, 1)
+    path = made(folder, 2) / data.draw(st.sampled_from(["model.pt", MANIFEST]))
+    whole = path.read_bytes()
+    stop = data.draw(st.integers(0, len(whole) - 2))  # the manifest's last byte ends its line
+    path.write_bytes(whole[:stop])
+    assert versions(folder) == [1]
+    path.unlink()
+    assert versions(folder) == [1]
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", "{}", '{"format": "x"}', '{"format": 1, "files": 3}', "\x80"])
+def test_what_is_no_manifest_is_no_checkpoint(tmp_path: Path, text: str) -> None:
+    folder = CheckpointFolder(tmp_path)
+    (made(folder, 2) / MANIFEST).write_text(text, encoding="latin-1")
+    assert folder.newest() is None
+
+
+def test_a_newer_format_is_named(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    path = made(folder, 2)
+    manifest = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps({**manifest, "format": FORMAT + 1, "offbeat": "9.0"}))
+    with pytest.raises(ConfigurationError, match=rf"has format {FORMAT + 1}, written by offbeat 9.0, .* reads up to {FORMAT}"):
+        folder.newest()
+    assert manifest_of(tmp_path) is None
+
+
+def test_a_name_from_a_message_stays_in_the_folder(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    assert folder.partial(folder.begin(5).name).is_dir()
+    for name in ("", "..", ".partial-00000005-../../etc", "version-00000005", ".partial-5-01234567", "/tmp"):
+        with pytest.raises(ProtocolError, match="with the name of a checkpoint"):
+            folder.partial(name)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="cannot create this folder"):
+        CheckpointFolder(tmp_path / "file").prepare()
+    with mock.patch("os.access", return_value=False), pytest.raises(ConfigurationError, match="no permission to write there"):
+        CheckpointFolder(tmp_path).prepare()

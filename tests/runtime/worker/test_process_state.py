@@ -1,0 +1,95 @@
+"""Schedulers are found without a word from the script, and have their state again."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from offbeat.runtime.job.packing import Packer, unpack
+from offbeat.runtime.worker.process_state import (
+    is_plain,
+    load_schedulers,
+    random_state,
+    scheduler_states,
+    schedulers_of,
+    set_random_state,
+    watch_schedulers,
+)
+
+Make = Callable[[torch.optim.Optimizer], Any]
+SCHEDULERS: dict[str, Make] = {
+    "step": lambda o: lr_scheduler.StepLR(o, 3, 0.5),
+    "milestones": lambda o: lr_scheduler.MultiStepLR(o, [2, 4, 4, 9], 0.5),
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 1.0 / (1 + epoch)),
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 20),
+    "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4, 2),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=40),
+    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3, cycle_momentum=False),
+    "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
+    "sequence": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.1, total_iters=3), lr_scheduler.ExponentialLR(o, 0.9)], [3]
+    ),
+    "chain": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.ConstantLR(o, 0.1, 4), lr_scheduler.ExponentialLR(o, 0.9)]),
+}
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+
+
+def step(scheduler: Any, number: int) -> float:
+    scheduler.optimizer.step()
+    scheduler.step(1.0 / (number // 4 + 1)) if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else scheduler.step()
+    return float(scheduler.optimizer.param_groups[0]["lr"])
+
+
+@pytest.mark.filterwarnings("ignore:.*epoch parameter in `scheduler.step:UserWarning")
+@pytest.mark.parametrize("before", [True, False], ids=["made before", "made after"])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_schedule_goes_on_where_it_was(name: str, before: bool) -> None:
+    """Through a message, as the coordinator keeps it, and whether it was made before the process began to watch or after."""
+    one, other = optimizer(), optimizer()
+    if before:
+        watched = SCHEDULERS[name](one)
+    watch_schedulers()
+    if not before:
+        watched = SCHEDULERS[name](one)
+    for number in range(7):
+        step(watched, number)
+    packer = Packer()
+    states = scheduler_states(schedulers_of([one]))
+    assert states
+    plain = packer.pack(states)
+    states = unpack(plain, memoryview(b"".join(packer.payload)))
+    again = SCHEDULERS[name](other)
+    step(again, 0)  # what a script does before its first batch is overwritten
+    assert load_schedulers(schedulers_of([other]), states) == []
+    other.param_groups[0].update({key: value for key, value in one.param_groups[0].items() if key != "params"})
+    assert [step(again, number) for number in range(7, 12)] == [step(watched, number) for number in range(7, 12)]
+
+
+def test_only_those_of_its_optimizers_are_a_process_s() -> None:
+    watch_schedulers()
+    one, other = optimizer(), optimizer()
+    mine, _ = lr_scheduler.StepLR(one, 3), lr_scheduler.StepLR(other, 3)
+    assert schedulers_of([one]) == [mine]
+    assert load_schedulers([], scheduler_states([mine])) == ["StepLR"]
+
+
+def test_what_is_plain() -> None:
+    assert is_plain({"a": [1, None, (2.0, math.inf)], 3: torch.zeros(2)})
+    assert not is_plain({"a": [object()]}) and not is_plain({object(): 1}) and not is_plain(len)
+
+
+def test_random_generators_go_on() -> None:
+    state = random_state()
+    drawn = torch.rand(2).tolist(), np.random.rand(), random.random()
+    set_random_state(state)
+    assert (torch.rand(2).tolist(), np.random.rand(), random.random()) == drawn
