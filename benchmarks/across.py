@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.cluster.hosts import Network
+from tests.cluster.hosts import Host, Network
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from benchmarks.job import PYTHONPATH, save
@@ -161,7 +161,7 @@ def be_sequencer(args: argparse.Namespace) -> None:
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Start the processes; the rows that rank 0 prints."""
     token = secrets.token_hex(8)
-    hosts: Network | None = None
+    hosts: list[Host] | None = None
     with tempfile.TemporaryFile("w+") as log, contextlib.ExitStack() as stack:
         if args.rate is not None:
             hosts = stack.enter_context(Network(args.ranks))
