@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from tests.core.drawn import chosen
 from tests.core.shard_audit import ShardAuditor
 
 from offbeat.core.block_cache import Blocks
@@ -45,6 +46,30 @@ class Plan:
     push_delay: int = 2
     faults: tuple[tuple[str, int, int], ...] = ()
     """What, to which worker, at which tick: see `ShardWorld.fault_*`."""
+
+
+def drawn(seed: int, name: str = "psp") -> Plan:
+    """Any setting, with any faults, on workers and shards up to four and five."""
+    chance = random.Random(seed)
+    workers, shards = chance.randint(1, 4), chance.randint(1, 5)
+    policy = chosen(name, workers, chance)
+    assert isinstance(policy, ServerRule)
+    kinds = ("kill", "restart", "suspect", "newcomer")
+    faults = [(chance.choice(kinds), chance.randrange(workers), chance.randrange(30)) for _ in range(chance.choice((0, 0, 1, 2, 3)))]
+    return Plan(
+        policy,
+        workers,
+        shards,
+        seed,
+        iterations=chance.randint(1, 5),
+        epochs=chance.choice((0, 1, 2)),
+        size=chance.randint(1, 24),
+        batch=chance.randint(1, 4),
+        prefetch=chance.randrange(3),
+        pull_delay=chance.choice((0, 2, 6)),
+        push_delay=chance.choice((0, 1, 4)),
+        faults=tuple(faults),
+    )
 
 
 @dataclass(eq=False)

@@ -10,15 +10,14 @@ import pytest
 from experiments.psp_table1.listing import Listing
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core.drawn import chosen, shard_rules
+from tests.core.drawn import shard_rules
 from tests.core.hand import Hand, names, only
-from tests.core.shard_world import Plan, ShardWorld
+from tests.core.shard_world import ShardWorld, drawn
 from tests.tiers import examples
 
 from offbeat.core.effects import Effect, EpochEnded, Fold, Publish, Release, Settle
 from offbeat.core.events import Abandoned, Folded, Initialised, Joined, Left, Lost, PullWanted, Pushed
 from offbeat.core.job.coordinator import Coordinator
-from offbeat.core.policy import ServerRule
 from offbeat.policies import BSP, PSP
 from offbeat.types import Fate, WorkerState
 
@@ -285,30 +284,6 @@ def _beside_bsp(chance: random.Random) -> None:
 
 
 # Random schedules.
-
-
-def drawn(seed: int, name: str = "psp") -> Plan:
-    """Any setting, with any faults, on workers and shards up to four and five."""
-    chance = random.Random(seed)
-    workers, shards = chance.randint(1, 4), chance.randint(1, 5)
-    policy = chosen(name, workers, chance)
-    assert isinstance(policy, ServerRule)
-    kinds = ("kill", "restart", "suspect", "newcomer")
-    faults = [(chance.choice(kinds), chance.randrange(workers), chance.randrange(30)) for _ in range(chance.choice((0, 0, 1, 2, 3)))]
-    return Plan(
-        policy,
-        workers,
-        shards,
-        seed,
-        iterations=chance.randint(1, 5),
-        epochs=chance.choice((0, 1, 2)),
-        size=chance.randint(1, 24),
-        batch=chance.randint(1, 4),
-        prefetch=chance.randrange(3),
-        pull_delay=chance.choice((0, 2, 6)),
-        push_delay=chance.choice((0, 1, 4)),
-        faults=tuple(faults),
-    )
 
 
 @pytest.mark.parametrize("name", shard_rules)

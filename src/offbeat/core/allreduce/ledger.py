@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -79,9 +80,20 @@ class RoundLedger:
         self.epoch: Epoch = 0
         self.version: Version = 0
         """Number of folded rounds."""
+        self._show()
+
+    def _show(self) -> None:
         self.active: Collection[WorkerId] = self._active.keys()
         self.waiting: Collection[WorkerId] = self._waiting.keys()
         """Ranks that have arrived on time in the open round."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what `core.job.state` keeps: all but the views of other attributes."""
+        return {name: value for name, value in vars(self).items() if name not in ("active", "waiting")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._show()
 
     @property
     def unsettled(self) -> Collection[WorkerId]:

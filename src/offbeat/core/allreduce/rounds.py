@@ -16,7 +16,7 @@ majority would close with its first arrival. On the other hand, no rank waits fo
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -144,6 +144,14 @@ class Rounds:
         self._rows = range(WIDTH, len(self._cells), WIDTH)
         """Offset of each rank's row."""
         self._view = RoundView(table, self._seed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what `core.job.state` keeps: all but the views of the table."""
+        return {name: value for name, value in vars(self).items() if name not in ("_cells", "_rows", "_view")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.use(self.table)
 
     @property
     def number(self) -> Version:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from offbeat.core.effects import Adopt, Effect, Fold, Mix, Pair, Part, Release, Settle, Share, Source, WrittenOff
 from offbeat.core.events import Abandoned, Folded, Pushed
@@ -49,8 +50,19 @@ class GossipLedger:
         """For each rank, the ranks that wait for it."""
         self._effects: list[Effect] = []
         self.version: Version = 0
+        self._show()
+
+    def _show(self) -> None:
         self.waiting: Collection[WorkerId] = self._waiting.keys()
         """Workers that have pushed and are not admitted yet."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what `core.job.state` keeps: all but the view of another attribute."""
+        return {name: value for name, value in vars(self).items() if name != "waiting"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._show()
 
     @property
     def active(self) -> Collection[WorkerId]:

@@ -80,7 +80,8 @@ class Coordinator:
         learns_timeouts: bool = False,
     ) -> None:
         policy.check(workers)
-        self._policy = policy
+        self.rule = policy
+        """The rule as it was given, without the state of this run."""
         self._effects: list[Effect] = []
         """The effects of the present event so far; all parts append to it."""
         self.membership = Membership(workers, timeout_s, learns=learns_timeouts)
@@ -89,16 +90,18 @@ class Coordinator:
         self.ledger = ledger_of(policy, shards, seed, follows)
         self.epochs = Epochs(
             self.ledger,
-            self.participants.inside,
-            self.participants.alive,
+            self.participants,
+            self.start,
             workers=workers,
             overlap=policy.split_overlap,
-            first=self.start.first,
-            ended=self.start.completed,
         )
         self._work = JobWork(self.ledger, self.epochs, self.participants, self._effects)
         self.waiting = Waiting(self.start, self.participants, self._work, self._effects)
-        contributions = Contributions(self.participants, self.waiting, self._work, self._effects)
+        self._contributions = Contributions(self.participants, self.waiting, self._work, self._effects)
+        self._connect()
+
+    def _connect(self) -> None:
+        contributions = self._contributions
         self._handlers: dict[type, Callable[[Any, Seconds], object]] = {
             Joined: self._joined,
             Initialised: self._initialised,
@@ -117,6 +120,14 @@ class Coordinator:
             Elsewhere: self.waiting.elsewhere,
             Returned: self.waiting.returned,
         }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what `core.job.state` keeps: all but the bound methods, which are no data."""
+        return {name: value for name, value in vars(self).items() if name != "_handlers"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._connect()
 
     @property
     def version(self) -> Version:
@@ -162,7 +173,7 @@ class Coordinator:
         self.participants.join(worker, now)
         if not self.start.begun:
             self.start.ask()
-        elif self._policy.entry == "next_epoch" and self.epochs.under_way and self.participants.inside() != [worker]:
+        elif self.rule.entry == "next_epoch" and self.epochs.under_way and self.participants.inside() != [worker]:
             self.participants.outside[worker] = None
         else:
             self._work.enter([worker], now)

@@ -16,13 +16,15 @@ one of them has come to its end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from offbeat.core.allreduce.ledger import RoundLedger
 from offbeat.core.effects import Effect, EpochEnded, Grant, NoMore, Paused
 from offbeat.core.events import Abandoned, EpochWanted, LeaseWanted, Pushed
 from offbeat.core.gossip.ledger import GossipLedger
+from offbeat.core.job.participants import Participants
+from offbeat.core.job.start import JobStart
 from offbeat.core.leases import Leases
 from offbeat.core.partitions import Splits, size_of
 from offbeat.core.server.ledger import Ledger
@@ -37,31 +39,24 @@ class Epochs:
 
     Args:
         ledger: the ledger of the job; workers that pause here are paused there.
-        alive: the living workers.
-        present: the living workers, and those that are let in when an epoch ends; None: the same as ``alive``.
+        participants: of the job.
+        start: of the job; it knows the workers that were there when the job began.
         workers: number of workers with which the job was started.
         overlap: fraction of the data in every worker's split, where each worker has a split of its own; None: one pool for all.
-        first: returns True if a worker was there when the job began; None: all were.
-        ended: whether the script of a worker that was there then has come to its end; None: of none.
     """
 
     def __init__(
         self,
         ledger: Ledger | ShardedLedger | RoundLedger | GossipLedger,
-        alive: Callable[[], list[WorkerId]],
-        present: Callable[[], list[WorkerId]] | None = None,
+        participants: Participants,
+        start: JobStart,
         *,
         workers: int = 1,
         overlap: float | None = None,
-        first: Callable[[WorkerId], bool] | None = None,
-        ended: Callable[[], bool] | None = None,
     ) -> None:
-        self._ledger = ledger
-        self._first = first or (lambda _: True)
-        self._ended = ended or (lambda: False)
+        self._ledger, self._participants, self._start = ledger, participants, start
         self._users: dict[int, set[WorkerId]] = {}
         """The workers there when the job began that have taken samples, by pool."""
-        self._alive, self._present = alive, present or alive
         self._workers, self._overlap = workers, overlap
         self._leases = Leases()
         self._idle: dict[WorkerId, LeaseWanted | EpochWanted] = {}
@@ -83,7 +78,7 @@ class Epochs:
         worker, incarnation, pool, epoch = event.worker, event.incarnation, event.pool, event.epoch
         begun = self._leases.begun(pool)
         if not begun:
-            self._open(pool, epoch, event.size, self._alive(), event.rest if isinstance(event, LeaseWanted) else None)
+            self._open(pool, epoch, event.size, self._participants.inside(), event.rest if isinstance(event, LeaseWanted) else None)
         current = self._leases.epoch(pool)
         if epoch < current:
             just = epoch == current - 1
@@ -118,7 +113,7 @@ class Epochs:
     def prepare(self) -> None:
         """Decide the splits anew after workers have come or gone, in epochs of which no sample has been dealt yet."""
         for pool in self._leases.between():
-            self._open(pool, self._leases.epoch(pool), self._leases.size(pool), self._alive())
+            self._open(pool, self._leases.epoch(pool), self._leases.size(pool), self._participants.inside())
 
     def claim(self, push: Pushed, clock: Clock) -> str | None:
         """Bind leases to the contribution that has arrived: they share its fate. Returns the reason if its worker does not hold them.
@@ -189,7 +184,7 @@ class Epochs:
         lease = self._leases.take(event.worker, event.pool, event.batch)
         if lease is None:
             return False
-        if self._first(event.worker):
+        if self._start.first(event.worker):
             self._users.setdefault(event.pool, set()).add(event.worker)
         parts = self._leases.parts(event.worker, event.pool)
         self._effects.append(
@@ -199,13 +194,13 @@ class Epochs:
 
     def _may_begin(self, worker: WorkerId, pool: int) -> bool:
         """Return True if the worker may take the first samples of this epoch, or another worker has taken them."""
-        if self._leases.begun(pool) or pool not in self._users or self._first(worker):
+        if self._leases.begun(pool) or pool not in self._users or self._start.first(worker):
             return True
-        return not self._ended() and not self._others_begin(pool)
+        return not self._start.completed() and not self._others_begin(pool)
 
     def _others_begin(self, pool: int) -> bool:
         """Return True if a worker takes part that has used this sampler since the job began."""
-        return any(self._first(worker) and worker in self._users.get(pool, ()) for worker in self._alive())
+        return any(self._start.first(worker) and worker in self._users.get(pool, ()) for worker in self._participants.inside())
 
     def _no_epoch(self, event: LeaseWanted) -> NoMore:
         reason = f"the scripts of the job's first workers have ended before epoch {event.epoch}"
@@ -230,13 +225,13 @@ class Epochs:
 
     def _all_wait_for(self, pool: int) -> bool:
         waiting = {worker for worker, event in self._idle.items() if event.pool == pool}
-        return waiting.issuperset(self._alive())
+        return waiting.issuperset(self._participants.inside())
 
     def _end(self, pool: int, now: Seconds) -> None:
         epoch = self._leases.epoch(pool)
         waiting = tuple(sorted(w for w, event in self._idle.items() if event.pool == pool))
         self._effects.append(EpochEnded(pool, epoch, self._leases.end(pool), waiting))
-        self._open(pool, epoch + 1, self._leases.size(pool), self._present())
+        self._open(pool, epoch + 1, self._leases.size(pool), self._participants.alive())
         for worker in waiting:
             del self._idle[worker]
             self._do(self._ledger.resume(worker, now))

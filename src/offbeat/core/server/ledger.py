@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from offbeat.core.effects import Effect, Fold, Gather, Interrupt, Part, Release, Settle
 from offbeat.core.events import Abandoned, Folded, Pushed
@@ -60,12 +61,23 @@ class Ledger:
         self.now: Seconds = 0.0
         self.version: Version = 0
         self.epoch: Epoch = 0
+        self._show()
+
+    def _show(self) -> None:
         # Rules look at these several times for every push: as attributes they cost nothing.
         self.active: Collection[WorkerId] = self._active.keys()
         self.pending: Mapping[WorkerId, Contribution] = self._pending
         self.gathered: Collection[Contribution] = self._gathered.keys()
         self.waiting: Collection[WorkerId] = self._waiting.keys()
         """Workers that have entered, pushed or given up, and have not been admitted since."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what `core.job.state` keeps: all but the views of other attributes."""
+        return {name: value for name, value in vars(self).items() if name not in ("active", "pending", "gathered", "waiting")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._show()
 
     # The view of the rule.
 

@@ -1,0 +1,191 @@
+"""A coordinator that is turned into bytes and back goes on as if nothing had happened, under every rule and after any events."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import os
+import pickle  # noqa: TID251 - to make what must not be read
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.core.drawn import chosen, gossip_rules, rules, schedules, shard_rules
+from tests.core.scripts import Schedule
+from tests.core.shard_world import ShardWorld, drawn
+from tests.core.world import World
+from tests.tiers import examples
+
+from offbeat.core.allreduce.policy import RoundRule
+from offbeat.core.effects import Effect, Fold
+from offbeat.core.events import Event, Folded, Initialised, Joined, LeaseWanted, Left, Lost, PullWanted, Pushed
+from offbeat.core.job.coordinator import Coordinator
+from offbeat.core.job.state import FORMAT, dumps, loads
+from offbeat.core.policy import View
+from offbeat.policies import ASP, RULES, rule
+from offbeat.types import WorkerState
+
+Log: TypeAlias = list[tuple[float, Event | None, tuple[Effect, ...]]]
+"""None: the coordinator is woken."""
+
+ROUNDS = [name for name in rules if issubclass(RULES[name.split()[0]], RoundRule)]
+
+
+def answers(job: Coordinator, event: Event | None, now: float) -> tuple[Effect, ...]:
+    return tuple(job.wake(now) if event is None else job.on(event, now))
+
+
+def compare(make: Callable[[], Coordinator], log: Log, seed: int) -> None:
+    """Replay a log with a coordinator that is frozen and thawed now and then, after the last event too, and with one that is not."""
+    chance, kept, job = random.Random(seed), make(), make()
+    often = chance.choice((0.02, 0.2, 1.0))
+    for now, event, effects in log:
+        assert answers(kept, event, now) == effects
+        if chance.random() < often:
+            job = loads(dumps(job))
+        assert answers(job, event, now) == effects
+        assert (job.version, job.over, job.wake_at()) == (kept.version, kept.over, kept.wake_at())
+    end = log[-1][0]
+    assert loads(dumps(job)).close(end, "the job is over") == kept.close(end, "the job is over")
+
+
+@pytest.mark.parametrize("name", rules)
+def test_a_frozen_coordinator_goes_on_as_another_does(name: str) -> None:
+    @examples(150, quick=25)
+    @given(schedules(name), st.integers(0, 2**32))
+    def check(schedule: Schedule, seed: int) -> None:
+        log = World(schedule).run().log[:-1]
+        compare(lambda: Coordinator(schedule.policy, schedule.workers, schedule.timeout_s), log, seed)
+
+    check()
+
+
+@pytest.mark.parametrize("name", shard_rules)
+def test_one_of_a_rule_of_shard_scope_does(name: str) -> None:
+    @examples(300, quick=25)
+    @given(st.integers(0, 2**62))
+    def check(seed: int) -> None:
+        plan = drawn(seed, name)
+        log = ShardWorld(plan).run().log[:-1]
+        compare(lambda: Coordinator(plan.policy, plan.workers, shards=plan.shards), log, seed)
+
+    check()
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_one_that_follows_ranks_does(name: str) -> None:
+    @examples(100, quick=15)
+    @given(schedules(name), st.integers(0, 2**32))
+    def check(schedule: Schedule, seed: int) -> None:
+        def make() -> Coordinator:
+            return Coordinator(schedule.policy, schedule.workers, schedule.timeout_s, follows=True)
+
+        follower, log = make(), []
+        for now, event, effects in World(schedule).run().log[:-1]:
+            closed = [Folded(effect.version, (), 0.0, 0.0) for effect in effects if isinstance(effect, Fold)]
+            log += [(now, happened, answers(follower, happened, now)) for happened in (event, *closed)]
+        compare(make, log, seed)
+
+    check()
+
+
+def gossip_events(job: Coordinator, chance: random.Random) -> Iterator[Event]:
+    """Ranks that step, wait for samples, ask again, die, leave and come back, in any order."""
+    yield from (Joined(worker) for worker in job.membership)
+    yield Initialised(0)
+    for _ in range(chance.randrange(120)):
+        worker = chance.choice([*job.membership])
+        incarnation = job.membership[worker].incarnation
+        if job.membership[worker].state is not WorkerState.ALIVE:
+            yield Joined(worker)
+        else:
+            steps: list[Event] = [Pushed(worker, incarnation, job.version, 8, 0.1)] * 14
+            asks: list[Event] = [PullWanted(worker, incarnation), LeaseWanted(worker, incarnation, 0, 0, 40, 2)] * 2
+            yield chance.choice([*steps, *asks, Lost(worker, "killed", incarnation), Left(worker, incarnation)])
+
+
+@pytest.mark.parametrize("follows", [False, True])
+@pytest.mark.parametrize("name", gossip_rules)
+def test_one_of_gossip_does(name: str, follows: bool) -> None:
+    @examples(150, quick=25)
+    @given(st.integers(0, 2**32))
+    def check(seed: int) -> None:
+        chance = random.Random(seed)
+        workers = chance.randint(1, 6)
+        policy = chosen(name, workers, chance)
+        job, log = Coordinator(policy, workers, follows=follows, seed=seed), []
+        for tick, event in enumerate(gossip_events(job, chance)):
+            log.append((float(tick), event, answers(job, event, float(tick))))
+        compare(lambda: Coordinator(policy, workers, follows=follows, seed=seed), log, seed)
+
+    check()
+
+
+class Mine(ASP):
+    """A rule of somebody else's."""
+
+    def observe(self, view: View, event: Folded) -> None:
+        self.__dict__["kept"] = lambda: event  # a frozen dataclass, and no data
+
+
+def test_a_rule_from_elsewhere_is_read_where_its_module_is_named() -> None:
+    data = dumps(Coordinator(Mine(), workers=1))
+    with pytest.raises(ValueError, match=r"it names tests\.core\.job\.test_state\.Mine, which is not a class of the rules"):
+        loads(data)
+    assert isinstance(loads(data, modules=(Mine.__module__,)).rule, Mine)
+
+
+def test_what_is_no_data_is_refused_with_the_name_of_the_rule() -> None:
+    job = Coordinator(Mine(), workers=1)
+    for event in (Joined(0), Initialised(0), Folded(1, (), 0.0, 0.1)):
+        job.on(event, 0.0)
+    with pytest.raises(TypeError, match="the state of a job under mine cannot be kept"):
+        dumps(job)
+
+
+class Call:
+    """Pickled, it says: call this."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.what = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.what
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        Call(os.system, "true"),
+        Call(eval, "1"),
+        Call(getattr, "text", "upper"),
+        Call(np.frombuffer, b"12345678"),
+        Call(functools.partial, len),
+        Call(collections.OrderedDict),
+        Call(rule, "bsp"),
+        np.zeros(3),
+        Coordinator.on,
+    ],
+)
+def test_nothing_else_is_found(what: Any) -> None:
+    with pytest.raises(ValueError, match="cannot be read: it names"):
+        loads(FORMAT + pickle.dumps(what))
+
+
+@examples(300)
+@given(data=st.data())
+def test_broken_bytes_are_refused_or_give_a_coordinator(data: st.DataObject) -> None:
+    job = Coordinator(rule("dbw"), workers=2)
+    for event in (Joined(0), Joined(1), Initialised(0), Pushed(0, 1, 0, 8, 0.5)):
+        job.on(event, 0.0)
+    whole = bytearray(dumps(job))
+    for _ in range(data.draw(st.integers(0, 3))):
+        whole[data.draw(st.integers(len(FORMAT), len(whole) - 1))] = data.draw(st.integers(0, 255))
+    broken = bytes(whole[: data.draw(st.integers(0, len(whole)))])
+    with contextlib.suppress(ValueError):
+        assert isinstance(loads(broken), Coordinator)
