@@ -22,6 +22,7 @@ from offbeat.runtime.coordinator import LiveCoordinator
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.numbered import Numbered
 from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.transport.base import Connection, Hub, Message, SharedMemory
 from offbeat.types import Seconds, WorkerId
 
@@ -43,12 +44,13 @@ class LiveCoordinators:
         allocate: Callable[[int, str], SharedMemory],
         started: str,
         now: Callable[[], Seconds],
+        keeper: Keeper | None = None,
     ) -> None:
         self.tally = Tally()
-        self._settings, self._shards = settings, dict(shards)
+        self._settings, self._shards, self._keeper = settings, dict(shards), keeper
         self._parts = supervisor, hub, allocate, started, now
         self._journal = Journal(settings.journal, now=now, listeners=(self.tally.add,))
-        self.first = LiveCoordinator(settings, self._shards, *self._parts, self._journal)
+        self.first = LiveCoordinator(settings, self._shards, *self._parts, self._journal, keeper=keeper)
         self._live = [self.first]
         self._shard_connections: list[Mapping[int, Connection]] = [self._shards]
         """By optimizer: the connections to the other servers, as its coordinator knows them."""
@@ -82,7 +84,8 @@ class LiveCoordinators:
             connections = {server: Numbered(connection, number) for server, connection in self._shards.items()}
             self._shard_connections.append(connections)
             journal = PartOfJournal(self._journal, number)
-            self._live.append(LiveCoordinator(self._settings, connections, *self._parts, journal, number, self.first.gone()))
+            self._live.append(LiveCoordinator(self._settings, connections, *self._parts, journal, number, self.first.gone(), self._keeper))
+            self._live[-1].returned = self.first.returned
         return self._live[number]
 
     def on_closed(self, connection: Connection, reason: str, now: Seconds) -> None:
@@ -149,6 +152,15 @@ class LiveCoordinators:
                 self._live[number].on_lost(event.worker, event.reason, now)
             else:
                 self._live[number].job.feed(event, now)
+
+    def has_returned(self) -> None:
+        """Note that this server goes on in a new process."""
+        for live in self._live:
+            live.returned = True
+
+    def flush(self) -> None:
+        """Give the journal's lines to the operating system."""
+        self._journal.flush()
 
     # The end of the job.
 

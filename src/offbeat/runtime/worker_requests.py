@@ -61,6 +61,18 @@ class WorkerRequests:
         self._loaded = Loaded()
         self._checkpoints = Checkpoints()
         self._first_steps = FirstStepsWatch(job.settings.workers)
+        self._connect()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a snapshot of the server has: all but the handlers, which are no data."""
+        return {name: value for name, value in vars(self).items() if name != "_handlers"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._connect()
+
+    def _connect(self) -> None:
+        job = self._job
         self._handlers: dict[str, Callable[[Peer, Message, Seconds], object]] = {
             "ready": self._ready,
             "push": self._push,

@@ -244,7 +244,8 @@ _MORE_SETTINGS: Final = {
 
 FROM_SUPERVISOR: Final = Kinds(
     {
-        "job": MessageSchema(fields({"settings": fields(_SETTINGS, _MORE_SETTINGS), "servers": text(1 << 20)})),
+        "job": MessageSchema(fields({"settings": fields(_SETTINGS, _MORE_SETTINGS), "servers": text(1 << 20)}, {"outlives": flag})),
+        "kept": MessageSchema(fields({"name": text(300)}), memory=1),
         "finish": MessageSchema(fields({"ok": flag, "reason": _words})),
         "process": MessageSchema(fields({"fields": fields({"role": text(), "number": whole(), "what": text(), "detail": _words})})),
         "lost": MessageSchema(fields({"worker": _worker, "reason": _words})),
@@ -277,6 +278,9 @@ TO_SUPERVISOR: Final = Kinds(
         "failed": MessageSchema(fields({"reason": _words, "mistake": flag})),
         **FAILING.kinds,
         "noticed": MessageSchema(fields({"signal": text(20)})),
+        "keep": MessageSchema(fields({"name": text(300)}), memory=1),
+        "drop": MessageSchema(fields({"name": text(300)})),
+        "mortal": MessageSchema(fields({"reason": _words})),
         "kill": MessageSchema(fields({"worker": _worker})),
     }
 )

@@ -80,6 +80,7 @@ class WorkerSession(JobSession):
                 "unused": lambda message: self._exchange.unused(message.header["incarnation"]),
             },
             settings.timeout_s / 10,
+            servers_return=settings.servers_return,
         )
         super().__init__(settings, link, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, siblings=siblings)
         self._optimizer = optimizer
