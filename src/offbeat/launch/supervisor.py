@@ -138,7 +138,8 @@ class Supervisor:
     # Start.
 
     def _start(self) -> None:
-        self._engine.servers_return = self._engine.servers_return and self._max_restarts > 0
+        # What writes checkpoints in a server is a thread and files, which its next process could not go on with.
+        self._engine.servers_return = self._engine.servers_return and self._max_restarts > 0 and not self._settings.checkpoints
         self._engine.begin(self._settings, self._hub)
         for name, helper in self._engine.helpers().items():
             self._output.attach(name, 0, helper)
@@ -365,6 +366,9 @@ class Supervisor:
     def _why_not_returned(self, number: int) -> str:
         if number in self._lasting:
             return f" ({self._lasting[number].why_mortal(self._max_restarts)})"
+        if self._settings.checkpoints:
+            folder = self._settings.checkpoint.folder if self._settings.checkpoint is not None else "DIR"
+            return f"; offbeat run --resume {folder} goes on from the newest checkpoint"
         return "" if self._max_restarts else " (--max-restarts is 0)"
 
     def _after_end(self, number: int, how: str) -> tuple[str, bool] | None:
