@@ -90,7 +90,7 @@ def end_of(start: Start, folder: Path, servers: int, optimizer: str, disturb: Ca
     return torch.load(saved, weights_only=True), ended
 
 
-@pytest.mark.parametrize(("servers", "optimizer"), marked([(1, "Adam"), (2, "Adam"), (1, "SGD"), (1, "Adafactor")], (2, "Adam")))
+@pytest.mark.parametrize(("servers", "optimizer"), marked([(1, "Adam"), (2, "Adafactor")], (1, "Adam")))
 def test_under_bsp_all_bits_are_those_of_a_job_without_the_deaths(start: Start, tmp_path: Path, servers: int, optimizer: str) -> None:
     (tmp_path / "calm").mkdir()
     whole, _ = end_of(start, tmp_path / "calm", servers, optimizer, lambda job: None)
@@ -104,8 +104,7 @@ def test_under_bsp_all_bits_are_those_of_a_job_without_the_deaths(start: Start, 
     torch.testing.assert_close(other, whole, rtol=0.0, atol=0.0)
 
 
-@pytest.mark.parametrize("sync", list(dict.fromkeys(SYNCS)))
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize(("sync", "servers"), [(sync, 1 + number % 2) for number, sync in enumerate(dict.fromkeys(SYNCS))])
 def test_under_every_rule_the_books_are_right(start: Start, enough: Path, sync: str, servers: int) -> None:
     job = start(
         "--workers",
@@ -122,7 +121,7 @@ def test_under_every_rule_the_books_are_right(start: Start, enough: Path, sync: 
         "--until",
         str(enough),
     )
-    for turn in range(3):
+    for turn in range(2):
         strike(job, turn % servers)
     enough.touch()
     ended = job.ended()
