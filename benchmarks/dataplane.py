@@ -25,10 +25,10 @@ def rounds(mb: float) -> int:
     return max(10, min(200, int(1500 / mb)))
 
 
-def measure(way: str, workers: int, servers: int, mb: float, repeats: int) -> dict[str, Any]:
+def measure(way: str, workers: int, servers: int, mb: float, repeats: int, restarts: int) -> dict[str, Any]:
     """One row: the medians over repeated jobs, and the median of their ratios."""
     arguments = ["--mb", str(mb), "--rounds", str(rounds(mb))]
-    results = [run("dataplane_worker.py", way, workers, servers, "bsp", arguments)[0] for _ in range(repeats)]
+    results = [run("dataplane_worker.py", way, workers, servers, "bsp", arguments, restarts=restarts)[0] for _ in range(repeats)]
     row: dict[str, Any] = {"way": way, "workers": workers, "servers": servers, "mb": mb}
     row.update({key: round(median(result[key] for result in results), 3) for key in ("ms", "gloo_ms")})
     row["ratio"] = round(median(result["gloo_ms"] / result["ms"] for result in results), 2)
@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--mb", default="1,25,100", help="sizes in megabytes (10^6 bytes), comma-separated")
     parser.add_argument("--repeats", type=int, default=3, help="jobs per row (default: 3)")
+    parser.add_argument("--restarts", type=int, default=0, help="with 1 or more, servers outlive their processes (default: 0)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     table = Table(title=f"{args.workers} workers, {args.servers} servers: one round of push, sum, SGD and pull", title_justify="left")
@@ -49,7 +50,7 @@ def main() -> None:
     rows = []
     for mb in (float(text) for text in args.mb.split(",")):
         for way in WAYS:
-            row = measure(way, args.workers, args.servers, mb, args.repeats)
+            row = measure(way, args.workers, args.servers, mb, args.repeats, args.restarts)
             rows.append(row)
             table.add_row(way, f"{mb:g}", f"{row['ms']:.2f}", f"{row['gloo_ms']:.2f}", f"{row['ratio']:.2f}")
     Console().print(table)

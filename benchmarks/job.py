@@ -22,9 +22,12 @@ WAYS = ("shm", "tcp")
 
 
 def run(
-    script: str, way: str, workers: int, servers: int, sync: str, arguments: list[str], *, wire: str = "float32"
+    script: str, way: str, workers: int, servers: int, sync: str, arguments: list[str], *, wire: str = "float32", restarts: int = 0
 ) -> list[dict[str, Any]]:
-    """Run ``script`` (of this folder) as a job; the JSON lines that worker 0 appended to its ``--out``."""
+    """Run ``script`` (of this folder) as a job; the JSON lines that worker 0 appended to its ``--out``.
+
+    With ``restarts`` servers keep what lets another process go on after their death.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out.jsonl")
         command = [sys.executable, "-m", "offbeat.cli", "run", "--workers", str(workers), "--servers", str(servers), "--sync", sync]
@@ -32,7 +35,7 @@ def run(
             "--wire",
             wire,
             "--max-restarts",
-            "0",
+            str(restarts),
             str(HERE / script),
             "--out",
             str(out),

@@ -24,10 +24,10 @@ MEDIANS = ("samples_per_s", "ddp_samples_per_s", "workers_cpu_ms", "servers_cpu_
 RULES = ("bsp", "asp", "ssp(staleness=3)", "dssp(lower=1, upper=4)", "backup(b=1)")
 
 
-def measure(sync: str, workers: int, late_s: float, steps: int, repeats: int, way: str, wire: str) -> dict[str, Any]:
+def measure(sync: str, workers: int, late_s: float, steps: int, repeats: int, way: str, wire: str, restarts: int) -> dict[str, Any]:
     """One row: medians over the repeats."""
     arguments = ["--steps", str(steps), "--repeats", str(repeats), "--late", str(late_s)]
-    results = run("step_worker.py", way, workers, 1, sync, arguments, wire=wire)
+    results = run("step_worker.py", way, workers, 1, sync, arguments, wire=wire, restarts=restarts)
     ratio = median(result["samples_per_s"] / result["ddp_samples_per_s"] for result in results)
     row: dict[str, Any] = {"sync": sync, "way": way, "wire": wire, "workers": workers, "late_ms": 1e3 * late_s, "ratio": round(ratio, 2)}
     row.update({key: round(median(result[key] for result in results), 1) for key in MEDIANS})
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", default=RULES, metavar="RULE")
     parser.add_argument("--way", choices=WAYS, default="shm", help="tcp: each process is told that it is on a host of its own")
     parser.add_argument("--wire", nargs="+", default=["float32"], metavar="FORMAT", help="over tcp: float32, bf16 or int8; several in turn")
+    parser.add_argument("--restarts", type=int, default=0, help="with 1 or more, servers outlive their processes (default: 0)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     table = Table(title=f"{args.workers} workers, 25.2 M parameters: folded samples per second", title_justify="left")
@@ -50,7 +51,7 @@ def main() -> None:
     rows = []
     for late_s in (0.0, 0.1):
         for sync, wire in product(args.rules, args.wire):
-            row = measure(sync, args.workers, late_s, args.steps, args.repeats, args.way, wire)
+            row = measure(sync, args.workers, late_s, args.steps, args.repeats, args.way, wire, args.restarts)
             rows.append(row)
             ours, ddp = f"{row['samples_per_s']:.0f}", f"{row['ddp_samples_per_s']:.0f}"
             cpu = (row["workers_cpu_ms"] + row["servers_cpu_ms"], row["servers_cpu_ms"], row["ddp_cpu_ms"])

@@ -110,7 +110,10 @@ FROM_SUPERVISOR: dict[str, dict[str, Any]] = {
     "lost": {"worker": 0, "reason": "gone"},
     "ended": {"worker": 0},
     "checkpoint": {"within_s": 18.0},
+    "kept": {"name": "log"},
 }
+RESUME = {"resume": {"session": "3f", "received": 0}}
+"""The first message of a link over a socket, from either end."""
 SUMMARY = Tally.of(
     [
         {"kind": "job", "t": 0, "format": 1, "sync": "asp", "workers": 2, "servers": 1, "seed": 0},
@@ -134,6 +137,9 @@ TO_SUPERVISOR: dict[str, dict[str, Any]] = {
     "noticed": {"signal": "SIGTERM"},
     "checkpoint": {"version": 3, "failed": None, "missing": [1]},
     "kill": {"worker": 0},
+    "keep": {"name": "log"},
+    "drop": {"name": "log"},
+    "mortal": {"reason": "a rule of shard scope"},
 }
 RELEASE = {"serial": 1, "incarnation": 1, "version": 3, "chief": 0, "begins": True, "plan": [None, None, None]}
 TO_WORKER: dict[str, dict[str, Any]] = {

@@ -29,7 +29,7 @@ RULES = {*BASE, "spec", *CORE, "policies"}
 DATA_PLANE = {*BASE, "tensors", "transport"}
 ONE_HOST, MULTI_HOST = "runtime.allreduce.one_host", "runtime.allreduce.multi_host"
 SHARED = "runtime.shared_memory"
-TOOLS = {*RULES, *DATA_PLANE, "journal", "session", "runtime.job", "runtime.coordination", "runtime.worker"}
+TOOLS = {*RULES, *DATA_PLANE, "journal", "session", "runtime.job", "runtime.coordination", "runtime.worker", "runtime.recovery"}
 RANKS = {*TOOLS, "runtime.ranks"}
 SERVED = {*TOOLS, "runtime.parameter_server"}
 LIVE = {
@@ -64,6 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime.job": {*RULES, *DATA_PLANE},
     "runtime.coordination": {*RULES, *DATA_PLANE, "journal", "runtime.job"},
     "runtime.worker": {*RULES, *DATA_PLANE, "session", "runtime.job"},
+    "runtime.recovery": {*BASE, "transport"},
     "runtime.parameter_server": TOOLS,
     "runtime.group": {*BASE, "core", "session", "tensors", "transport", "runtime.worker"},
     "runtime.ranks": TOOLS,

@@ -149,7 +149,7 @@ def documented(seen: Evidence) -> str | None:
     if done["disk", "journal"] and "the journal is not complete" in seen.said:
         return "training went on to its end without the journal, and the status says so"
     if (done["kill", "server"] or done["term", "server"]) and "server" in seen.said:
-        return "a server was killed, and its part of the parameters is gone with it"
+        return "a server was killed in a job of which servers cannot go on, or more often than --max-restarts, or it was told to leave"
     if done["kill", "agent"] or done["term", "agent"]:
         return "an agent was ended; that of the supervisor ends the job"
     if "no worker finished" in seen.said and all(_used_up(seen, worker) for worker in range(seen.observation.workers)):

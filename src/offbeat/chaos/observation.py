@@ -76,8 +76,6 @@ class Observation:
                 self._account(record)
             case "metrics":
                 self._compare(record)
-            case "process" if record["role"] == "server" and record["what"] == "restarted":
-                self._versions.clear()  # it goes on from its last checkpoint
             case "end":
                 self.end = record
 

@@ -23,6 +23,8 @@ KTHREADD: Final = 2
 LOOKS: Final = 5
 SUPERVISES: Final = "OFFBEAT_SUPERVISES"
 _FORKSERVER: Final = b"offbeat.launch.forkserver"
+STANDBY: Final = "OFFBEAT_STANDBY"
+"""In the environment of the forkserver from which servers are started again, and so of its forks."""
 _NAME: Final = re.compile(r"offbeat-[0-9a-f]+")
 
 
@@ -86,14 +88,15 @@ def roles(processes: Sequence[Process], forks: Mapping[int, int]) -> dict[int, t
 
     Args:
         processes: all of one job on this machine.
-        forks: the workers' numbers by pid, from the journal.
+        forks: the numbers of workers and servers by pid, from the journal.
     """
     found: dict[int, tuple[str, int | None]] = {}
     forkservers = {one.pid for one in processes if _FORKSERVER in one.command}
     for one in processes:
         role: tuple[str, int | None] = ("other", None)
         if one.leads and one.pid in forkservers:
-            role = ("worker", forks.get(one.pid)) if one.parent in forkservers else ("forkserver", None)
+            forked = "server" if STANDBY in one.environment else "worker"
+            role = (forked, forks.get(one.pid)) if one.parent in forkservers else ("forkserver", None)
         elif one.leads and "OFFBEAT_SERVER" in one.environment:
             role = ("server", _number(one.environment["OFFBEAT_SERVER"]))
         elif one.leads and "OFFBEAT_WORKER" in one.environment:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 from offbeat.journal.arrivals import JournalArrivals, JournalPush, Record, Sender, gone_by
 
@@ -34,7 +35,7 @@ class Audit:
 
     def __init__(self) -> None:
         self._arrivals = JournalArrivals()
-        self._senders: defaultdict[int, defaultdict[int, Sender]] = defaultdict(lambda: defaultdict(Sender))
+        self._senders: defaultdict[int, defaultdict[int, Sender]] = defaultdict(partial(defaultdict, Sender))
         """By worker and incarnation."""
         self._parts: dict[Key, tuple[int, int]] = {}
         """Parts of folds whose fate has not been read yet: version and staleness."""
@@ -48,6 +49,17 @@ class Audit:
         self._ended = False
         self._found: list[str] = []
         self._count = 0
+        self._connect()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all but the handlers, which are no data."""
+        return {name: value for name, value in vars(self).items() if name != "_handlers"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._connect()
+
+    def _connect(self) -> None:
         self._handlers: dict[str, Callable[[Record], None]] = {
             "release": lambda record: self._sender(record).released(record["clock"]),
             "paused": lambda record: self._sender(record).paused(),

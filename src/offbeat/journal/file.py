@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from offbeat.core.effects import Effect
 from offbeat.core.events import Event
@@ -81,11 +81,32 @@ class Journal:
         self._lines: list[str] = []
         self._nbytes = 0
         self._flush_at = 0.0
-        self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
-        self._pack = bytes if self.path is None else packer(self.path)
+        self._prepare()
         self._file = None if self.path is None else _open(self.path)
         self._headed = False
         self._ids = 0
+
+    def _prepare(self) -> None:
+        self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
+        self._pack = bytes if self.path is None else packer(self.path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the journal as it is now, to be continued by another process: what was written later is written again."""
+        state = {name: value for name, value in vars(self).items() if name not in ("_encode", "_pack", "_file")}
+        return {**state, "nbytes": None if self._file is None else os.fstat(self._file).st_size}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        nbytes = state.pop("nbytes")
+        vars(self).update(state, _file=None)
+        self._prepare()
+        if nbytes is not None:
+            try:
+                assert self.path is not None
+                self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+                os.ftruncate(self._file, nbytes)
+            except OSError as error:
+                self.failure = f"{self.path}: {error.strerror}; the journal ends here"
+                self._release()
 
     def log(self, item: Event | Effect, t: Seconds, cause: RecordId = NO_CAUSE) -> RecordId:
         """Record an event or effect, unless it is one of `UNRECORDED`.

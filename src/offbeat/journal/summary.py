@@ -65,6 +65,17 @@ class Tally:
         """The tallies of the optimizers after the first, where a job has several."""
         self.journal_failure: str | None = None
         """The reason for which the journal of these records is incomplete, set by the owner of the journal."""
+        self._connect()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all but the handlers, which are no data."""
+        return {name: value for name, value in vars(self).items() if name != "_handlers"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._connect()
+
+    def _connect(self) -> None:
         self._handlers: dict[str, Callable[[Record], None]] = {
             "job": self._on_job,
             "optimizer": lambda record: self._job.update(sync=record["sync"]),

@@ -89,9 +89,20 @@ class Engine(ABC):
     def ready_for_workers(self) -> bool:
         """Return True if workers can be started."""
 
+    servers_return = False
+    """True if a server that has died may be started again: every process of the job is on this machine."""
+
     @abstractmethod
     def start_server(self, number: int, token: str) -> Child:
         """Start the process of a server."""
+
+    def restart_server(self, number: int, token: str, earlier: Address | None) -> Child:
+        """Start another process of a server whose process has died; ``earlier``: where that one has listened."""
+        raise NotImplementedError(f"{type(self).__name__} does not start servers again (expected only where servers_return is True)")
+
+    def prepare_returns(self) -> Child | None:
+        """Have a process ready from which servers can be started again quickly. Returns the process."""
+        return None
 
     @abstractmethod
     def start_worker(self, worker: WorkerId, servers: Sequence[Address], token: str) -> Child | None:

@@ -39,7 +39,15 @@ class Place(NamedTuple):
 
 
 def server_environment(
-    number: int, servers: int, *, token: str, supervisor: Address, port: int, listen: str = "", user: Mapping[str, str] = os.environ
+    number: int,
+    servers: int,
+    *,
+    token: str,
+    supervisor: Address,
+    port: int,
+    listen: str = "",
+    local: str = "",
+    user: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
     """Return all variables of a server's process.
 
@@ -50,6 +58,7 @@ def server_environment(
         supervisor: where the server reports.
         port: where the server listens; 0: the system chooses.
         listen: the address of this machine at which it listens; "": loopback.
+        local: the name of the local socket at which an earlier process of this server has listened; "": a new one.
         user: the variables that the job was started with.
     """
     return {
@@ -59,6 +68,7 @@ def server_environment(
         "OFFBEAT_SUPERVISOR": json.dumps([supervisor]),
         "OFFBEAT_PORT": str(port),
         "OFFBEAT_LISTEN": listen,
+        "OFFBEAT_LOCAL": local,
         "OMP_WAIT_POLICY": "PASSIVE",  # a server's idle threads must not spin: the cores are the workers'
     }
 
@@ -110,6 +120,7 @@ def worker_environment(
     token: str,
     servers: tuple[Address, ...],
     place: Place | None = None,
+    servers_return: bool = False,
     user: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
     """Return all variables of a worker's process in a job whose workers are all on this machine.
@@ -120,13 +131,21 @@ def worker_environment(
         token: authenticates the processes of the job to each other.
         servers: where they listen, server 0 first.
         place: for the script's own process group; None: do not set torchrun's variables.
+        servers_return: True if a server that dies may come back in a new process.
         user: the variables that the job was started with.
     """
-    return {**common_environment(job.workers, user), **worker_variables(worker, job, token=token, servers=servers, place=place)}
+    variables = worker_variables(worker, job, token=token, servers=servers, place=place, servers_return=servers_return)
+    return {**common_environment(job.workers, user), **variables}
 
 
 def worker_variables(
-    worker: WorkerId, job: JobSettings, *, token: str, servers: tuple[Address, ...], place: Place | None = None
+    worker: WorkerId,
+    job: JobSettings,
+    *,
+    token: str,
+    servers: tuple[Address, ...],
+    place: Place | None = None,
+    servers_return: bool = False,
 ) -> dict[str, str]:
     """Return the variables with which a worker's process joins its job, to be added to those of `common_environment`. See above."""
     settings = WorkerSettings(
@@ -139,6 +158,7 @@ def worker_variables(
         slow=job.slow,
         sync=job.sync,
         wire=job.wire,
+        servers_return=servers_return,
     )
     group = {} if place is None else torchrun_variables(worker, job.workers, place)
     return {**group, **settings.to_environment()}

@@ -115,10 +115,13 @@ class ServerWatch:
         """Return True if a server starts or imports, and therefore does not listen."""
         return self._due[number][1] == LOADING_S
 
-    def frozen(self, now: Seconds) -> str | None:
-        """Return the reason with which the job ends if a server does not report; None: all report."""
+    def frozen(self, now: Seconds) -> tuple[int, str] | None:
+        """Return a server that does not report, and the reason for which the job cannot go on with it; None: all report."""
         for number, (heard, patience_s) in sorted(self._due.items()):
             if now - heard >= patience_s:
                 what = "the coordinator" if number == 0 else "its part of the parameters"
-                return f"server {number} has not reported for {now - heard:.0f} s: its process is stopped or hangs, and {what} with it"
+                return (
+                    number,
+                    f"server {number} has not reported for {now - heard:.0f} s: its process is stopped or hangs, and {what} with it",
+                )
         return None

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 
 from offbeat.launch.engine import Child, Engine
 from offbeat.launch.environment import Place, common_environment, free_port, server_environment, worker_environment
-from offbeat.launch.forkserver import POSSIBLE, Forkserver
+from offbeat.launch.forkserver import OPTIMIZERS, POSSIBLE, Forkserver
 from offbeat.launch.processes import start
 from offbeat.launch.program import Program
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.transport.base import Address, Hub
 from offbeat.types import WorkerId
 
-SERVER_COMMAND = [sys.executable, "-m", "offbeat.runtime.server"]
+SERVER = Program("offbeat.runtime.server", module=True)
+SERVER_COMMAND = [sys.executable, *SERVER.command]
+SERVER_MODULES = (OPTIMIZERS, "offbeat.runtime.coordinators")
+"""What a server imports after it has begun to listen."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -27,9 +31,13 @@ class LocalEngine(Engine):
         preload: modules to import once, in a process that workers are forked from; (): each worker is a new process.
     """
 
+    servers_return = POSSIBLE
+
     def __init__(self, program: Program, *, port: int = 0, preload: Sequence[str] = ()) -> None:
         self._program, self._port, self._preload = program, port, preload
         self._forkserver: Forkserver | None = None
+        self._standby: Forkserver | None = None
+        """Has imported what a server needs."""
         self._notes: list[str] = []
         self._settings: JobSettings
         self._address: Address
@@ -60,13 +68,31 @@ class LocalEngine(Engine):
 
     def start_server(self, number: int, token: str) -> Child:
         port = self._port if number == 0 else 0
-        environment = server_environment(number, self._settings.servers, token=token, supervisor=self._address, port=port)
-        return start(SERVER_COMMAND, environment, capture=True)
+        return start(SERVER_COMMAND, self._server_environment(number, token, port, ""), capture=True)
+
+    def restart_server(self, number: int, token: str, earlier: Address | None) -> Child:
+        if earlier is None:
+            return self.start_server(number, token)
+        environment = self._server_environment(number, token, earlier.tcp[1], earlier.local)
+        ready = self._standby is not None and self._standby.settled()
+        forked = self._standby.fork(environment, SERVER) if self._standby is not None and ready else None
+        return forked or start(SERVER_COMMAND, environment, capture=True)
+
+    def _server_environment(self, number: int, token: str, port: int, local: str) -> dict[str, str]:
+        return server_environment(number, self._settings.servers, token=token, supervisor=self._address, port=port, local=local)
+
+    def prepare_returns(self) -> Child | None:
+        if not POSSIBLE:
+            return None
+        environment = {name: value for name, value in self._server_environment(0, "", 0, "").items() if not name.startswith("OFFBEAT_")}
+        marks = {name: value for name, value in os.environ.items() if name.startswith("OFFBEAT_")}
+        self._standby = Forkserver(SERVER, SERVER_MODULES, {**environment, **marks, "OFFBEAT_STANDBY": "servers"}, capture=True)
+        return self._standby.child
 
     def start_worker(self, worker: WorkerId, servers: Sequence[Address], token: str) -> Child:
         job = self._settings
         place = Place(0, worker, job.workers, LOOPBACK, self._group_port) if job.torchrun_env else None
-        environment = worker_environment(worker, job, token=token, servers=tuple(servers), place=place)
+        environment = worker_environment(worker, job, token=token, servers=tuple(servers), place=place, servers_return=self.servers_return)
         forked = self._forkserver.fork(environment, self._program) if self._forkserver is not None else None
         return forked or start([sys.executable, *self._program.command], environment, capture=True)
 
@@ -78,9 +104,11 @@ class LocalEngine(Engine):
         return {} if self._forkserver is None else {"preload": self._forkserver.child}
 
     def strike(self) -> None:
-        if self._forkserver is not None:
-            self._forkserver.child.strike()
+        for forkserver in (self._forkserver, self._standby):
+            if forkserver is not None:
+                forkserver.child.strike()
 
     def close(self) -> None:
-        if self._forkserver is not None:
-            self._forkserver.child.kill()
+        for forkserver in (self._forkserver, self._standby):
+            if forkserver is not None:
+                forkserver.child.kill()

@@ -17,6 +17,7 @@ from offbeat.errors import ProtocolError
 from offbeat.journal.file import seal
 from offbeat.launch.engine import Child, Engine
 from offbeat.launch.hangs import STACKS_S, LivedClock, ProcessStanding, ServerWatch
+from offbeat.launch.lasting import LastingServer
 from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.outcome import Display, End, Outcome, verdict
 from offbeat.launch.output import Output
@@ -79,8 +80,10 @@ class Supervisor:
         self._display = display
         self._output = Output(display, log_dir)
         self._token = token
-        self._hub = SocketHub(token)
+        self._hub = SocketHub(token, maps=False)
         self._servers: dict[int, Child] = {}
+        self._lasting: dict[int, LastingServer] = {}
+        """What outlives the processes of each server."""
         self._connections: dict[int, Connection] = {}
         self._addresses: dict[int, Address] = {}
         self._workers: dict[WorkerId, WorkerProcess] = {}
@@ -97,6 +100,8 @@ class Supervisor:
         self._none_since: Seconds | None = None
         """Since when no process of a worker runs."""
         self._server_watch = ServerWatch(settings.timeout_s)
+        self._prepared = False
+        """True if a process is ready, or on its way, from which servers are started again."""
 
     def run(self) -> Outcome:
         """Run the job to its end. Afterwards every process is gone, however the job ended."""
@@ -133,6 +138,8 @@ class Supervisor:
     # Start.
 
     def _start(self) -> None:
+        # What writes checkpoints in a server is a thread and files, which its next process could not go on with.
+        self._engine.servers_return = self._engine.servers_return and self._max_restarts > 0 and not self._settings.checkpoints
         self._engine.begin(self._settings, self._hub)
         for name, helper in self._engine.helpers().items():
             self._output.attach(name, 0, helper)
@@ -140,13 +147,14 @@ class Supervisor:
             return
         for number in range(self._settings.servers):
             self._servers[number] = self._engine.start_server(number, self._token)
+            if self._engine.servers_return:
+                self._lasting[number] = LastingServer(number)
             self._output.attach("server", number, self._servers[number])
             self._server_watch.heard(number, self._clock.now(), loading=True)
         if not self._wait_for_start(lambda: len(self._addresses) == self._settings.servers):
             return
         for number, connection in sorted(self._connections.items()):
-            servers = json.dumps([self._addresses[n] for n in range(self._settings.servers)])
-            connection.send({"kind": "job", "settings": self._settings.to_wire(), "servers": servers})
+            self._send_job(number, connection)
             self._record("server", number, "started", self._servers[number].where)
         if not self._wait_for_start(self._engine.ready_for_workers):  # the servers load, too, meanwhile
             return
@@ -158,6 +166,17 @@ class Supervisor:
                 self._send("lost", worker=worker, reason=AWAITED)
             else:
                 self._record("worker", worker, "started", child.where)
+
+    def _send_job(self, number: int, connection: Connection) -> None:
+        """Send a server its job, after what earlier processes of it have left."""
+        lasting = self._lasting.get(number)
+        for name, block in lasting.kept.items() if lasting is not None else ():
+            connection.send({"kind": "kept", "name": name}, memory=(block,))
+        servers = json.dumps([self._addresses[n] for n in range(self._settings.servers)])
+        job = {"kind": "job", "settings": self._settings.to_wire(), "servers": servers}
+        connection.send(job if lasting is None else {**job, "outlives": True})
+        if lasting is not None:
+            lasting.job_sent = True
 
     def _wait_for_start(self, ready: Callable[[], bool]) -> bool:
         """Wait until ``ready`` returns True. Returns False if something happens first that ends the job."""
@@ -194,6 +213,9 @@ class Supervisor:
                 return self._end(2 if mistake else 1, reason)
             if (number := self._told_to_stop) is not None:
                 return self._stop(number)
+            if any(lasting.returning for lasting in self._lasting.values()):
+                continue  # what becomes of workers is known once the server has come back
+            self._prepare_returns()
             self._take_in()
             self._check_workers()
             self._check_hangs()
@@ -210,6 +232,8 @@ class Supervisor:
                     self._server_watch.heard(number, self._clock.now(), loading=item.header.get("kind") == "loading")
             else:
                 self._engine.on_closed(connection, item.reason)
+                for lasting in self._lasting.values():
+                    lasting.cut(connection)
                 self._connections = {number: server for number, server in self._connections.items() if server is not connection}
         self._engine.tick(self._clock.now())
         self._note_engine()
@@ -221,10 +245,13 @@ class Supervisor:
             self._serve(POLL_S)
 
     def _on_message(self, connection: Connection, message: Message) -> None:
-        header = message.header
+        taken = self._taken(connection, message)
+        if taken is None:
+            return
+        message, header = taken, taken.header
         try:
             kind = messages.TO_SUPERVISOR.check(header, connection.peer, len(message.payload), len(message.memory))
-            fresh = kind == "listening" and header["number"] in self._servers and header["number"] not in self._connections
+            fresh = kind == "listening" and self._awaits(header["number"], connection)
             # A server whose port is taken sends 'failed' before 'listening'.
             starting = kind == "failed" and len(self._connections) < len(self._servers)
             if not fresh and not starting and connection not in self._connections.values():
@@ -235,8 +262,17 @@ class Supervisor:
         match kind:
             case "listening":
                 host, tcp, local = header["address"]
-                self._connections[header["number"]] = connection
-                self._addresses[header["number"]] = Address(host, (tcp[0], tcp[1]), local)
+                number = header["number"]
+                self._connections[number] = connection
+                if not connection.shares_memory:  # OFFBEAT_HOST keeps them apart
+                    self._lasting.pop(number, None)
+                self._addresses[number] = Address(host, (tcp[0], tcp[1]), local)
+                if number in self._lasting and self._lasting[number].job_sent:
+                    self._send_job(number, connection)
+            case "keep" | "drop" | "mortal":
+                for number, server in self._connections.items():
+                    if server is connection and number in self._lasting:
+                        self._lasting[number].on_message(kind, message)
             case "status":
                 self._snapshot = header["snapshot"]
                 self._display.update(header["snapshot"], time.monotonic())
@@ -295,12 +331,71 @@ class Supervisor:
             if status is not None and self._failure is None:
                 self._serve(0.0)  # a report from it may explain its end better
                 how = describe(status) if child.lost is None else f"is gone ({child.lost})"
-                reason = f"server {number} {how}, and its part of the parameters is gone with it"
                 if self._failure is None:
-                    self._failure = (reason, False)
+                    self._failure = self._after_end(number, how)
         frozen = self._server_watch.frozen(self._clock.now())
         if frozen is not None and self._failure is None:
-            self._failure = (frozen, False)
+            number, why = frozen
+            if self._may_return(number):
+                self._display.note(f"{why}: it is killed")
+                self._servers[number].kill()
+            else:
+                self._failure = (f"{why}{self._why_not_returned(number)}", False)
+
+    def _awaits(self, number: int, connection: Connection) -> bool:
+        """Return True if a process of this server is awaited. What an earlier one has left is for the process that was started, alone."""
+        if number not in self._servers or number in self._connections:
+            return False
+        returning = number in self._lasting and self._lasting[number].job_sent
+        return not returning or connection.peer == f"process {self._servers[number].pid} of this host"
+
+    def _taken(self, connection: Connection, message: Message) -> Message | None:
+        """Return a message without its number in the link over which it has come; None: it is the link's own, or came before."""
+        lasting = next((one for one in self._lasting.values() if self._connections.get(one.number) is connection), None)
+        if lasting is None:
+            return message
+        try:
+            return lasting.take(connection, message)
+        except ProtocolError as error:
+            self._refuse(connection, error)
+            return None
+
+    def _may_return(self, number: int) -> bool:
+        return number in self._lasting and self._lasting[number].why_mortal(self._max_restarts) is None
+
+    def _why_not_returned(self, number: int) -> str:
+        if number in self._lasting:
+            return f" ({self._lasting[number].why_mortal(self._max_restarts)})"
+        if self._settings.checkpoints:
+            folder = self._settings.checkpoint.folder if self._settings.checkpoint is not None else "DIR"
+            return f"; offbeat run --resume {folder} goes on from the newest checkpoint"
+        return "" if self._max_restarts else " (--max-restarts is 0)"
+
+    def _after_end(self, number: int, how: str) -> tuple[str, bool] | None:
+        """Start a server again whose process has ended. Returns why the job fails; None: the server goes on."""
+        if not self._may_return(number):
+            reason = f"server {number} {how}, and its part of the parameters is gone with it"
+            return f"{reason}{self._why_not_returned(number)}", False
+        lasting = self._lasting[number]
+        lasting.returns(self._clock.now())
+        count = f"{lasting.restarts} of {self._max_restarts}"
+        self._record("server", number, "exited", how)
+        self._output.drain()
+        self._display.note(f"server {number} {how}: it goes on in a new process ({count})")
+        self._connections.pop(number, None)
+        child = self._servers[number] = self._engine.restart_server(number, self._token, self._addresses.get(number))
+        self._output.attach("server", number, child)
+        self._server_watch.heard(number, self._clock.now(), loading=True)
+        self._record("server", number, "restarted", f"{count}, {child.where}")
+        return None
+
+    def _prepare_returns(self) -> None:
+        """Have a process ready that servers can be forked from, once the workers train."""
+        if self._lasting and not self._prepared and self._snapshot is not None and self._snapshot["version"] > 0:
+            self._prepared = True
+            child = self._engine.prepare_returns()
+            if child is not None:
+                self._output.attach("standby", 0, child)
 
     def _look_for_notice(self) -> None:
         """Treat the notice of the user's command as SIGTERM."""
@@ -493,7 +588,9 @@ class Supervisor:
         return [*(state.child for state in self._workers.values() if state.child is not None), *self._servers.values()]
 
     def _send(self, kind: str, **fields: Any) -> None:
-        if 0 in self._connections:
+        if 0 in self._lasting:
+            self._lasting[0].link.send({"kind": kind, **fields})
+        elif 0 in self._connections:
             self._connections[0].send({"kind": kind, **fields})
 
     def _record(self, role: str, number: int, what: str, detail: str = "") -> None:

@@ -8,8 +8,11 @@ a gradient are sent ahead of the message, while the rest is computed):
 | server | supervisor | listening, alive, loading, failed, failing, status, summary, kill, noticed, journal_failed | addresses first |
 | server 0 | supervisor | checkpoint | one has been made, or could not be |
 | server 0 | supervisor | standing | the state of a worker's process (``runtime/coordination/standings.py``) |
+| server | supervisor | keep, drop, mortal | memory that its next process needs; why no other process can go on |
 | supervisor | server | job, process, lost, ended, noted, finish | settings first, then starts and ends of processes |
 | supervisor | server 0 | checkpoint | make one now: the job is about to end |
+| supervisor | server | kept | before the settings: the memory that an earlier process has left |
+| server, worker, supervisor | each other | resume | the first message of a link over each new socket (``transport/link.py``) |
 | server s | server 0 | shard | the first message |
 | server 0 | server s | setup, orders | the layout and the rule's kind, then folds and releases in order |
 | server s | server 0 | arrived, initialised, measured | a push, or the initial parameters, have arrived at server s; the norms of a fold |

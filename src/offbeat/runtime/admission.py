@@ -15,8 +15,10 @@ from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.runtime.job.job_spec import JobSpec
 from offbeat.runtime.live_job import LiveJob
 from offbeat.runtime.parameter_server.coordinator_side import ServerCoordinatorSide
+from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.runtime.sides import checked_vector, ranks_of, side_of
 from offbeat.transport.base import Connection, Hub, Message, SharedMemory
+from offbeat.transport.link import Link
 from offbeat.types import NO_WORKER, Seconds, WorkerId, WorkerState
 
 
@@ -29,6 +31,7 @@ class Admission:
         hub: the listening hub of this process; gives the network interface on which ranks of several hosts meet.
         allocate: makes a block that every process of this host can map, or raises `ConfigurationError`.
         now: the job's clock, in seconds.
+        keeper: holds the memory with which the server outlives its process; None: it does not.
     """
 
     def __init__(
@@ -38,8 +41,9 @@ class Admission:
         hub: Hub,
         allocate: Callable[[int, str], SharedMemory],
         now: Callable[[], Seconds],
+        keeper: Keeper | None = None,
     ) -> None:
-        self._job, self._shards = job, shards
+        self._job, self._shards, self._keeper = job, shards, keeper
         self._hub, self._allocate, self._now = hub, allocate, now
         self._awaiting_welcome: dict[WorkerId, None] = {}
         """Ranks that have said hello and wait until the backend exists."""
@@ -61,6 +65,8 @@ class Admission:
         job.peers.missing.pop(worker, None)
         try:
             self._check_spec(worker, header, now)
+            if self._keeper is not None and not isinstance(connection, Link):
+                self._keeper.give_up(f"worker {worker} does not share memory with the servers, and cannot be reached again by a new one")
             if not isinstance(job.side, ServerCoordinatorSide):
                 vector = checked_vector(header)
                 self._vector = self._vector or vector
@@ -125,7 +131,9 @@ class Admission:
         )
         if isinstance(policy, ServerRule):
             parts = (job.peers, job.notifier, self._allocate, job.feed, job.perform, self._now)
-            job.side = ServerCoordinatorSide(policy, spec, settings, coordinator, self._shards, *parts, in_place=job.number == 0)
+            job.side = ServerCoordinatorSide(
+                policy, spec, settings, coordinator, self._shards, *parts, in_place=job.number == 0, keeper=self._keeper
+            )
             if job.resumed is not None:
                 shard = job.side.shard
                 shard.restore(
@@ -137,6 +145,8 @@ class Admission:
                     f"--servers {shards}: {policy.spelling} has no servers that could share the parameters; leave --servers out"
                 )
             checked_vector(header)
+            if self._keeper is not None:
+                self._keeper.give_up(f"under {policy.spelling} the ranks decide among themselves, and server 0 holds what they share")
         job.coordinator = coordinator
 
     def _welcome_ranks(self) -> None:

@@ -23,6 +23,7 @@ from offbeat.runtime.job import messages
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.live_job import LiveJob
 from offbeat.runtime.parameter_server.coordinator_side import ServerCoordinatorSide
+from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.runtime.worker_requests import WorkerRequests
 from offbeat.transport.base import Connection, Hub, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, WorkerId, WorkerState
@@ -47,7 +48,8 @@ class LiveCoordinator:
         journal: records events and effects.
         number: number of the optimizer; each worker's script makes them in the same order.
         missing: workers whose process ended before this coordinator was made, with the reason.
-        keeper, resumed: as in `LiveJob`.
+        keeper: holds the memory with which the server outlives its process; None: it does not.
+        checkpoints, resumed: as in `LiveJob`.
     """
 
     def __init__(
@@ -62,17 +64,20 @@ class LiveCoordinator:
         journal: Journal | PartOfJournal,
         number: int = 0,
         missing: Mapping[WorkerId, str] = {},
-        keeper: CheckpointKeeper | None = None,
+        keeper: Keeper | None = None,
+        checkpoints: CheckpointKeeper | None = None,
         resumed: Resumed | None = None,
     ) -> None:
         self._settings = settings
-        self.job = LiveJob(settings, supervisor, journal, started, number, keeper, resumed)
+        self.job = LiveJob(settings, supervisor, journal, started, number, checkpoints, resumed)
         """The coordinator and what surrounds it."""
         self.job.peers.missing.update(missing)
         self._shards = dict(shards)
-        self._admission = Admission(self.job, self._shards, hub, allocate, now)
+        self._admission = Admission(self.job, self._shards, hub, allocate, now, keeper)
         self._requests = WorkerRequests(self.job, self._gone)
         self._ticked_at: Seconds = now()
+        self.returned = False
+        """True if an earlier process of this server has died."""
 
     def on_message(self, connection: Connection, message: Message, now: Seconds) -> None:
         """Handle a message of a worker or of another server.
@@ -129,6 +134,9 @@ class LiveCoordinator:
         """Handle the normal end of a worker's script: a worker that never joined is not waited for any more."""
         if self.job.coordinator is None or self.job.coordinator.membership[worker].state is WorkerState.EXPECTED:
             self.on_lost(worker, "its script ended without joining", now)
+        elif self.returned and self.job.coordinator.membership[worker].state is WorkerState.ALIVE:
+            # Its farewell may have gone with an earlier process of this server, which had received it and not handled it.
+            self._gone(Left(worker, self.job.coordinator.membership[worker].incarnation), now)
 
     def gone(self) -> dict[WorkerId, str]:
         """Return the workers that have ended, with the reason; other optimizers' coordinators must not wait for them."""
@@ -211,9 +219,9 @@ class LiveCoordinator:
         if not isinstance(self.job.side, ServerCoordinatorSide):
             raise ProtocolError(f"server {shard} sent {message.header['kind']!r} before a worker has joined (expected after that)")
         if message.header["kind"] == "saved":
-            if self.job.keeper is None:
+            if self.job.checkpoints is None:
                 raise JobError(f"server {shard} broke the protocol: it sent 'saved', and this job makes no checkpoints")
-            self.job.keeper.on_saved(self.job.number, shard, message.header["version"], message.header["failed"])
+            self.job.checkpoints.on_saved(self.job.number, shard, message.header["version"], message.header["failed"])
             return
         try:
             if "push" in message.header:

@@ -24,6 +24,7 @@ from offbeat.runtime.coordinator import LiveCoordinator
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.numbered import Numbered
 from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.transport.base import Connection, Hub, Message, SharedMemory
 from offbeat.types import Seconds, WorkerId
 
@@ -45,17 +46,20 @@ class LiveCoordinators:
         allocate: Callable[[int, str], SharedMemory],
         started: str,
         now: Callable[[], Seconds],
+        keeper: Keeper | None = None,
     ) -> None:
         self.tally = Tally()
-        self._settings, self._shards = settings, dict(shards)
+        self._settings, self._shards, self._keeper = settings, dict(shards), keeper
         self._parts = supervisor, hub, allocate, started, now
         self._journal = Journal(settings.journal, now=now, listeners=(self.tally.add,))
-        self.keeper: CheckpointKeeper | None = None
+        self.checkpoints: CheckpointKeeper | None = None
         """Makes the job's checkpoints; None: there are none."""
         if settings.checkpoint is not None:
-            self.keeper = CheckpointKeeper(settings, settings.checkpoint, supervisor, self._journal, hub.wake)
+            self.checkpoints = CheckpointKeeper(settings, settings.checkpoint, supervisor, self._journal, hub.wake)
         self._resumed = None if settings.resume is None else Resumed(settings.resume)
-        self.first = LiveCoordinator(settings, self._shards, *self._parts, self._journal, keeper=self.keeper, resumed=self._resumed)
+        self.first = LiveCoordinator(
+            settings, self._shards, *self._parts, self._journal, keeper=keeper, checkpoints=self.checkpoints, resumed=self._resumed
+        )
         self._live = [self.first]
         self._shard_connections: list[Mapping[int, Connection]] = [self._shards]
         """By optimizer: the connections to the other servers, as its coordinator knows them."""
@@ -89,10 +93,18 @@ class LiveCoordinators:
             connections = {server: Numbered(connection, number) for server, connection in self._shards.items()}
             self._shard_connections.append(connections)
             journal = PartOfJournal(self._journal, number)
-            missing = self.first.gone()
             made = LiveCoordinator(
-                self._settings, connections, *self._parts, journal, number, missing, keeper=self.keeper, resumed=self._resumed
+                self._settings,
+                connections,
+                *self._parts,
+                journal,
+                number,
+                self.first.gone(),
+                keeper=self._keeper,
+                checkpoints=self.checkpoints,
+                resumed=self._resumed,
             )
+            made.returned = self.first.returned
             self._live.append(made)
         return self._live[number]
 
@@ -122,8 +134,8 @@ class LiveCoordinators:
 
     def ask_for_checkpoint(self, within_s: Seconds) -> None:
         """Make a checkpoint at the next fold, whatever the interval, if the job makes any."""
-        if self.keeper is not None:
-            self.keeper.ask(within_s)
+        if self.checkpoints is not None:
+            self.checkpoints.ask(within_s)
 
     def on_process(self, fields: Mapping[str, Any], now: Seconds) -> None:
         """Journal that the supervisor has started or lost a process."""
@@ -137,8 +149,8 @@ class LiveCoordinators:
         for live in self._live:
             live.tick(now)
         self._settle(now)
-        if self.keeper is not None:
-            self.keeper.tick(now)
+        if self.checkpoints is not None:
+            self.checkpoints.tick(now)
         flush_at = self._journal.wake_at()
         if flush_at is not None and now >= flush_at:
             self._journal.flush()
@@ -168,6 +180,15 @@ class LiveCoordinators:
             else:
                 self._live[number].job.feed(event, now)
 
+    def has_returned(self) -> None:
+        """Note that this server goes on in a new process."""
+        for live in self._live:
+            live.returned = True
+
+    def flush(self) -> None:
+        """Give the journal's lines to the operating system."""
+        self._journal.flush()
+
     # The end of the job.
 
     def close(self, ok: bool, reason: str, now: Seconds) -> None:
@@ -175,8 +196,8 @@ class LiveCoordinators:
         try:
             for live in self._live:
                 live.close(now)
-            if self.keeper is not None:
-                self.keeper.close()
+            if self.checkpoints is not None:
+                self.checkpoints.close()
         finally:
             self._journal.write(end_record(now, ok, reason))
             self._journal.close()

@@ -41,7 +41,7 @@ class LiveJob:
         journal: records events and effects.
         started: the wall-clock time of the start, for the journal's first line.
         number: number of the optimizer.
-        keeper: makes the job's checkpoints; None: there are none.
+        checkpoints: makes the job's checkpoints; None: there are none.
         resumed: what the job resumes from; None: it begins anew.
     """
 
@@ -52,13 +52,13 @@ class LiveJob:
         journal: Journal | PartOfJournal,
         started: str,
         number: int,
-        keeper: CheckpointKeeper | None = None,
+        checkpoints: CheckpointKeeper | None = None,
         resumed: Resumed | None = None,
     ) -> None:
         self.settings, self.supervisor, self.journal, self.number = settings, supervisor, journal, number
-        self.keeper, self.resumed = keeper, resumed
-        if keeper is not None:
-            keeper.add(self)
+        self.checkpoints, self.resumed = checkpoints, resumed
+        if checkpoints is not None:
+            checkpoints.add(self)
         self.coordinator: Coordinator | None = None
         """None until the first worker has said hello."""
         self.spec: JobSpec | None = None
@@ -113,11 +113,11 @@ class LiveJob:
             if isinstance(effect, StateChanged):
                 self.standings.changed(effect)
         if self.side is not None:  # None: ranks are still expected, and no message is due
-            saves = self.keeper is not None and self.keeper.before(self, effects, now)
+            saves = self.checkpoints is not None and self.checkpoints.before(self, effects, now)
             self.side.perform(effects)
             if saves:
-                assert self.keeper is not None
-                self.keeper.after()
+                assert self.checkpoints is not None
+                self.checkpoints.after()
             self._inject_kills(now)
             self.side.pass_on(now)
 

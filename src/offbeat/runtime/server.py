@@ -24,9 +24,12 @@ from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job import last_words, messages
 from offbeat.runtime.job.notices import NOTICES
 from offbeat.runtime.job.settings import JobSettings, read_addresses, take_token
+from offbeat.runtime.recovery.recorder import Recorder, is_bare
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message
 from offbeat.transport.hub import SocketHub
+from offbeat.transport.link import Link
 from offbeat.transport.schema import shown
+from offbeat.transport.shm import MemoryBlock
 from offbeat.types import Seconds
 
 if TYPE_CHECKING:
@@ -40,8 +43,31 @@ STATUS_PERIOD_S = 0.2
 PASSED_ON: Sequence[str] = ("worker", "number", "steps", "push", "hyper")
 """Fields of a worker's push to another server that are passed on to server 0."""
 LOOPBACK = "127.0.0.1"
+TICK_S: Seconds = 0.05
+"""Least seconds between two ticks that a recorder writes down, unless a timer is due."""
+RETRY_S: Seconds = 0.02
+"""Seconds between two attempts to reach server 0 again."""
+RETURN_S: Seconds = 10.0
+"""Least seconds that workers have to connect to the new process of a server."""
 EARLY_MAX = 16
 """Most messages of one peer that are kept until this server can begin."""
+
+
+_OF_THIS_PROCESS = {
+    "_hub",
+    "_clock",
+    "_launcher",
+    "_recorder",
+    "_kept",
+    "_resuming",
+    "_moment",
+    "_again_told",
+    "_noticed",
+    "_tick_at",
+    "_return_until",
+    "_status_at",
+    "_refused",
+}
 
 
 class JobEnded(Exception):
@@ -84,10 +110,27 @@ class Server:
         """The signal by which this process was told to leave, until the supervisor has been told."""
         self._status_at: Seconds = 0.0
         """When the last status, or sign of life, was sent to the supervisor."""
+        self._launcher = supervisor
+        """The connection itself, where `_supervisor` is a link over it."""
+        self._recorder: Recorder | None = None
+        """Writes down what this server is told, for the next process; None: this server ends the job when it dies."""
+        self._kept: dict[str, MemoryBlock] = {}
+        """What an earlier process has left with the supervisor."""
+        self._resuming: dict[Connection, Message] = {}
+        """By connection: the first message of a link that has come before this server knows its job."""
+        self._servers: Sequence[Address] = ()
+        self._moment: Seconds | None = None
+        """While something is handled: when it came, which is when the next process takes it to have come."""
+        self._again_told = False
+        """True while this process is told again what an earlier one was told."""
+        self._tick_at: Seconds = 0.0
+        """When to tick next, if nothing is due before."""
+        self._return_until: Seconds | None = None
+        """Until when links of an earlier process may come back; None: none is awaited."""
 
     def now(self) -> Seconds:
-        """Return the seconds since this server began."""
-        return self._clock() - self._began
+        """Return the seconds since this server began; while something is handled, the time at which it came."""
+        return self._clock() - self._began if self._moment is None else self._moment
 
     def run(self) -> None:
         """Serve until the supervisor ends the job. Raises `JobError` if the job cannot go on."""
@@ -118,17 +161,90 @@ class Server:
     def hear(self, timeout_s: Seconds) -> None:
         """Handle the messages that come within ``timeout_s``. Raises what `turn` raises."""
         for connection, item in self._hub.poll(timeout_s):
+            self._arrived(connection, item)
+
+    def _arrived(self, connection: Connection, item: Message | Closed) -> None:
+        """Handle what has come over a connection, which may be the present one of a link."""
+        recorder = self._recorder
+        if isinstance(item, Message) and item.header.get("kind") == "resume":
+            self._on_resume(connection, item)
+            return
+        self._resuming.pop(connection, None)
+        link = None if recorder is None else recorder.link_at(connection)
+        if recorder is None or link is None:
             self._handle(connection, item)
+        elif isinstance(item, Closed):
+            recorder.cut(connection)
+            if link is self._supervisor:
+                self._handle(link, item)
+            elif link is not self._to_coordinator and link not in self._shards.values():  # what becomes of a server the supervisor knows
+                self._end(recorder, link, item.reason)
+        elif link is self._supervisor and is_bare(item):
+            self._handle(link, item)
+        else:
+            self._take(recorder, link, connection, item)
+
+    def _on_resume(self, connection: Connection, message: Message) -> None:
+        """Let a link go on over a connection, as soon as this server knows its job."""
+        if self._recorder is None and self._settings is None:
+            self._resuming[connection] = message
+            return
+        try:
+            if self._recorder is None:
+                raise ProtocolError(f"{connection.peer} sent 'resume' to a server that does not outlive its process (expected 'hello')")
+            self._recorder.on_resume(connection, message)
+        except ProtocolError as error:
+            refuse(connection, error)
+
+    def _take(self, recorder: Recorder, link: Link, connection: Connection, item: Message) -> None:
+        try:
+            message = link.take(item)
+        except ProtocolError as error:
+            recorder.cut(connection)
+            self._end(recorder, link, f"it broke the protocol: {refuse(connection, error)}")
+            return
+        if message is not None:
+            now = self.now()
+            recorder.message(now, link, message)
+            self._at_moment(now, self._handle, link, message)
+
+    def _end(self, recorder: Recorder, link: Link, reason: str) -> None:
+        """Handle the end of a link."""
+        now = self.now()
+        recorder.closed(now, link, reason)
+        recorder.end(link)
+        link.close()
+        self._at_moment(now, self._handle, link, Closed(reason))
+
+    def _at_moment(self, now: Seconds, do: Callable[..., None], *arguments: Any) -> None:
+        """Do something at a time that the next process will know."""
+        self._moment = now
+        try:
+            do(*arguments)
+        finally:
+            self._moment = None
 
     def tick(self) -> None:
         """Do what is due by now."""
+        now, recorder = self.now(), self._recorder
+        if recorder is not None:
+            self._await_return(recorder, now)
+        if recorder is None or now >= self._tick_at or ((due := self.wake_at()) is not None and now >= due):
+            self._tick_at = now + TICK_S
+            if recorder is not None:
+                recorder.tick(now)
+            self._at_moment(now, self._tick)
+        self._report()
+        if recorder is not None:
+            recorder.save(self._state, self._parts)
+
+    def _tick(self) -> None:
         if self._coordinator is not None:
             self._coordinator.tick(self.now())
         for shard in self._live_shards.values():
             shard.tick(self.now())
         if self._files is not None:
             self._files.tick()
-        self._report()
 
     def wake_at(self) -> Seconds | None:
         """Return when to call `tick` at the latest, by `now`; None: only for messages and for the regular status."""
@@ -137,6 +253,8 @@ class Server:
         return min((at for shard in self._live_shards.values() if (at := shard.wake_at()) is not None), default=None)
 
     def _patience(self) -> Seconds:
+        if self._cut_off:
+            return RETRY_S
         due = self.wake_at()
         return STATUS_PERIOD_S if due is None else min(STATUS_PERIOD_S, max(0.0, due - self.now()))
 
@@ -161,13 +279,23 @@ class Server:
                 if not isinstance(error, OffbeatError):
                     log.exception("server %d could not handle a message of %s, and closes its connection", self._number, connection.peer)
                 self._refused.add(connection)
+                if isinstance(connection, Link) and self._recorder is not None:
+                    self._recorder.end(connection)
                 self._on_closed(connection, f"it broke the protocol: {refuse(connection, error)}")
 
     def _on_supervisor(self, message: Message) -> None:
         header, coordinator = message.header, self._coordinator
         match messages.FROM_SUPERVISOR.check(header, "the supervisor", len(message.payload), len(message.memory)):
+            case "kept":
+                block = message.memory[0] if message.memory else None
+                if isinstance(block, MemoryBlock):
+                    self._kept[header["name"]] = block
             case "job":
-                self._begin(*self._job_of(header))
+                settings, servers = self._job_of(header)
+                if header.get("outlives", False):
+                    self._outlive(header)
+                else:
+                    self._begin(settings, servers)
             case "finish":
                 self._finish(header["ok"], header["reason"])
             case _ if coordinator is None:
@@ -195,22 +323,111 @@ class Server:
 
     def _begin(self, settings: JobSettings, servers: Sequence[Address]) -> None:
         """Begin after every server listens: server 0 waits for the calls of the others."""
-        self._settings = settings
+        self._settings, self._servers = settings, servers
         if self._number > 0:
-            self._to_coordinator = self._hub.connect(servers[0])
+            if self._recorder is None:
+                self._to_coordinator = self._hub.connect(servers[0])
+            else:
+                self._to_coordinator = self._recorder.make(f"server {self._number}", "server 0")  # goes over a socket from the next tick on
             self._to_coordinator.send({"kind": "shard", "number": self._number})
         elif settings.servers == 1:
             self._open()
+
+    # Going on in a new process.
+
+    def _outlive(self, header: Mapping[str, Any]) -> None:
+        """Begin a job that outlives this process, or go on with it where an earlier process has died."""
+        self._launcher.send({"kind": "loading"})
+        recorder = self._recorder = Recorder(self._launcher, self._kept)
+        self._supervisor = recorder.supervisor
+        state = recorder.restore(self._parts)
+        if state is not None:
+            self._supervisor = recorder.supervisor
+            vars(self).update(state)
+        returns = state is not None
+        self._again_told = True
+        for record in recorder.records():
+            returns = True
+            self._again(recorder, record)
+        self._again_told = False
+        if returns:
+            recorder.returned(self.now())
+            self._has_returned()
+            self._return_until = self.now() + max(RETURN_S, self._settings.timeout_s if self._settings is not None else 0.0)
+        else:
+            recorder.begun(self._began, self._started, header["settings"], header["servers"])
+            self._begin(*self._job_of(header))
+        recorder.join(recorder.supervisor, self._launcher)
+        self._kept = {}
+        waiting, self._resuming = self._resuming, {}
+        for connection, message in waiting.items():
+            self._on_resume(connection, message)
+
+    def _again(self, recorder: Recorder, record: list[Any]) -> None:
+        """Do again what an earlier process has done, or was about to do, when it was told this."""
+        match record:
+            case ["begin", began, started, settings, servers]:
+                self._began, self._started = began, started
+                self._begin(JobSettings.from_wire(settings), read_addresses(servers))
+            case ["open", session, peer]:
+                recorder.sessions[session] = Link(session, peer)
+            case ["message", now, *_]:
+                self._at_moment(now, self._handle, *recorder.again(record))
+            case ["closed", now, session, reason]:
+                link = recorder.sessions.pop(session)
+                link.close()
+                self._at_moment(now, self._handle, link, Closed(reason))
+            case ["tick", now, stirred]:
+                for session, nbytes in stirred:
+                    recorder.sessions[session].bytes_received = nbytes
+                self._at_moment(now, self._tick)
+            case ["returned", _]:
+                self._has_returned()
+
+    def _has_returned(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.has_returned()
+
+    def _state(self) -> dict[str, Any]:
+        """Return what a snapshot has besides links: all that is not of this process."""
+        if self._coordinator is not None:
+            self._coordinator.flush()
+        return {name: value for name, value in vars(self).items() if name not in _OF_THIS_PROCESS}
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        return {"server": self, "hub": self._hub}
+
+    @property
+    def _cut_off(self) -> bool:
+        return isinstance(self._to_coordinator, Link) and self._to_coordinator.socket is None
+
+    def _await_return(self, recorder: Recorder, now: Seconds) -> None:
+        """Connect to server 0 again, and end the links that have not come back in time."""
+        if self._cut_off:
+            assert isinstance(self._to_coordinator, Link)
+            with contextlib.suppress(JobError):
+                connection = self._hub.connect(self._servers[0])
+                if connection.shares_memory:
+                    recorder.join(self._to_coordinator, connection)
+                else:
+                    connection.close()
+        if self._return_until is not None and now >= self._return_until:
+            self._return_until = None
+            for link in recorder.gone():
+                if link not in self._shards.values():
+                    self._end(recorder, link, "it has not come back to the new process of this server")
 
     def _open(self) -> None:
         """Let workers come: at server 0, once every other server has called."""
         self._supervisor.send({"kind": "loading"})
         from offbeat.runtime.coordinators import LiveCoordinators  # imports torch, while workers start
-        from offbeat.transport.shm import MemoryBlock
 
         assert self._settings is not None
+        keeper = None if self._recorder is None else self._recorder.keeper
+        allocate = MemoryBlock.allocate if keeper is None else keeper.allocate
         self._coordinator = LiveCoordinators(
-            self._settings, self._shards, self._supervisor, self._hub, MemoryBlock.allocate, self._started, self.now
+            self._settings, self._shards, self._supervisor, self._hub, allocate, self._started, self.now, keeper
         )
         early, self._early = self._early, []
         orders, self._early_orders = self._early_orders, []
@@ -283,7 +500,8 @@ class Server:
         fields = {name: message.header[name] for name in ("worker", "reason", "pushed")}
         if self._coordinator is not None:
             self._coordinator.on_last_words(connection, fields["worker"], fields["reason"])
-        self._supervisor.send({"kind": "failing", **fields})
+        if not self._again_told:  # the supervisor knows of what an earlier process has handled
+            self._launcher.send({"kind": "failing", **fields})
         connection.send({"kind": "noted"})
 
     def _set_up(self, message: Message) -> None:
@@ -300,7 +518,8 @@ class Server:
         layout, spec = Layout.from_wire(header["layout"]), OptimizerSpec.from_wire(header["optimizer"])
         memory = message.memory[0] if message.memory else None
         assert self._settings is not None
-        shard = shard_of(self._number, layout, spec, rule_of(ServerRule, header["sync"]), self._settings, self.now, memory)
+        keeper = None if self._recorder is None else self._recorder.keeper
+        shard = shard_of(self._number, layout, spec, rule_of(ServerRule, header["sync"]), self._settings, self.now, memory, keeper)
         number = header.get("number_of_optimizer", 0)
         if self._settings.resume is not None:
             resumed = Resumed(self._settings.resume)
@@ -372,14 +591,14 @@ class Server:
 
     def _report(self) -> None:
         if self._noticed is not None:
-            self._supervisor.send({"kind": "noticed", "signal": self._noticed})
+            self._launcher.send({"kind": "noticed", "signal": self._noticed})
             self._noticed = None
         if self.now() - self._status_at >= STATUS_PERIOD_S:
             self._status_at = self.now()
             if self._coordinator is None:
-                self._supervisor.send({"kind": "alive"})
+                self._launcher.send({"kind": "alive"})
             else:
-                self._supervisor.send({"kind": "status", "snapshot": self._coordinator.tally.summary(brief=True)})
+                self._launcher.send({"kind": "status", "snapshot": self._coordinator.tally.summary(brief=True)})
 
     def _finish(self, ok: bool, reason: str) -> None:
         if self._coordinator is not None:
@@ -391,7 +610,7 @@ class Server:
         try:
             coordinator.close(ok, reason, self.now())
         finally:
-            self._supervisor.send({"kind": "summary", "summary": coordinator.tally.summary()})
+            self._launcher.send({"kind": "summary", "summary": coordinator.tally.summary()})
 
 
 def main() -> int:
@@ -399,7 +618,8 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor ends servers, after the workers
     number = int(os.environ["OFFBEAT_SERVER"])
     port, listen = int(os.environ.get("OFFBEAT_PORT", "0")), os.environ.get("OFFBEAT_LISTEN") or LOOPBACK
-    return serve(number, SocketHub(take_token()), read_addresses(os.environ["OFFBEAT_SUPERVISOR"])[0], port, listen)
+    supervisor, local = read_addresses(os.environ["OFFBEAT_SUPERVISOR"])[0], os.environ.get("OFFBEAT_LOCAL", "")
+    return serve(number, SocketHub(take_token(), local_name=local), supervisor, port, listen)
 
 
 def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0, listen: str = LOOPBACK) -> int:

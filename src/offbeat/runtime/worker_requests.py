@@ -62,6 +62,18 @@ class WorkerRequests:
         self._loaded = Loaded()
         self._checkpoints = Checkpoints()
         self._first_steps = FirstStepsWatch(job.settings.workers)
+        self._connect()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a snapshot of the server has: all but the handlers, which are no data."""
+        return {name: value for name, value in vars(self).items() if name != "_handlers"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._connect()
+
+    def _connect(self) -> None:
+        job = self._job
         self._handlers: dict[str, Callable[[Peer, Message, Seconds], object]] = {
             "ready": self._ready,
             "push": self._push,
@@ -220,9 +232,9 @@ class WorkerRequests:
         peer.connection.send({"kind": "parts", "awaited": awaited, "parts": parts}, payload=payload)
 
     def _checkpoint_part(self, peer: Peer, message: Message, now: Seconds) -> None:
-        if self._job.keeper is None:
+        if self._job.checkpoints is None:
             raise ProtocolError(f"worker {peer.worker} sent 'checkpoint_part', and this job makes no checkpoints")
-        self._job.keeper.on_part(self._job.number, peer.worker, message)
+        self._job.checkpoints.on_part(self._job.number, peer.worker, message)
 
     def _send_part(self, peer: Peer) -> None:
         """Send a worker the part with which it resumes, as long as the job is at the version of the checkpoint."""

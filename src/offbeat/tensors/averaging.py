@@ -6,7 +6,8 @@ place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from offbeat.errors import ProtocolError
 from offbeat.tensors.blocks import OwnState, owned, owned_state
 from offbeat.tensors.layout import DTYPES, Layout, Memory, Span, elements
 from offbeat.tensors.pieces import Headers, pack, piece_of, unpack
+from offbeat.tensors.shard_memory import ShardMemory, Sizes
 
 CHUNK_NUMEL = 1 << 18
 """Elements combined at a time, so that the stacked copy for a median stays small."""
@@ -58,16 +60,22 @@ class AveragingShard:
         span: which bytes of it are here.
         memory: the ``span.nbytes`` bytes of parameters, writable; they are replaced in place.
         averaging: how the rule combines.
+        kept: as in `shard.Shard`.
 
     Source: EnsembleSync, section 3.1 (the mean); DiLoCo for the outer step.
     """
 
-    def __init__(self, layout: Layout, span: Span, memory: Memory, averaging: Averaging) -> None:
+    def __init__(
+        self, layout: Layout, span: Span, memory: Memory, averaging: Averaging, kept: Callable[[Sizes], ShardMemory] | None = None
+    ) -> None:
         self.span, self.averaging = span, averaging
         self._layout, self._own = layout, owned(layout, span)
         self._places = [(own.at, own.stop - own.start, DTYPES[own.spec.dtype]) for own in self._own]
         self._memory = memory
         self._velocities: dict[int, torch.Tensor] = {}
+        units = sum(-(-numel // CHUNK_NUMEL) for _, numel, _ in self._places)
+        self.kept = None if kept is None else kept(Sizes(span.nbytes, units, 8 * CHUNK_NUMEL, 1))
+        """The memory that outlives the process; None: there is none."""
 
     def fold(self, parameters: Sequence[tuple[Memory, float]], *_: Any, **__: Any) -> None:
         """Combine the workers' parameters, each with its weight, into a new version. Learning rates are used in the workers only.
@@ -80,13 +88,14 @@ class AveragingShard:
             if memory.nbytes != self.span.nbytes:
                 raise ProtocolError(f"parameters of {memory.nbytes} bytes for a span of {self.span.nbytes} bytes")
         weights = [weight for _, weight in parameters]
+        units = count()
         with torch.no_grad():
             for at, numel, dtype in self._places:
                 own = elements(self._memory, at, numel, dtype)
                 theirs = [elements(memory, at, numel, dtype) for memory, _ in parameters]
                 for start in range(0, numel, CHUNK_NUMEL):
                     stop = min(start + CHUNK_NUMEL, numel)
-                    self._step(at, own, start, stop, [part[start:stop] for part in theirs], weights)
+                    self._step(next(units), at, own, start, stop, [part[start:stop] for part in theirs], weights)
 
     def state(self) -> tuple[Headers, list[bytes | memoryview]]:
         """Return the outer optimizer's momentum, in the form of `Shard.state`."""
@@ -101,16 +110,29 @@ class AveragingShard:
         """Replace the momentum by what `read_state` has returned."""
         self._velocities = {own.at: state[own.tensor][OUTER] for own in self._own if OUTER in state.get(own.tensor, {})}
 
-    def _step(self, at: int, own: torch.Tensor, start: int, stop: int, parts: list[torch.Tensor], weights: list[float]) -> None:
+    def _step(self, unit: int, at: int, own: torch.Tensor, start: int, stop: int, parts: list[torch.Tensor], weights: list[float]) -> None:
         lr, mu, place = self.averaging.outer_lr, self.averaging.outer_momentum, own[start:stop]
         if lr == 1.0 and mu == 0.0:
             combine(parts, weights, self.averaging, place)
             return
+        if self.kept is not None and self.kept.is_done(unit):
+            return
         combined = torch.empty_like(place, dtype=torch.float64 if own.dtype == torch.float64 else torch.float32)
         combine(parts, weights, self.averaging, combined)
         step = place.to(combined.dtype) - combined
-        if mu:
-            velocity = self._velocities.setdefault(at, torch.zeros(own.numel(), dtype=combined.dtype))[start:stop]
+        velocity = self._velocity(at, own.numel(), combined.dtype)[start:stop] if mu else None
+        if self.kept is not None:
+            self.kept.save(0, unit, [place] if velocity is None else [place, velocity])
+        if velocity is not None:
             velocity.mul_(mu).add_(step)
             step.add_(velocity, alpha=mu)
         place.copy_(place.to(combined.dtype).sub_(step, alpha=lr))
+        if self.kept is not None:
+            self.kept.commit(0, unit)
+
+    def _velocity(self, at: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        if at not in self._velocities:
+            nbytes = numel * dtype.itemsize
+            bare = self.kept.named(f"velocity {at}", nbytes) if self.kept is not None else torch.zeros(nbytes, dtype=torch.uint8)
+            self._velocities[at] = bare.view(dtype)
+        return self._velocities[at]

@@ -76,13 +76,19 @@ def owned(layout: Layout, span: Span) -> list[Owned]:
     return parts
 
 
-def blocks_of(parts: list[Owned], memory: Memory, state: OwnState, *, whole: bool) -> list[Block]:
-    """Return the blocks of the parts of a span whose parameters are in ``memory``."""
+def runs_of(parts: list[Owned], state: OwnState) -> list[int]:
+    """Return for each part the number of the run that it belongs to: neighbours that may be stepped together."""
+    runs = groupby(parts, key=lambda own: (own.spec.dtype, own.spec.group, *_signature(state.get(own.tensor, {}))))
+    return [number for number, (_, run) in enumerate(runs) for _ in run]
+
+
+def blocks_of(parts: list[Owned], memory: Memory, runs: list[int], *, whole: bool) -> list[Block]:
+    """Return the blocks of the parts of a span whose parameters are in ``memory``; for ``runs`` see `runs_of`."""
     if whole:
         return [_whole_block(own, memory) for own in parts]
     blocks = []
-    for _, run in groupby(parts, key=lambda own: (own.spec.dtype, own.spec.group, *_signature(state.get(own.tensor, {})))):
-        blocks += _cut(list(run), memory)
+    for _, run in groupby(zip(runs, parts, strict=True), key=lambda one: one[0]):
+        blocks += _cut([own for _, own in run], memory)
     return blocks
 
 

@@ -15,10 +15,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from offbeat.errors import ConfigurationError, ProtocolError
-from offbeat.tensors.blocks import BLOCK_NUMEL, Block, OwnState, blocks_of, owned, owned_state, spread
+from offbeat.tensors.blocks import BLOCK_NUMEL, Block, OwnState, blocks_of, owned, owned_state, runs_of, spread
 from offbeat.tensors.layout import Layout, Memory, Span, elements
 from offbeat.tensors.optimizers import Hyperparameters, OptimizerSpec, as_arguments, build, checked
 from offbeat.tensors.pieces import Headers, pack, piece_of, unpack
+from offbeat.tensors.shard_memory import ShardMemory, Sizes
 from offbeat.tensors.threads import single_threaded
 
 BLOCKS_PER_BATCH = 2
@@ -47,6 +48,8 @@ class Shard:
             in place.
         threads: how many blocks are worked on at a time. torch's own threads are not used: on a host full of workers, waiting
             for them at the end of each of many small operations costs more than a hundred times the work.
+        kept: makes the memory in which the optimizer's state outlives the process, and which undoes half of a fold; None: the state dies
+            with the process.
 
     Raises:
         ConfigurationError: the span cuts a tensor although the optimizer needs whole ones, or the memory has another size.
@@ -64,7 +67,16 @@ class Shard:
     tensor([-2., -4.])
     """
 
-    def __init__(self, layout: Layout, span: Span, spec: OptimizerSpec, memory: Memory, *, threads: int = 1) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        span: Span,
+        spec: OptimizerSpec,
+        memory: Memory,
+        *,
+        threads: int = 1,
+        kept: Callable[[Sizes], ShardMemory] | None = None,
+    ) -> None:
         if memory.nbytes != span.nbytes:
             raise ConfigurationError(f"a span of {span.nbytes} bytes was given {memory.nbytes} bytes of memory; they must be equal")
         if max(tensor.group for tensor in layout.tensors) >= len(spec.groups):
@@ -79,8 +91,18 @@ class Shard:
         self._state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
         self._before: torch.Tensor | None = None
         """The bytes of the last g, if differences are measured."""
-        self._blocks = self._cut({})
-        self._lanes = [_Lane(spec.name, self._groups, self._blocks, self._state) for _ in range(max(1, threads))]
+        self._blocks = self._cut(runs_of(self._own, {}))
+        self.kept = None if kept is None else kept(self._sizes(max(1, threads)))
+        """The memory that outlives the process; None: there is none."""
+        if self.kept is not None:
+            if "last" in self.kept.known:
+                self._before = self.kept.named("last", span.nbytes)
+            if self.kept.runs is not None:
+                self._blocks = self._cut(self.kept.runs)
+            for unit, block in enumerate(self._blocks):
+                if values := self.kept.state_of(unit):
+                    self._state[block.parameter] = values
+        self._lanes = self._make_lanes(max(1, threads))
         self._pool = ThreadPoolExecutor(threads - 1, "offbeat-fold") if threads > 1 else None
 
     def fold(
@@ -118,23 +140,24 @@ class Shard:
             self._configure(self._groups, scale)
         typed = {dtype: [self._typed(m, dtype) for m, _ in gradients] for dtype in self._dtypes()}
         norms, before = measures != "nothing", self._before
-        work = _Work(iter(()), typed, [weight for _, weight in gradients], norms, self._kept() if measures == "differences" else None)
+        work = _Work(iter(()), typed, [weight for _, weight in gradients], norms, self._last() if measures == "differences" else None)
         sums: list[list[float]] = []
         with single_threaded():
             for blocks in self._batches(at_once=ready is None):
                 sums += self._run(work._replace(blocks=iter(blocks)))
                 if ready is not None and blocks:
-                    last = blocks[-1]
+                    _, last = blocks[-1]
                     ready((last.first + last.numel) * last.parameter.itemsize)
         if not norms:
             return None
         totals = [sum(column) for column in zip(*sums, strict=True)]
         return SquaredNorms(tuple(totals[:-2]), totals[-2], totals[-1] if measures == "differences" and before is not None else None)
 
-    def _batches(self, *, at_once: bool) -> Iterator[list[Block]]:
-        """Yield the blocks in order of place: all of them, or as many at a time as keep each lane busy."""
+    def _batches(self, *, at_once: bool) -> Iterator[list[tuple[int, Block]]]:
+        """Yield the blocks, numbered, in order of place: all of them, or as many at a time as keep each lane busy."""
         count = len(self._blocks) if at_once else BLOCKS_PER_BATCH * len(self._lanes)
-        return (self._blocks[start : start + count] for start in range(0, max(1, len(self._blocks)), max(1, count)))
+        numbered = list(enumerate(self._blocks))
+        return (numbered[start : start + count] for start in range(0, max(1, len(numbered)), max(1, count)))
 
     def _run(self, work: _Work) -> list[list[float]]:
         """Have all lanes work until no block is left. Returns what each lane has measured."""
@@ -143,10 +166,16 @@ class Shard:
 
     def gather(self, into: Memory, gradient: Memory, weight: float) -> None:
         """``into += weight * gradient``, both of this span, rounded in the gradients' own precision."""
-        for block in self._blocks:
+        for unit, block in enumerate(self._blocks):
             numel, dtype = block.numel, block.parameter.dtype
             place = self._typed(into, dtype)[block.first : block.first + numel]
+            if self.kept is not None:
+                if self.kept.is_done(unit):
+                    continue
+                self.kept.save(0, unit, [place])
             place.add_(self._typed(gradient, dtype)[block.first : block.first + numel], alpha=weight)
+            if self.kept is not None:
+                self.kept.commit(0, unit)
 
     def state(self) -> tuple[Headers, list[bytes | memoryview]]:
         """Return the optimizer's state of this span: headers, and their bytes, which the next fold changes.
@@ -180,15 +209,28 @@ class Shard:
 
     def load_state(self, state: OwnState) -> None:
         """Replace the optimizer's state by what `read_state` has returned; state that is missing there starts from the beginning."""
-        self._blocks = self._cut(state)
+        runs = runs_of(self._own, state)
+        self._blocks = self._cut(runs)
         self._state.clear()
-        for block in self._blocks:
+        if self.kept is not None:
+            self.kept.clear(runs)
+        for unit, block in enumerate(self._blocks):
             if values := spread(block, state):
                 self._state[block.parameter] = values
-        self._lanes = [_Lane(self.spec.name, self._groups, self._blocks, self._state) for _ in self._lanes]
+                if self.kept is not None:
+                    self.kept.adopt(unit, values)
+        self._lanes = self._make_lanes(len(self._lanes))
 
-    def _cut(self, state: OwnState) -> list[Block]:
-        return blocks_of(self._own, self._memory, state, whole=not self.spec.elementwise)
+    def _make_lanes(self, count: int) -> list[_Lane]:
+        return [_Lane(number, self.spec.name, self._groups, self._blocks, self._state, self.kept) for number in range(count)]
+
+    def _sizes(self, lanes: int) -> Sizes:
+        """Return the room that the memory of this shard needs. Loaded state may cut as many runs as there are tensors."""
+        largest = max((block.numel * block.parameter.itemsize for block in self._blocks), default=0)
+        return Sizes(self.span.nbytes, len(self._blocks) + len(self._own), largest, lanes)
+
+    def _cut(self, runs: list[int]) -> list[Block]:
+        return blocks_of(self._own, self._memory, runs, whole=not self.spec.elementwise)
 
     def _dtypes(self) -> set[torch.dtype]:
         return {block.parameter.dtype for block in self._blocks}
@@ -196,9 +238,10 @@ class Shard:
     def _typed(self, memory: Memory, dtype: torch.dtype) -> torch.Tensor:
         return elements(memory, 0, self.span.nbytes // dtype.itemsize, dtype)
 
-    def _kept(self) -> dict[torch.dtype, torch.Tensor]:
+    def _last(self) -> dict[torch.dtype, torch.Tensor]:
         if self._before is None:
-            self._before = torch.zeros(self.span.nbytes, dtype=torch.uint8)
+            nbytes = self.span.nbytes
+            self._before = self.kept.named("last", nbytes) if self.kept is not None else torch.zeros(nbytes, dtype=torch.uint8)
         return {dtype: self._typed(self._before, dtype) for dtype in self._dtypes()}
 
     def _configure(self, groups: list[Hyperparameters], scale: float) -> None:
@@ -212,7 +255,7 @@ class Shard:
 class _Work(NamedTuple):
     """One fold. The lanes take blocks from the same iterator until none is left."""
 
-    blocks: Iterator[Block]
+    blocks: Iterator[tuple[int, Block]]
     gradients: dict[torch.dtype, list[torch.Tensor]]
     """By dtype: each contribution's span, read as that dtype."""
     weights: list[float]
@@ -227,7 +270,16 @@ class _Lane:
     The lanes share the state, which torch keeps by parameter; a block belongs to one lane at a time.
     """
 
-    def __init__(self, name: str, groups: list[Hyperparameters], blocks: list[Block], state: defaultdict[torch.Tensor, Any]) -> None:
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        groups: list[Hyperparameters],
+        blocks: list[Block],
+        state: defaultdict[torch.Tensor, Any],
+        kept: ShardMemory | None,
+    ) -> None:
+        self._number, self._state, self._kept = number, state, kept
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         for block in blocks:
             if block.group not in self._optimizers:
@@ -246,22 +298,37 @@ class _Lane:
     def run(self, work: _Work) -> list[float]:
         """Sum and step blocks until none is left. Returns the squared norms: one for each gradient, that of g, and that of its change."""
         norms = [0.0] * (len(work.weights) + 2)
-        for block in work.blocks:
+        kept = self._kept
+        for unit, block in work.blocks:
+            done = kept is not None and kept.is_done(unit)
+            if done and not work.norms:
+                continue
             total = self._scratch[block.parameter.dtype][: block.numel]
             for start in range(0, block.numel, BLOCK_NUMEL):
                 stop = min(start + BLOCK_NUMEL, block.numel)
                 parts = [g[block.first + start : block.first + stop] for g in work.gradients[total.dtype]]
                 (self._sum if total.itemsize > 2 else self._sum_wide)(parts, work, total[start:stop], norms)
-            if work.before is not None:
-                kept = work.before[total.dtype][block.first : block.first + block.numel]
-                change = torch.sub(total, kept)
-                norms[-1] += float(torch.dot(change, change))
-                kept.copy_(total)
-            parameter, optimizer = block.parameter, self._optimizers[block.group]
+            if done:  # by a process that died before it had folded the rest, and with it what was measured here
+                assert kept is not None
+                norms[-1] += kept.number_of(unit)
+                continue
+            parameter, optimizer, difference = block.parameter, self._optimizers[block.group], 0.0
+            last = None if work.before is None else work.before[total.dtype][block.first : block.first + block.numel]
+            if kept is not None:
+                changed = [parameter, *kept.kept(unit, self._state.get(parameter, {}))]
+                kept.save(self._number, unit, changed if last is None else [*changed, last])
+            if last is not None:
+                change = torch.sub(total, last)
+                difference = float(torch.dot(change, change))
+                norms[-1] += difference
+                last.copy_(total)
             parameter.grad = torch.as_strided(total, parameter.shape, parameter.stride()) if block.whole else total
             optimizer.param_groups[0]["params"] = [parameter]
             optimizer.step()
             parameter.grad = None
+            if kept is not None:
+                kept.adopt(unit, self._state.get(parameter, {}))
+                kept.commit(self._number, unit, difference)
         return norms
 
     def _sum(self, parts: list[torch.Tensor], work: _Work, out: torch.Tensor, norms: list[float]) -> None:

@@ -52,17 +52,29 @@ class SocketHub(Hub):
         host: the identity of this machine; None: `shm.host_identity`.
         local: False: use TCP also for peers on this host, instead of shared memory.
         tls: encrypts connections to other machines; None: the setting of the launcher (`Tls.of`), by default none.
+        local_name: the name of the local socket at which to listen, as an earlier process has; "": a new one.
+        maps: False: blocks of memory that come are held, and not mapped, by a process that only passes them on.
 
     Raises:
         ConfigurationError: the token is empty, or the certificate cannot be used.
     """
 
-    def __init__(self, token: str, *, host: str | None = None, local: bool = True, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        token: str,
+        *,
+        host: str | None = None,
+        local: bool = True,
+        tls: Tls | None = None,
+        maps: bool = True,
+        local_name: str = "",
+    ) -> None:
         if not token:
             raise ConfigurationError("the job's token is empty: give every process of the job the same non-empty text")
         self.host = host if host is not None else shm.host_identity()
         self._token = token
         self._tls = tls or Tls.of()
+        self._maps, self._local_name = maps, local_name
         self._made_identity: Identity | None = None
         self._local = local and shm.AVAILABLE
         self._selector = selectors.DefaultSelector()
@@ -112,8 +124,8 @@ class SocketHub(Hub):
         name = ""
         if self._local:
             try:
-                local, name = tcp.listen_local()
-                self._listeners.append(local)
+                listening, name = tcp.listen_local(self._local_name)
+                self._listeners.append(listening)
             except OSError as error:
                 log.warning("no local socket (%s): peers on this host will use TCP", error.strerror)
         self._accept_again()
@@ -144,6 +156,7 @@ class SocketHub(Hub):
 
     def _add(self, peer: str, sock: socket.socket | TlsSocket, gate: Handshake) -> StreamConnection:
         connection = StreamConnection(sock, peer, gate, self._attend, self._buffers)
+        connection.maps = self._maps
         self._connections.add(connection)
         self._selector.register(sock, _READ, connection)
         return connection

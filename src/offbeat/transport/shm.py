@@ -59,14 +59,14 @@ def available_nbytes() -> int | None:
 class MemoryBlock(SharedMemory):
     """A block of memory that other processes of this host can map."""
 
-    def __init__(self, descriptor: int, nbytes: int, name: str) -> None:
+    def __init__(self, descriptor: int, nbytes: int, name: str, *, mapped: bool = True) -> None:
         """Map an open memfd, which belongs to the block from now on. See `allocate` and `receive`."""
         self.nbytes = nbytes
         self.name = name
         self.descriptor = descriptor
         self._map: mmap.mmap | None = None
         self._view = memoryview(bytearray())
-        if nbytes:
+        if nbytes and mapped:
             # The page table is filled now: 6,400 faults while the first 25 MB are copied would cost more than the copy. A sparse
             # block has pages that may never be needed; to fill its table would set them aside.
             whole = os.fstat(descriptor).st_blocks * 512 >= nbytes
@@ -113,8 +113,8 @@ class MemoryBlock(SharedMemory):
             raise _too_large(nbytes, name, available, error.strerror) from error
 
     @classmethod
-    def receive(cls, descriptor: int) -> MemoryBlock:
-        """Map a block from a peer; the descriptor belongs to the block from now on.
+    def receive(cls, descriptor: int, *, mapped: bool = True) -> MemoryBlock:
+        """Map a block from a peer, or only hold it if not ``mapped``; the descriptor belongs to the block from now on.
 
         Raises:
             ProtocolError: it is not a sealed memfd, so that reading it could kill this process; or it cannot be mapped.
@@ -122,7 +122,7 @@ class MemoryBlock(SharedMemory):
         try:
             seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
             if seals & _SEALS == _SEALS:
-                return cls(descriptor, os.fstat(descriptor).st_size, "received")
+                return cls(descriptor, os.fstat(descriptor).st_size, "received", mapped=mapped)
             why = f"memory that is not sealed against shrinking (seals {seals:#x})"
         except (OSError, ValueError, OverflowError, MemoryError) as error:
             why = f"a descriptor that cannot be mapped: {getattr(error, 'strerror', None) or error}"
@@ -140,6 +140,17 @@ class MemoryBlock(SharedMemory):
         if self._map is not None and nbytes:
             with contextlib.suppress(OSError):  # kernels before 5.14
                 self._map.madvise(_MADV_POPULATE_READ, start, nbytes)
+
+    def reserve(self, start: int, nbytes: int) -> None:
+        """Allocate the pages of a part of a sparse block.
+
+        Raises:
+            ConfigurationError: there is not enough memory.
+        """
+        try:
+            os.posix_fallocate(self.descriptor, start, nbytes)
+        except OSError as error:
+            raise _too_large(nbytes, self.name, available_nbytes(), error.strerror) from error
 
     def duplicate(self) -> MemoryBlock:
         return MemoryBlock(os.dup(self.descriptor), self.nbytes, self.name)

@@ -69,6 +69,8 @@ class StreamConnection(Connection):
         self.shares_memory = sock.family == getattr(socket, "AF_UNIX", None)
         self.interface = "" if self.shares_memory else str(sock.getsockname()[0])
         self.bytes_received = 0
+        self.maps = True
+        """False: blocks of memory that come are held, and not mapped."""
         self.gate = gate
         self._attend = attend
         self._buffers = buffers
@@ -313,7 +315,7 @@ class StreamConnection(Connection):
         carried = header.pop("_region", None) is not None
         if frame.descriptors > len(self._received_descriptors):
             raise ProtocolError(f"{frame.descriptors} blocks of memory were announced, {len(self._received_descriptors)} came")
-        memory = tuple(MemoryBlock.receive(self._received_descriptors.popleft()) for _ in range(frame.descriptors))
+        memory = tuple(MemoryBlock.receive(self._received_descriptors.popleft(), mapped=self.maps) for _ in range(frame.descriptors))
         messages.append(Message(header, wire.EMPTY if carried else frame.payload, memory))
 
     def _pass_gate(self, header: Header) -> None:

@@ -108,9 +108,9 @@ def tune_tcp(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GIVE_UP_MS)
 
 
-def listen_local() -> tuple[socket.socket, str]:
-    """Return a listening local socket and its new name. Abstract names have no file, so none is left behind."""
-    name = f"offbeat-{secrets.token_hex(8)}"
+def listen_local(name: str = "") -> tuple[socket.socket, str]:
+    """Return a listening local socket and its name, by default a new one. Abstract names have no file, so none is left behind."""
+    name = name or f"offbeat-{secrets.token_hex(8)}"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind(f"\0{name}")

@@ -47,7 +47,7 @@ class Saving:
 
     def written(self, now: float) -> list[dict[str, Any]]:
         """What the supervisor has been told, once nothing is being written."""
-        keeper = self.host.keeper
+        keeper = self.host.checkpoints
         assert keeper is not None
         self.host.tick(now)
         if keeper._making is not None and keeper._making.writing is not None:

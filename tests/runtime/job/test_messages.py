@@ -19,6 +19,7 @@ from offbeat.runtime.job import messages
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.tensors.optimizers import check_changed, hyperparameters, spec_of
 from offbeat.transport.base import Message
+from offbeat.transport.link import RESUME
 from offbeat.transport.schema import Kinds
 from offbeat.transport.shm import MemoryBlock
 
@@ -32,6 +33,7 @@ TABLES: dict[str, tuple[Kinds, dict[str, dict[str, Any]]]] = {
     "from supervisor": (messages.FROM_SUPERVISOR, malformed.FROM_SUPERVISOR),
     "to supervisor": (messages.TO_SUPERVISOR, malformed.TO_SUPERVISOR),
     "to worker": (messages.TO_WORKER, malformed.TO_WORKER),
+    "link": (RESUME, malformed.RESUME),
     "from agent": (agent_messages.FROM_AGENT, malformed.FROM_AGENT),
     "to agent": (agent_messages.TO_AGENT, malformed.TO_AGENT),
 }

@@ -15,6 +15,7 @@ from offbeat.errors import OffbeatError
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.transport.base import Closed, Connection, Hub
 from offbeat.transport.hub import SocketHub
+from offbeat.transport.link import Link
 from offbeat.types import Seconds
 
 PATIENCE_S: Seconds = 2.0
@@ -24,10 +25,11 @@ PATIENCE_S: Seconds = 2.0
 def say(hub: Hub, connection: Connection, header: Mapping[str, Any]) -> None:
     """Send a message, and wait until the answer ``noted``, the end of the connection, or the timeout."""
     connection.send(header)
+    over = connection.socket if isinstance(connection, Link) else connection
     deadline = time.monotonic() + PATIENCE_S
     while (left_s := deadline - time.monotonic()) > 0.0:
         for peer, item in hub.poll(left_s):
-            if peer is connection and (isinstance(item, Closed) or item.header.get("kind") == "noted"):
+            if peer is over and (isinstance(item, Closed) or item.header.get("kind") == "noted"):
                 return
 
 

@@ -253,7 +253,8 @@ _MORE_SETTINGS: Final = {
 
 FROM_SUPERVISOR: Final = Kinds(
     {
-        "job": MessageSchema(fields({"settings": fields(_SETTINGS, _MORE_SETTINGS), "servers": text(1 << 20)})),
+        "job": MessageSchema(fields({"settings": fields(_SETTINGS, _MORE_SETTINGS), "servers": text(1 << 20)}, {"outlives": flag})),
+        "kept": MessageSchema(fields({"name": text(300)}), memory=1),
         "finish": MessageSchema(fields({"ok": flag, "reason": _words})),
         "process": MessageSchema(fields({"fields": fields({"role": text(), "number": whole(), "what": text(), "detail": _words})})),
         "lost": MessageSchema(fields({"worker": _worker, "reason": _words})),
@@ -288,6 +289,9 @@ TO_SUPERVISOR: Final = Kinds(
         **FAILING.kinds,
         "noticed": MessageSchema(fields({"signal": text(20)})),
         "checkpoint": MessageSchema(fields({"version": whole(), "failed": maybe(_words), "missing": many(_worker, WORKERS_MAX)})),
+        "keep": MessageSchema(fields({"name": text(300)}), memory=1),
+        "drop": MessageSchema(fields({"name": text(300)})),
+        "mortal": MessageSchema(fields({"reason": _words})),
         "kill": MessageSchema(fields({"worker": _worker})),
     }
 )

@@ -124,6 +124,8 @@ class WorkerSettings:
     """The rule that overrides the script's; None: the script's."""
     wire: WireFormat | None = None
     """The wire format that overrides the script's; None: the script's."""
+    servers_return: bool = False
+    """True if a server that dies may come back in a new process."""
 
     def to_environment(self) -> dict[str, str]:
         """Return the variables that `from_environment` reads."""
@@ -137,6 +139,7 @@ class WorkerSettings:
             "OFFBEAT_SLOW": json.dumps([asdict(slow) for slow in self.slow]),
             "OFFBEAT_SYNC": self.sync or "",
             "OFFBEAT_WIRE": self.wire or "",
+            "OFFBEAT_SERVERS_RETURN": "1" if self.servers_return else "",
         }
 
     @classmethod
@@ -159,6 +162,7 @@ class WorkerSettings:
                 slow=tuple(InjectedSlowdown(**item) for item in json.loads(environment.get("OFFBEAT_SLOW", "[]"))),
                 sync=environment.get("OFFBEAT_SYNC") or None,
                 wire=wire_format(wire) if (wire := environment.get("OFFBEAT_WIRE")) else None,
+                servers_return=bool(environment.get("OFFBEAT_SERVERS_RETURN")),
             )
         except KeyError as error:
             if error.args[0] == TOKEN and environment is os.environ:

@@ -22,6 +22,7 @@ from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.parameter_server.dispatch import Dispatcher
 from offbeat.runtime.parameter_server.per_shard import shard_of
 from offbeat.runtime.parameter_server.per_shard_dispatch import PerShardDispatcher
+from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.tensors.optimizers import check_changed
 from offbeat.tensors.shard import SquaredNorms
 from offbeat.tensors.whole import ShardCopy
@@ -45,6 +46,7 @@ class ServerCoordinatorSide:
         now: the job's clock.
         in_place: under rules that fold nothing while a worker computes, workers may read the parameters where they are folded. False if a
             worker may wait with another optimizer in the middle of a computation.
+        keeper: see `LiveShard`.
 
     Raises:
         ConfigurationError: there is not enough memory.
@@ -67,6 +69,7 @@ class ServerCoordinatorSide:
         now: Callable[[], Seconds],
         *,
         in_place: bool = True,
+        keeper: Keeper | None = None,
     ) -> None:
         layout = job_spec.layout
         self._policy, self._spec, self._coordinator, self._settings = policy, job_spec.spec, coordinator, settings
@@ -76,7 +79,7 @@ class ServerCoordinatorSide:
         """Block in which all workers of this host read the parameters in place; None: each has a copy."""
         if in_place and policy.lockstep and all(shard.shares_memory for shard in shards.values()):
             self._common = allocate(layout.nbytes, "parameters")
-        self.shard = shard_of(0, layout, job_spec.spec, policy, settings, now, self._common)
+        self.shard = shard_of(0, layout, job_spec.spec, policy, settings, now, self._common, keeper)
         header = {"layout": layout.to_wire(), "optimizer": job_spec.spec.to_wire(), "sync": policy.spelling, "servers": settings.servers}
         for shard in shards.values():
             shard.send({"kind": "setup", **header}, memory=(self._common,) if self._common is not None else ())

@@ -18,6 +18,7 @@ from offbeat.runtime.coordination.arrivals import OPEN_MAX
 from offbeat.runtime.job.settings import ANY, JobSettings, Late
 from offbeat.runtime.parameter_server.deliveries import Delivery
 from offbeat.runtime.parameter_server.shard import LiveShard, ShardMeasurements, passed_on
+from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.tensors.layout import Layout, Span
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.tensors.shard import SquaredNorms
@@ -38,8 +39,11 @@ def shard_of(
     settings: JobSettings,
     now: Callable[[], Seconds],
     memory: SharedMemory | None,
+    keeper: Keeper | None = None,
 ) -> LiveShard:
     """Return the shard of one server, of the class that the rule needs.
+
+    With a ``keeper`` it outlives the process, unless the rule is one of shard scope.
 
     Raises:
         ConfigurationError: a block is too large for one message, or ``--late`` is set and the rule publishes no blocks.
@@ -50,7 +54,14 @@ def shard_of(
             raise ConfigurationError(
                 f"--late delays the blocks that shards publish, and under {policy.spelling} they publish none: use psp"
             )
+        if keeper is not None and keeper.given_up is None:
+            try:
+                return LiveShard(number, layout, span, spec, policy, memory=memory, keeper=keeper, workers=settings.workers)
+            except ConfigurationError as error:
+                keeper.give_up(str(error))
         return LiveShard(number, layout, span, spec, policy, memory=memory)
+    if keeper is not None:
+        keeper.give_up(f"under {policy.spelling} each shard decides by itself, and what it has decided dies with its server")
     if span.nbytes > VERIFIED.payload_nbytes:
         raise ConfigurationError(
             f"under {policy.spelling} a shard's {span.nbytes} bytes travel in one message of at most {VERIFIED.payload_nbytes}: "

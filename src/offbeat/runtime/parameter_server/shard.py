@@ -14,12 +14,14 @@ from offbeat.core.policy import ServerRule
 from offbeat.errors import ProtocolError
 from offbeat.runtime.parameter_server.deliveries import Delivery, in_place
 from offbeat.runtime.parameter_server.encoding import EXACT, EncodedParameters, ParameterChanges, ShardEncoding
+from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.tensors.averaging import AveragingShard
 from offbeat.tensors.blocks import OwnState
 from offbeat.tensors.buckets import buckets_of
 from offbeat.tensors.layout import Layout, Memory, Span
 from offbeat.tensors.optimizers import OptimizerSpec, check_changed
 from offbeat.tensors.shard import Shard, SquaredNorms
+from offbeat.tensors.shard_memory import ShardMemory, Sizes
 from offbeat.tensors.whole import ShardCopy
 from offbeat.tensors.wire_formats import Encoded
 from offbeat.transport.base import Connection, Message, SharedMemory
@@ -58,19 +60,34 @@ class LiveShard:
         policy: the job's rule: whether gradients or parameters are exchanged, what is measured, and ``lockstep``: nothing is folded while a
             worker computes, so that workers may read the shard's own memory.
         memory: the job's common block if workers of this host read parameters in place; the shard uses its span of it.
+        keeper: holds the memory with which the shard outlives this process; None: it does not.
+        workers: the number of workers.
     """
 
     def __init__(
-        self, number: int, layout: Layout, span: Span, spec: OptimizerSpec, policy: ServerRule, *, memory: SharedMemory | None = None
+        self,
+        number: int,
+        layout: Layout,
+        span: Span,
+        spec: OptimizerSpec,
+        policy: ServerRule,
+        *,
+        memory: SharedMemory | None = None,
+        keeper: Keeper | None = None,
+        workers: int = 0,
     ) -> None:
-        self._layout, self._span = layout, span
+        self._layout, self._span, self._spec = layout, span, spec
         self._policy = policy
-        block = memory if memory is not None else PrivateBlock.allocate(span.stop - span.start, f"parameters of server {number}")
-        self._memory = block.view[span.start : span.stop] if memory is not None else block.view
-        self._block = block
-        averaging = policy.averaging
-        self._shard = Shard(layout, span, spec, self._memory, threads=torch.get_num_threads()) if averaging is None else None
-        self._averaging = AveragingShard(layout, span, self._memory, averaging) if averaging is not None else None
+        self._number, self._keeper, self._worker_count = number, keeper, workers
+        allocate = PrivateBlock.allocate if keeper is None else keeper.allocate
+        self._block = memory if memory is not None else allocate(span.stop - span.start, f"parameters of server {number}")
+        self._in_common = memory is not None
+        self._state_name = "" if keeper is None else keeper.name_for(f"state of server {number}")
+        self._state_block: SharedMemory | None = None
+        """That of `ShardMemory`; a snapshot keeps the blocks that it refers to."""
+        self._make()
+        self._operations = 0
+        """Number of the changes of memory so far: see `ShardMemory.once`."""
         self.folded = False
         """True after the first fold here: parameters and state can no longer be set. Every worker that loads a checkpoint loads the same
         one, before its first push, so all shards decide alike without asking one another."""
@@ -78,7 +95,7 @@ class LiveShard:
         """By connection: the worker that has attached over it."""
         self._slots: dict[WorkerId, _Slot] = {}
         self._next: dict[WorkerId, _Slot] = {}
-        self._sums: dict[WorkerId, memoryview] = {}
+        self._sums: dict[WorkerId, Memory] = {}
         """By worker: the sum of its gathered contributions."""
         self._encodings: dict[Connection, ShardEncoding] = {}
         """By connection: of workers that have chosen a wire format and do not share memory with this server."""
@@ -97,6 +114,42 @@ class LiveShard:
     def span(self) -> Span:
         """Return which bytes of the layout are here."""
         return self._span
+    def _make(self) -> None:
+        """Make what works on the memory, in this process."""
+        span, averaging = self._span, self._policy.averaging
+        self._memory = self._block.view[span.start : span.stop] if self._in_common else self._block.view
+        kept = self._kept if self._keeper is not None else None
+        self._shard, self._averaging = None, None
+        if averaging is None:
+            self._shard = Shard(self._layout, span, self._spec, self._memory, threads=torch.get_num_threads(), kept=kept)
+        else:
+            self._averaging = AveragingShard(self._layout, span, self._memory, averaging, kept)
+        made = self._shard if self._shard is not None else self._averaging
+        self._outlives = made.kept if made is not None else None
+
+    def _kept(self, sizes: Sizes) -> ShardMemory:
+        assert self._keeper is not None
+        sizes = sizes._replace(sums=self._worker_count)
+        name = self._state_name
+        block = self._state_block = self._keeper.sparse(sizes.total, name)
+        kept = ShardMemory(block.view, block.reserve, sizes, self._memory, partial(self._keeper.note_result, name))
+        kept.expect(self._keeper.results.pop(name, {}))
+        return kept
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a snapshot of the server has: all but what `_make` makes, and the sums, which are kept with the state."""
+        made = ("_memory", "_shard", "_averaging", "_outlives", "_encodings", "_encoded")
+        return {name: value for name, value in vars(self).items() if name not in made} | {"_sums": list(self._sums)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _encodings={}, _encoded=None)
+        self._make()
+        self._sums = {worker: self._sum_of(worker) for worker in state["_sums"]}
+
+    def _once(self, work: Callable[[], Any]) -> Any:
+        """Change memory, unless an earlier process of this server has. Returns what was measured."""
+        self._operations += 1
+        return work() if self._outlives is None else self._outlives.once(self._operations, work)
 
     def check_memory(self, worker: WorkerId, connection: Connection, message: Message) -> None:
         """Check the memory that a worker's process brings: two blocks as large as the model, or none over TCP.
@@ -181,10 +234,13 @@ class LiveShard:
         slot = self._slots.get(worker) or self._next[worker]
         state, slot.state = slot.state, None
         if not self.folded:
-            self._memory[:] = slot.push
             self._changes += 1
-            if state is not None and self._shard is not None:
-                self._shard.load_state(state)
+            self._once(partial(self._take_over, slot.push, state))
+
+    def _take_over(self, parameters: memoryview, state: OwnState | None) -> None:
+        self._memory[:] = parameters
+        if state is not None and self._shard is not None:
+            self._shard.load_state(state)
 
     def take(self, worker: WorkerId, number: int, gradient: memoryview) -> None:
         """Do nothing: the gradient is in the worker's slot, and stays there until the worker is admitted."""
@@ -274,13 +330,26 @@ class LiveShard:
     def _gather(self, worker: WorkerId, weight: float) -> None:
         assert self._shard is not None, "only gradients are gathered, and this rule exchanges parameters"
         if worker not in self._sums:
-            self._sums[worker] = PrivateBlock.allocate(len(self._memory), f"sum of worker {worker}'s gradients").view
-        self._shard.gather(self._sums[worker], self._slots[worker].push, weight)
+            self._sums[worker] = self._sum_of(worker)
+            self._once(partial(_clear, self._sums[worker]))
+        self._once(partial(self._shard.gather, self._sums[worker], self._slots[worker].push, weight))
+
+    def _sum_of(self, worker: WorkerId) -> Memory:
+        if self._outlives is not None:
+            return self._outlives.named(f"sum of worker {worker}", len(self._memory))
+        return PrivateBlock.allocate(len(self._memory), f"sum of worker {worker}'s gradients").view
 
     def _fold(self, order: Mapping[str, Any], ready: Callable[[int], None] | None) -> SquaredNorms | None:
         """Make a new version. ``ready`` is as in `Shard.fold`."""
         self.folded = True
         self._changes += 1
+        measured = self._once(partial(self._make_version, order, ready))
+        if measured is None:
+            return None
+        parts, total, difference = measured
+        return SquaredNorms(tuple(parts), total, difference)
+
+    def _make_version(self, order: Mapping[str, Any], ready: Callable[[int], None] | None) -> SquaredNorms | None:
         parts: list[tuple[Memory, float]] = [(self._slots[worker].push, weight) for worker, weight in order["parts"]]
         parts += [(self._sums[worker], factor) for worker, factor in order["sums"]]
         if self._averaging is not None:
@@ -289,7 +358,7 @@ class LiveShard:
         assert self._shard is not None
         norms = self._shard.fold(parts, order["hyper"], scale=order["scale"], measures=self._policy.measures, ready=ready)
         for worker, _ in order["sums"]:
-            torch.frombuffer(self._sums[worker], dtype=torch.uint8).zero_()
+            _clear(self._sums[worker])
         return norms
 
     def _begin_deliveries(self, releases: Sequence[Mapping[str, Any]]) -> dict[WorkerId, Delivery]:
@@ -331,7 +400,7 @@ class LiveShard:
                 slot.pull = self._private_pull(order["worker"])
                 slot.connection.bind(EXACT, slot.pull.toreadonly())
         if slot.pull is not None:
-            slot.pull[:] = self._memory
+            self._once(partial(self._copy, slot.pull, Span(0, len(self._memory))))
         slot.connection.send(header, carry="pull" if slot.encoding is None else EXACT)
 
     def answer_state(self, connection: Connection, message: Message) -> None:
@@ -351,6 +420,8 @@ class LiveShard:
         connection.send({"kind": "state", "pieces": pieces}, payload=payload)
 
 
+def _clear(memory: Memory) -> None:
+    (memory if isinstance(memory, torch.Tensor) else torch.frombuffer(memory, dtype=torch.uint8)).zero_()
 def _saves_nothing(order: Mapping[str, Any], copy: ShardCopy) -> None:
     """Drop the copy: nobody has set who writes it."""
 

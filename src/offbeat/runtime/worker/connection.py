@@ -17,7 +17,9 @@ from typing import Any, Literal, NoReturn, Protocol, TypeAlias
 from offbeat.errors import JobError, RefusedError
 from offbeat.runtime.job import last_words, messages
 from offbeat.runtime.worker.library_calls import Calls
+from offbeat.runtime.worker.links import Links
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message, SharedMemory
+from offbeat.transport.link import Link
 from offbeat.types import NOT_JOINED, Incarnation, Seconds, WorkerId
 
 AtOnce: TypeAlias = Mapping[
@@ -60,6 +62,7 @@ class WorkerConnection:
         spans: where each server's shard lies, in bytes of the layout.
         at_once: a handler for each kind that is not kept.
         beat_s: how often to send a sign of life, from the hello on.
+        servers_return: True if a server that dies may come back in a new process, where it shares memory with this worker.
 
     Raises:
         JobError: a server cannot be reached.
@@ -73,9 +76,12 @@ class WorkerConnection:
         spans: Sequence[tuple[int, int]],
         at_once: AtOnce,
         beat_s: Seconds,
+        *,
+        servers_return: bool = False,
     ) -> None:
         self.worker = worker
-        self.servers = [hub.connect(address) for address in addresses]
+        self._links = Links(hub)
+        self.servers = [self._links.connect(address, lasting=servers_return) for address in addresses]
         self.coordinator = self.servers[0]
         self.incarnation: Incarnation = NOT_JOINED
         self.sync = ""
@@ -154,7 +160,8 @@ class WorkerConnection:
 
         def beat() -> None:
             while not self.closed.is_set():
-                self.coordinator.send({"kind": "heard", "incarnation": self.incarnation, "stuck_s": self.calls.stuck(2 * self._beat_s)})
+                heard = {"kind": "heard", "incarnation": self.incarnation, "stuck_s": self.calls.stuck(2 * self._beat_s)}
+                self.coordinator.send_aside(heard) if isinstance(self.coordinator, Link) else self.coordinator.send(heard)
                 self.closed.wait(self._beat_s)
 
         threading.Thread(target=beat, name="offbeat-heartbeat", daemon=True).start()
@@ -205,7 +212,9 @@ class WorkerConnection:
         self.failed = True
 
     def close(self) -> None:
-        """End the heartbeat and the connections without a word."""
+        """End the heartbeat and the connections without a word, once what was sent before has reached the servers that are there."""
+        if not self.failed:
+            self._links.settle()
         self.closed.set()
         self.hub.close()
 
@@ -291,7 +300,7 @@ class WorkerConnection:
             self._read(left)
 
     def _read(self, timeout_s: Seconds | None) -> None:
-        for connection, item in self.hub.poll(timeout_s):
+        for connection, item in self._links.poll(timeout_s):
             if isinstance(item, Closed):
                 self._give_up(connection, item.reason)
             self._sort(connection, item)

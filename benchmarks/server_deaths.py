@@ -1,0 +1,100 @@
+"""Kill each server of a job in each phase, again and again, and say how long the workers paused: ``python -m benchmarks.server_deaths``.
+
+One job for each victim. In each turn an order is given (``tests/faults/scripts/deaths``), the server kills itself in that phase, and the
+pause is the longest time between two folds from then on until the next turn, by the journal. Under bsp the end is compared, bit for bit,
+with that of a job in which nobody dies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.faults.job import SCRIPTS, Job
+
+OUTLIVED = str(SCRIPTS / "outlived.py")
+PHASES = ("before", "during", "after", "release", "told")
+
+
+def folds(job: Job) -> list[dict[str, Any]]:
+    return [record for record in job.records() if record["kind"] == "fold"]
+
+
+def after_death(job: Job, order: Path, before: int) -> list[dict[str, Any]]:
+    """Wait for a death and for 60 more folds than there were ``before``. Returns these folds, and the one before them."""
+    job.wait("the death", lambda: not order.exists())
+    job.wait("more versions", lambda: len(folds(job)) > before + 60)
+    return folds(job)[before - 1 :]
+
+
+def run(options: argparse.Namespace, servers: int, victim: int | None, steps: int) -> tuple[dict[str, list[float]], Any]:
+    """Run one job. Returns the pauses in seconds by phase, and what the first worker has at the end."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, orders = Path(name), Path(name, "orders")
+        orders.mkdir()
+        saved = folder / "end.pt"
+        environment = {"OFFBEAT_DEATHS": str(orders), "PYTHONPATH": f"{SCRIPTS / 'deaths'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+        arguments = ["--workers", str(options.workers), "--servers", str(servers), "--sync", options.sync, "--max-restarts", "100000"]
+        job = Job(folder, [*arguments, OUTLIVED, "--save", str(saved), "--steps", str(steps)], environment=environment)
+        pauses: dict[str, list[float]] = {phase: [] for phase in PHASES}
+        try:
+            if victim is not None:
+                job.wait("a version", lambda: folds(job))
+                job.wait("the standby", lambda: any("offbeat.launch.forkserver" in " ".join(p.cmdline()) for p in job.processes()))
+                at = folds(job)[-1]["t"]
+                job.wait("some seconds", lambda: folds(job)[-1]["t"] > at + options.warm_up)
+                for turn in range(options.turns * len(PHASES)):
+                    phase, before = PHASES[turn % len(PHASES)], len(folds(job))
+                    order = orders / f"{victim}-{phase}"
+                    order.touch()
+                    made = after_death(job, order, before)
+                    pauses[phase].append(max(b["t"] - a["t"] for a, b in itertools.pairwise(made)))
+            ended = job.ended(600.0)
+            assert ended.status == 0, ended.err
+            assert not ended.tally().problems()
+            return pauses, torch.load(saved, weights_only=True)
+        finally:
+            job.clean_up()
+
+
+def same(a: Any, b: Any) -> bool:
+    try:
+        torch.testing.assert_close(a, b, rtol=0.0, atol=0.0)
+    except AssertionError:
+        return False
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--servers", type=int, default=2)
+    parser.add_argument("--sync", default="bsp")
+    parser.add_argument("--turns", type=int, default=20, help="deaths in each phase")
+    parser.add_argument("--steps", type=int, default=6000, help="of each worker: enough for all turns")
+    parser.add_argument("--warm-up", type=float, default=8.0, help="seconds of training before the first death")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    _, calm = run(options, options.servers, None, options.steps)
+    rows = []
+    for victim in range(options.servers):
+        pauses, end = run(options, options.servers, victim, options.steps)
+        for phase, seconds in pauses.items():
+            row = {"sync": options.sync, "server": victim, "phase": phase, "deaths": len(seconds)}
+            row |= {"median_s": round(statistics.median(seconds), 3), "max_s": round(max(seconds), 3), "equal": same(end, calm)}
+            rows.append(row)
+            print(json.dumps(row), file=sys.stderr)
+    if options.json is not None:
+        options.json.write_text(json.dumps({"rows": rows, "torch": torch.__version__, "cores": os.cpu_count()}))
+
+
+if __name__ == "__main__":
+    main()

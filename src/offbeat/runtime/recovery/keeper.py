@@ -1,0 +1,98 @@
+"""Keep blocks of memory by name in the supervisor as well, so that the next process of a server gets them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import Any
+
+from offbeat.transport.base import Connection, SharedMemory
+from offbeat.transport.shm import MemoryBlock
+
+LOG = "log"
+"""The name of the block of the input log."""
+
+
+class Keeper:
+    """The blocks of one server.
+
+    Args:
+        supervisor: the connection over which the supervisor gets each new block.
+        kept: the blocks of an earlier process of this server, by name.
+    """
+
+    def __init__(self, supervisor: Connection, kept: dict[str, MemoryBlock]) -> None:
+        self._supervisor = supervisor
+        self._blocks = kept
+        self.made: Counter[str] = Counter()
+        """How many blocks were asked for under a name: the next process asks for the same ones again."""
+        self.results: dict[str, dict[int, Any]] = {}
+        """By shard and operation: what was measured, for the next process."""
+        self.note_result: Callable[[str, int, Any], None] = lambda name, number, result: None
+        """Writes a result to the log."""
+        self.given_up: str | None = None
+        """Why this server cannot go on in another process; None: it can."""
+
+    def allocate(self, nbytes: int, name: str) -> MemoryBlock:
+        """Return a block that outlives this process. Arguments and errors are those of `MemoryBlock.allocate`."""
+        return self._have(nbytes, self.name_for(name), sparse=False)
+
+    def sparse(self, nbytes: int, name: str) -> MemoryBlock:
+        """Return the block of this name, whose pages are not allocated yet if the block is new."""
+        return self._have(nbytes, name, sparse=True)
+
+    def name_for(self, name: str) -> str:
+        """Return a name that no other block has."""
+        self.made[name] += 1
+        return f"{name} {self.made[name]}" if self.made[name] > 1 else name
+
+    def _have(self, nbytes: int, name: str, *, sparse: bool) -> MemoryBlock:
+        if name not in self._blocks:
+            self.keep(name, MemoryBlock.allocate(nbytes, name, sparse=sparse))
+        return self._blocks[name]
+
+    def give_up(self, reason: str) -> None:
+        """Note that this server cannot go on in another process, and tell the supervisor."""
+        if self.given_up is None:
+            self.given_up = reason
+            self._supervisor.send({"kind": "mortal", "reason": reason})
+
+    def keep(self, name: str, block: MemoryBlock) -> None:
+        """Have the supervisor hold a block too."""
+        self._blocks[name] = block
+        self._supervisor.send({"kind": "keep", "name": name}, memory=(block,))
+
+    def __getitem__(self, name: str) -> MemoryBlock:
+        return self._blocks[name]
+
+    def drop_all_but(self, names: Collection[str]) -> None:
+        """Let go of the blocks that are not used any more."""
+        for name in [name for name in self._blocks if name not in names]:
+            del self._blocks[name]
+            self._supervisor.send({"kind": "drop", "name": name})
+
+    def name_of(self, memory: SharedMemory) -> str | None:
+        """Return the name of a block; None: it is not kept."""
+        return next((name for name, block in self._blocks.items() if block is memory), None)
+
+    def place_of(self, view: memoryview) -> tuple[str, int, int, bool] | None:
+        """Return the block that a view shows a part of: name, first byte, the byte after it, and whether it may be written. None: none."""
+        for name, block in self._blocks.items():
+            if len(view) and block.nbytes and view.obj is block.view.obj:
+                start = _address(view) - _address(block.view)
+                return name, start, start + view.nbytes, not view.readonly
+        return None
+
+    def view(self, name: str, start: int, stop: int, writable: bool) -> memoryview:
+        """Return the part of a block that `place_of` has described."""
+        part = self._blocks[name].view[start:stop]
+        return part if writable else part.toreadonly()
+
+
+def _address(view: memoryview) -> int:
+    if view.readonly:
+        import numpy as np
+
+        return int(np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0])
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))

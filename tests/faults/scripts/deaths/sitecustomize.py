@@ -1,0 +1,58 @@
+"""Python imports this by itself where its folder is on PYTHONPATH: it lets a server's process kill itself in a phase that a test orders.
+
+An order is a file in the folder OFFBEAT_DEATHS, with the number of the server and the phase as its name. Each is carried out once. Only
+processes of servers, and the one that they are forked from, are changed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PHASES = ("initial", "before", "during", "after", "release", "epoch", "told")
+"""Version 0 is taken over; before a fold; a block has been stepped and its state not noted; after a fold; some workers are released; an
+epoch has ended; a message was written down, and not handled."""
+
+
+def die(server: int, phase: str) -> None:
+    """Die if that is ordered."""
+    order = Path(os.environ["OFFBEAT_DEATHS"]) / f"{server}-{phase}"
+    if order.exists():
+        order.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def number() -> int:
+    return int(os.environ.get("OFFBEAT_SERVER", "0"))
+
+
+def around(owner: Any, name: str, before: str | None = None, after: str | None = None) -> None:
+    """Let the process die before, or after, this method of a class."""
+    plain: Callable[..., Any] = getattr(owner, name)
+
+    def changed(self: Any, *arguments: Any, **named: Any) -> Any:
+        if before is not None:
+            die(number(), before)
+        result = plain(self, *arguments, **named)
+        if after is not None:
+            die(number(), after)
+        return result
+
+    setattr(owner, name, changed)
+
+
+if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "OFFBEAT_STANDBY" in os.environ):
+    from offbeat.runtime.coordination.notifier import Notifier
+    from offbeat.runtime.parameter_server.shard import LiveShard
+    from offbeat.runtime.recovery.recorder import Recorder
+    from offbeat.tensors.shard_memory import ShardMemory
+
+    around(LiveShard, "_take_over", before="initial")
+    around(LiveShard, "_fold", before="before", after="after")
+    around(ShardMemory, "adopt", before="during")
+    around(LiveShard, "_release", after="release")
+    around(Notifier, "_epoch_ended", before="epoch")
+    around(Recorder, "message", after="told")

@@ -1,0 +1,36 @@
+"""A script whose result depends on nothing but the rule: each worker has data of its own, and the first saves the end."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+import offbeat
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--save", type=Path, required=True, help="where the first worker writes its parameters and the optimizer's state")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--optimizer", default="Adam")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(args.width, args.width), torch.nn.BatchNorm1d(args.width), torch.nn.Linear(args.width, 1))
+    more = {"momentum": 0.9} if args.optimizer == "SGD" else {}
+    optimizer = offbeat.DistributedOptimizer(getattr(torch.optim, args.optimizer)(model.parameters(), lr=0.01, **more), model)
+    draw = torch.Generator().manual_seed(100 + optimizer.worker)
+    for _ in range(args.steps):
+        x, y = torch.randn(8, args.width, generator=draw), torch.randn(8, 1, generator=draw)
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+    state = optimizer.state_dict()
+    if optimizer.worker == 0:
+        torch.save({"model": [p.detach().clone() for p in model.parameters()], "state": state["state"]}, args.save)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""A server's process dies or stands still, at any moment: the next one goes on where it was, and no worker's process ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from tests.faults.job import SCRIPTS, TRAIN, Ended, Job, signalled
+from tests.tiers import marked
+
+from offbeat.core.policy import ServerRule
+from offbeat.journal.records import Record
+from offbeat.policies import RULES
+
+Start = Callable[..., Job]
+CALM = ("--steps", "400", "--width", "64")
+"""Of the job to which those with a death in one phase are compared."""
+OUTLIVED = str(SCRIPTS / "outlived.py")
+SETTINGS = {"rennala": "rennala(batch=2)", "ringmaster": "ringmaster(threshold=3)", "ssp": "ssp(staleness=2)"}
+OF_JOB_SCOPE = [word for word, kind in RULES.items() if issubclass(kind, ServerRule) and kind.scope is ServerRule.scope]
+SYNCS = [SETTINGS.get(word, word) for word in OF_JOB_SCOPE] + ["elastic(mode=bulk)", "elastic(mode=local)", "dbw", "ensemble(steps=2)"]
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """What the first worker has at the end of a job of two servers in which nobody dies."""
+    folder = tmp_path_factory.mktemp("calm")
+    job = Job(folder, ("--workers", "2", "--servers", "2", "--sync", "bsp", OUTLIVED, "--save", str(folder / "end.pt"), *CALM))
+    try:
+        one_process_each(job.ended())
+        yield torch.load(folder / "end.pt", weights_only=True)
+    finally:
+        job.clean_up()
+
+
+def returns(job: Job, number: int) -> list[Record]:
+    """The records of this server's returns so far."""
+    found = [r for r in job.records() if r["kind"] == "process" and r["role"] == "server" and r["what"] == "restarted"]
+    return [r for r in found if r["number"] == number]
+
+
+def newest(job: Job, number: int) -> psutil.Process:
+    """The newest process of a server."""
+    return psutil.Process(
+        int((returns(job, number) or [job.record("process", role="server", number=number)])[-1]["detail"].split("pid ")[1])
+    )
+
+
+def folds(job: Job) -> int:
+    return sum(r["kind"] == "fold" for r in job.records())
+
+
+def strike(job: Job, number: int, fault: signal.Signals = signal.SIGKILL) -> None:
+    """Kill or stop a server once the job has gone on since the last time, and wait until it has come back."""
+    before, made = len(returns(job, number)), folds(job)
+    job.wait("more versions", lambda: folds(job) > made + 3)
+    signalled(newest(job, number), fault)
+    job.wait("the server's return", lambda: len(returns(job, number)) > before)
+
+
+def ready(job: Job) -> None:
+    """Wait for the process from which servers are started again."""
+    job.wait("the standby", lambda: any("offbeat.launch.forkserver" in " ".join(process.cmdline()) for process in job.processes()))
+
+
+def one_process_each(ended: Ended) -> None:
+    """No worker was started again, and the books are right."""
+    assert ended.status == 0, ended.err
+    assert not [r for r in ended.records if r["kind"] == "process" and r["role"] == "worker" and r["what"] == "restarted"]
+    assert ended.tally().problems() == []
+    versions = [r["version"] for r in ended.records if r["kind"] == "fold" and "shard" not in r]
+    assert versions == list(range(1, len(versions) + 1))
+
+
+def end_of(start: Start, folder: Path, servers: int, optimizer: str, disturb: Callable[[Job], Any]) -> tuple[Any, Ended]:
+    """What the first worker has at the end of 2,000 steps under bsp, and how the job has ended."""
+    saved = folder / f"{optimizer}.pt"
+    more = ("--save", str(saved), "--steps", "2000", "--optimizer", optimizer)
+    job = start("--workers", "2", "--servers", str(servers), "--sync", "bsp", "--max-restarts", "20", OUTLIVED, *more)
+    disturb(job)
+    ended = job.ended()
+    job.journal.unlink()  # the next job of this test must not be taken to have come so far
+    one_process_each(ended)
+    return torch.load(saved, weights_only=True), ended
+
+
+@pytest.mark.parametrize(("servers", "optimizer"), marked([(1, "Adam"), (2, "Adafactor")], (1, "Adam")))
+def test_under_bsp_all_bits_are_those_of_a_job_without_the_deaths(start: Start, tmp_path: Path, servers: int, optimizer: str) -> None:
+    (tmp_path / "calm").mkdir()
+    whole, _ = end_of(start, tmp_path / "calm", servers, optimizer, lambda job: None)
+
+    def disturb(job: Job) -> None:
+        for turn in range(4):
+            strike(job, turn % servers)
+
+    other, ended = end_of(start, tmp_path, servers, optimizer, disturb)
+    assert sum(r["kind"] == "process" and r["role"] == "server" and r["what"] == "restarted" for r in ended.records) == 4
+    torch.testing.assert_close(other, whole, rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize(("sync", "servers"), [(sync, 1 + number % 2) for number, sync in enumerate(dict.fromkeys(SYNCS))])
+def test_under_every_rule_the_books_are_right(start: Start, enough: Path, sync: str, servers: int) -> None:
+    job = start(
+        "--workers",
+        "3",
+        "--servers",
+        str(servers),
+        "--sync",
+        sync,
+        "--slow",
+        "any=0.02",
+        "--max-restarts",
+        "20",
+        TRAIN,
+        "--until",
+        str(enough),
+    )
+    for turn in range(2):
+        strike(job, turn % servers)
+    enough.touch()
+    ended = job.ended()
+    one_process_each(ended)
+    reports = [r["report"] for r in ended.records if r["kind"] == "epoch_ended"]
+    assert reports
+    for report in reports:
+        assert sum(report[name] for name in ("folded", "dropped", "rejected", "unused")) == report["indices"]
+        assert not report["rejected"]
+
+
+@pytest.mark.parametrize("phase", ["initial", "before", "during", "after", "release", "told"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_under_bsp_in_each_phase_all_bits_are_those_of_a_job_without_the_death(
+    start: Start, tmp_path: Path, calm: Any, victim: int, phase: str
+) -> None:
+    saved, orders = tmp_path / "end.pt", tmp_path / "orders"
+    orders.mkdir()
+    environment = {"OFFBEAT_DEATHS": str(orders), "PYTHONPATH": f"{SCRIPTS / 'deaths'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    order = orders / f"{victim}-{phase}"
+    if phase == "initial":
+        order.touch()
+    job = start(
+        "--workers",
+        "2",
+        "--servers",
+        "2",
+        "--sync",
+        "bsp",
+        "--slow",
+        "any=0.02",
+        OUTLIVED,
+        "--save",
+        str(saved),
+        *CALM,
+        environment=environment,
+    )
+    if phase != "initial":
+        job.record("fold")
+        order.touch()
+    ended = job.ended()
+    one_process_each(ended)
+    assert not order.exists() and f"server {victim} killed by SIGKILL: it goes on in a new process (1 of 3)" in ended.out
+    torch.testing.assert_close(torch.load(saved, weights_only=True), calm, rtol=0.0, atol=0.0)
+
+
+def test_a_server_that_dies_at_an_epochs_end_tells_the_workers_of_it(start: Start, enough: Path, tmp_path: Path) -> None:
+    order = tmp_path / "0-epoch"
+    environment = {"OFFBEAT_DEATHS": str(tmp_path), "PYTHONPATH": f"{SCRIPTS / 'deaths'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    job = start("--workers", "2", "--slow", "any=0.02", TRAIN, "--until", str(enough), environment=environment)
+    after = 0.0
+    for _ in range(2):
+        order.touch()
+        job.wait("the death", lambda: not order.exists())
+        after = job.record("process", role="server", what="restarted", after=after)["t"]
+        job.record("epoch_ended", after=after)
+    enough.touch()
+    ended = job.ended()
+    one_process_each(ended)
+    for report in (r["report"] for r in ended.records if r["kind"] == "epoch_ended"):
+        assert report["folded"] == report["indices"] == 64
+
+
+def test_a_server_that_stands_still_is_killed_and_goes_on(start: Start, enough: Path) -> None:
+    job = start("--workers", "2", "--timeout", "1", "--slow", "any=0.02", TRAIN, "--until", str(enough))
+    strike(job, 0, signal.SIGSTOP)
+    made = folds(job)
+    job.wait("more versions", lambda: folds(job) > made + 3)
+    enough.touch()
+    ended = job.ended()
+    one_process_each(ended)
+    assert "server 0 has not reported" in ended.out
+
+
+def test_a_server_that_dies_again_and_again_ends_the_job_with_its_reason(start: Start, enough: Path) -> None:
+    job = start("--workers", "2", "--max-restarts", "2", "--slow", "any=0.02", TRAIN, "--until", str(enough))
+    for _ in range(2):
+        strike(job, 0)
+    made = folds(job)
+    job.wait("more versions", lambda: folds(job) > made + 3)
+    signalled(newest(job, 0), signal.SIGKILL)
+    ended = job.ended()
+    assert ended.status == 1
+    assert ended.last_line.endswith("killed by SIGKILL, and its part of the parameters is gone with it (--max-restarts 2 is used up)")
+
+
+@pytest.mark.parametrize(("sync", "why"), [("psp(c=1)", "each shard decides by itself"), ("solo", "the ranks decide among themselves")])
+def test_where_a_server_cannot_go_on_the_job_says_why(start: Start, enough: Path, sync: str, why: str) -> None:
+    job = start("--workers", "2", "--sync", sync, "--slow", "any=0.02", TRAIN, "--until", str(enough))
+    job.record("settle")
+    signalled(newest(job, 0), signal.SIGKILL)
+    ended = job.ended()
+    assert ended.status == 1
+    assert "server 0 killed by SIGKILL" in ended.last_line and why in ended.last_line
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_server_that_dies_before_a_worker_has_joined_goes_on(start: Start, servers: int) -> None:
+    job = start("--workers", "2", "--servers", str(servers), TRAIN, "--epochs", "2")
+    victim = job.wait("the server", lambda: job.servers().get(servers - 1))
+    signalled(victim, signal.SIGKILL)
+    ended = job.ended()
+    one_process_each(ended)
+    assert f"server {servers - 1} killed by SIGKILL: it goes on in a new process (1 of 3)" in ended.out

@@ -1,0 +1,133 @@
+"""A process that folds is killed at any instant; the next one finds each unit whole, and ends with the bytes of a process that was not."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from offbeat.core.policy import Averaging
+from offbeat.tensors.averaging import AveragingShard
+from offbeat.tensors.layout import Layout
+from offbeat.tensors.optimizers import spec_of
+from offbeat.tensors.shard import Shard
+from offbeat.tensors.shard_memory import ShardMemory, Sizes
+
+FOLDS = 6
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+    "whole tensors": lambda parameters: torch.optim.Adafactor(parameters, lr=0.1),
+}
+
+
+class Halves:
+    """A model of several blocks, one server's shard of it, and memory that forks share.
+
+    Args:
+        kind: of the optimizer, or "outer" for a rule that averages.
+        measures: what each fold measures.
+    """
+
+    def __init__(self, kind: str, measures: str = "nothing") -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(1100, 1000), torch.nn.Linear(1000, 500))
+        optimizer = OPTIMIZERS["momentum" if kind == "outer" else kind](self.model.parameters())
+        self.kind, self.measures = kind, measures
+        self.layout, self.spec = Layout.of(self.model, optimizer), spec_of(optimizer)
+        (self.span,) = self.layout.spans(1, self.spec.elementwise)
+        self.parameters = mmap.mmap(-1, self.span.nbytes)
+        self.gradients = [torch.randn(self.span.nbytes // 4) * 0.01 for _ in range(FOLDS)]
+        self.memory: mmap.mmap | None = None
+        self.results: list[Any] = []
+
+    def open(self) -> ShardMemory:
+        """Do what a process that begins does."""
+
+        def kept(sizes: Sizes) -> ShardMemory:
+            self.memory = self.memory or mmap.mmap(-1, sizes.total)
+            return ShardMemory(memoryview(self.memory), lambda start, nbytes: None, sizes, memoryview(self.parameters))
+
+        view = memoryview(self.parameters)
+        if self.kind == "outer":
+            self.shard: Any = AveragingShard(self.layout, self.span, view, Averaging(outer_lr=0.7, outer_momentum=0.5), kept)
+        else:
+            self.shard = Shard(self.layout, self.span, self.spec, view, threads=2, kept=kept)
+        memory = self.shard.kept
+        assert isinstance(memory, ShardMemory)
+        return memory
+
+    def fold(self, number: int) -> Any:
+        parts = [(self.gradients[number].view(torch.uint8), 1.0)]
+        return self.shard.fold(parts, measures=self.measures)
+
+    def go_on(self) -> None:
+        """Make all folds that are not made, as operations 1 to `FOLDS`."""
+        memory = self.open()
+        self.results = [memory.once(number + 1, lambda number=number: self.fold(number)) for number in range(FOLDS)]  # type: ignore[misc]
+
+    def state(self) -> list[bytes]:
+        return [b"".join(bytes(part) for part in self.shard.state()[1])] if self.kind != "outer" else []
+
+
+@pytest.mark.parametrize("kind", [*OPTIMIZERS, "outer"])
+@pytest.mark.parametrize("measures", ["nothing", "differences"])
+def test_a_fold_that_was_cut_off_is_undone_and_made_again(kind: str, measures: str) -> None:
+    if measures != "nothing" and kind == "outer":
+        pytest.skip("a rule that averages measures nothing")
+    whole = Halves(kind, measures)
+    whole.go_on()
+    chance, cut = random.Random(kind), 0
+    for _ in range(12):
+        halves = Halves(kind, measures)
+        memory = halves.open()
+        for _ in range(3):
+            pid = os.fork()
+            if pid == 0:
+                torch.set_num_threads(1)
+                try:
+                    halves.go_on()
+                finally:
+                    os._exit(0)
+            at = memory.done + chance.choice((0, 1, 2)), chance.randrange(3)
+            while os.waitpid(pid, os.WNOHANG) == (0, 0):
+                if memory.done >= at[0] and sum(memory.is_done(unit) for unit in range(3)) >= at[1]:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                    break
+            cut += memory._words[1] > memory.done  # an operation is in work
+        halves.go_on()
+        assert bytes(halves.parameters) == bytes(whole.parameters)
+        assert halves.state() == whole.state()
+        known = [(mine, theirs) for mine, theirs in zip(halves.results, whole.results, strict=True) if mine is not None]
+        assert all(_near(mine, theirs) for mine, theirs in known)
+    assert cut > 5, f"only {cut} folds were cut off"
+
+
+def _near(mine: Any, theirs: Any) -> bool:
+    return all(torch.tensor(a).allclose(torch.tensor(b)) for a, b in zip(mine, theirs, strict=True) if b is not None)
+
+
+def test_state_that_is_loaded_outlives_the_process() -> None:
+    halves = Halves("adam")
+    halves.go_on()
+    saved = halves.shard.read_state(*_joined(halves.shard.state()))
+    other = Halves("adam")
+    memory = other.open()
+    memory.once(1, lambda: other.shard.load_state(saved))
+    memory.once(2, lambda: other.fold(0))
+    state, parameters = other.state(), bytes(other.parameters)
+    other.open()
+    assert other.state() == state and bytes(other.parameters) == parameters
+    assert other.shard.kept.done == 2
+
+
+def _joined(state: Any) -> tuple[Any, bytes]:
+    headers, parts = state
+    return headers, b"".join(bytes(part) for part in parts)

@@ -1,0 +1,102 @@
+"""A link delivers each message once and in order, however often its socket ends, and one end in another process too."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.tiers import examples
+
+from offbeat.errors import ProtocolError
+from offbeat.transport.base import Connection, Message
+from offbeat.transport.link import RESUME, Link
+from offbeat.transport.memory import MemoryHub, MemoryNetwork
+from offbeat.transport.wire import EMPTY
+
+
+class Ends:
+    """Two ends, and the sockets between them; what is under way when a socket ends is lost."""
+
+    def __init__(self) -> None:
+        self.links = [Link("session", "the other"), Link("session", "the one")]
+        self.heard: list[list[int]] = [[], []]
+        self.said = [0, 0]
+        self.cut()
+
+    def cut(self) -> None:
+        """End the socket, and make another one."""
+        network = MemoryNetwork()
+        self.hubs = [MemoryHub(network, "token"), MemoryHub(network, "token")]
+        for link in self.links:
+            link.cut()
+        self.links[0].resume(self.hubs[0].connect(self.hubs[1].listen()))
+
+    def say(self, end: int) -> None:
+        self.said[end] += 1
+        self.links[end].send({"kind": "word", "number": self.said[end]}, payload=(b"text",))
+
+    def hear(self, end: int, most: int = 1000) -> None:
+        for connection, item in self.hubs[end].poll(0.0)[:most]:
+            assert isinstance(item, Message)
+            self.take(end, connection, item)
+
+    def take(self, end: int, connection: Connection, message: Message) -> None:
+        link = self.links[end]
+        if message.header["kind"] == "resume":
+            RESUME.check(message.header, "the other")
+            if end == 1:
+                link.resume(connection)
+            link.resumed(message.header["received"])
+        elif (taken := link.take(message)) is not None:
+            assert bytes(taken.payload) == b"text"
+            self.heard[end].append(taken.header["number"])
+
+    def another_process(self, end: int) -> None:
+        """Go on with what a snapshot has kept."""
+        self.links[end] = copy.deepcopy(self.links[end])
+        self.cut()
+
+
+@examples(300)
+@given(st.integers(0, 2**32))
+def test_each_message_comes_once_and_in_order(seed: int) -> None:
+    chance, ends = random.Random(seed), Ends()
+    for _ in range(chance.randrange(80)):
+        end = chance.randrange(2)
+        what = chance.choice([ends.say] * 4 + [ends.hear] * 4 + [lambda _: ends.cut(), ends.another_process])
+        what(end)
+    ends.cut()
+    for _ in range(4):
+        ends.hear(0)
+        ends.hear(1)
+    for end in (0, 1):
+        ends.say(end)
+        ends.hear(1 - end)
+        assert ends.heard[1 - end] == list(range(1, ends.said[end] + 1))
+    assert not ends.links[0]._kept, "what the other end has, as its last message says, is not kept"
+
+
+def test_what_is_sent_before_the_other_end_goes_on_waits() -> None:
+    ends = Ends()
+    ends.say(0)
+    settled = [ends.links[0].settled]
+    ends.hear(1)
+    assert ends.heard[1] == []
+    ends.hear(0)
+    settled.append(ends.links[0].settled)
+    assert settled == [False, True]
+    ends.hear(1)
+    assert ends.heard[1] == [1]
+
+
+@pytest.mark.parametrize(
+    ("stamp", "words"), [("x", "a list"), ([1], "2 items"), ([1, -1], "integer"), ([3, 0], "none to be missing"), ([1, 7], "at most 0")]
+)
+def test_a_stamp_that_cannot_be_is_refused(stamp: object, words: str) -> None:
+    link = Link("session", "worker 1")
+    with pytest.raises(ProtocolError, match=words):
+        link.take(Message({"kind": "word", "at": stamp}, EMPTY, ()))
+    assert link.received == 0
