@@ -114,6 +114,7 @@ class LiveShard:
     def span(self) -> Span:
         """Return which bytes of the layout are here."""
         return self._span
+
     def _make(self) -> None:
         """Make what works on the memory, in this process."""
         span, averaging = self._span, self._policy.averaging
@@ -422,6 +423,8 @@ class LiveShard:
 
 def _clear(memory: Memory) -> None:
     (memory if isinstance(memory, torch.Tensor) else torch.frombuffer(memory, dtype=torch.uint8)).zero_()
+
+
 def _saves_nothing(order: Mapping[str, Any], copy: ShardCopy) -> None:
     """Drop the copy: nobody has set who writes it."""
 
