@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.faults.job import Job
+from tests.faults.job import Job, signalled
 from tests.faults.resuming import EPOCHS, RESUMED, SIZE, account, epoch_reports, kill_all, newest, result, same, until_checkpoint
 from tests.tiers import marked
 
@@ -85,6 +85,19 @@ def test_a_job_that_is_told_to_leave_makes_a_last_checkpoint(jobs: Start, tmp_pa
     taken = newest(folder)
     assert taken is not None and taken.manifest["missing"] == []
     assert "making a last checkpoint" in ended.err + ended.out
+
+
+def test_the_death_of_a_server_ends_a_job_with_checkpoints_and_it_goes_on_by_resume(jobs: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    first = jobs("first", *CALM, "--checkpoint", str(folder), "--every", "5v")
+    until_checkpoint(first, folder, 20)
+    signalled(first.servers()[0], signal.SIGKILL)
+    ended = first.ended()
+    assert ended.status == 1
+    assert ended.last_line.endswith(f"offbeat run --resume {folder} goes on from the newest checkpoint")
+    taken = newest(folder)
+    assert taken is not None
+    account(jobs("second", "--resume", str(folder)).ended(), dict(taken.manifest["optimizers"][0]["places"])[0]["epoch"])
 
 
 def test_another_model_or_rule_is_refused(jobs: Start, tmp_path: Path) -> None:
