@@ -159,7 +159,7 @@ def test_under_every_rule_each_index_is_accounted_for(tmp_path: Path, sync: str,
 
 def test_what_a_resumed_script_loads_by_itself_is_overwritten(tmp_path: Path) -> None:
     """Also where the workers read the parameters in the job's own memory."""
-    run("bsp", checkpoint=CheckpointOrder(folder=str(tmp_path / "job"), every_versions=4))
+    run("bsp", checkpoint=CheckpointOrder(folder=str(tmp_path / "job"), every_versions=1, keep=100))
     taken = middle(tmp_path / "job")
     saved = torch.load(taken.path / "model.pt", weights_only=True)
     seen: list[dict[str, torch.Tensor]] = []
