@@ -37,10 +37,10 @@ def test_kills_and_stops_that_a_job_survives(tmp_path: Path) -> None:
     assert "--seed 5 with the same options repeats the schedule." in done.stdout
 
 
-def test_a_servers_death_ends_the_job_as_documented_and_the_undisturbed_job_is_compared(tmp_path: Path) -> None:
+def test_a_servers_death_is_survived_and_the_undisturbed_job_is_compared(tmp_path: Path) -> None:
     options = ("--seed", "8", "--mtbf", "1", "--count", "1", "--faults", "kill", "--targets", "server", "--time", "5")
     done, result = chaos(tmp_path, *options)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert result["outcome"] == "ended as documented" and "a server was killed" in result["reason"]
+    assert result["outcome"] == "finished" and all(check["held"] is not False for check in result["checks"]), result["checks"]
     assert result["baseline_samples_per_s"] > 0 and result["goodput"] is not None
     assert next(check for check in result["checks"] if check["name"] == "nothing left")["held"]

@@ -81,8 +81,8 @@ def test_a_process_that_hangs_while_it_starts(faulty: Faulty) -> None:
     assert [r["number"] for r in ended.records if r["kind"] == "process" and r["what"] == "hung"] == [0]
 
 
-def test_a_server_that_is_stopped_for_good_ends_the_job(faulty: Faulty) -> None:
-    job = faulty.start("--workers", "2", "--servers", "2", "--sync", "bsp", "--timeout", "0.5")
+def test_a_server_that_is_stopped_for_good_ends_a_job_without_restarts(faulty: Faulty) -> None:
+    job = faulty.start("--workers", "2", "--servers", "2", "--sync", "bsp", "--timeout", "0.5", "--max-restarts", "0")
     began(job, 2)
     signalled(job.servers()[1], signal.SIGSTOP)
     ended = job.ended()
