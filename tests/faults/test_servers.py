@@ -24,7 +24,7 @@ CALM = ("--steps", "400", "--width", "64")
 OUTLIVED = str(SCRIPTS / "outlived.py")
 SETTINGS = {"rennala": "rennala(batch=2)", "ringmaster": "ringmaster(threshold=3)", "ssp": "ssp(staleness=2)"}
 OF_JOB_SCOPE = [word for word, kind in RULES.items() if issubclass(kind, ServerRule) and kind.scope is ServerRule.scope]
-SYNCS = [SETTINGS.get(word, word) for word in OF_JOB_SCOPE][::2] + ["elastic(mode=local)", "dbw", "ensemble(steps=2)"]
+SYNCS = [*[SETTINGS.get(word, word) for word in OF_JOB_SCOPE][::2], "elastic(mode=local)", "dbw", "ensemble(steps=2)"]
 """Every second rule: what outlives a process knows no rule, and tests/core/job/test_state.py has the state of all."""
 
 
