@@ -12,7 +12,7 @@ from tests.faults.resuming import EPOCHS, RESUMED, SIZE, account, epoch_reports,
 from tests.tiers import marked
 
 Start = Callable[..., Job]
-RULES = ["bsp", "ssp(staleness=2)", "dbw", "psp(c=2, b=0.5)", "ensemble", "majority", "dpsgd"]
+RULES = ["bsp", "ssp(staleness=2)", "ensemble", "majority", "dpsgd"]
 SPLITS = {"ensemble"}
 CALM = ("--slow", "any=0.005")
 
