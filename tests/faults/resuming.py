@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from tests.faults.job import GONE, SCRIPTS, Ended, Job
+from tests.states import same
 
 from offbeat.journal.records import Record
 from offbeat.runtime.job.checkpoint_folder import Checkpoint, CheckpointFolder
@@ -52,16 +53,6 @@ def until_checkpoint(job: Job, folder: Path, above: int = 0) -> None:
 
 def result(path: Path) -> Any:
     return torch.load(path, weights_only=True)
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b)
 
 
 def account(ended: Ended, first_epoch: int) -> None:

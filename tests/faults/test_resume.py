@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from tests.faults.job import Job, signalled
-from tests.faults.resuming import EPOCHS, RESUMED, SIZE, account, epoch_reports, kill_all, newest, result, same, until_checkpoint
+from tests.faults.resuming import EPOCHS, RESUMED, SIZE, account, epoch_reports, kill_all, newest, result, until_checkpoint
+from tests.states import same
 from tests.tiers import marked
 
 Start = Callable[..., Job]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.live.harness import Job, Worker
+from tests.states import same
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -64,16 +65,6 @@ def run(sync: str, *, workers: int = 2, **job: Any) -> list[Script]:
         scripts = running.run(lambda worker: Script(worker, sync))
     assert not [told for told in running.checkpoints if told["failed"] or told["missing"]]
     return scripts
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b)
 
 
 EXACT = [("bsp", 1, 1), ("bsp", 2, 1), ("bsp", 2, 2), ("full", 2, 1), ("allreduce", 2, 1)]

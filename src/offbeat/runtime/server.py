@@ -113,7 +113,7 @@ class Server:
         self._launcher = supervisor
         """The connection itself, where `_supervisor` is a link over it."""
         self._recorder: Recorder | None = None
-        """Writes down what this server is told, for the next process; None: this server ends the job when it dies."""
+        """Writes down the messages of this server, for its next process; None: the death of this process ends the job."""
         self._kept: dict[str, MemoryBlock] = {}
         """What an earlier process has left with the supervisor."""
         self._resuming: dict[Connection, Message] = {}
@@ -122,7 +122,7 @@ class Server:
         self._moment: Seconds | None = None
         """While something is handled: when it came, which is when the next process takes it to have come."""
         self._again_told = False
-        """True while this process is told again what an earlier one was told."""
+        """True while this process handles the messages that an earlier process of this server has handled."""
         self._tick_at: Seconds = 0.0
         """When to tick next, if nothing is due before."""
         self._return_until: Seconds | None = None

@@ -95,7 +95,7 @@ class CheckpointKeeper:
     Args:
         settings: the job.
         order: where and how often.
-        supervisor: is told of each checkpoint.
+        supervisor: gets a message about each checkpoint.
         journal: has a record of each.
         wake: wakes the server's loop, from any thread.
     """

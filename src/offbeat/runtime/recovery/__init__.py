@@ -3,13 +3,13 @@
 ```
     keeper.Keeper          blocks of memory that the supervisor holds as well, by name; the next process gets them
         │
-        ├── input_log.InputLog      what the server was told, in order, since the last snapshot; and the snapshot
-        │       ▲ written before it is handled
+        ├── input_log.InputLog      the messages of the server, in order, since the last snapshot; and the snapshot
+        │       ▲ each is written before it is handled
         ├── snapshot.py             all that a server keeps besides tensors, as bytes
         └── tensors.shard_memory    parameters and optimizer state, and how far the shard's operations have come
 ```
 
-A server is a function of what it is told and when. The next process begins with the snapshot and is told again what is in the log. It
-changes no tensor that was changed already (`ShardMemory.once`), and what it would send goes to `transport.link.Link`, which leaves out what
-the other end has.
+The state of a server follows from its messages and their times. The next process of the server begins with the snapshot, and handles the
+messages in the log again. It changes no tensor that was changed already (`ShardMemory.once`), and what it would send goes to
+`transport.link.Link`, which leaves out what the other end has.
 """

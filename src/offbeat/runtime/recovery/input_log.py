@@ -1,4 +1,4 @@
-"""Write what a server is told to memory before the server handles it, so that the next process can be told again.
+"""Write the messages of a server to memory before the server handles them, so that its next process can handle them again.
 
 The memory has two areas, of which one is in use. An area is a snapshot, which may be empty, and the records since. A new snapshot goes to
 the other area, and one store of eight bytes makes that the one in use; so does each record count from one such store on.

@@ -1,4 +1,4 @@
-"""Write down what a server is told, and tell it again in the next process; know the links over which it is told.
+"""Write down the messages of a server, return them to its next process, and keep the links over which they come.
 
 The server hands every message, end of a connection and tick to the recorder before it handles it. A server of which the recorder has given
 up goes on as one without a recorder, until it dies.

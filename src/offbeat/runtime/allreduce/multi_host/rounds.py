@@ -476,7 +476,7 @@ class MultiHostRounds:
         if message is not None:
             self._node.on_message(peer, message.header, message.payload, message.memory)
             if self._node.awaited == before:
-                return  # who waits would wake up, and find nothing
+                return  # a rank that waits would wake up, and find nothing
         elif not self._followed:
             self._node.on_closed(peer)
         self._lock.notify_all()
