@@ -141,6 +141,7 @@ def rooms_imported(path: Path) -> list[tuple[int, str]]:
 def test_the_tally_that_the_server_keeps_knows_nothing_but_records(path: str) -> None:
     allowed = (set(sys.stdlib_module_names) - IMPURE_STANDARD) | {"offbeat"}
     books = {f"offbeat.{book.removesuffix('.py').replace('/', '.')}." for book in BOOKS}
+    books.add("offbeat.core.derived.")  # knows attributes only, of whatever class
     outside = [
         f"line {line}: {name}"
         for line, name in imports(ROOT / path)

@@ -10,8 +10,9 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
+from offbeat.core.derived import Derived
 from offbeat.journal.arrivals import JournalArrivals, JournalPush, Record, Sender, gone_by
 
 Key: TypeAlias = tuple[int, int, int, int | None]
@@ -23,7 +24,7 @@ TOLERANCE: Final = 1e-6
 """For sums of weights and their ratios, and for times, of which some are rounded to a microsecond."""
 
 
-class Audit:
+class Audit(Derived):
     """Checks law by law what a job has written down.
 
     >>> audit = Audit()
@@ -32,6 +33,8 @@ class Audit:
     >>> audit.problems()
     ['worker 1, incarnation 1: its push at 0.5 s has no fate']
     """
+
+    DERIVED = ("_handlers",)
 
     def __init__(self) -> None:
         self._arrivals = JournalArrivals()
@@ -49,17 +52,9 @@ class Audit:
         self._ended = False
         self._found: list[str] = []
         self._count = 0
-        self._connect()
+        self._derive()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return all but the handlers, which are no data."""
-        return {name: value for name, value in vars(self).items() if name != "_handlers"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._connect()
-
-    def _connect(self) -> None:
+    def _derive(self) -> None:
         self._handlers: dict[str, Callable[[Record], None]] = {
             "release": lambda record: self._sender(record).released(record["clock"]),
             "paused": lambda record: self._sender(record).paused(),

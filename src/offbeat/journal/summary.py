@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from offbeat.core.derived import Derived
 from offbeat.journal.arrivals import JournalArrivals, Record, gone_by
 from offbeat.journal.audit import Audit
 from offbeat.journal.epoch_reports import EpochReports
@@ -28,7 +29,7 @@ class _Shard:
     staleness: Spread = field(default_factory=Spread)
 
 
-class Tally:
+class Tally(Derived):
     """Counts the records of one journal.
 
     >>> tally = Tally()
@@ -38,6 +39,8 @@ class Tally:
     >>> tally.summary()["pushes"], tally.summary()["per_worker"][0]["compute_s"]
     (1, 0.9)
     """
+
+    DERIVED = ("_handlers",)
 
     def __init__(self) -> None:
         self._audit = Audit()
@@ -65,17 +68,9 @@ class Tally:
         """The tallies of the optimizers after the first, where a job has several."""
         self.journal_failure: str | None = None
         """The reason for which the journal of these records is incomplete, set by the owner of the journal."""
-        self._connect()
+        self._derive()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return all but the handlers, which are no data."""
-        return {name: value for name, value in vars(self).items() if name != "_handlers"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._connect()
-
-    def _connect(self) -> None:
+    def _derive(self) -> None:
         self._handlers: dict[str, Callable[[Record], None]] = {
             "job": self._on_job,
             "optimizer": lambda record: self._job.update(sync=record["sync"]),

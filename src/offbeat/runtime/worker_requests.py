@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from offbeat.core.derived import Derived
 from offbeat.core.events import Abandoned, EpochWanted, Heard, LeaseWanted, Left, PullWanted, Stands
 from offbeat.core.leases import checked_ranges
 from offbeat.errors import JobError, ProtocolError
@@ -46,13 +47,15 @@ INCARNATION_FIELD: Final = {
 """By kind of message, the header field that holds the sender's incarnation; "": the header itself."""
 
 
-class WorkerRequests:
+class WorkerRequests(Derived):
     """Handle the messages of the workers of one optimizer.
 
     Args:
         job: the optimizer's.
         left: handles a worker's announcement that it leaves.
     """
+
+    DERIVED = ("_handlers",)
 
     def __init__(self, job: LiveJob, left: Callable[[Left, Seconds], object]) -> None:
         self._job, self._left = job, left
@@ -62,17 +65,9 @@ class WorkerRequests:
         self._loaded = Loaded()
         self._checkpoints = Checkpoints()
         self._first_steps = FirstStepsWatch(job.settings.workers)
-        self._connect()
+        self._derive()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a snapshot of the server has: all but the handlers, which are no data."""
-        return {name: value for name, value in vars(self).items() if name != "_handlers"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._connect()
-
-    def _connect(self) -> None:
+    def _derive(self) -> None:
         job = self._job
         self._handlers: dict[str, Callable[[Peer, Message, Seconds], object]] = {
             "ready": self._ready,

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from offbeat.core.allreduce.policy import WIDTH, RoundRule
 from offbeat.core.allreduce.rounds import Rounds
+from offbeat.core.derived import Derived
 from offbeat.core.effects import Effect, Fold, Part, Release, Settle, Undone
 from offbeat.core.events import Abandoned, Folded, Pushed, Voided, Withdrawn
 from offbeat.core.policy import Contribution
@@ -38,7 +38,7 @@ class _Standing:
     clock: Clock = 0
 
 
-class RoundLedger:
+class RoundLedger(Derived):
     """The books of one job of the allreduce family.
 
     Each method that changes something returns the effects, in the order in which they are to be carried out.
@@ -63,6 +63,8 @@ class RoundLedger:
     Release late: its gradient is carried into round 1
     """
 
+    DERIVED = ("active", "waiting")
+
     def __init__(self, rule: RoundRule, seed: int = 0, *, follows: bool = False) -> None:
         self.rounds = Rounds(rule, ROOM, seed, follows=follows)
         self._follows = follows
@@ -80,20 +82,12 @@ class RoundLedger:
         self.epoch: Epoch = 0
         self.version: Version = 0
         """Number of folded rounds."""
-        self._show()
+        self._derive()
 
-    def _show(self) -> None:
+    def _derive(self) -> None:
         self.active: Collection[WorkerId] = self._active.keys()
         self.waiting: Collection[WorkerId] = self._waiting.keys()
         """Ranks that have arrived on time in the open round."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what `core.job.state` keeps: all but the views of other attributes."""
-        return {name: value for name, value in vars(self).items() if name not in ("active", "waiting")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._show()
 
     @property
     def unsettled(self) -> Collection[WorkerId]:

@@ -16,7 +16,7 @@ majority would close with its first arrival. On the other hand, no rank waits fo
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -46,6 +46,7 @@ from offbeat.core.allreduce.policy import (
     RoundView,
     Table,
 )
+from offbeat.core.derived import Derived
 from offbeat.types import Version, WorkerId
 
 BUFFERS: Final = 2
@@ -89,7 +90,7 @@ class Arrival(NamedTuple):
     both buffers full, as one may be who was idle: like one on time."""
 
 
-class Rounds:
+class Rounds(Derived):
     """The rounds of one job.
 
     Args:
@@ -119,6 +120,8 @@ class Rounds:
     1
     """
 
+    DERIVED = ("_cells", "_rows", "_view")
+
     def __init__(
         self,
         rule: RoundRule,
@@ -145,12 +148,7 @@ class Rounds:
         """Offset of each rank's row."""
         self._view = RoundView(table, self._seed)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what `core.job.state` keeps: all but the views of the table."""
-        return {name: value for name, value in vars(self).items() if name not in ("_cells", "_rows", "_view")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+    def _derive(self) -> None:
         self.use(self.table)
 
     @property

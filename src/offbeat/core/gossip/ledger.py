@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from offbeat.core.derived import Derived
 from offbeat.core.effects import Adopt, Effect, Fold, Mix, Pair, Part, Release, Settle, Share, Source, WrittenOff
 from offbeat.core.events import Abandoned, Folded, Pushed
 from offbeat.core.gossip.push_sum import Gossip, GossipMessage, GossipRule, Mixture
@@ -31,13 +31,15 @@ class _Standing:
     """The first worker for which it waits."""
 
 
-class GossipLedger:
+class GossipLedger(Derived):
     """Keep the contributions, clocks and versions of one job. Each method that changes the ledger returns effects, in order.
 
     Args:
         policy: the rule.
         seed: seed of the rule's draws.
     """
+
+    DERIVED = ("waiting",)
 
     def __init__(self, policy: GossipRule, seed: int = 0) -> None:
         self.exchange = policy.exchange
@@ -50,19 +52,11 @@ class GossipLedger:
         """For each rank, the ranks that wait for it."""
         self._effects: list[Effect] = []
         self.version: Version = 0
-        self._show()
+        self._derive()
 
-    def _show(self) -> None:
+    def _derive(self) -> None:
         self.waiting: Collection[WorkerId] = self._waiting.keys()
         """Workers that have pushed and are not admitted yet."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what `core.job.state` keeps: all but the view of another attribute."""
-        return {name: value for name, value in vars(self).items() if name != "waiting"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._show()
 
     @property
     def active(self) -> Collection[WorkerId]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from offbeat.core.derived import Derived
 from offbeat.core.effects import Effect
 from offbeat.core.events import (
     Abandoned,
@@ -44,7 +45,7 @@ from offbeat.core.policy import Policy
 from offbeat.types import Seconds, Version, WorkerId, WorkerState
 
 
-class Coordinator:
+class Coordinator(Derived):
     """Turn the events of one job into effects.
 
     Args:
@@ -68,6 +69,8 @@ class Coordinator:
     >>> [type(effect).__name__ for effect in job.on(push, now=0.3)]
     ['Fold', 'Settle', 'Release']
     """
+
+    DERIVED = ("_handlers",)
 
     def __init__(
         self,
@@ -107,9 +110,9 @@ class Coordinator:
         self._work = JobWork(self.ledger, self.epochs, self.participants, self._effects)
         self.waiting = Waiting(self.start, self.participants, self._work, self._effects)
         self._contributions = Contributions(self.participants, self.waiting, self._work, self._effects)
-        self._connect()
+        self._derive()
 
-    def _connect(self) -> None:
+    def _derive(self) -> None:
         contributions = self._contributions
         self._handlers: dict[type, Callable[[Any, Seconds], object]] = {
             Joined: self._joined,
@@ -129,14 +132,6 @@ class Coordinator:
             Elsewhere: self.waiting.elsewhere,
             Returned: self.waiting.returned,
         }
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what `core.job.state` keeps: all but the bound methods, which are no data."""
-        return {name: value for name, value in vars(self).items() if name != "_handlers"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._connect()
 
     @property
     def version(self) -> Version:

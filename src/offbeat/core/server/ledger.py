@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from offbeat.core.derived import Derived
 from offbeat.core.effects import Effect, Fold, Gather, Interrupt, Part, Release, Settle
 from offbeat.core.events import Abandoned, Folded, Pushed
 from offbeat.core.policy import Admit, Contribution, Decision, ServerRule, by_samples
@@ -29,7 +29,7 @@ class _Standing:
     """True if the worker has been sent an `Interrupt` for its present computation."""
 
 
-class Ledger:
+class Ledger(Derived):
     """Keep the contributions, clocks and versions of one job with servers. The rule reads them through the `View` interface.
 
     Each method that changes the ledger returns effects, in the order in which the caller carries them out.
@@ -40,6 +40,8 @@ class Ledger:
     Args:
         policy: the rule; the ledger asks a fresh copy of it (`Policy.start`).
     """
+
+    DERIVED = ("active", "pending", "gathered", "waiting")
 
     def __init__(self, policy: ServerRule) -> None:
         self._policy = policy.start()
@@ -61,23 +63,15 @@ class Ledger:
         self.now: Seconds = 0.0
         self.version: Version = 0
         self.epoch: Epoch = 0
-        self._show()
+        self._derive()
 
-    def _show(self) -> None:
+    def _derive(self) -> None:
         # Rules look at these several times for every push: as attributes they cost nothing.
         self.active: Collection[WorkerId] = self._active.keys()
         self.pending: Mapping[WorkerId, Contribution] = self._pending
         self.gathered: Collection[Contribution] = self._gathered.keys()
         self.waiting: Collection[WorkerId] = self._waiting.keys()
         """Workers that have entered, pushed or given up, and have not been admitted since."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what `core.job.state` keeps: all but the views of other attributes."""
-        return {name: value for name, value in vars(self).items() if name not in ("active", "pending", "gathered", "waiting")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._show()
 
     # The view of the rule.
 
