@@ -12,7 +12,8 @@ from tests.fuzz.receiver import Finding, Outcome, Receiver, checked
 from offbeat.errors import JobError
 from offbeat.policies import rule
 from offbeat.runtime.job.settings import JobSettings
-from offbeat.runtime.server import JobEnded, Server
+from offbeat.runtime.server import Server
+from offbeat.runtime.serving import JobEnded
 from offbeat.transport.base import Connection, Message
 from offbeat.transport.memory import MemoryConnection, MemoryHub, MemoryNetwork
 from offbeat.transport.shm import MemoryBlock

@@ -1,0 +1,428 @@
+"""Handle the messages of a server: from the supervisor, workers and other servers. It is a loop around a hub."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from offbeat.errors import ConfigurationError, JobError, OffbeatError, ProtocolError
+from offbeat.runtime.coordination.peers import refuse
+from offbeat.runtime.job import messages
+from offbeat.runtime.job.settings import JobSettings, read_addresses
+from offbeat.transport.base import Address, Closed, Connection, Hub, Message
+from offbeat.transport.schema import shown
+from offbeat.transport.shm import MemoryBlock
+from offbeat.types import Seconds
+
+if TYPE_CHECKING:
+    from offbeat.runtime.coordination.shard_files import ShardFiles
+    from offbeat.runtime.coordinators import LiveCoordinators
+    from offbeat.runtime.parameter_server.shard import LiveShard
+    from offbeat.runtime.recovery.keeper import Keeper
+
+log = logging.getLogger(__name__)
+
+STATUS_PERIOD_S = 0.2
+PASSED_ON: Sequence[str] = ("worker", "number", "steps", "push", "hyper")
+"""Fields of a worker's push to another server that are passed on to server 0."""
+LOOPBACK = "127.0.0.1"
+TICK_S: Seconds = 0.05
+"""Least seconds between two ticks that a recorder writes down, unless a timer is due."""
+RETRY_S: Seconds = 0.02
+"""Seconds between two attempts to reach server 0 again."""
+RETURN_S: Seconds = 10.0
+"""Least seconds that workers have to connect to the new process of a server."""
+EARLY_MAX = 16
+"""Most messages of one peer that are kept until this server can begin."""
+
+
+class JobEnded(Exception):
+    """The supervisor has told this server to end."""
+
+
+class Serving:
+    """Do what one server does.
+
+    Args:
+        number: server 0 hosts the coordinator.
+        hub: listening already.
+        supervisor: the connection to the launcher.
+        clock: seconds, monotonic, from any origin.
+    """
+
+    def __init__(self, number: int, hub: Hub, supervisor: Connection, clock: Callable[[], Seconds] = time.monotonic) -> None:
+        self._number = number
+        self._hub = hub
+        self._supervisor = supervisor
+        self._clock = clock
+        self._began = clock()
+        self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self._settings: JobSettings | None = None
+        self._shards: dict[int, Connection] = {}
+        self._coordinator: LiveCoordinators | None = None
+        self._to_coordinator: Connection | None = None
+        self._servers: Sequence[Address] = ()
+        self._live_shards: dict[int, LiveShard] = {}
+        """By number of the optimizer: this server's shard of its parameters; empty on server 0."""
+        self._at: dict[Connection, int] = {}
+        """By worker's connection: the number of the optimizer that it belongs to."""
+        self._refused: WeakSet[Connection] = WeakSet()
+        """Connections that this server has closed; messages that came with the refused one may still be queued."""
+        self._early: list[tuple[Connection, Message]] = []
+        self._early_orders: list[Message] = []
+        """Messages of the supervisor that came before every other server had called."""
+        self._files: ShardFiles | None = None
+        """Writes this server's part of checkpoints; None on server 0, and where there are none."""
+        self._noticed: str | None = None
+        """The signal by which this process was told to leave, until the supervisor has been told."""
+        self._status_at: Seconds = 0.0
+        """When the last status, or sign of life, was sent to the supervisor."""
+        self._launcher = supervisor
+        """The connection to the supervisor itself, over which signs of life go."""
+
+    def now(self) -> Seconds:
+        """Return the seconds since this server began."""
+        return self._clock() - self._began
+
+    def run(self) -> None:
+        """Serve until the supervisor ends the job. Raises `JobError` if the job cannot go on."""
+        try:
+            while True:
+                self.turn(self._patience())
+        except OffbeatError as error:
+            if self._coordinator is not None:
+                with contextlib.suppress(OffbeatError):
+                    self._close_journal(self._coordinator, False, str(error))
+            raise
+        finally:
+            if self._files is not None:
+                self._files.close()
+            if self._coordinator is not None:
+                self._coordinator.release_memory()
+
+    def turn(self, timeout_s: Seconds) -> None:
+        """Handle the messages that come within ``timeout_s``, and what is due.
+
+        Raises:
+            JobEnded: the supervisor has ended the job.
+            JobError: the job cannot go on.
+        """
+        self.hear(timeout_s)
+        self.tick()
+
+    def hear(self, timeout_s: Seconds) -> None:
+        """Handle the messages that come within ``timeout_s``. Raises what `turn` raises."""
+        for connection, item in self._hub.poll(timeout_s):
+            self._arrived(connection, item)
+
+    def _arrived(self, connection: Connection, item: Message | Closed) -> None:
+        """Handle what has come over a connection."""
+        self._handle(connection, item)
+
+    def tick(self) -> None:
+        """Do what is due by now."""
+        self._tick()
+        self._report()
+
+    def _tick(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.tick(self.now())
+        for shard in self._live_shards.values():
+            shard.tick(self.now())
+        if self._files is not None:
+            self._files.tick()
+
+    def wake_at(self) -> Seconds | None:
+        """Return when to call `tick` at the latest, by `now`; None: only for messages and for the regular status."""
+        if self._coordinator is not None:
+            return self._coordinator.wake_at()
+        return min((at for shard in self._live_shards.values() if (at := shard.wake_at()) is not None), default=None)
+
+    def _patience(self) -> Seconds:
+        due = self.wake_at()
+        return STATUS_PERIOD_S if due is None else min(STATUS_PERIOD_S, max(0.0, due - self.now()))
+
+    def _handle(self, connection: Connection, item: Message | Closed) -> None:
+        if connection is self._supervisor:
+            if isinstance(item, Closed):
+                raise JobError("the supervisor is gone")
+            try:
+                self._on_supervisor(item)
+            except ProtocolError as error:
+                raise JobError(f"{error}, and a server does not outlive the connection to its supervisor") from error
+        elif isinstance(item, Closed):
+            self._on_closed(connection, item.reason)
+        elif connection not in self._refused:
+            try:
+                self._on_message(connection, item)
+            except (JobError, JobEnded):
+                raise
+            except Exception as error:
+                # No message of a peer may end the job. The checks of its fields raise ProtocolError; any other error is a mistake of
+                # ours, so it is logged with its traceback.
+                if not isinstance(error, OffbeatError):
+                    log.exception("server %d could not handle a message of %s, and closes its connection", self._number, connection.peer)
+                self._refused.add(connection)
+                self._dropped(connection)
+                self._on_closed(connection, f"it broke the protocol: {refuse(connection, error)}")
+
+    def _dropped(self, connection: Connection) -> None:
+        """Note that a connection was closed because its peer broke the protocol."""
+
+    def _on_supervisor(self, message: Message) -> None:
+        kind = messages.FROM_SUPERVISOR.check(message.header, "the supervisor", len(message.payload), len(message.memory))
+        self._carry_out(kind, message)
+
+    def _carry_out(self, kind: str, message: Message) -> None:
+        """Carry out an order of the supervisor."""
+        header, coordinator = message.header, self._coordinator
+        match kind:
+            case "job":
+                self._begin(*self._job_of(header))
+            case "finish":
+                self._finish(header["ok"], header["reason"])
+            case _ if coordinator is None:
+                self._early_orders.append(message)
+            case "process":
+                coordinator.on_process(header["fields"], self.now())
+            case "lost":
+                coordinator.on_lost(header["worker"], header["reason"], self.now())
+            case "ended":
+                coordinator.on_ended(header["worker"], self.now())
+            case "checkpoint":
+                coordinator.ask_for_checkpoint(header["within_s"])
+
+    def _job_of(self, header: Mapping[str, Any]) -> tuple[JobSettings, Sequence[Address]]:
+        """Return the job's settings, and where its servers listen. Raises `ProtocolError` if they cannot be read, or came before."""
+        if self._settings is not None:
+            raise ProtocolError("the supervisor sent 'job' a second time (expected once)")
+        try:
+            return JobSettings.from_wire(header["settings"]), read_addresses(header["servers"])
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            raise ProtocolError(
+                f"the supervisor sent 'job' with settings or servers that cannot be read: {type(error).__name__} (expected those of this "
+                "version of offbeat)"
+            ) from None
+
+    def _begin(self, settings: JobSettings, servers: Sequence[Address]) -> None:
+        """Begin after every server listens: server 0 waits for the calls of the others."""
+        self._settings, self._servers = settings, servers
+        if self._number > 0:
+            self._to_coordinator = self._call(servers[0])
+            self._to_coordinator.send({"kind": "shard", "number": self._number})
+        elif settings.servers == 1:
+            self._open()
+
+    def _call(self, coordinator: Address) -> Connection:
+        """Return a new connection to server 0."""
+        return self._hub.connect(coordinator)
+
+    @property
+    def _keeper(self) -> Keeper | None:
+        """Return what holds memory with which this server outlives its process; None: it does not."""
+        return None
+
+    def _open(self) -> None:
+        """Let workers come: at server 0, once every other server has called."""
+        self._supervisor.send({"kind": "loading"})
+        from offbeat.runtime.coordinators import LiveCoordinators  # imports torch, while workers start
+
+        assert self._settings is not None
+        keeper = self._keeper
+        allocate = MemoryBlock.allocate if keeper is None else keeper.allocate
+        self._coordinator = LiveCoordinators(
+            self._settings, self._shards, self._supervisor, self._hub, allocate, self._started, self.now, keeper
+        )
+        early, self._early = self._early, []
+        orders, self._early_orders = self._early_orders, []
+        for message in orders:
+            self._on_supervisor(message)
+        for connection, message in early:
+            self._handle(connection, message)
+
+    def _on_message(self, connection: Connection, message: Message) -> None:
+        kind = message.header.get("kind")
+        if self._number > 0 and connection is self._to_coordinator:
+            self._on_server_0(connection, message)
+        elif self._number == 0 and kind == "shard" and self._settings is not None:
+            self._on_call(self._settings, connection, message)
+        elif self._number == 0 and kind == "failing":
+            self._on_failing(connection, message)
+        elif self._number == 0 and self._coordinator is not None:
+            self._coordinator.on_message(connection, message, self.now())
+        elif self._number > 0 and (number := self._about(connection, message)) in self._live_shards:
+            self._serve(number, connection, message)
+        elif sum(waiting is connection for waiting, _ in self._early) < EARLY_MAX:
+            self._early.append((connection, message))
+        else:
+            raise ProtocolError(f"{connection.peer} sent {EARLY_MAX} messages before server {self._number} began (expected it to wait)")
+
+    def _about(self, connection: Connection, message: Message) -> int:
+        """Return the number of the optimizer that a worker's message is about; the worker states it in ``attach``."""
+        if message.header.get("kind") != "attach":
+            return self._at.get(connection, 0)
+        number = message.header.get("number_of_optimizer", 0)
+        return number if isinstance(number, int) else 0
+
+    def _on_call(self, settings: JobSettings, connection: Connection, message: Message) -> None:
+        """Handle the first message of another server, at server 0."""
+        messages.CALL.check(message.header, connection.peer, len(message.payload), len(message.memory))
+        number = message.header["number"]
+        if not 0 < number < settings.servers or number in self._shards or connection in self._shards.values():
+            raise ProtocolError(
+                f"{connection.peer} sent 'shard' with number = {number} (expected the number of a server that has not called yet)"
+            )
+        self._shards[number] = connection
+        if len(self._shards) == settings.servers - 1:
+            try:
+                self._open()
+            except ConfigurationError as error:  # the user's mistake, not this peer's
+                raise JobError(str(error)) from error
+
+    def _on_server_0(self, connection: Connection, message: Message) -> None:
+        """Handle a message of server 0, at another server."""
+        kind = messages.FROM_SERVER_0.check(message.header, "server 0", len(message.payload), len(message.memory))
+        if kind == "setup":
+            self._set_up(message)
+            return
+        number = message.header.get("number_of_optimizer", 0)
+        if number not in self._live_shards:
+            raise ProtocolError("server 0 sent 'orders' before 'setup' (expected 'setup' first)")
+        shard = self._live_shards[number]
+        messages.check_orders(message.header["orders"], of_shard=shard.orders_of_shard)
+        shard.check_orders(message.header["orders"])
+        try:
+            measured = shard.apply(message.header["orders"])
+        except KeyError as error:
+            raise ProtocolError(f"server 0 sent 'orders' about a worker or a push that is not known here: {error}") from error
+        for version, norms in measured:
+            self._tell_coordinator(number, {"kind": "measured", "version": version, "norms": norms})
+
+    def _on_failing(self, connection: Connection, message: Message) -> None:
+        """Pass a worker's failure report on to the supervisor, before the worker's process can end."""
+        messages.FAILING.check(message.header, connection.peer, len(message.payload), len(message.memory))
+        fields = {name: message.header[name] for name in ("worker", "reason", "pushed")}
+        if self._coordinator is not None:
+            self._coordinator.on_last_words(connection, fields["worker"], fields["reason"])
+        self._pass_on({"kind": "failing", **fields})
+        connection.send({"kind": "noted"})
+
+    def _pass_on(self, report: dict[str, Any]) -> None:
+        """Send the supervisor a failure report."""
+        self._launcher.send(report)
+
+    def _set_up(self, message: Message) -> None:
+        self._supervisor.send({"kind": "loading"})
+        from offbeat.core.policy import ServerRule
+        from offbeat.policies import rule_of
+        from offbeat.runtime.coordination.checkpoint_content import Resumed
+        from offbeat.runtime.coordination.shard_files import ShardFiles
+        from offbeat.runtime.parameter_server.per_shard import shard_of
+        from offbeat.tensors.layout import Layout
+        from offbeat.tensors.optimizers import OptimizerSpec
+
+        header = message.header
+        layout, spec = Layout.from_wire(header["layout"]), OptimizerSpec.from_wire(header["optimizer"])
+        memory = message.memory[0] if message.memory else None
+        assert self._settings is not None
+        rule = rule_of(ServerRule, header["sync"])
+        shard = shard_of(self._number, layout, spec, rule, self._settings, self.now, memory, self._keeper)
+        number = header.get("number_of_optimizer", 0)
+        if self._settings.resume is not None:
+            resumed = Resumed(self._settings.resume)
+            shard.restore(resumed.copy_for(number, layout, shard.span, spec), resumed.version_at(number, self._number, self._settings))
+        if self._settings.checkpoint is not None:
+            self._files = self._files or ShardFiles(self._settings.checkpoint.folder, self._number, self._tell_coordinator, self._hub.wake)
+            shard.save = partial(self._files.save, number)
+        self._live_shards[number] = shard
+        early, self._early = self._early, []
+        for connection, waiting in early:
+            self._handle(connection, waiting)
+
+    def _serve(self, number: int, connection: Connection, message: Message) -> None:
+        """Handle a worker's message at a server other than 0: only copying, and what the coordinator orders."""
+        shard = self._live_shards[number]
+        header, worker = message.header, shard.worker_at(connection)
+        name = connection.peer if worker is None else f"worker {worker}"
+        kind = messages.TO_SHARD.check(header, name, len(message.payload), len(message.memory))
+        assert self._settings is not None
+        if kind == "attach":
+            if header["worker"] >= self._settings.workers:
+                raise ProtocolError(f"worker {header['worker']} is not one of this job's {self._settings.workers} workers")
+        elif worker is None:
+            raise ProtocolError(f"{name} sent {kind!r} before it attached (expected 'attach')")
+        elif header.get("worker", worker) != worker:
+            raise ProtocolError(f"{name} sent {kind!r} with worker = {header['worker']} (expected {worker})")
+        match kind:
+            case "attach":
+                self._at[connection] = number
+                shard.attach(header["worker"], connection, message, in_place=header["in_place"])
+                connection.send({"kind": "attached"})
+            case "push":
+                if ("push" in header) != shard.orders_of_shard:
+                    expected = "one" if shard.orders_of_shard else "none at this server"
+                    raise ProtocolError(
+                        f"{name} sent 'push' with push = {shown(header.get('push'))} (expected {expected}, under this rule)"
+                    )
+                shard.decode(connection)
+                shard.take(header["worker"], header["number"], message.payload)
+                fields = {field: header[field] for field in PASSED_ON if field in header}
+                self._tell_coordinator(number, {**fields, "kind": "arrived"})
+            case "got":
+                shard.got(connection)
+            case "initial":
+                if not header["provided"]:
+                    shard.initialise(header["worker"])
+                self._tell_coordinator(number, {"kind": "initialised", "worker": header["worker"], "number": header["number"]})
+            case "state":
+                shard.answer_state(connection, message)
+
+    def _tell_coordinator(self, number: int, header: dict[str, Any]) -> None:
+        assert self._to_coordinator is not None
+        about = {"number_of_optimizer": number} if number else {}
+        self._to_coordinator.send({**header, **about, "shard": self._number})
+
+    def _on_closed(self, connection: Connection, reason: str) -> None:
+        if connection is self._to_coordinator:
+            raise JobError(f"server 0 is gone ({reason}), and its part of the parameters with it")
+        self._early = [(c, m) for c, m in self._early if c is not connection]
+        if (shard := self._live_shards.get(self._at.pop(connection, 0))) is not None:
+            shard.closed(connection)
+        if self._coordinator is not None:
+            self._coordinator.on_closed(connection, reason, self.now())
+
+    def notice(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal ``number``, which tells this process to leave: the supervisor ends the job in order."""
+        self._noticed = signal.Signals(number).name
+        self._hub.wake()
+
+    def _report(self) -> None:
+        if self._noticed is not None:
+            self._launcher.send({"kind": "noticed", "signal": self._noticed})
+            self._noticed = None
+        if self.now() - self._status_at >= STATUS_PERIOD_S:
+            self._status_at = self.now()
+            if self._coordinator is None:
+                self._launcher.send({"kind": "alive"})
+            else:
+                self._launcher.send({"kind": "status", "snapshot": self._coordinator.tally.summary(brief=True)})
+
+    def _finish(self, ok: bool, reason: str) -> None:
+        if self._coordinator is not None:
+            self._close_journal(self._coordinator, ok, reason)
+        raise JobEnded
+
+    def _close_journal(self, coordinator: LiveCoordinators, ok: bool, reason: str) -> None:
+        """Close the journal, and send the supervisor the summary even if that fails."""
+        try:
+            coordinator.close(ok, reason, self.now())
+        finally:
+            self._launcher.send({"kind": "summary", "summary": coordinator.tally.summary()})
