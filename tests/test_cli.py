@@ -194,6 +194,11 @@ def test_a_loss_that_is_not_finite_is_printed(capsys: pytest.CaptureFixture[str]
     assert "loss: nan\ntop: inf\nrate: 0.25\n" in capsys.readouterr().out
 
 
+def test_the_command_as_a_module() -> None:
+    ended = subprocess.run([sys.executable, "-m", "offbeat", "run", "--workers", "0", "x.py"], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (2, "offbeat: --workers 0: must be at least 1\n")
+
+
 def test_the_command_starts_without_torch() -> None:
     """Help and mistakes come at once."""
     program = "import sys, offbeat.cli; print('torch' in sys.modules)"

@@ -65,7 +65,6 @@ class Audit(Derived):
             "settle": self._settle,
             "publish": self._publish,
             "state_changed": self._change_state,
-            "process": self._process,
             "end": self._end,
         }
 
@@ -223,10 +222,6 @@ class Audit(Derived):
             if not senders[old].open:
                 del senders[old]
         self._arrivals.joined(worker, incarnation)
-
-    def _process(self, record: Record) -> None:
-        if record["role"] == "server" and record["what"] == "restarted":
-            self._versions.clear()  # a restarted server goes on from its last checkpoint
 
     def _end(self, record: Record) -> None:
         self._ended = not record.get("cut", False)  # the process that would have settled open pushes was killed
