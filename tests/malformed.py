@@ -196,7 +196,7 @@ TO_AGENT: dict[str, dict[str, Any]] = {
     "strike": {"child": 1},
     "heard": {},
     "alive": {},
-    "over": {"status": 0, "reason": "every worker's script has ended"},
+    "over": {"status": 0, "reason": "every worker's script has ended", "says": False},
 }
 FIRST: dict[str, dict[str, Any]] = {"hello": {"peer": 2}}
 """Of rounds across hosts."""

@@ -96,3 +96,11 @@ def test_what_is_refused_says_what_to_type(two_hosts: list[Host], start_at: Star
     assert refused.status in (1, 2)
     lost = start_at(second, "--nnodes=2", "--rdzv-endpoint=10.77.0.200:7100", "--start-timeout=2", "--no-preload", TRAIN).ended()
     assert lost.status == 1 and "no supervisor within 2 s (--start-timeout): nobody listens at 10.77.0.200, port 7100" in lost.last_line
+
+
+def test_the_other_machine_says_why_the_job_has_ended(two_hosts: list[Host], start_at: Start) -> None:
+    words = by_hand(two_hosts[0], "--no-preload", "--max-restarts=0")
+    jobs = [start_at(host, *words, "--worker", "0", "--raise-after", "2") for host in two_hosts]
+    first, second = (job.ended() for job in jobs)
+    assert first.status == second.status == 1
+    assert second.last_line == f"offbeat: the job has ended with status 1: {first.last_line.removeprefix('offbeat: ')}"

@@ -246,6 +246,8 @@ class Agent:
                 self._unheard -= 1
             case "over":
                 self._over = header["status"], header["reason"]
+                if header["says"]:
+                    print(f"offbeat: the job has ended with status {header['status']}: {header['reason']}", file=sys.stderr)
             case "signal" if child is not None:
                 child.signal(header["number"])
             case "strike" if child is not None:

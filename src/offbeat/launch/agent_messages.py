@@ -69,7 +69,7 @@ TO_AGENT: Final = Kinds(
         "strike": MessageSchema(fields({"child": _child})),
         "heard": MessageSchema(),
         "alive": MessageSchema(),
-        "over": MessageSchema(fields({"status": whole(0, 255), "reason": _words})),
+        "over": MessageSchema(fields({"status": whole(0, 255), "reason": _words, "says": flag})),
     }
 )
 """From the supervisor to an agent."""

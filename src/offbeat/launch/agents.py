@@ -238,8 +238,9 @@ class AgentEngine(Engine):
                 self._lose(other, f"nothing came from {other.node} for {now - other.heard_at:.1f} s")
 
     def over(self, status: int, reason: str) -> bool:
+        told_here = {agents[0].seat for agents in self._by_machine() if agents[0].host != self._hub.host}
         for agent in self._agents.values() if not self._told else ():
-            agent.connection.send({"kind": "over", "status": status, "reason": reason})
+            agent.connection.send({"kind": "over", "status": status, "reason": reason, "says": status != 0 and agent.seat in told_here})
         self._told = True
         return not self._agents  # each agent closes its connection
 
