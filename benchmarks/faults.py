@@ -5,6 +5,7 @@ with servers these die and stop too; where the death of a server would end the j
 of two hosts with a link between them (network namespaces, needs root), and ``--ends`` jobs have one fault that ends them or their journal
 as documented: the death of the supervisor, or a full disk.
 
+    pause, back after    median (and longest) time without a fold after a fault on a worker, and until a worker came back
     present   part of the workers' time during which they were there: neither dead nor stopped
     goodput   folded samples per second over those of an undisturbed job of the rule, run before
     of what could be    goodput / present: 100 % where nothing is lost but the capacity that was away
@@ -45,7 +46,20 @@ OPTIONS = ("--timeout", "2", "--max-restarts", "9999", "--slow", "any=0.02")
 CLI = (sys.executable, "-m", "offbeat.cli")
 RULES_OF_TURN = [kind.about.examples[0] for word, kind in RULES.items() if word != "allreduce"]
 """Every rule with its first example of settings, but the one that ends with the death of a rank."""
-HEADINGS = ("rule", "jobs", "faults", "ended", "pushes", "indices", "checks broken", "present %", "goodput %", "of what could be %")
+HEADINGS = (
+    "rule",
+    "jobs",
+    "faults",
+    "ended",
+    "pushes",
+    "indices",
+    "checks broken",
+    "pause s",
+    "back after s",
+    "present %",
+    "goodput %",
+    "of what could be %",
+)
 CUT_RULES = ("bsp", "ssp(staleness=3)", "dbw", "majority")
 
 
@@ -61,6 +75,10 @@ class Row:
     indices: int = 0
     broken: list[str] = field(default_factory=list)
     """Checks that did not hold, with the seed."""
+    pauses: list[float] = field(default_factory=list)
+    """Seconds without a fold after each fault on a worker."""
+    returns: list[float] = field(default_factory=list)
+    """Seconds for which a worker was away that came back."""
     present: list[float] = field(default_factory=list)
     goodput: list[float] = field(default_factory=list)
 
@@ -71,6 +89,8 @@ class Row:
         self.outcomes[result["outcome"]] += 1
         self.pushes += result["figures"]["pushes"] or 0
         self.indices += result["figures"]["indices"]
+        self.pauses += result["figures"]["pauses_s"]
+        self.returns += result["figures"]["returns_s"]
         self.broken += [f"seed {seed}: {one['name']}: {one['figures']}" for one in result["checks"] if one["held"] is False]
         if result["goodput"] is not None:
             self.present.append(result["present"])
@@ -81,6 +101,7 @@ class Row:
         ended = ", ".join(f"{number} {outcome}" for outcome, number in self.outcomes.items())
         ratios = [good / there for good, there in zip(self.goodput, self.present, strict=True) if there > 0]
         shares = [f"{100 * median(part):.0f}" if part else "-" for part in (self.present, self.goodput, ratios)]
+        times = [f"{median(part):.2f} ({max(part):.2f})" if part else "-" for part in (self.pauses, self.returns)]
         return [
             self.sync,
             str(self.jobs),
@@ -89,6 +110,7 @@ class Row:
             f"{self.pushes:,}",
             f"{self.indices:,}",
             str(len(self.broken)),
+            *times,
             *shares,
         ]
 

@@ -75,6 +75,7 @@ def test_absences_from_the_first_release_to_the_last_fold() -> None:
         fold(11.0, 2),
     )
     assert observation.away(0) == [] and observation.away(1) == [(3.0, 6.0)]
+    assert observation.returns() == [3.0]
     assert observation.present_share([]) == pytest.approx(1.0 - 3.0 / 20.0)
     stop, slow = Hit(5.0, 7.0, worker=1), Hit(8.0, 10.0, worker=0, part=0.5)
     assert observation.present_share([stop, slow]) == pytest.approx(1.0 - (4.0 + 1.0) / 20.0)

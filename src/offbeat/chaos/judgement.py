@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from offbeat.chaos.injector import SEVERAL, Injected
-from offbeat.chaos.observation import Hit, Observation, pauses
+from offbeat.chaos.observation import Hit, Observation, Pauses, pauses
 from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError
 from offbeat.journal.summary import Tally
@@ -112,6 +112,8 @@ def judge(seen: Evidence) -> Verdict:
     present = seen.observation.present_share(seen.hits())
     keys = ("version", "samples", "samples_per_s", "wall_s", "pushes", "fates")
     figures = {**{key: summary[key] for key in keys}, "indices": seen.observation.indices, "unused": seen.observation.unused}
+    figures["pauses_s"] = [round(pause, 3) for pause in _pauses(seen).after]
+    figures["returns_s"] = [round(away, 3) for away in seen.observation.returns()]
     return Verdict(outcome, reason, checks, goodput, present, figures)
 
 
@@ -217,8 +219,12 @@ def _replicas(seen: Observation) -> Check:
     return Check("replicas equal", not seen.unequal, _listed(seen.unequal, f"{seen.replicas:,} checksums"))
 
 
+def _pauses(seen: Evidence) -> Pauses:
+    return pauses(seen.observation.folds, seen.hits(), seen.timeout_s, seen.observation.nobody())
+
+
 def _waiting(seen: Evidence) -> Check:
-    found = pauses(seen.observation.folds, seen.hits(), seen.timeout_s, seen.observation.nobody())
+    found = _pauses(seen)
     usual = max(found.usual, seen.baseline_gap_s)
     deadline = seen.timeout_s + usual + SLACK_S
     if not found.after:

@@ -123,6 +123,11 @@ class Observation:
             found.append((since, stop))
         return [(max(a, start), min(b, stop)) for a, b in found if max(a, start) < min(b, stop)]
 
+    def returns(self) -> list[Seconds]:
+        """Return how long workers were away that had been there and came back."""
+        start, stop = self.span
+        return [end - begin for worker in range(self.workers) for begin, end in self.away(worker) if start < begin and end < stop]
+
     @property
     def span(self) -> tuple[Seconds, Seconds]:
         """Return the first release and the last fold."""

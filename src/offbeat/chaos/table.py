@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from typing import Any
 
@@ -33,6 +34,9 @@ def table(verdict: Verdict, injected: list[Injected], *, seed: int, baseline_rat
     for check in verdict.checks:
         shown.add_row(check.name, escape(check.figures), WORDS[check.held], style=STYLES[check.held])
     shown.add_section()
+    if returns := verdict.figures["returns_s"]:
+        figures = f"{len(returns)}, after {statistics.median(returns):.2f} s (median) and {max(returns):.2f} s (longest)"
+        shown.add_row("workers that came back", figures, "")
     shown.add_row("goodput", escape(_goodput(verdict, baseline_rate)), "")
     return shown
 
