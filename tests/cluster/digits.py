@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from itertools import count
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from examples.digits import accuracy, load_data, make_model
 from torch.utils.data import DataLoader
 
 import offbeat
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # an engine starts this file by its path: the checkout is not on sys.path
+from examples.digits import accuracy, load_data, make_model  # noqa: E402
 
 
 def main() -> None:
