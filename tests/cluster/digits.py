@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 import offbeat
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # an engine starts this file by its path: the checkout is not on sys.path
-from examples.digits import accuracy, load_data, make_model  # noqa: E402
+from examples.digits import accuracy, load_data, make_model
 
 
 def main() -> None:
