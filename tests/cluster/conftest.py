@@ -20,6 +20,7 @@ ENGINES = ("three_ray_nodes", "three_slurm_nodes")
 AGENT = (sys.executable, "-m", "offbeat.agent")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist looks for the marks in this hook as well
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for engine in ENGINES:

@@ -108,7 +108,7 @@ def test_the_end_of_the_command_by_sigkill_ends_all_actors(three_ray_nodes: RayC
 
 
 def test_a_job_waits_for_room_and_says_what_is_missing(three_ray_nodes: RayCluster, start_on: Start, enough: Path) -> None:
-    job = start_on("--cpus-per-worker=2", DIGITS, "--until", str(enough))
+    job = start_on("--cpus-per-worker=2", DIGITS, "--until", str(enough), "--epochs", "2")
     said = "4 workers with 2 CPU each need 8 CPU; the Ray cluster has 6 CPU (6 of it free) on 3 nodes: waiting 600 s for more nodes"
     job.wait("a note", lambda: said in job.printed())
     three_ray_nodes.add_node()
