@@ -45,7 +45,7 @@ test-cluster: $(READY)  ## jobs on several hosts: namespaces, torchrun, Ray, and
 	@tests/cluster/install_slurm.sh || echo "Slurm cannot be installed here: its tests skip"
 	@$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[ray-train]' \
 	  || echo "Ray cannot be installed here: its tests skip"
-	@OFFBEAT_ALL_TESTS=1 OFFBEAT_CLUSTER_TESTS=1 $(BIN)/python -m pytest tests/cluster -n 2 --dist loadgroup
+	@OFFBEAT_ALL_TESTS=1 OFFBEAT_CLUSTER_TESTS=1 $(BIN)/python -m pytest tests/cluster -n 2 --dist loadfile
 
 lint: $(READY)  ## ruff: style and likely bugs
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -15,17 +15,7 @@ from tests.cluster.ray_cluster import RayCluster
 from tests.cluster.slurm import Slurm
 from tests.faults.job import Job
 
-ENGINES = ("three_ray_nodes", "three_slurm_nodes")
-"""Fixtures that start a whole engine, of which there is one on this machine at a time: whoever asks Ray for a cluster gets the latest."""
 AGENT = (sys.executable, "-m", "offbeat.agent")
-
-
-@pytest.hookimpl(tryfirst=True)  # xdist looks for the marks in this hook as well
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        for engine in ENGINES:
-            if engine in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group(engine))  # with --dist loadgroup: one after another
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,15 @@
-"""Jobs on a Ray cluster of three nodes, which lose a training process, an actor, a node, and the command itself."""
+"""Jobs on a Ray cluster of three nodes, which lose a training process, an actor, a node, and the command itself; and the cluster itself.
+
+All tests that start a Ray are in this file, which one worker of pytest runs (``--dist loadfile``): a process that asks Ray for its cluster
+gets the one that was started last.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -133,3 +138,24 @@ def test_ray_train_replaces_a_killed_worker_alone(three_ray_nodes: RayCluster, t
         assert len(reports) == 30 and not [report for report in reports if report["exceptions"]]
     finally:
         job.clean_up()
+
+
+def test_ray_runs_tasks_on_three_nodes_and_on_the_others_when_one_is_lost(three_ray_nodes: RayCluster) -> None:
+    import ray
+
+    cluster = three_ray_nodes
+
+    def where() -> str:
+        time.sleep(0.2)  # long enough for the others to be dealt elsewhere
+        return str(ray.get_runtime_context().get_node_id())
+
+    task = ray.remote(num_cpus=1, scheduling_strategy="SPREAD", max_retries=-1)(where)
+
+    def used() -> set[str]:
+        return set(ray.get([task.remote() for _ in range(6)]))
+
+    until("tasks on three nodes", lambda: len(used()) == 3)
+    lost = cluster.nodes[-1]
+    cluster.kill_node(lost)
+    until("tasks on two nodes", lambda: len(used()) == 2, 60.0)
+    assert lost.node_id not in used()

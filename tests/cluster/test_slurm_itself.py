@@ -1,13 +1,10 @@
-"""The engines that tests run here are real, and lose nodes as real ones do; nothing of offbeat is in these tests."""
+"""The Slurm that tests run here is real, and loses nodes as real ones do; nothing of offbeat is in this test."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
-from tests.cluster.hosts import until
-from tests.cluster.ray_cluster import RayCluster
 from tests.cluster.slurm import Slurm
 
 pytestmark = pytest.mark.usefixtures("beside_nothing")
@@ -32,24 +29,3 @@ def test_slurm_runs_tasks_on_three_addresses_and_goes_on_without_a_node(three_sl
     slurm.restart_node(2)
     slurm.await_state("idle", 0, 1, 2)
     assert slurm.srun("-N1", "--nodelist=node2", "hostname").strip() == "node2"
-
-
-def test_ray_runs_tasks_on_three_nodes_and_on_the_others_when_one_is_lost(three_ray_nodes: RayCluster) -> None:
-    import ray
-
-    cluster = three_ray_nodes
-
-    def where() -> str:
-        time.sleep(0.2)  # long enough for the others to be dealt elsewhere
-        return str(ray.get_runtime_context().get_node_id())
-
-    task = ray.remote(num_cpus=1, scheduling_strategy="SPREAD", max_retries=-1)(where)
-
-    def used() -> set[str]:
-        return set(ray.get([task.remote() for _ in range(6)]))
-
-    until("tasks on three nodes", lambda: len(used()) == 3)
-    lost = cluster.nodes[-1]
-    cluster.kill_node(lost)
-    until("tasks on two nodes", lambda: len(used()) == 2, 60.0)
-    assert lost.node_id not in used()
