@@ -1,9 +1,9 @@
 """Hit jobs under all rules with many faults, and say in one table what became of them: ``python -m benchmarks.faults --faults 1000``.
 
-One job after another is run by ``offbeat chaos`` (docs/chaos.md) until so many faults have happened. Each rule has its turn. Under rules
-with servers these die and stop too; where the death of a server would end the job only workers do. ``--cuts`` of the faults happen in jobs
-of two hosts with a link between them (network namespaces, needs root), and ``--ends`` jobs have one fault that ends them or their journal
-as documented: the death of the supervisor, or a full disk.
+One job after another is run by ``offbeat chaos`` (docs/chaos.md) until so many faults have happened. Each rule has its turn: a job in which
+workers die, and one in which processes stop and become slow, too, and servers die under rules whose jobs outlive them. ``--cuts`` of the
+faults happen in jobs of two hosts with a link between them (network namespaces, needs root), and ``--ends`` jobs have one fault that ends
+them or their journal as documented: the death of the supervisor, or a full disk.
 
     pause, back after    median (and longest) time without a fold after a fault on a worker, and until a worker came back
     present   part of the workers' time during which they were there: neither dead nor stopped
@@ -137,11 +137,13 @@ def chaos(seed: int, words: list[str], job: list[str], folder: Path) -> dict[str
     return found
 
 
-def on_one_host(seed: int, sync: str, args: argparse.Namespace, baseline: Path, folder: Path) -> dict[str, Any]:
-    """Run a job of which workers and, where the job outlives them, servers die and stop."""
+def on_one_host(seed: int, sync: str, deaths: bool, args: argparse.Namespace, baseline: Path, folder: Path) -> dict[str, Any]:
+    """Run a job of which workers die, or workers stop and, where the job outlives them, servers die and stop."""
     dying = isinstance(rule(sync), ServerRule) and not sync.startswith("psp")
-    targets = "worker,server,forkserver" if dying else "worker,forkserver"
-    words = ["--faults", "kill,stop,slow", "--targets", targets, "--mix", "worker=50,server=20,freeze=15,other=3"]
+    words = ["--faults", "kill", "--targets", "worker"]
+    if not deaths:
+        words = ["--faults", "kill,stop,slow", "--targets", "worker,server" if dying else "worker"]
+        words += ["--mix", "worker=10,server=20,freeze=15"]
     words += ["--mtbf", str(args.mtbf), "--time", str(args.time), "--baseline", str(baseline)]
     preload = ["--preload", "torch._dynamo"]
     return chaos(seed, words, [*CLI, "run", "--workers", str(args.workers), "--sync", sync, *OPTIONS, *preload, TRAIN], folder)
@@ -187,12 +189,14 @@ def turns(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, int, di
     for number, sync in enumerate(cycle(args.rules)):
         if happened >= args.faults:
             return
-        seed, baseline = next(seeds), folder / f"undisturbed-{number % len(args.rules)}.jsonl"
+        baseline = folder / f"undisturbed-{number % len(args.rules)}.jsonl"
         if not baseline.exists():
-            undisturbed(sync, args.workers, args.time / 3, baseline)
-        result = on_one_host(seed, sync, args, baseline, folder)
-        happened += hits(result)
-        yield sync, seed, result
+            undisturbed(sync, args.workers, args.time / 2, baseline)
+        for deaths in (True, False):
+            seed = next(seeds)
+            result = on_one_host(seed, sync, deaths, args, baseline, folder)
+            happened += hits(result)
+            yield f"{sync}, {'deaths of workers' if deaths else 'the rest'}", seed, result
 
 
 def hits(result: dict[str, Any]) -> int:
@@ -208,7 +212,7 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", default=RULES_OF_TURN, metavar="RULE")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--mtbf", type=float, default=1.0)
-    parser.add_argument("--time", type=float, default=40.0, help="seconds of each job")
+    parser.add_argument("--time", type=float, default=25.0, help="seconds of each job")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
