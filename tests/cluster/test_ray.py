@@ -126,6 +126,7 @@ def test_ray_train_replaces_a_killed_worker_alone(three_ray_nodes: RayCluster, t
     environment = {"RAY_ADDRESS": three_ray_nodes.address, "RAY_TRAIN_V2_ENABLED": "1"}
     job = Job(tmp_path, ["--epochs=30"], command=[sys.executable, "-m", "examples.ray_digits"], environment=environment)
     try:
+        job.wait("the first record", job.records, 150.0)  # on a busy machine Ray Train alone takes a minute to start its actors
         folded(job, *WORKERS)
         titled = [p for node in three_ray_nodes.nodes for p in three_ray_nodes.processes(node) if "RayTrainWorker" in " ".join(p.cmdline())]
         signalled(titled[0], signal.SIGKILL)
