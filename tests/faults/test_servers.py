@@ -184,11 +184,14 @@ def test_a_server_that_dies_at_an_epochs_end_tells_the_workers_of_it(start: Star
         assert report["folded"] == report["indices"] == 64
 
 
-def test_a_server_that_stands_still_is_killed_and_goes_on(start: Start, enough: Path) -> None:
-    job = start("--workers", "2", "--timeout", "1", "--slow", "any=0.02", TRAIN, "--until", str(enough))
+def test_a_server_that_stands_still_is_killed_and_goes_on(start: Start, enough: Path, tmp_path: Path) -> None:
+    saves = ("--checkpoint", str(tmp_path / "checkpoints"), "--every", "3v")
+    job = start("--workers", "2", "--timeout", "1", "--slow", "any=0.02", *saves, TRAIN, "--until", str(enough))
     strike(job, 0, signal.SIGSTOP)
     made = folds(job)
     job.wait("more versions", lambda: folds(job) > made + 3)
+    saved = [r["version"] for r in job.records() if r["kind"] == "checkpoint"]
+    job.wait("a checkpoint", lambda: [r["version"] for r in job.records() if r["kind"] == "checkpoint"] != saved)
     enough.touch()
     ended = job.ended()
     one_process_each(ended)

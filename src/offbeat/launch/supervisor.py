@@ -138,8 +138,7 @@ class Supervisor:
     # Start.
 
     def _start(self) -> None:
-        # What writes checkpoints in a server is a thread and files, which its next process could not go on with.
-        self._engine.servers_return = self._engine.servers_return and self._max_restarts > 0 and not self._settings.checkpoints
+        self._engine.servers_return = self._engine.servers_return and self._max_restarts > 0
         self._engine.begin(self._settings, self._hub)
         for name, helper in self._engine.helpers().items():
             self._output.attach(name, 0, helper)
@@ -364,12 +363,12 @@ class Supervisor:
         return number in self._lasting and self._lasting[number].why_mortal(self._max_restarts) is None
 
     def _why_not_returned(self, number: int) -> str:
-        if number in self._lasting:
-            return f" ({self._lasting[number].why_mortal(self._max_restarts)})"
-        if self._settings.checkpoints:
-            folder = self._settings.checkpoint.folder if self._settings.checkpoint is not None else "DIR"
-            return f"; offbeat run --resume {folder} goes on from the newest checkpoint"
-        return "" if self._max_restarts else " (--max-restarts is 0)"
+        why = self._lasting[number].why_mortal(self._max_restarts) if number in self._lasting else None
+        if why is None and not self._max_restarts:
+            why = "--max-restarts is 0"
+        said = "" if why is None else f" ({why})"
+        order = self._settings.checkpoint
+        return said if order is None else f"{said}; offbeat run --resume {order.folder} goes on from the newest checkpoint"
 
     def _after_end(self, number: int, how: str) -> tuple[str, bool] | None:
         """Start a server again whose process has ended. Returns why the job fails; None: the server goes on."""
