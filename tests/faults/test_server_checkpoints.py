@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.faults.job import SCRIPTS, Ended, Job
-from tests.faults.resuming import RESUMED, account, kill_all, newest, result, until_checkpoint
+from tests.faults.resuming import DEADLINE_S, RESUMED, account, kill_all, newest, result, until_checkpoint
 from tests.states import same
 from tests.tiers import marked
 
@@ -27,7 +27,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("calm")
     job = Job(folder, ["--preload", "torch._dynamo", "--sync", "bsp", "--servers", "2", RESUMED, "--result", str(folder / "result.pt")])
     try:
-        account(job.ended(), 0)
+        account(job.ended(DEADLINE_S), 0)
         yield result(folder / "result.pt")
     finally:
         job.clean_up()
@@ -81,7 +81,7 @@ def test_a_death_in_each_phase_of_a_checkpoint(jobs: Start, tmp_path: Path, calm
     job = jobs("first", *SLOW, "--checkpoint", str(folder), "--every", "5v", "--keep", "99", environment=environment)
     until_checkpoint(job, folder)
     (orders / f"{victim}-{phase}").touch()
-    ended = job.ended()
+    ended = job.ended(DEADLINE_S)
     account(ended, 0)
     assert not os.listdir(orders) and f"server {victim} killed by SIGKILL: it goes on in a new process (1 of 9)" in ended.out
     [at] = restarts(ended, "server")
@@ -100,7 +100,7 @@ def test_a_death_in_each_phase_of_a_checkpoint(jobs: Start, tmp_path: Path, calm
             shutil.rmtree(checkpoint.path)
     (orders / then).touch()
     second = jobs("second", *SLOW, "--resume", str(folder), "--every", "2v", "--keep", "1", environment=environment)
-    ended = second.ended()
+    ended = second.ended(DEADLINE_S)
     assert ended.status == 0 and not os.listdir(orders), ended.err
     assert not began.exists() and ended.records[0]["resumed"] == after[0]
     assert len(restarts(ended, "server")) == 1 and not restarts(ended, "worker")
@@ -119,7 +119,7 @@ def test_a_server_that_dies_after_the_checkpoint_is_gone_from_which_the_job_bega
     second.wait("the removal", lambda: not began.path.exists())
     for victim in range(2):
         (orders / f"{victim}-told").touch()
-    ended = second.ended()
+    ended = second.ended(DEADLINE_S)
     assert ended.status == 0 and not os.listdir(orders), ended.err
     assert len(restarts(ended, "server")) == 2 and not restarts(ended, "worker")
     assert same(result(tmp_path / "second" / "result.pt"), calm), "bit for bit"
@@ -131,7 +131,7 @@ def test_a_last_checkpoint_is_made_although_a_server_dies(jobs: Start, tmp_path:
     job.wait("a fold", lambda: sum(record["kind"] == "fold" for record in job.records()) > 5)
     (orders / "0-files").touch()
     job.process.send_signal(signal.SIGTERM)
-    ended = job.ended()
+    ended = job.ended(DEADLINE_S)
     assert ended.status == 128 + signal.SIGTERM and not os.listdir(orders)
     [made] = complete(folder)
     assert made.manifest["missing"] == []
