@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from offbeat.policies import rule
+from offbeat.runtime.coordination.file_writer import FileWriter
 from offbeat.runtime.coordinators import LiveCoordinators
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.tensors.layout import Layout
@@ -53,9 +54,12 @@ class Line(Connection):
         return [header for header in self.sent if header["kind"] == kind]
 
 
-def coordinator(settings: JobSettings, shards: Mapping[int, Connection] | None = None) -> LiveCoordinators:
+def coordinator(
+    settings: JobSettings, shards: Mapping[int, Connection] | None = None, writer: FileWriter | None = None
+) -> LiveCoordinators:
     """Server 0's, with nobody connected but the other servers; its clock is what it is told."""
-    return LiveCoordinators(settings, shards or {}, Line("supervisor"), Mailbox(), MemoryBlock.allocate, "", lambda: 0.0)
+    parts = Line("supervisor"), Mailbox(), MemoryBlock.allocate, "", lambda: 0.0
+    return LiveCoordinators(settings, shards or {}, *parts, writer=writer)
 
 
 class Worker:

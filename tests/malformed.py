@@ -70,7 +70,7 @@ FROM_SHARD: dict[str, dict[str, Any]] = {
     "arrived": {"worker": 2, "number": 8, "shard": 1, "steps": 3, "push": PUSH, "hyper": HYPER},
     "initialised": {"worker": 2, "number": 7, "shard": 1},
     "measured": {"version": 1, "norms": [[1.0], 1.0, None], "shard": 1},
-    "saved": {"version": 1, "failed": None, "shard": 1},
+    "saved": {"version": 1, "failed": None, "cut_off": False, "shard": 1},
 }
 FROM_SERVER_0: dict[str, dict[str, Any]] = {
     "setup": {"layout": LAYOUT, "optimizer": OPTIMIZER, "sync": "asp", "servers": 2},
@@ -164,7 +164,7 @@ TO_WORKER: dict[str, dict[str, Any]] = {
     "place": {"released": True, "version": 3, "places": [[0, None]]},
     "parts": {"awaited": [1], "parts": [[0, [["torch", 1]], 8]]},
     "checkpoint": {"version": 3, "rest": True, "frozen": False},
-    "resume": {"part": {"map": [["buffers", {"list": []}], ["groups", {"list": []}], ["schedulers", {"list": []}]]}},
+    "resume_part": {"part": {"map": [["buffers", {"list": []}], ["groups", {"list": []}], ["schedulers", {"list": []}]]}},
     "noted": {},
     "refused": {"reason": "no"},
     "state": {"pieces": []},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from tests.faults.job import SCRIPTS, TRAIN, Ended, Job, signalled
+from tests.faults.job import GONE, SCRIPTS, TRAIN, Ended, Job, signalled
 from tests.tiers import marked
 
 from offbeat.journal.records import Record
@@ -63,7 +64,13 @@ def strike(job: Job, number: int, fault: signal.Signals = signal.SIGKILL) -> Non
 
 def ready(job: Job) -> None:
     """Wait for the process from which servers are started again."""
-    job.wait("the standby", lambda: any("offbeat.launch.forkserver" in " ".join(process.cmdline()) for process in job.processes()))
+    job.wait("the standby", lambda: any(map(is_standby, job.processes())))
+
+
+def is_standby(process: psutil.Process) -> bool:
+    with contextlib.suppress(*GONE):
+        return "offbeat.launch.forkserver" in " ".join(process.cmdline()) and "OFFBEAT_STANDBY" in process.environ()
+    return False
 
 
 def one_process_each(ended: Ended) -> None:
@@ -184,11 +191,14 @@ def test_a_server_that_dies_at_an_epochs_end_tells_the_workers_of_it(start: Star
         assert report["folded"] == report["indices"] == 64
 
 
-def test_a_server_that_stands_still_is_killed_and_goes_on(start: Start, enough: Path) -> None:
-    job = start("--workers", "2", "--timeout", "1", "--slow", "any=0.02", TRAIN, "--until", str(enough))
+def test_a_server_that_stands_still_is_killed_and_goes_on(start: Start, enough: Path, tmp_path: Path) -> None:
+    saves = ("--checkpoint", str(tmp_path / "checkpoints"), "--every", "3v")
+    job = start("--workers", "2", "--timeout", "1", "--slow", "any=0.02", *saves, TRAIN, "--until", str(enough))
     strike(job, 0, signal.SIGSTOP)
     made = folds(job)
     job.wait("more versions", lambda: folds(job) > made + 3)
+    saved = [r["version"] for r in job.records() if r["kind"] == "checkpoint"]
+    job.wait("a checkpoint", lambda: [r["version"] for r in job.records() if r["kind"] == "checkpoint"] != saved)
     enough.touch()
     ended = job.ended()
     one_process_each(ended)
@@ -215,6 +225,18 @@ def test_where_a_server_cannot_go_on_the_job_says_why(start: Start, enough: Path
     ended = job.ended()
     assert ended.status == 1
     assert "server 0 killed by SIGKILL" in ended.last_line and why in ended.last_line
+
+
+def test_a_server_that_dies_while_the_standby_imports_is_forked_from_it(start: Start, enough: Path) -> None:
+    job = start("--workers", "2", "--slow", "any=0.02", TRAIN, "--until", str(enough))
+    standby = job.wait("the standby", lambda: next((p for p in job.processes() if is_standby(p)), None))
+    signalled(job.servers()[0], signal.SIGKILL)
+    job.wait("the server's return", lambda: returns(job, 0))
+    assert newest(job, 0).ppid() == standby.pid
+    made = folds(job)
+    job.wait("more versions", lambda: folds(job) > made + 3)
+    enough.touch()
+    one_process_each(job.ended())
 
 
 @pytest.mark.parametrize("servers", [1, 2])

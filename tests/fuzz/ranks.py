@@ -94,7 +94,7 @@ class ToWorker(Receiver):
             "meet",
             "chief",
             "checkpoint",
-            "resume",
+            "resume_part",
         )
         at_once: Any = dict.fromkeys(kinds, lambda message: None)
         address = Address("memory", ("127.0.0.1", 1), "")

@@ -100,9 +100,20 @@ class Engine(ABC):
         """Start another process of a server whose process has died; ``earlier``: where that one has listened."""
         raise NotImplementedError(f"{type(self).__name__} does not start servers again (expected only where servers_return is True)")
 
-    def prepare_returns(self) -> Child | None:
-        """Have a process ready from which servers can be started again quickly. Returns the process."""
+    def prepare_returns(self, *, joined: bool) -> Child | None:
+        """Have a process ready from which servers can be started again quickly.
+
+        Args:
+            joined: True once a worker has joined; before that every process of the job imports what it needs, and must not be delayed.
+
+        Returns:
+            The process; None: there is none, or not yet.
+        """
         return None
+
+    def returns_soon(self) -> bool:
+        """Return True while this process does not have what it needs: to wait for it takes less than to begin anew."""
+        return False
 
     @abstractmethod
     def start_worker(self, worker: WorkerId, servers: Sequence[Address], token: str) -> Child | None:

@@ -138,8 +138,7 @@ class Supervisor:
     # Start.
 
     def _start(self) -> None:
-        # What writes checkpoints in a server is a thread and files, which its next process could not go on with.
-        self._engine.servers_return = self._engine.servers_return and self._max_restarts > 0 and not self._settings.checkpoints
+        self._engine.servers_return = self._engine.servers_return and self._max_restarts > 0
         self._engine.begin(self._settings, self._hub)
         for name, helper in self._engine.helpers().items():
             self._output.attach(name, 0, helper)
@@ -151,6 +150,7 @@ class Supervisor:
                 self._lasting[number] = LastingServer(number)
             self._output.attach("server", number, self._servers[number])
             self._server_watch.heard(number, self._clock.now(), loading=True)
+        self._prepare_returns()
         if not self._wait_for_start(lambda: len(self._addresses) == self._settings.servers):
             return
         for number, connection in sorted(self._connections.items()):
@@ -364,19 +364,23 @@ class Supervisor:
         return number in self._lasting and self._lasting[number].why_mortal(self._max_restarts) is None
 
     def _why_not_returned(self, number: int) -> str:
-        if number in self._lasting:
-            return f" ({self._lasting[number].why_mortal(self._max_restarts)})"
-        if self._settings.checkpoints:
-            folder = self._settings.checkpoint.folder if self._settings.checkpoint is not None else "DIR"
-            return f"; offbeat run --resume {folder} goes on from the newest checkpoint"
-        return "" if self._max_restarts else " (--max-restarts is 0)"
+        why = self._lasting[number].why_mortal(self._max_restarts) if number in self._lasting else None
+        if why is None and not self._max_restarts:
+            why = "--max-restarts is 0"
+        said = "" if why is None else f" ({why})"
+        order = self._settings.checkpoint
+        return said if order is None else f"{said}; offbeat run --resume {order.folder} goes on from the newest checkpoint"
 
     def _after_end(self, number: int, how: str) -> tuple[str, bool] | None:
-        """Start a server again whose process has ended. Returns why the job fails; None: the server goes on."""
+        """Start a server again whose process has ended, at once or later. Returns why the job fails; None: the server goes on."""
         if not self._may_return(number):
             reason = f"server {number} {how}, and its part of the parameters is gone with it"
             return f"{reason}{self._why_not_returned(number)}", False
         lasting = self._lasting[number]
+        lasting.returning = True
+        self._server_watch.heard(number, self._clock.now(), loading=True)
+        if self._engine.returns_soon():
+            return None
         lasting.returns(self._clock.now())
         count = f"{lasting.restarts} of {self._max_restarts}"
         self._record("server", number, "exited", how)
@@ -385,16 +389,15 @@ class Supervisor:
         self._connections.pop(number, None)
         child = self._servers[number] = self._engine.restart_server(number, self._token, self._addresses.get(number))
         self._output.attach("server", number, child)
-        self._server_watch.heard(number, self._clock.now(), loading=True)
         self._record("server", number, "restarted", f"{count}, {child.where}")
         return None
 
     def _prepare_returns(self) -> None:
-        """Have a process ready that servers can be forked from, once the workers train."""
-        if self._lasting and not self._prepared and self._snapshot is not None and self._snapshot["version"] > 0:
-            self._prepared = True
-            child = self._engine.prepare_returns()
+        """Have a process ready that servers can be forked from."""
+        if self._lasting and not self._prepared:
+            child = self._engine.prepare_returns(joined=self._joined())
             if child is not None:
+                self._prepared = True
                 self._output.attach("standby", 0, child)
 
     def _look_for_notice(self) -> None:

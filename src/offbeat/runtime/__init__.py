@@ -25,7 +25,7 @@ a gradient are sent ahead of the message, while the rest is computed):
 | server 0 | worker | welcome, refused, joined, provide, parameters (carry), buffers, fence, interrupt, unused, state, noted | |
 | server 0 | worker | grant, no_more, epoch_ended | about samples |
 | server 0 | worker | chief, place, parts | the chief has changed; answers for ``offbeat.save`` |
-| server 0 | worker | checkpoint, resume | hand in your part; the part with which you resume |
+| server 0 | worker | checkpoint, resume_part | hand in your part; the part with which you resume |
 | server s | worker | attached, parameters (carry), state | |
 
 A released worker gets one ``parameters`` message from every shard, all with the same serial number, and goes on when it has all of them.

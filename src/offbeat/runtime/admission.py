@@ -7,6 +7,7 @@ made once no further rank is expected, since it depends on whether all ranks sha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from offbeat.core.job.coordinator import Coordinator
@@ -136,9 +137,8 @@ class Admission:
             )
             if job.resumed is not None:
                 shard = job.side.shard
-                shard.restore(
-                    job.resumed.copy_for(job.number, spec.layout, shard.span, spec.spec), job.resumed.version_at(job.number, 0, settings)
-                )
+                saved = partial(job.resumed.copy_for, job.number, spec.layout, shard.span, spec.spec)
+                shard.restore(saved, job.resumed.version_at(job.number, 0, settings))
         else:
             if shards > 1:
                 raise ConfigurationError(

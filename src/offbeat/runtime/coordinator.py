@@ -221,7 +221,8 @@ class LiveCoordinator:
         if message.header["kind"] == "saved":
             if self.job.checkpoints is None:
                 raise JobError(f"server {shard} broke the protocol: it sent 'saved', and this job makes no checkpoints")
-            self.job.checkpoints.on_saved(self.job.number, shard, message.header["version"], message.header["failed"])
+            header = message.header
+            self.job.checkpoints.on_saved(self.job.number, shard, header["version"], header["failed"], cut_off=header["cut_off"])
             return
         try:
             if "push" in message.header:

@@ -20,6 +20,7 @@ from offbeat.journal.records import end_record, process_record
 from offbeat.journal.summary import Tally
 from offbeat.runtime.coordination.checkpoint_content import Resumed
 from offbeat.runtime.coordination.checkpoints import CheckpointKeeper
+from offbeat.runtime.coordination.file_writer import FileWriter, Written
 from offbeat.runtime.coordinator import LiveCoordinator
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.numbered import Numbered
@@ -35,7 +36,7 @@ PATIENCE_S: Seconds = 0.05
 
 
 class LiveCoordinators:
-    """Run the `Coordinator` of each optimizer. Arguments and errors are those of `LiveCoordinator`."""
+    """Run the `Coordinator` of each optimizer. Arguments and errors are those of `LiveCoordinator`; ``writer`` writes checkpoints."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class LiveCoordinators:
         started: str,
         now: Callable[[], Seconds],
         keeper: Keeper | None = None,
+        writer: FileWriter | None = None,
     ) -> None:
         self.tally = Tally()
         self._settings, self._shards, self._keeper = settings, dict(shards), keeper
@@ -55,7 +57,7 @@ class LiveCoordinators:
         self.checkpoints: CheckpointKeeper | None = None
         """Makes the job's checkpoints; None: there are none."""
         if settings.checkpoint is not None:
-            self.checkpoints = CheckpointKeeper(settings, settings.checkpoint, supervisor, self._journal, hub.wake)
+            self.checkpoints = CheckpointKeeper(settings, settings.checkpoint, supervisor, self._journal, writer or FileWriter(hub.wake))
         self._resumed = None if settings.resume is None else Resumed(settings.resume)
         self.first = LiveCoordinator(
             settings, self._shards, *self._parts, self._journal, keeper=keeper, checkpoints=self.checkpoints, resumed=self._resumed
@@ -137,6 +139,11 @@ class LiveCoordinators:
         if self.checkpoints is not None:
             self.checkpoints.ask(within_s)
 
+    def on_written(self, result: Written, now: Seconds) -> None:
+        """Handle the result of writing a checkpoint."""
+        assert self.checkpoints is not None, "without checkpoints nothing is written"
+        self.checkpoints.on_written(result, now)
+
     def on_process(self, fields: Mapping[str, Any], now: Seconds) -> None:
         """Journal that the supervisor has started or lost a process."""
         for live in self._live:
@@ -184,6 +191,8 @@ class LiveCoordinators:
         """Note that this server goes on in a new process."""
         for live in self._live:
             live.returned = True
+        if self.checkpoints is not None:
+            self.checkpoints.has_returned()
 
     def flush(self) -> None:
         """Give the journal's lines to the operating system."""
@@ -197,7 +206,7 @@ class LiveCoordinators:
             for live in self._live:
                 live.close(now)
             if self.checkpoints is not None:
-                self.checkpoints.close()
+                self.checkpoints.close(now)
         finally:
             self._journal.write(end_record(now, ok, reason))
             self._journal.close()

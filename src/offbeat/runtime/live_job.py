@@ -121,7 +121,7 @@ class LiveJob:
             self._inject_kills(now)
             self.side.pass_on(now)
 
-    def save_shards(self, order: Mapping[str, Any], own: Callable[[ShardCopy], None]) -> int:
+    def save_shards(self, order: Mapping[str, Any], own: Callable[[Callable[[], ShardCopy]], None]) -> int:
         """Have every shard copied, between the orders so far and the next ones: see `coordination.checkpoints.Saves`."""
         return self.served.save(order, own)
 

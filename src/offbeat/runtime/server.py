@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from offbeat.errors import ConfigurationError, JobError, OffbeatError, ProtocolError
+from offbeat.runtime.coordination.file_writer import Written
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job import last_words
 from offbeat.runtime.job.notices import NOTICES
@@ -124,6 +125,8 @@ class Server(Serving):
             now = self.now()
             recorder.message(now, link, message)
             self._at_moment(now, self._handle, link, message)
+            if recorder.keeper.snapshot_due:
+                recorder.save(self._state, self._parts)
 
     def _end(self, recorder: Recorder, link: Link, reason: str) -> None:
         """Handle the end of a link."""
@@ -150,6 +153,10 @@ class Server(Serving):
         now, recorder = self.now(), self._recorder
         if recorder is not None:
             self._await_return(recorder, now)
+        for result in self._writer.results():
+            if recorder is not None:
+                recorder.written(now, result)
+            self._at_moment(now, self._on_written, result)
         if recorder is None or now >= self._tick_at or ((due := self.wake_at()) is not None and now >= due):
             self._tick_at = now + TICK_S
             if recorder is not None:
@@ -198,11 +205,11 @@ class Server(Serving):
             self._supervisor = recorder.supervisor
             vars(self).update(state)
         returns = state is not None
-        self._again_told = True
+        self._again_told = self._writer.held = True
         for record in recorder.records():
             returns = True
             self._again(recorder, record)
-        self._again_told = False
+        self._again_told = self._writer.held = False
         if returns:
             recorder.returned(self.now())
             self._has_returned()
@@ -234,6 +241,8 @@ class Server(Serving):
                 for session, nbytes in stirred:
                     recorder.sessions[session].bytes_received = nbytes
                 self._at_moment(now, self._tick)
+            case ["written", now, result]:
+                self._at_moment(now, self._on_written, Written(*result))
             case ["returned", _]:
                 self._has_returned()
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from offbeat.errors import ConfigurationError, JobError, OffbeatError, ProtocolError
+from offbeat.runtime.coordination.file_writer import FileWriter, Written
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.settings import JobSettings, read_addresses
@@ -79,8 +80,10 @@ class Serving:
         self._early: list[tuple[Connection, Message]] = []
         self._early_orders: list[Message] = []
         """Messages of the supervisor that came before every other server had called."""
+        self._writer = FileWriter(hub.wake)
+        """Writes this server's files of checkpoints."""
         self._files: ShardFiles | None = None
-        """Writes this server's part of checkpoints; None on server 0, and where there are none."""
+        """This server's part of checkpoints; None on server 0, and where there are none."""
         self._noticed: str | None = None
         """The signal by which this process was told to leave, until the supervisor has been told."""
         self._status_at: Seconds = 0.0
@@ -103,8 +106,7 @@ class Serving:
                     self._close_journal(self._coordinator, False, str(error))
             raise
         finally:
-            if self._files is not None:
-                self._files.close()
+            self._writer.close()
             if self._coordinator is not None:
                 self._coordinator.release_memory()
 
@@ -129,16 +131,24 @@ class Serving:
 
     def tick(self) -> None:
         """Do what is due by now."""
+        for result in self._writer.results():
+            self._on_written(result)
         self._tick()
         self._report()
+
+    def _on_written(self, result: Written) -> None:
+        """Handle the result of writing files of a checkpoint."""
+        self._writer.handled(result)
+        if self._coordinator is not None:
+            self._coordinator.on_written(result, self.now())
+        elif self._files is not None:
+            self._files.on_written(result)
 
     def _tick(self) -> None:
         if self._coordinator is not None:
             self._coordinator.tick(self.now())
         for shard in self._live_shards.values():
             shard.tick(self.now())
-        if self._files is not None:
-            self._files.tick()
 
     def wake_at(self) -> Seconds | None:
         """Return when to call `tick` at the latest, by `now`; None: only for messages and for the regular status."""
@@ -239,7 +249,7 @@ class Serving:
         keeper = self._keeper
         allocate = MemoryBlock.allocate if keeper is None else keeper.allocate
         self._coordinator = LiveCoordinators(
-            self._settings, self._shards, self._supervisor, self._hub, allocate, self._started, self.now, keeper
+            self._settings, self._shards, self._supervisor, self._hub, allocate, self._started, self.now, keeper, self._writer
         )
         early, self._early = self._early, []
         orders, self._early_orders = self._early_orders, []
@@ -338,9 +348,10 @@ class Serving:
         number = header.get("number_of_optimizer", 0)
         if self._settings.resume is not None:
             resumed = Resumed(self._settings.resume)
-            shard.restore(resumed.copy_for(number, layout, shard.span, spec), resumed.version_at(number, self._number, self._settings))
+            saved = partial(resumed.copy_for, number, layout, shard.span, spec)
+            shard.restore(saved, resumed.version_at(number, self._number, self._settings))
         if self._settings.checkpoint is not None:
-            self._files = self._files or ShardFiles(self._settings.checkpoint.folder, self._number, self._tell_coordinator, self._hub.wake)
+            self._files = self._files or ShardFiles(self._settings.checkpoint.folder, self._number, self._tell_coordinator, self._writer)
             shard.save = partial(self._files.save, number)
         self._live_shards[number] = shard
         early, self._early = self._early, []

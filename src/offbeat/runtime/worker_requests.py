@@ -240,7 +240,7 @@ class WorkerRequests(Derived):
         if part is not None:
             packer = Packer()
             plain = packer.pack(part, "a worker's part of the checkpoint")
-            peer.connection.send({"kind": "resume", "part": plain}, payload=packer.payload)
+            peer.connection.send({"kind": "resume_part", "part": plain}, payload=packer.payload)
 
     def _take_buffers(self, peer: Peer, message: Message, now: Seconds) -> None:
         self._job.notifier.buffers.put(peer.worker, message.header["layout"], message.payload)

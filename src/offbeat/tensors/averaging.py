@@ -108,7 +108,10 @@ class AveragingShard:
 
     def load_state(self, state: OwnState) -> None:
         """Replace the momentum by what `read_state` has returned."""
-        self._velocities = {own.at: state[own.tensor][OUTER] for own in self._own if OUTER in state.get(own.tensor, {})}
+        self._velocities = {}
+        for own in self._own:
+            if (velocity := state.get(own.tensor, {}).get(OUTER)) is not None:
+                self._velocity(own.at, velocity.numel(), velocity.dtype).copy_(velocity)
 
     def _step(self, unit: int, at: int, own: torch.Tensor, start: int, stop: int, parts: list[torch.Tensor], weights: list[float]) -> None:
         lr, mu, place = self.averaging.outer_lr, self.averaging.outer_momentum, own[start:stop]

@@ -13,6 +13,7 @@ from tests.by_hand import Line, Worker, coordinator
 
 from offbeat.errors import ProtocolError
 from offbeat.runtime.coordination.checkpoints import PARTS_S, SERVERS_S
+from offbeat.runtime.coordination.file_writer import FileWriter
 from offbeat.runtime.coordinators import LiveCoordinators
 from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
 from offbeat.runtime.job.packing import Packer
@@ -26,7 +27,8 @@ class Saving:
     def __init__(self, folder: Path, shards: dict[int, Line] | None = None, **order: Any) -> None:
         self.folder = CheckpointFolder(folder)
         settings = JobSettings(workers=2, servers=1 + len(shards or {}), checkpoint=CheckpointOrder(folder=str(folder), **order))
-        self.host: LiveCoordinators = coordinator(settings, shards)
+        self.writer = FileWriter(lambda: None)
+        self.host: LiveCoordinators = coordinator(settings, shards, self.writer)
         self.workers = [Worker(self.host, number, 2.0) for number in range(2)]
         for worker in self.workers:
             worker.join(0.0)
@@ -47,12 +49,11 @@ class Saving:
 
     def written(self, now: float) -> list[dict[str, Any]]:
         """What the supervisor has been told, once nothing is being written."""
-        keeper = self.host.checkpoints
-        assert keeper is not None
         self.host.tick(now)
-        if keeper._making is not None and keeper._making.writing is not None:
-            keeper._making.writing.exception()
-            self.host.tick(now)
+        self.writer.wait(10.0)
+        for result in self.writer.results():
+            self.writer.handled(result)
+            self.host.on_written(result, now)
         supervisor = self.host._parts[0]
         assert isinstance(supervisor, Line)
         return supervisor.got("checkpoint")
@@ -60,6 +61,7 @@ class Saving:
     def close(self) -> None:
         self.host.close(True, "enough", 1e6)
         self.host.release_memory()
+        self.writer.close()
 
 
 @pytest.fixture
@@ -143,12 +145,14 @@ def test_parts_of_another_version_are_dropped(saving: Saving) -> None:
 def test_training_goes_on_where_the_disk_does_not(saving: Saving) -> None:
     shutil.rmtree(saving.folder.path)
     saving.workers[0].push(1.0)
-    [told] = saving.written(1.1)
+    saving.hand_in(0, 1.1)
+    saving.hand_in(1, 1.1)
+    [told] = saving.written(1.2)
     assert "No such file or directory" in told["failed"]
     assert len(saving.workers[0].line.got("parameters")) == 2, "it goes on"
     saving.folder.prepare()
     saving.workers[0].push(2.0)
-    assert [one["version"] for one in saving.wanted(0)] == [2]
+    assert [one["version"] for one in saving.wanted(0)] == [1, 2]
 
 
 def test_what_a_killed_writer_has_left_is_removed(tmp_path: Path) -> None:
@@ -186,11 +190,11 @@ def test_other_servers_write_their_part(tmp_path: Path) -> None:
     arrived = {"kind": "arrived", "worker": 0, "number": 100, "shard": 1}
     job.host.on_message(shard, Message(arrived, memoryview(b""), ()), 1.1)
     [order] = [order for header in shard.got("orders") for order in header["orders"] if order["do"] == "save"]
-    assert (tmp_path / order["name"]).is_dir() and order["version"] == 1
+    assert order["version"] == 1
     job.hand_in(0, 1.2)
     job.hand_in(1, 1.2)
     assert job.written(1.3) == [], "server 1 has not written"
-    saved = {"kind": "saved", "version": 1, "failed": "server 1: no space left on device", "shard": 1}
+    saved = {"kind": "saved", "version": 1, "failed": "server 1: no space left on device", "cut_off": False, "shard": 1}
     job.host.on_message(shard, Message(saved, memoryview(b""), ()), 1.4)
     assert [told["failed"] for told in job.written(1.5)] == ["server 1: no space left on device"]
     assert SERVERS_S > PARTS_S
@@ -205,3 +209,45 @@ def test_a_part_for_a_job_without_checkpoints_breaks_the_protocol() -> None:
         worker.say("checkpoint_part", 0.1, version=1, final=True, part=None)
     host.close(True, "enough", 0.2)
     host.release_memory()
+
+
+def test_one_that_a_server_s_death_has_cut_off_is_made_again_at_the_next_fold(tmp_path: Path) -> None:
+    job = Saving(tmp_path, every_s=3600.0)
+    job.workers[0].push(1.0)
+    job.host.ask_for_checkpoint(8.0)
+    job.workers[0].push(2.0)
+    job.host.has_returned()
+    assert job.written(2.1) == [], "nothing is said of it"
+    job.workers[0].push(3.0)
+    assert [one["version"] for one in job.wanted(0)] == [2, 3]
+    assert [one["frozen"] for one in job.wanted(0)] == [True, True], "what the earlier process knew of the model is lost"
+    job.hand_in(0, 3.1, version=2)
+    job.hand_in(0, 3.1)
+    job.hand_in(1, 3.1)
+    assert [told["version"] for told in job.written(3.2)] == [3]
+    job.workers[0].push(4.0)
+    assert len(job.wanted(0)) == 2, "the next one is due in an hour"
+    assert [path.name for path in tmp_path.iterdir()] == ["version-00000003"]
+    job.close()
+
+
+def test_one_that_another_server_s_death_has_cut_off_is_made_again(tmp_path: Path) -> None:
+    shard = Line("server 1")
+    job = Saving(tmp_path, {1: shard}, every_versions=100)
+
+    def from_shard(**header: Any) -> None:
+        job.host.on_message(shard, Message({**header, "shard": 1}, memoryview(b""), ()), 1.1)
+
+    from_shard(kind="initialised", worker=0, number=0)
+    job.host.ask_for_checkpoint(8.0)
+    for _ in range(2):
+        job.workers[0].push(1.0)
+        from_shard(kind="arrived", worker=0, number=100)
+        if job.wanted(0)[-1]["version"] == 1:
+            from_shard(kind="saved", version=1, failed="its writer has died", cut_off=True)
+    assert [one["version"] for one in job.wanted(0)] == [1, 2]
+    (tmp_path / ".partial-00000001").mkdir()
+    from_shard(kind="saved", version=1, failed=None, cut_off=False)  # of a server that was slower
+    assert job.written(1.2) == []
+    job.close()
+    assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tiers import examples
 
-from offbeat.errors import ConfigurationError, ProtocolError
+from offbeat.errors import ConfigurationError
 from offbeat.runtime.job.checkpoint_folder import FORMAT, MANIFEST, CheckpointFolder, manifest_of
 
 
@@ -128,12 +128,23 @@ def test_a_newer_format_is_named(tmp_path: Path) -> None:
     assert manifest_of(tmp_path) is None
 
 
-def test_a_name_from_a_message_stays_in_the_folder(tmp_path: Path) -> None:
+def test_all_writers_of_a_version_have_one_folder(tmp_path: Path) -> None:
+    folder, other = CheckpointFolder(tmp_path), CheckpointFolder(tmp_path)
+    assert folder.begin(5) == other.begin(5) == folder.partial(5) and folder.partial(5).is_dir()
+    assert not folder.is_complete(5)
+    folder.finish(folder.begin(5), {"version": 5})
+    assert other.is_complete(5) and not other.is_complete(6)
+
+
+def test_what_is_left_of_a_removal_goes_with_the_next_one(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
-    assert folder.partial(folder.begin(5).name).is_dir()
-    for name in ("", "..", ".partial-00000005-../../etc", "version-00000005", ".partial-5-01234567", "/tmp"):
-        with pytest.raises(ProtocolError, match="with the name of a checkpoint"):
-            folder.partial(name)
+    for version in (1, 2):
+        made(folder, version)
+    with mock.patch("shutil.rmtree", side_effect=Killed), pytest.raises(Killed):
+        folder.keep(1)
+    assert versions(folder) == [2] and len(os.listdir(tmp_path)) == 2
+    folder.keep(1)
+    assert os.listdir(tmp_path) == ["version-00000002"]
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

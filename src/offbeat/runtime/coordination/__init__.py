@@ -18,6 +18,7 @@ Who calls whom::
       +-- checkpoints.py      makes the job's own checkpoints: when, and what belongs to one
       |     +-- checkpoint_content.py   their files, and how a job resumes from them
       |     +-- shard_files.py          what another server writes
+      |     +-- file_writer.py          the thread that writes, whose results are events
       +-- fault_injection.py  the faults that ``--slow``, ``--late`` and ``--kill`` order
 
 An example: worker 3 asks for samples. Its message ``samples`` comes over a connection that `Peers` knows as worker 3's, and becomes the

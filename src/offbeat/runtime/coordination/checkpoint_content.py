@@ -8,10 +8,8 @@ depends on the number of servers, so that a job with another number can resume f
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,8 +34,6 @@ from offbeat.types import Version, WorkerId
 log = logging.getLogger(__name__)
 WORKERS: Final = "workers.pt"
 FLUSH_NBYTES: Final = 16 << 20
-NICE: Final = 10
-"""The priority of a thread that writes: training goes before."""
 REPLICA: Final = "replica_groups"
 """In the optimizer's file of a job without servers: the settings that the optimizer itself changes, which a joining rank gets."""
 
@@ -80,6 +76,11 @@ class OptimizerContent:
     replica: Message | None = None
     """Of a job without servers: a rank's replica, in the form of `runtime.ranks.replica.Replica.give`."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a snapshot of the server has: who has handed in a part, but nothing of what would be written (`FileWriter`)."""
+        nothing = {"copies": [], "rest": ModelRest(), "coordinator": None, "replica": None}
+        return {**vars(self), **nothing, "parts": {worker: Message({}, memoryview(b""), ()) for worker in self.parts}}
+
 
 def shard_file(folder: Path, server: int, number: int) -> Path:
     """Return the file that another server writes of optimizer ``number`` into the folder of a checkpoint in the making."""
@@ -108,12 +109,6 @@ def write_file(content: Any, path: Path) -> None:
     """Write a new file of `torch.save`, and flush it to the disk."""
     with open(path, "xb") as file:
         torch.save(content, _Steadily(file))  # type: ignore[arg-type]
-
-
-def make_way() -> None:
-    """Let this thread wait for the processor while others of the machine want it, where the system has priorities of threads."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def write_copy(path: Path, copy: ShardCopy) -> None:
@@ -221,6 +216,10 @@ class Resumed:
             raise ConfigurationError(f"--resume: {path} is not a complete checkpoint; on all machines it must be the same, shared folder")
         self.checkpoint = Checkpoint(Path(path), manifest)
         self._workers: Mapping[int, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a snapshot of the server has; the file is read again if a worker needs its part of it."""
+        return {**vars(self), "_workers": None}
 
     def check(self, number: int, policy: Policy, layout: Layout, spec: OptimizerSpec) -> None:
         """Compare an optimizer of the job with that of the checkpoint.

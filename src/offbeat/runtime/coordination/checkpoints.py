@@ -5,15 +5,16 @@ have carried out the orders so far, are of one version. In that moment the shard
 and each worker is asked for its part before it is released with that version. Everything else happens later: workers send their parts when
 they next call the library, and threads write. A checkpoint becomes complete once all parts of living workers have come, or after `PARTS_S`;
 then it lacks some, and its manifest says which.
+
+A server that outlives its process (``runtime/recovery``) loses what it has copied and not written. Its next process gives the checkpoint in
+the making up, unless all of it is on the disk, and makes another one at the next fold.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,10 +26,10 @@ from offbeat.core.effects import Effect, Fold
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.job.state import dumps
 from offbeat.core.policy import ServerRule
-from offbeat.errors import OffbeatError
 from offbeat.journal.file import Journal
 from offbeat.journal.records import checkpoint_record
-from offbeat.runtime.coordination.checkpoint_content import ModelRest, OptimizerContent, make_way, shard_file, write_files
+from offbeat.runtime.coordination.checkpoint_content import ModelRest, OptimizerContent, shard_file, write_files
+from offbeat.runtime.coordination.file_writer import FileWriter, Written
 from offbeat.runtime.coordination.peers import Peers
 from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
 from offbeat.runtime.job.job_spec import JobSpec
@@ -36,8 +37,6 @@ from offbeat.runtime.job.settings import CheckpointOrder, JobSettings
 from offbeat.tensors.whole import ShardCopy
 from offbeat.transport.base import Connection, Message
 from offbeat.types import Incarnation, Seconds, Version, WorkerId, WorkerState
-
-log = logging.getLogger(__name__)
 
 PARTS_S: Final[Seconds] = 30.0
 """Longest wait for the workers' parts, in seconds: a script may evaluate for longer between two calls of the library."""
@@ -65,8 +64,8 @@ class Saves(Protocol):
     def save_replica(self, rank: WorkerId, got: Callable[[Message], None]) -> None:
         """Ask a rank of a job without servers for its replica; ``got`` gets the message with it, unless the rank dies before."""
 
-    def save_shards(self, order: Mapping[str, Any], own: Callable[[ShardCopy], None]) -> int:
-        """Have every shard copied; ``own`` gets the copy of this process's. Returns how many other servers write files."""
+    def save_shards(self, order: Mapping[str, Any], own: Callable[[Callable[[], ShardCopy]], None]) -> int:
+        """Have every shard copied; ``own`` gets what copies this process's. Returns how many other servers write files."""
 
 
 @dataclass
@@ -76,6 +75,10 @@ class _Making:
     version: Version
     began: Seconds
     folder: Path
+    last: tuple[Seconds, Version] | None
+    """When the one before was begun, and of which version."""
+    within_s: Seconds | None
+    """Within how many seconds it was asked for; None: it was due."""
     contents: list[OptimizerContent] = field(default_factory=list)
     servers: int = 0
     """Files of other servers, and replicas of ranks, that have not come yet."""
@@ -86,7 +89,10 @@ class _Making:
     patience_s: Seconds = PARTS_S
     """How long to wait for parts."""
     failed: str | None = None
-    writing: Future[Path] | None = None
+    writing: bool = False
+    """True once the files of this process are being written."""
+    lost: bool = False
+    """True if the process that has begun it has died, and what it had copied is lost."""
 
 
 class CheckpointKeeper:
@@ -97,19 +103,20 @@ class CheckpointKeeper:
         order: where and how often.
         supervisor: gets a message about each checkpoint.
         journal: has a record of each.
-        wake: wakes the server's loop, from any thread.
+        writer: writes the files.
     """
 
-    def __init__(
-        self, settings: JobSettings, order: CheckpointOrder, supervisor: Connection, journal: Journal, wake: Callable[[], None]
-    ) -> None:
-        self._settings, self._order, self._supervisor, self._journal, self._wake = settings, order, supervisor, journal, wake
+    def __init__(self, settings: JobSettings, order: CheckpointOrder, supervisor: Connection, journal: Journal, writer: FileWriter) -> None:
+        self._settings, self._order, self._supervisor, self._journal, self._writer = settings, order, supervisor, journal, writer
         self._folder = CheckpointFolder(order.folder)
-        self._folder.prepare()
-        self._folder.clear_partial()
+        if not writer.held:
+            self._folder.prepare()
+            self._folder.clear_partial()
         self._jobs: list[Saves] = []
         self._rests: dict[int, ModelRest] = {}
         """By optimizer: what is known of the model beside the parameters that the servers hold."""
+        self._known: set[int] = set()
+        """The optimizers of which it is known."""
         self._places: dict[int, dict[Version, dict[str, Any]]] = {}
         """By optimizer of a job without servers: its places at the newest versions."""
         self._making: _Making | None = None
@@ -117,7 +124,10 @@ class CheckpointKeeper:
         """When the last checkpoint was begun, and of which version; None: no fold has been seen."""
         self._asked: Seconds | None = None
         """Within how many seconds a checkpoint is wanted now; None: it is not."""
-        self._pool = ThreadPoolExecutor(1, "offbeat-checkpoint", make_way)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a snapshot of the server has: the rest of a model may be large, and workers are asked for it again."""
+        return {**vars(self), "_rests": {}}
 
     def add(self, job: Saves) -> None:
         """Note the job of one more optimizer."""
@@ -147,14 +157,10 @@ class CheckpointKeeper:
             self._last = now, version - folds
         if self._asked is None and not self._due(now, version):
             return False
+        last, self._last = self._last, (now, version)
         within_s, self._asked = self._asked, None
-        self._last = now, version
         patience_s = PARTS_S if within_s is None else min(PARTS_S, within_s / 2)
-        try:
-            self._making = _Making(version, now, self._folder.begin(version), patience_s=patience_s)
-        except OSError as error:
-            self._failed(version, f"{error.strerror}: {self._order.folder}")
-            return False
+        self._making = _Making(version, now, self._folder.partial(version), last, within_s, patience_s=patience_s)
         for one in self._jobs:
             self._ask_workers(one, self._making, now)
         return True
@@ -181,7 +187,7 @@ class CheckpointKeeper:
         alive = set(job.coordinator.membership.in_state(WorkerState.ALIVE))
         asked = [peer for peer in job.peers if peer.worker in alive and peer.welcomed]
         giver = min((peer.worker for peer in asked), default=None)
-        frozen = job.number not in self._rests
+        frozen = job.number not in self._known
         for peer in asked:
             rest = peer.worker == giver
             peer.connection.send({"kind": "checkpoint", "version": making.version, "rest": rest, "frozen": rest and frozen})
@@ -218,8 +224,11 @@ class CheckpointKeeper:
                 else:
                     self._jobs[number].save_replica(content.giver, partial(self._on_replica, making, content))
                 continue
-            order = {"do": "save", "version": making.version, "name": making.folder.name}
-            making.servers += self._jobs[number].save_shards(order, content.copies.append)
+            making.servers += self._jobs[number].save_shards({"do": "save", "version": making.version}, partial(self._keep_copy, content))
+
+    def _keep_copy(self, content: OptimizerContent, copy: Callable[[], ShardCopy]) -> None:
+        if not self._writer.held:  # else the memory is of a later version by now
+            content.copies.append(copy())
 
     # What comes later.
 
@@ -232,30 +241,31 @@ class CheckpointKeeper:
     def on_part(self, number: int, worker: WorkerId, message: Message) -> None:
         """Keep a worker's part of the checkpoint in the making; parts of earlier ones are dropped."""
         making = self._making
-        if making is None or making.writing is not None or message.header["version"] != making.version:
+        if making is None or making.writing or message.header["version"] != making.version:
             return
         if number < len(making.contents) and worker in making.awaited[number]:
             making.contents[number].parts[worker] = message
             if message.header["final"]:
                 del making.awaited[number][worker]
 
-    def on_saved(self, number: int, server: int, version: Version, failed: str | None) -> None:
-        """Note that another server has written its shard's file."""
+    def on_saved(self, number: int, server: int, version: Version, failed: str | None, *, cut_off: bool = False) -> None:
+        """Note that another server has written its shard's file, or could not; ``cut_off``: its process has died meanwhile."""
         making = self._making
-        if making is not None and making.version == version and number < len(making.contents):
+        if making is None or making.version != version:
+            self._writer.aside(partial(self._folder.abandon, self._folder.partial(version)))  # it was given up before this server wrote
+        elif cut_off:
+            self._make_again(making)
+        elif number < len(making.contents):
             making.servers -= 1
             making.failed = making.failed or failed
             making.contents[number].files.append(shard_file(making.folder, server, number))
 
     def tick(self, now: Seconds) -> None:
-        """Begin to write the checkpoint in the making if it has everything, and report it if it has been written."""
+        """Begin to write the checkpoint in the making if it has everything."""
         making = self._making
-        if making is None:
+        if making is None or making.writing:
             return
-        if making.writing is not None:
-            if making.writing.done():
-                self._finish(making, now)
-        elif making.failed is not None:
+        if making.failed is not None:
             self._give_up(making, making.failed)
         elif now - making.began >= SERVERS_S and making.servers:
             self._give_up(making, f"{making.servers} servers have not written their part within {SERVERS_S:g} s")
@@ -264,8 +274,8 @@ class CheckpointKeeper:
         elif not making.servers and (self._complete(making) or now - making.began >= making.patience_s):
             for number, places in self._places.items():
                 making.contents[number].place = places.get(self._replica_version(making, number), list(places.values())[-1])
-            making.writing = self._pool.submit(self._write, making)
-            making.writing.add_done_callback(lambda _: self._wake())
+            making.writing = True
+            self._writer.begin(0, making.version, partial(self._write, making), partial(self._folder.is_complete, making.version))
 
     def _giver_is_gone(self, making: _Making, number: int) -> bool:
         content, coordinator = making.contents[number], self._jobs[number].coordinator
@@ -297,8 +307,9 @@ class CheckpointKeeper:
     def _missing(self, making: _Making) -> list[WorkerId]:
         return sorted({worker for worker in making.asked if any(worker not in content.parts for content in making.contents)})
 
-    def _write(self, making: _Making) -> Path:
+    def _write(self, making: _Making) -> None:
         """Write all files. In a thread."""
+        self._folder.begin(making.version)
         optimizers = write_files(making.folder, making.contents)
         settings = self._settings
         manifest = {
@@ -314,38 +325,59 @@ class CheckpointKeeper:
             "missing": self._missing(making),
             "optimizers": optimizers,
         }
-        path = self._folder.finish(making.folder, manifest)
+        self._folder.finish(making.folder, manifest)
         self._folder.keep(self._order.keep)
-        return path
+
+    def on_written(self, result: Written, now: Seconds) -> None:
+        """Note that the files have been written, or could not be."""
+        making = self._making
+        assert making is not None and making.version == result.version, "a checkpoint is in the making until its files are written"
+        if result.cut_off:
+            self._make_again(making)
+        elif result.failed is not None:
+            self._give_up(making, result.failed)
+        else:
+            self._finish(making, now)
 
     def _finish(self, making: _Making, now: Seconds) -> None:
-        assert making.writing is not None
-        error = making.writing.exception()
-        if error is not None:
-            if not isinstance(error, OSError | OffbeatError):
-                log.error("a checkpoint could not be written", exc_info=error)
-            self._give_up(making, str(error))
-            return
         self._making = None
         for job, content in zip(self._jobs, making.contents, strict=False):
-            self._rests[job.number] = content.rest
+            if not making.lost:
+                self._rests[job.number] = content.rest
+                self._known.add(job.number)
         missing, version = self._missing(making), making.contents[0].place["version"]
         self._journal.write(checkpoint_record(now, version, now - making.began, missing))
         self._supervisor.send({"kind": "checkpoint", "version": version, "failed": None, "missing": missing})
 
     def _give_up(self, making: _Making, reason: str) -> None:
+        self._abandon(making)
+        self._supervisor.send({"kind": "checkpoint", "version": making.version, "failed": reason[:1000], "missing": []})
+
+    def _make_again(self, making: _Making) -> None:
+        """Give a checkpoint up that the death of a server has cut off, and have another one made at the next fold."""
+        self._abandon(making)
+        self._last = making.last
+        self._asked = making.within_s if self._asked is None else self._asked
+
+    def _abandon(self, making: _Making) -> None:
         self._making = None
-        self._pool.submit(self._folder.abandon, making.folder)
-        self._failed(making.version, reason)
+        self._writer.aside(partial(self._folder.abandon, making.folder))
 
-    def _failed(self, version: Version, reason: str) -> None:
-        self._supervisor.send({"kind": "checkpoint", "version": version, "failed": reason[:1000], "missing": []})
+    def has_returned(self) -> None:
+        """Note that this server goes on in a new process, without what the earlier one has copied and not written."""
+        self._rests.clear()
+        self._known.clear()
+        if self._making is not None:
+            self._making.lost = True
+            if not self._making.writing:  # else the writer reports what has become of it
+                self._make_again(self._making)
 
-    def close(self) -> None:
+    def close(self, now: Seconds) -> None:
         """End with the job: a checkpoint that is being written becomes complete, one that lacks parts does not."""
-        making, self._making = self._making, None
-        if making is not None and making.writing is None:
+        making = self._making
+        if making is not None and not making.writing:
             self._folder.abandon(making.folder)
-        elif making is not None and making.writing is not None:
-            wait([making.writing], timeout=CLOSE_S)
-        self._pool.shutdown(wait=False)
+        elif making is not None:
+            self._writer.wait(CLOSE_S)
+            for result in self._writer.results():
+                self.on_written(result, now)

@@ -1,13 +1,12 @@
-"""Write the shard of a server other than 0 to a file of a checkpoint, in a thread, and report it to server 0."""
+"""Write the shard of a server other than 0 to a file of a checkpoint, and report it to server 0."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-from offbeat.runtime.coordination.checkpoint_content import make_way, shard_file, write_copy
+from offbeat.runtime.coordination.checkpoint_content import shard_file, write_copy
+from offbeat.runtime.coordination.file_writer import FileWriter, Written
 from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
 from offbeat.tensors.whole import ShardCopy
 
@@ -19,33 +18,23 @@ class ShardFiles:
         folder: of the job's checkpoints.
         server: its number.
         report: sends server 0 a message about an optimizer.
-        wake: wakes the server's loop, from any thread.
+        writer: writes the files.
     """
 
-    def __init__(self, folder: str, server: int, report: Callable[[int, dict[str, Any]], None], wake: Callable[[], None]) -> None:
-        self._folder, self._server, self._report, self._wake = Path(folder), server, report, wake
-        self._pool = ThreadPoolExecutor(1, "offbeat-checkpoint", make_way)
-        self._open: list[tuple[int, dict[str, Any], Future[None]]] = []
+    def __init__(self, folder: str, server: int, report: Callable[[int, dict[str, Any]], None], writer: FileWriter) -> None:
+        self._folder, self._server, self._report, self._writer = CheckpointFolder(folder), server, report, writer
 
-    def save(self, number: int, order: Mapping[str, Any], copy: ShardCopy) -> None:
-        """Begin to write the copy of optimizer ``number``'s shard, as server 0 has ordered.
+    def save(self, number: int, order: Mapping[str, Any], copy: Callable[[], ShardCopy]) -> None:
+        """Begin to write a copy of optimizer ``number``'s shard, as server 0 has ordered."""
+        copied = None if self._writer.held else copy()  # an earlier process has copied it; the memory is of a later version by now
 
-        Raises:
-            ProtocolError: the order does not name a checkpoint in the making.
-        """
-        path = shard_file(CheckpointFolder(self._folder).partial(order["name"]), self._server, number)
-        future = self._pool.submit(write_copy, path, copy)
-        self._open.append((number, {"kind": "saved", "version": order["version"]}, future))
-        future.add_done_callback(lambda _: self._wake())
+        def write() -> None:
+            assert copied is not None
+            write_copy(shard_file(self._folder.begin(order["version"]), self._server, number), copied)
 
-    def close(self) -> None:
-        """End with the server; what is being written is of no use any more."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._writer.begin(number, order["version"], write)
 
-    def tick(self) -> None:
-        """Report what has been written since the last call, or could not be written."""
-        for entry in [entry for entry in self._open if entry[2].done()]:
-            self._open.remove(entry)
-            number, header, future = entry
-            error = future.exception()
-            self._report(number, {**header, "failed": None if error is None else f"server {self._server}: {error}"[:1000]})
+    def on_written(self, result: Written) -> None:
+        """Report what has been written, or could not be."""
+        failed = None if result.failed is None else f"server {self._server}: {result.failed}"[:1000]
+        self._report(result.number, {"kind": "saved", "version": result.version, "failed": failed, "cut_off": result.cut_off})

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from offbeat.errors import ConfigurationError, ProtocolError
+from offbeat.errors import ConfigurationError
 from offbeat.types import Version
 
 FORMAT: Final = 1
@@ -83,20 +82,14 @@ class CheckpointFolder:
         return next(self._complete(), None)
 
     def begin(self, version: Version) -> Path:
-        """Make the folder into which the files of a new checkpoint are written."""
-        partial = self.path / f"{_PARTIAL}{version:08d}-{secrets.token_hex(4)}"
-        partial.mkdir()
+        """Return the folder into which the files of a new checkpoint are written, and make it unless another process has."""
+        partial = self.partial(version)
+        partial.mkdir(exist_ok=True)
         return partial
 
-    def partial(self, name: str) -> Path:
-        """Return the folder of a checkpoint in the making by its name, which a message has brought.
-
-        Raises:
-            ProtocolError: this is no such name.
-        """
-        if not re.fullmatch(re.escape(_PARTIAL) + r"\d{8,20}-[0-9a-f]{8}", name):
-            raise ProtocolError("server 0 sent 'orders' with the name of a checkpoint that no checkpoint in the making has")
-        return self.path / name
+    def partial(self, version: Version) -> Path:
+        """Return the path of this folder."""
+        return self.path / f"{_PARTIAL}{version:08d}"
 
     def finish(self, partial: Path, manifest: Mapping[str, Any]) -> Path:
         """Make a checkpoint complete, once all its files are in ``partial``. Returns its folder.
@@ -115,26 +108,37 @@ class CheckpointFolder:
             file.flush()
             os.fsync(file.fileno())
         flush(partial)
-        final = self.path / f"{_COMPLETE}{manifest['version']:08d}"
+        final = self._final(manifest["version"])
         self._remove(final)
         os.rename(partial, final)
         flush(self.path)
         return final
+
+    def is_complete(self, version: Version) -> bool:
+        """Return True if there is a complete checkpoint of this version."""
+        return manifest_of(self._final(version)) is not None
+
+    def _final(self, version: Version) -> Path:
+        return self.path / f"{_COMPLETE}{version:08d}"
 
     def abandon(self, partial: Path) -> None:
         """Remove the files of a checkpoint that will not become complete."""
         shutil.rmtree(partial, ignore_errors=True)
 
     def keep(self, newest: int) -> None:
-        """Remove all complete checkpoints but the newest ones."""
+        """Remove all complete checkpoints but the newest ones, and what is left of those whose removal was cut off."""
         for number, checkpoint in enumerate(list(self._complete())):
             if number >= newest:
                 self._remove(checkpoint.path)
+        self._clear(_REMOVED)
 
     def clear_partial(self) -> None:
         """Remove what writers that were killed have left. No checkpoint may be in the making."""
+        self._clear(_PARTIAL, _REMOVED)
+
+    def _clear(self, *beginnings: str) -> None:
         for path in self.path.iterdir():
-            if path.name.startswith((_PARTIAL, _REMOVED)):
+            if path.name.startswith(beginnings):
                 shutil.rmtree(path, ignore_errors=True)
 
     def _complete(self) -> Iterator[Checkpoint]:

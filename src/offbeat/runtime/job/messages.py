@@ -156,7 +156,7 @@ FROM_SHARD: Final = Kinds(
         ),
         "initialised": MessageSchema(fields({"worker": _worker, "number": whole(), "shard": _server}, _optimizer)),
         "measured": MessageSchema(fields({"version": whole(), "norms": _NORMS, "shard": _server}, _optimizer)),
-        "saved": MessageSchema(fields({"version": whole(), "failed": maybe(_words), "shard": _server}, _optimizer)),
+        "saved": MessageSchema(fields({"version": whole(), "failed": maybe(_words), "cut_off": flag, "shard": _server}, _optimizer)),
     }
 )
 """From another server to server 0, after its first message."""
@@ -180,7 +180,7 @@ _orders_of_all: Final = {
     "initialise": _of_worker,
     "state": _of_worker,
     "gather": fields({"worker": _worker, "weight": _factor}),
-    "save": fields({"version": whole(), "name": text(100)}),
+    "save": fields({"version": whole()}),
     "release": fields({"worker": _worker, "exact": flag, "anew": flag, **_RELEASE}),
 }
 JOB_ORDERS: Final = many(
@@ -341,7 +341,7 @@ TO_WORKER: Final = Kinds(
         "refused": MessageSchema(fields({"reason": _words})),
         "state": MessageSchema(fields({"pieces": anything}), payload=True),
         "checkpoint": MessageSchema(fields({"version": whole(), "rest": flag, "frozen": flag})),
-        "resume": MessageSchema(fields({"part": plain(40)}), payload=True),
+        "resume_part": MessageSchema(fields({"part": plain(40)}), payload=True),
         "place": MessageSchema(fields({"released": flag, "version": whole(), "places": many(row(whole(), plain()))})),
         "parts": MessageSchema(
             fields({"awaited": many(_worker, WORKERS_MAX), "parts": many(row(_worker, plain(40), whole()), WORKERS_MAX)}), payload=True

@@ -211,10 +211,10 @@ class ServerCoordinatorSide:
         """Let every shard send this worker its optimizer state, after the orders so far."""
         self._dispatcher.order([{"do": "state", "worker": worker}])
 
-    def save(self, order: Mapping[str, Any], own: Callable[[ShardCopy], None]) -> int:
-        """Have every shard copied, after the orders so far. ``own`` gets the copy of server 0's. Returns the number of the others."""
-        self.shard.save = lambda _, copy: own(copy)
+    def save(self, order: Mapping[str, Any], own: Callable[[Callable[[], ShardCopy]], None]) -> int:
+        """Have every shard copied, after the orders so far. ``own`` gets what copies server 0's. Returns the number of the others."""
         self._dispatcher.order([dict(order)])
+        own(self.shard.copy)
         return len(self._shards)
 
     def from_shard(self, header: Mapping[str, Any], shard: int, now: Seconds) -> None:

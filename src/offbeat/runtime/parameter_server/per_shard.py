@@ -133,8 +133,8 @@ class BlockShard(LiveShard):
             raise ProtocolError(f"worker {worker} has {OPEN_MAX} gradients without a fate here (expected it to wait for new blocks)")
         self._gradients[worker, number] = gradient
 
-    def restore(self, copy: ShardCopy, version: Version) -> None:
-        super().restore(copy, version)
+    def restore(self, saved: Callable[[], ShardCopy], version: Version) -> None:
+        super().restore(saved, version)
         self._version = version
 
     def got(self, connection: Connection) -> None:

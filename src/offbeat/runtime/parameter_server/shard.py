@@ -91,6 +91,8 @@ class LiveShard:
         self.folded = False
         """True after the first fold here: parameters and state can no longer be set. Every worker that loads a checkpoint loads the same
         one, before its first push, so all shards decide alike without asking one another."""
+        self._restored = False
+        """True between `restore` and the first fold."""
         self._workers: dict[Connection, WorkerId] = {}
         """By connection: the worker that has attached over it."""
         self._slots: dict[WorkerId, _Slot] = {}
@@ -105,8 +107,8 @@ class LiveShard:
         """The last copy, whose memory the next one takes."""
         self._changes = 0
         """Counts the changes of the parameters."""
-        self.save: Callable[[Mapping[str, Any], ShardCopy], None] = _saves_nothing
-        """Called with the order and a copy of this shard when it is to be saved."""
+        self.save: Callable[[Mapping[str, Any], Callable[[], ShardCopy]], None] = _saves_nothing
+        """Called with the order and `copy` when this shard is to be saved."""
         self._buckets = [Span(start - span.start, stop - span.start) for (start, stop), _ in buckets_of(layout, span)]
         """Places in this shard's memory, counted from its first byte."""
 
@@ -140,7 +142,7 @@ class LiveShard:
     def __getstate__(self) -> dict[str, Any]:
         """Return what a snapshot of the server has: all but what `_make` makes, and the sums, which are kept with the state."""
         made = ("_memory", "_shard", "_averaging", "_outlives", "_encodings", "_encoded")
-        return {name: value for name, value in vars(self).items() if name not in made} | {"_sums": list(self._sums)}
+        return {name: value for name, value in vars(self).items() if name not in made} | {"_sums": list(self._sums), "_copied": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _encodings={}, _encoded=None)
@@ -286,7 +288,7 @@ class LiveShard:
                 case "state":
                     self._send_state(self._slots[order["worker"]].connection)
                 case "save":
-                    self.save(order, self.copy())
+                    self.save(order, self.copy)
                 case "forget":
                     self._slots.pop(order["worker"], None)
                     self._sums.pop(order["worker"], None)
@@ -310,17 +312,26 @@ class LiveShard:
         self._copied = replace(self._copied, headers=headers)
         return self._copied
 
-    def restore(self, copy: ShardCopy, version: Version) -> None:
+    def restore(self, saved: Callable[[], ShardCopy], version: Version) -> None:
         """Replace the parameters and the optimizer's state by those of a checkpoint of ``version``. What scripts load is not used then.
 
+        Args:
+            saved: reads what the checkpoint has of this shard. Not called if an earlier process of this server has done this.
+            version: of the checkpoint.
+
         Raises:
-            ProtocolError: the state does not fit the layout.
+            ConfigurationError, ProtocolError: the checkpoint does not fit.
         """
+        self._once(partial(self._restore, saved))
+        self.folded = True
+        self._changes += 1
+        self._restored = True
+
+    def _restore(self, saved: Callable[[], ShardCopy]) -> None:
+        copy = saved()
         state = self._holder.read_state(copy.headers, memoryview(copy.state))
         self._memory[:] = copy.parameters
         self._holder.load_state(state)
-        self.folded = True
-        self._changes += 1
 
     @property
     def _holder(self) -> Shard | AveragingShard:
@@ -344,6 +355,9 @@ class LiveShard:
         """Make a new version. ``ready`` is as in `Shard.fold`."""
         self.folded = True
         self._changes += 1
+        if self._restored and self._keeper is not None:
+            # Until now a next process would read the checkpoint again. From now on it must not: newer ones will take its place.
+            self._restored, self._keeper.snapshot_due = False, True
         measured = self._once(partial(self._make_version, order, ready))
         if measured is None:
             return None
@@ -425,8 +439,8 @@ def _clear(memory: Memory) -> None:
     (memory if isinstance(memory, torch.Tensor) else torch.frombuffer(memory, dtype=torch.uint8)).zero_()
 
 
-def _saves_nothing(order: Mapping[str, Any], copy: ShardCopy) -> None:
-    """Drop the copy: nobody has set who writes it."""
+def _saves_nothing(order: Mapping[str, Any], copy: Callable[[], ShardCopy]) -> None:
+    """Copy nothing: there is no writer, or it has the copy from elsewhere."""
 
 
 def passed_on(order: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class WorkerSession(JobSession):
                 "interrupt": self._on_interrupt,
                 "unused": lambda message: self._exchange.unused(message.header["incarnation"]),
                 "checkpoint": self._on_checkpoint,
-                "resume": self._on_resume,
+                "resume_part": self._on_resume,
             },
             settings.timeout_s / 10,
             servers_return=settings.servers_return,

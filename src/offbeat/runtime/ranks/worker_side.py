@@ -87,7 +87,7 @@ class RankSession(JobSession):
                 "absent": self._on_absent,
                 "chief": self._on_chief,
                 "checkpoint": self._on_checkpoint,
-                "resume": self._on_resume,
+                "resume_part": self._on_resume,
                 "buffers": lambda message: self._buffers.write(message.header["layout"], message.payload),
             },
             settings.timeout_s / 10,

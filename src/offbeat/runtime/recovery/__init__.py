@@ -9,7 +9,7 @@
         └── tensors.shard_memory    parameters and optimizer state, and how far the shard's operations have come
 ```
 
-The state of a server follows from its messages and their times. The next process of the server begins with the snapshot, and handles the
-messages in the log again. It changes no tensor that was changed already (`ShardMemory.once`), and what it would send goes to
-`transport.link.Link`, which leaves out what the other end has.
+The state of a server follows from its messages, the results of its writer of files (``coordination/file_writer.py``), and their times. The
+next process of the server begins with the snapshot, and handles the messages in the log again. It changes no tensor that was changed
+already (`ShardMemory.once`), and what it would send goes to `transport.link.Link`, which leaves out what the other end has.
 """

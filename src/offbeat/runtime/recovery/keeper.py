@@ -31,6 +31,8 @@ class Keeper:
         """By shard and operation: what was measured, for the next process."""
         self.note_result: Callable[[str, int, Any], None] = lambda name, number, result: None
         """Writes a result to the log."""
+        self.snapshot_due = False
+        """True if a snapshot is to be made now, whatever the log's size: the records so far cannot be handled again later."""
         self.given_up: str | None = None
         """Why this server cannot go on in another process; None: it can."""
 

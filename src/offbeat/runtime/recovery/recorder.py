@@ -7,7 +7,7 @@ up goes on as one without a recorder, until it dies.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from offbeat.errors import ConfigurationError, ProtocolError
@@ -146,6 +146,10 @@ class Recorder:
         stirred = [(session, nbytes) for session, link in self.sessions.items() if (nbytes := link.note_bytes()) is not None]
         self._write(["tick", now, stirred])
 
+    def written(self, now: Seconds, result: Sequence[Any]) -> None:
+        """Note the result of writing files that is about to be handled, as its fields."""
+        self._write(["written", now, list(result)])
+
     def returned(self, now: Seconds) -> None:
         """Note that a new process goes on."""
         self._write(["returned", now])
@@ -154,8 +158,9 @@ class Recorder:
 
     def save(self, state: Callable[[], Any], parts: Mapping[str, Any]) -> None:
         """Write a snapshot in place of the records so far, if that is due. For ``parts`` see `snapshot.dumps`."""
-        if self._log is None or not self._log.due or self.keeper.given_up is not None:
+        if self._log is None or self.keeper.given_up is not None or not (self._log.due or self.keeper.snapshot_due):
             return
+        self.keeper.snapshot_due = False
         self.sessions = {session: link for session, link in self.sessions.items() if not link.closed}
         try:
             whole = self._own, self.sessions, self.keeper.made, state()

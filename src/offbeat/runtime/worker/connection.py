@@ -35,7 +35,7 @@ AtOnce: TypeAlias = Mapping[
         "meet",
         "chief",
         "checkpoint",
-        "resume",
+        "resume_part",
     ],
     Callable[[Message], None],
 ]
@@ -325,7 +325,18 @@ class WorkerConnection:
             case "block":
                 connection.send({"kind": "got"})
                 self._at_once["block"](message)
-            case "provide" | "buffers" | "interrupt" | "unused" | "donate" | "absent" | "meet" | "chief" | "checkpoint" | "resume" as kind:
+            case (
+                "provide"
+                | "buffers"
+                | "interrupt"
+                | "unused"
+                | "donate"
+                | "absent"
+                | "meet"
+                | "chief"
+                | "checkpoint"
+                | "resume_part" as kind
+            ):
                 self._at_once[kind](message)
             case "joined":
                 self.incarnation = header["incarnation"]

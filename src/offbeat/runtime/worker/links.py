@@ -34,14 +34,28 @@ class Links:
         """Links without a socket: until when to try, and why the last one has ended."""
 
     def connect(self, address: Address, *, lasting: bool) -> Connection:
-        """Connect to a server; a ``lasting`` connection is a link, if it shares memory. Raises `JobError`."""
-        connection = self._hub.connect(address)
+        """Connect to a server; a ``lasting`` connection is a link, if it shares memory, and a server on its way back is awaited.
+
+        Raises:
+            JobError: nobody listens there.
+        """
+        connection = self._await(address) if lasting else self._hub.connect(address)
         if not lasting or not connection.shares_memory:
             return connection
         link = Link(secrets.token_hex(8), connection.peer)
         self._addresses[link] = address
         self._go_over(link, connection)
         return link
+
+    def _await(self, address: Address) -> Connection:
+        until = time.monotonic() + RETURN_S
+        while True:
+            try:
+                return self._hub.connect(address)
+            except JobError:
+                if time.monotonic() >= until:
+                    raise
+            time.sleep(RETRY_S)
 
     def poll(self, timeout_s: Seconds | None) -> Arrivals:
         """Do as `Hub.poll`. A link has ended only when its server does not come back."""

@@ -12,9 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PHASES = ("initial", "before", "during", "after", "release", "epoch", "told")
-"""Version 0 is taken over; before a fold; a block has been stepped and its state not noted; after a fold; some workers are released; an
-epoch has ended; a message was written down, and not handled."""
+PHASES = ("initial", "restored", "before", "during", "after", "release", "epoch", "told")
+"""Version 0 is taken over; the state of a checkpoint is; before a fold; a block has been stepped and its state not noted; after a fold;
+some workers are released; an epoch has ended; a message was written down, and not handled."""
+OF_CHECKPOINTS = ("asked", "part", "copied", "files", "filed", "whole", "noted")
+"""Workers were asked for their parts, and nothing is copied; a part has come; a copy is about to be written; some files are written; server
+1 has written its file; the checkpoint has its name, and the server does not know it yet; it has reported it."""
 
 
 def die(server: int, phase: str) -> None:
@@ -45,14 +48,24 @@ def around(owner: Any, name: str, before: str | None = None, after: str | None =
 
 
 if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "OFFBEAT_STANDBY" in os.environ):
+    from offbeat.runtime.coordination import checkpoint_content, shard_files
+    from offbeat.runtime.coordination.checkpoints import CheckpointKeeper
     from offbeat.runtime.coordination.notifier import Notifier
+    from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
     from offbeat.runtime.parameter_server.shard import LiveShard
     from offbeat.runtime.recovery.recorder import Recorder
     from offbeat.tensors.shard_memory import ShardMemory
 
     around(LiveShard, "_take_over", before="initial")
+    around(LiveShard, "restore", after="restored")
     around(LiveShard, "_fold", before="before", after="after")
     around(ShardMemory, "adopt", before="during")
     around(LiveShard, "_release", after="release")
     around(Notifier, "_epoch_ended", before="epoch")
     around(Recorder, "message", after="told")
+    around(CheckpointKeeper, "after", before="asked")
+    around(CheckpointKeeper, "on_part", after="part")
+    around(checkpoint_content, "_write_model", before="copied", after="files")
+    around(shard_files, "write_copy", before="copied", after="filed")
+    around(CheckpointFolder, "finish", after="whole")
+    around(CheckpointKeeper, "_finish", after="noted")

@@ -1,0 +1,137 @@
+"""A server dies in a job that makes checkpoints, or goes on from one: the job goes on, and so does a later job from each checkpoint."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.job import SCRIPTS, Ended, Job
+from tests.faults.resuming import DEADLINE_S, RESUMED, account, kill_all, newest, result, until_checkpoint
+from tests.states import same
+from tests.tiers import marked
+
+from offbeat.runtime.job.checkpoint_folder import Checkpoint, CheckpointFolder
+
+Start = Callable[..., Job]
+SLOW = ("--slow", "any=0.02")
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """What a job has at its end that makes no checkpoints, and in which nobody dies."""
+    folder = tmp_path_factory.mktemp("calm")
+    job = Job(folder, ["--preload", "torch._dynamo", "--sync", "bsp", "--servers", "2", RESUMED, "--result", str(folder / "result.pt")])
+    try:
+        account(job.ended(DEADLINE_S), 0)
+        yield result(folder / "result.pt")
+    finally:
+        job.clean_up()
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Start]:
+    """Start jobs of one test, each with a folder of its own."""
+
+    def begin(name: str, *options: str, environment: Mapping[str, str] | None = None) -> Job:
+        (tmp_path / name).mkdir()
+        own = ("--result", str(tmp_path / name / "result.pt"))
+        common = ("--preload", "torch._dynamo", "--sync", "bsp", "--servers", "2", "--max-restarts", "9")
+        started = Job(tmp_path / name, [*common, *options, RESUMED, *own], environment=environment)
+        running.append(started)
+        return started
+
+    running: list[Job] = []
+    yield begin
+    for job in running:
+        job.clean_up()
+
+
+def deaths(folder: Path) -> dict[str, str]:
+    """The variables with which servers look in this folder for orders to die."""
+    folder.mkdir()
+    return {"OFFBEAT_DEATHS": str(folder), "PYTHONPATH": f"{SCRIPTS / 'deaths'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+
+
+def complete(folder: Path) -> list[Checkpoint]:
+    """The checkpoints in a folder, the oldest first; nothing else is in it."""
+    found = list(CheckpointFolder(folder)._complete())[::-1]
+    assert sorted(os.listdir(folder)) == [checkpoint.path.name for checkpoint in found], "only complete checkpoints are left"
+    return found
+
+
+def restarts(ended: Ended, role: str) -> list[float]:
+    return [r["t"] for r in ended.records if r["kind"] == "process" and r["role"] == role and r["what"] == "restarted"]
+
+
+@pytest.mark.parametrize(
+    ("victim", "phase", "then"),
+    marked(
+        [(0, "asked", "0-restored"), (0, "files", "0-told"), (0, "whole", "1-told"), (1, "filed", "1-restored")], (0, "files", "0-told")
+    ),
+)
+def test_a_death_in_each_phase_of_a_checkpoint(jobs: Start, tmp_path: Path, calm: Any, victim: int, phase: str, then: str) -> None:
+    """Then a job goes on from a checkpoint that was made after the return, and a server of that job dies as well."""
+    folder, orders = tmp_path / "checkpoints", tmp_path / "orders"
+    environment = deaths(orders)
+    job = jobs("first", *SLOW, "--checkpoint", str(folder), "--every", "5v", "--keep", "99", environment=environment)
+    until_checkpoint(job, folder)
+    (orders / f"{victim}-{phase}").touch()
+    ended = job.ended(DEADLINE_S)
+    account(ended, 0)
+    assert not os.listdir(orders) and f"server {victim} killed by SIGKILL: it goes on in a new process (1 of 9)" in ended.out
+    [at] = restarts(ended, "server")
+    assert not restarts(ended, "worker")
+    assert same(result(tmp_path / "first" / "result.pt"), calm), "bit for bit"
+
+    made, reported = complete(folder), [r for r in ended.records if r["kind"] == "checkpoint"]
+    assert [r["version"] for r in reported] == [checkpoint.version for checkpoint in made], "each is reported, and once"
+    assert not any(r["missing"] for r in reported)
+    before, after = [r["version"] for r in reported if r["t"] < at], [r["version"] for r in reported if r["t"] > at]
+    assert after[0] <= before[-1] + 10, "one that was cut off is made again at once"
+
+    began = folder / f"version-{after[0]:08d}"
+    for checkpoint in made:
+        if checkpoint.version > after[0]:
+            shutil.rmtree(checkpoint.path)
+    (orders / then).touch()
+    second = jobs("second", *SLOW, "--resume", str(folder), "--every", "2v", "--keep", "1", environment=environment)
+    ended = second.ended(DEADLINE_S)
+    assert ended.status == 0 and not os.listdir(orders), ended.err
+    assert not began.exists() and ended.records[0]["resumed"] == after[0]
+    assert len(restarts(ended, "server")) == 1 and not restarts(ended, "worker")
+    assert ended.tally().problems() == []
+    assert same(result(tmp_path / "second" / "result.pt"), calm), "bit for bit"
+
+
+def test_a_server_that_dies_after_the_checkpoint_is_gone_from_which_the_job_began(jobs: Start, tmp_path: Path, calm: Any) -> None:
+    folder, orders = tmp_path / "checkpoints", tmp_path / "orders"
+    first = jobs("first", *SLOW, "--checkpoint", str(folder), "--every", "20v")
+    until_checkpoint(first, folder)
+    kill_all(first)
+    began = newest(folder)
+    assert began is not None
+    second = jobs("second", *SLOW, "--resume", str(folder), "--every", "1v", "--keep", "1", environment=deaths(orders))
+    second.wait("the removal", lambda: not began.path.exists())
+    for victim in range(2):
+        (orders / f"{victim}-told").touch()
+    ended = second.ended(DEADLINE_S)
+    assert ended.status == 0 and not os.listdir(orders), ended.err
+    assert len(restarts(ended, "server")) == 2 and not restarts(ended, "worker")
+    assert same(result(tmp_path / "second" / "result.pt"), calm), "bit for bit"
+
+
+def test_a_last_checkpoint_is_made_although_a_server_dies(jobs: Start, tmp_path: Path) -> None:
+    folder, orders = tmp_path / "checkpoints", tmp_path / "orders"
+    job = jobs("first", "--slow", "any=0.1", "--checkpoint", str(folder), "--every", "3600", environment=deaths(orders))
+    job.wait("a fold", lambda: sum(record["kind"] == "fold" for record in job.records()) > 5)
+    (orders / "0-files").touch()
+    job.process.send_signal(signal.SIGTERM)
+    ended = job.ended(DEADLINE_S)
+    assert ended.status == 128 + signal.SIGTERM and not os.listdir(orders)
+    [made] = complete(folder)
+    assert made.manifest["missing"] == []
