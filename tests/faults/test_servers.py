@@ -227,8 +227,9 @@ def test_where_a_server_cannot_go_on_the_job_says_why(start: Start, enough: Path
     assert "server 0 killed by SIGKILL" in ended.last_line and why in ended.last_line
 
 
-def test_a_server_that_dies_while_the_standby_imports_is_forked_from_it(start: Start, enough: Path) -> None:
-    job = start("--workers", "2", "--slow", "any=0.02", TRAIN, "--until", str(enough))
+def test_a_server_that_dies_while_the_standby_imports_is_forked_from_it(start_new: Start, enough: Path) -> None:
+    job = start_new("--workers", "2", "--slow", "any=0.02", TRAIN, "--until", str(enough))
+    job.wait("a worker, which is started when the server listens", job.workers)
     standby = job.wait("the standby", lambda: next((p for p in job.processes() if is_standby(p)), None))
     signalled(job.servers()[0], signal.SIGKILL)
     job.wait("the server's return", lambda: returns(job, 0))

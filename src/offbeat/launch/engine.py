@@ -100,15 +100,8 @@ class Engine(ABC):
         """Start another process of a server whose process has died; ``earlier``: where that one has listened."""
         raise NotImplementedError(f"{type(self).__name__} does not start servers again (expected only where servers_return is True)")
 
-    def prepare_returns(self, *, joined: bool) -> Child | None:
-        """Have a process ready from which servers can be started again quickly.
-
-        Args:
-            joined: True once a worker has joined; before that every process of the job imports what it needs, and must not be delayed.
-
-        Returns:
-            The process; None: there is none, or not yet.
-        """
+    def prepare_returns(self) -> Child | None:
+        """Have a process ready from which servers can be started again quickly. Returns the process."""
         return None
 
     def returns_soon(self) -> bool:

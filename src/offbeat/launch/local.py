@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from offbeat.launch.engine import Child, Engine
-from offbeat.launch.environment import Place, common_environment, free_port, server_environment, share_of_cores, worker_environment
+from offbeat.launch.environment import Place, common_environment, free_port, server_environment, worker_environment
 from offbeat.launch.forkserver import OPTIMIZERS, POSSIBLE, Forkserver
 from offbeat.launch.processes import start
 from offbeat.launch.program import Program
@@ -81,9 +81,8 @@ class LocalEngine(Engine):
     def _server_environment(self, number: int, token: str, port: int, local: str) -> dict[str, str]:
         return server_environment(number, self._settings.servers, token=token, supervisor=self._address, port=port, local=local)
 
-    def prepare_returns(self, *, joined: bool) -> Child | None:
-        spare_cores = share_of_cores(1) - self._settings.workers - self._settings.servers
-        if not POSSIBLE or not (joined or spare_cores > 0):
+    def prepare_returns(self) -> Child | None:
+        if not POSSIBLE:
             return None
         environment = {name: value for name, value in self._server_environment(0, "", 0, "").items() if not name.startswith("OFFBEAT_")}
         marks = {name: value for name, value in os.environ.items() if name.startswith("OFFBEAT_")}

@@ -100,8 +100,6 @@ class Supervisor:
         self._none_since: Seconds | None = None
         """Since when no process of a worker runs."""
         self._server_watch = ServerWatch(settings.timeout_s)
-        self._prepared = False
-        """True if a process is ready, or on its way, from which servers are started again."""
 
     def run(self) -> Outcome:
         """Run the job to its end. Afterwards every process is gone, however the job ended."""
@@ -150,7 +148,8 @@ class Supervisor:
                 self._lasting[number] = LastingServer(number)
             self._output.attach("server", number, self._servers[number])
             self._server_watch.heard(number, self._clock.now(), loading=True)
-        self._prepare_returns()
+        if self._lasting and (standby := self._engine.prepare_returns()) is not None:
+            self._output.attach("standby", 0, standby)
         if not self._wait_for_start(lambda: len(self._addresses) == self._settings.servers):
             return
         for number, connection in sorted(self._connections.items()):
@@ -215,7 +214,6 @@ class Supervisor:
                 return self._stop(number)
             if any(lasting.returning for lasting in self._lasting.values()):
                 continue  # what becomes of workers is known once the server has come back
-            self._prepare_returns()
             self._take_in()
             self._check_workers()
             self._check_hangs()
@@ -391,14 +389,6 @@ class Supervisor:
         self._output.attach("server", number, child)
         self._record("server", number, "restarted", f"{count}, {child.where}")
         return None
-
-    def _prepare_returns(self) -> None:
-        """Have a process ready that servers can be forked from."""
-        if self._lasting and not self._prepared:
-            child = self._engine.prepare_returns(joined=self._joined())
-            if child is not None:
-                self._prepared = True
-                self._output.attach("standby", 0, child)
 
     def _look_for_notice(self) -> None:
         """Treat the notice of the user's command as SIGTERM."""
