@@ -12,13 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PHASES = ("initial", "before", "during", "after", "release", "epoch", "told")
+PHASES = ("initial", "before", "during", "after", "release", "epoch", "told", "streamed")
 """Version 0 is taken over; before a fold; a block has been stepped and its state not noted; after a fold; some workers are released; an
-epoch has ended; a message was written down, and not handled."""
+epoch has ended; a message was written down, and not handled; its record went to the standby."""
 
 
 def die(server: int, phase: str) -> None:
-    """Die if that is ordered."""
+    """Die if that is ordered. A standby does what its leader has done, and the order is for the leader."""
+    if os.environ.get("OFFBEAT_ROLE") == "standby":
+        return
     order = Path(os.environ["OFFBEAT_DEATHS"]) / f"{server}-{phase}"
     if order.exists():
         order.unlink()
@@ -48,6 +50,7 @@ if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "OFFBEA
     from offbeat.runtime.coordination.notifier import Notifier
     from offbeat.runtime.parameter_server.shard import LiveShard
     from offbeat.runtime.recovery.recorder import Recorder
+    from offbeat.runtime.recovery.replica import StreamRecorder
     from offbeat.tensors.shard_memory import ShardMemory
 
     around(LiveShard, "_take_over", before="initial")
@@ -56,3 +59,5 @@ if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "OFFBEA
     around(LiveShard, "_release", after="release")
     around(Notifier, "_epoch_ended", before="epoch")
     around(Recorder, "message", after="told")
+    around(StreamRecorder, "message", after="told")
+    around(StreamRecorder, "flush", after="streamed")
