@@ -22,11 +22,20 @@ WAYS = ("shm", "tcp")
 
 
 def run(
-    script: str, way: str, workers: int, servers: int, sync: str, arguments: list[str], *, wire: str = "float32", restarts: int = 0
+    script: str,
+    way: str,
+    workers: int,
+    servers: int,
+    sync: str,
+    arguments: list[str],
+    *,
+    wire: str = "float32",
+    restarts: int = 0,
+    replicas: int = 0,
 ) -> list[dict[str, Any]]:
     """Run ``script`` (of this folder) as a job; the JSON lines that worker 0 appended to its ``--out``.
 
-    With ``restarts`` servers keep what lets another process go on after their death.
+    With ``restarts`` servers keep what lets another process go on after their death, with ``replicas`` each has a standby.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out.jsonl")
@@ -36,6 +45,8 @@ def run(
             wire,
             "--max-restarts",
             str(restarts),
+            "--replicas",
+            str(replicas),
             str(HERE / script),
             "--out",
             str(out),

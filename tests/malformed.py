@@ -111,7 +111,16 @@ FROM_SUPERVISOR: dict[str, dict[str, Any]] = {
     "ended": {"worker": 0},
     "checkpoint": {"within_s": 18.0},
     "kept": {"name": "log"},
+    "stand_by": {"settings": {"workers": 3, "servers": 1, "slow": [], "kill": [], "late": []}, "servers": "[]", "key": "c4"},
+    "lead": {"term": 2, "servers": "[]"},
+    "alone": {},
+    "fenced": {"term": 2},
+    "moved": {"servers": "[]"},
 }
+FROM_STANDBY: dict[str, dict[str, Any]] = {"follow": {"number": 0, "key": "c4"}, "acknowledged": {"at": 1}}
+FROM_LEADER: dict[str, dict[str, Any]] = {"record": {"at": 1, "done": [0, 0]}, "bytes": {"start": 0, "nbytes": 0}}
+AWAIT = {"await": {"session": "3f"}}
+LEADING = {"leading": {"term": 2}}
 RESUME = {"resume": {"session": "3f", "received": 0}}
 """The first message of a link over a socket, from either end."""
 SUMMARY = Tally.of(
@@ -140,6 +149,8 @@ TO_SUPERVISOR: dict[str, dict[str, Any]] = {
     "keep": {"name": "log"},
     "drop": {"name": "log"},
     "mortal": {"reason": "a rule of shard scope"},
+    "followed": {},
+    "standby_gone": {"reason": "end of stream"},
 }
 RELEASE = {"serial": 1, "incarnation": 1, "version": 3, "chief": 0, "begins": True, "plan": [None, None, None]}
 TO_WORKER: dict[str, dict[str, Any]] = {

@@ -50,6 +50,7 @@ from offbeat.options import (
     NoTorchrunEnv,
     Procs,
     ProgressTimeout,
+    Replicas,
     Resume,
     Script,
     Seed,
@@ -98,6 +99,7 @@ def run(
     module: Module = False,
     workers: Annotated[int, typer.Option(help="Processes that compute gradients.")] = 2,
     servers: Annotated[int, typer.Option(help="Processes that hold the parameters, a shard each.")] = 1,
+    replicas: Replicas = 0,
     sync: Sync = None,
     wire: Wire = None,
     max_restarts: MaxRestarts = 3,
@@ -188,6 +190,8 @@ def run(
         no_torchrun_env=no_torchrun_env,
         checkpoint=checkpointing.order_of(checkpoint, every, keep, saved),
         resume=saved,
+        replicas=replicas,
+        on_ray=ray is not None,
     )
     program = grouped(program, procs_per_worker)
     token = secrets.token_hex(16)
@@ -234,6 +238,7 @@ def agent(
     node_rank: Annotated[int | None, typer.Option(help="The number of this machine, where no engine gives it one.")] = None,
     rdzv_endpoint: Annotated[str | None, typer.Option(help=r"HOST\[:PORT] of the first machine, where the engine does not say it.")] = None,
     servers: Annotated[int, typer.Option(help="Processes that hold the parameters, a shard each; the machines start them in turn.")] = 1,
+    replicas: Replicas = 0,
     sync: Sync = None,
     wire: Wire = None,
     max_restarts: MaxRestarts = 3,
@@ -302,6 +307,7 @@ def agent(
         no_torchrun_env=no_torchrun_env,
         checkpoint=checkpointing.order_of(checkpoint, every, keep, saved),
         resume=saved,
+        replicas=replicas,
     )
     program = grouped(program, procs_per_worker)
     pass_on(tls_of(tls, several=not task.alone, certificate=tls_cert, key=tls_key, authority=tls_ca))

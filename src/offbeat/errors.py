@@ -21,3 +21,7 @@ class RefusedError(OffbeatError):
 
 class JobError(OffbeatError):
     """The job cannot continue; the message says why in one sentence."""
+
+
+class FencedError(JobError):
+    """This process of a server no longer leads: its standby has taken over."""

@@ -31,6 +31,7 @@ Wire = Annotated[
     str | None,
     typer.Option(help="How gradients and parameters travel between hosts: float32, bf16 or int8; overrides the script's."),
 ]
+Replicas = Annotated[int, typer.Option(help="1: every server has a standby, on another machine if there are several, which takes over.")]
 MaxRestarts = Annotated[int, typer.Option(help="How often each worker is restarted when its process dies.")]
 Slow = Annotated[list[str] | None, typer.Option(help="WORKER=SECONDS\\[@FROM-TO] or any=SECONDS: make a straggler (FROM-TO: versions).")]
 Kill = Annotated[list[str] | None, typer.Option(help="WORKER@VERSION: kill a worker by SIGKILL at this version.")]
@@ -95,6 +96,8 @@ def check(
     no_torchrun_env: bool = False,
     checkpoint: CheckpointOrder | None = None,
     resume: Checkpoint | None = None,
+    replicas: int = 0,
+    on_ray: bool = False,
 ) -> JobSettings:
     """Check the options of ``run`` and return the job's settings. No process is started.
 
@@ -127,6 +130,8 @@ def check(
         raise ConfigurationError(f"--grace {grace_s:g}: must be a number of seconds of at least 0")
     if notice_command is not None:
         NoticeCommand(notice_command)
+    if replicas:
+        _check_replicas(replicas, wire=wire, checkpoints=checkpoint is not None or resume is not None, on_ray=on_ray)
     program.check()
     check_preload(preload, program)
     spelling, chosen_wire = None, None if wire is None else wire_format(wire)
@@ -140,6 +145,12 @@ def check(
             raise ConfigurationError(f"--servers {servers}: {spelling} has no servers that could share the parameters; leave --servers out")
         if late and not (isinstance(chosen, ServerRule) and chosen.scope == "shard"):
             raise ConfigurationError(f"--late {late[0]}: under {spelling} servers send no blocks to delay; use --sync 'psp(...)'")
+        if replicas and not isinstance(chosen, ServerRule):
+            raise ConfigurationError(f"--replicas {replicas}: {spelling} has no servers that could have standbys; leave --replicas out")
+        if replicas and isinstance(chosen, ServerRule) and chosen.scope == "shard":
+            raise ConfigurationError(
+                f"--replicas {replicas}: under {spelling} each shard decides by itself, and no standby can follow; leave --replicas out"
+            )
     checkpointing.check_rule(resume, spelling)
     check_files(journal, summary)
     if log_dir is not None:
@@ -161,7 +172,19 @@ def check(
         late=tuple(parse_late(text, servers) for text in late),
         checkpoint=checkpoint,
         resume=None if resume is None else str(resume.path),
+        replicas=replicas,
     )
+
+
+def _check_replicas(replicas: int, *, wire: str | None, checkpoints: bool, on_ray: bool) -> None:
+    if replicas != 1:
+        raise ConfigurationError(f"--replicas {replicas}: each server can have no standby (0) or one (1)")
+    if checkpoints:
+        raise ConfigurationError("--replicas 1: a standby cannot write or read checkpoints yet; leave --checkpoint and --resume out")
+    if wire not in (None, "float32"):
+        raise ConfigurationError(f"--replicas 1: a standby cannot take over connections in {wire} yet; leave --wire out, or --replicas")
+    if on_ray:
+        raise ConfigurationError("--replicas 1: with --on ray servers have no standbys yet; use offbeat agent, or leave --replicas out")
 
 
 def ray_options(

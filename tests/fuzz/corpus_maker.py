@@ -22,6 +22,9 @@ from offbeat.errors import ProtocolError
 from offbeat.launch import agent_messages
 from offbeat.runtime.allreduce.multi_host.messages import FIRST, kinds_from
 from offbeat.runtime.job import messages
+from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.recovery.replica_messages import FROM_LEADER, FROM_STANDBY
+from offbeat.transport.link import AWAIT, RESUME
 from offbeat.transport.schema import Kinds
 from offbeat.transport.stream import StreamConnection
 
@@ -33,6 +36,8 @@ TABLES: dict[str, tuple[Sequence[Kinds], Sequence[Mapping[str, Any]]]] = {
     "from-shard": ((messages.CALL, messages.FROM_SHARD), (malformed.CALL, malformed.FROM_SHARD)),
     "from-server-0": ((messages.FROM_SERVER_0,), (malformed.FROM_SERVER_0, malformed.ORDERS)),
     "from-supervisor": ((messages.FROM_SUPERVISOR,), (malformed.FROM_SUPERVISOR,)),
+    "from-leader": ((FROM_LEADER,), (malformed.FROM_LEADER,)),
+    "from-standby": ((FROM_STANDBY, AWAIT, RESUME), (malformed.FROM_STANDBY, malformed.AWAIT, malformed.RESUME)),
     "to-supervisor": ((messages.TO_SUPERVISOR,), (malformed.TO_SUPERVISOR,)),
     "to-worker": ((messages.TO_WORKER,), (malformed.TO_WORKER,)),
     "from-agent": ((agent_messages.FROM_AGENT,), (malformed.FROM_AGENT,)),
@@ -69,6 +74,18 @@ CARRIED: list[tuple[dict[str, Any], int]] = [
     ({"kind": "ready"}, 0),
     ({"_refused": "no more"}, 0),
 ]
+_SETTINGS = JobSettings(workers=3, replicas=1).to_wire()
+RECORDS: list[bytes] = [
+    encoded({"kind": "record", "at": at, "done": done}, msgpack.packb(record))
+    for at, done, record in (
+        (1, [1, 0], ["begin", 0.0, "2026-01-01T00:00:00+00:00", _SETTINGS, "[]"]),
+        (1, [0, 0], ["open", "3f", "127.0.0.1, port 80", False]),
+        (1, [0, 0], ["tick", 0.5, []]),
+        (1, [0, 0], ["closed", 0.5, "3f", "end of stream"]),
+        (1, [0, 0], ["message", 0.5, "supervisor", 1, 0, {"kind": "lost", "worker": 1, "reason": "gone"}, b""]),
+    )
+] + [encoded({"kind": "bytes", "start": 0, "nbytes": 64}, bytes(64)), encoded({"kind": "bytes", "start": 0, "nbytes": 128}, bytes(64))]
+"""Of a leader to its standby."""
 HANDSHAKE: list[dict[str, Any]] = [
     {"_nonce": b"n" * 32},
     {"_nonce": b"n" * 32, "_proof": b"p" * 32},
@@ -164,7 +181,7 @@ def main() -> None:
     """Write the corpus."""
     sent = recorded()
     for name, (kinds, examples) in TABLES.items():
-        frames = chosen(sent, kinds, examples)
+        frames = chosen(sent, kinds, examples) + (RECORDS if name == "from-leader" else [])
         (CORPUS / f"{name}.frames").write_bytes(b"".join(frames))
         print(f"{name}: {len(frames)} frames, {sum(map(len, frames))} bytes")
     others = {

@@ -17,6 +17,7 @@ from tests.fuzz.frames import drawn
 from tests.fuzz.launchers import FromAgent, ToAgent, ToSupervisor
 from tests.fuzz.ranks import BetweenRanks, FirstOfRank, FromSequencer, ToWorker, WithinWorker
 from tests.fuzz.receiver import Finding, Outcome, Receiver, Tracebacks
+from tests.fuzz.replicas import FromLeader, FromStandby
 from tests.fuzz.servers import FromServer0, FromShard, FromSupervisor, FromWorker, FromWorkerToShard
 from tests.fuzz.sockets import Carried, Stranger
 
@@ -26,6 +27,8 @@ RECEIVERS: tuple[type[Receiver], ...] = (
     FromShard,
     FromServer0,
     FromSupervisor,
+    FromLeader,
+    FromStandby,
     ToSupervisor,
     ToWorker,
     FromAgent,

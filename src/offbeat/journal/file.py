@@ -172,6 +172,18 @@ class Journal:
             self.failure = f"{self.path}: {error.strerror}; the journal ends here"
             self._release()
 
+    def move(self, path: Path | str) -> None:
+        """Give the file another name, in place of what is there. If this fails, the journal ends with that reason."""
+        self.flush()
+        if self._file is None or self.path is None:
+            return
+        try:
+            os.replace(self.path, path)
+        except OSError as error:
+            self.failure = f"{self.path} cannot be moved to {path}: {error.strerror}; the journal ends here"
+            self._release()
+        self.path = Path(path)
+
     def close(self) -> None:
         """Write what is left. May be called twice."""
         self.flush()

@@ -126,7 +126,7 @@ def optimizer_record(t: Seconds, *, sync: str) -> Record:
 def process_record(t: Seconds, role: str, number: int, what: str, detail: str = "") -> Record:
     """Return a record of a process that has ``started``, ``exited``, was ``killed``, ``restarted`` or ``lost`` with its machine.
 
-    ``role`` is ``worker`` or ``server``.
+    ``role`` is ``worker``, ``server`` or ``standby``; a server whose standby leads has been ``taken over``.
     """
     return {"kind": "process", "t": round(t, 6), "role": role, "number": number, "what": what, "detail": detail}
 

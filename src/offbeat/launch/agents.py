@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.launch.agent_messages import FROM_AGENT, HELLO
-from offbeat.launch.engine import Child, Engine
+from offbeat.launch.engine import Child, Engine, ServerRole
 from offbeat.launch.environment import Place, worker_variables
-from offbeat.runtime.job.settings import TOKEN, JobSettings
+from offbeat.runtime.job.settings import ROLE, TOKEN, JobSettings
 from offbeat.transport.base import Address, Connection, Hub, Message
 from offbeat.types import Seconds, WorkerId, worker_ids
 
@@ -200,20 +200,24 @@ class AgentEngine(Engine):
     def ready_for_workers(self) -> bool:
         return True
 
-    def start_server(self, number: int, token: str) -> Child:
+    def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
         # The supervisor's own machine first, whichever agent has come first: the loss of this machine ends the job anyway.
         machines = sorted(self._by_machine(), key=lambda agents: agents[0].host != self._hub.host)
-        agent = machines[number % len(machines)][0]
-        port = self._port + 1 + number if self._port else 0
-        variables = {"OFFBEAT_SERVER": str(number), "OFFBEAT_PORT": str(port), "OFFBEAT_LISTEN": self._address_of(agent)}
+        stands_by = role == "standby"
+        agent = machines[(number + stands_by) % len(machines)][0]  # a standby is on another machine than its leader, if there is one
+        port = self._port + 1 + number + stands_by * self._settings.servers if self._port else 0
+        variables = {"OFFBEAT_SERVER": str(number), "OFFBEAT_PORT": str(port), "OFFBEAT_LISTEN": self._address_of(agent), ROLE: role}
         return self._start(agent, "server", number, variables)
 
-    def start_worker(self, worker: WorkerId, servers: Sequence[Address], token: str) -> Child | None:
+    def start_worker(
+        self, worker: WorkerId, servers: Sequence[Address], token: str, standbys: Sequence[Address | None] | None = None
+    ) -> Child | None:
         agent = self._agents.get(worker // self._workers)
         if agent is None:
             return None
         place = self._place(worker, agent) if self._settings.torchrun_env else None
-        variables = worker_variables(worker, self._settings, token="", servers=tuple(servers), place=place)
+        known = None if standbys is None else tuple(standbys)
+        variables = worker_variables(worker, self._settings, token="", servers=tuple(servers), place=place, standbys=known)
         del variables[TOKEN]  # each agent has it
         return self._start(agent, "worker", worker, variables)
 

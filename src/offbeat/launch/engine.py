@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from offbeat.transport.base import Address, Connection, Hub, Message
 from offbeat.types import Seconds, WorkerId
 
 if TYPE_CHECKING:
     from offbeat.runtime.job.settings import JobSettings
+
+
+ServerRole: TypeAlias = Literal["", "leader", "standby"]
 
 
 class Child(ABC):
@@ -93,8 +96,8 @@ class Engine(ABC):
     """True if a server that has died may be started again: every process of the job is on this machine."""
 
     @abstractmethod
-    def start_server(self, number: int, token: str) -> Child:
-        """Start the process of a server."""
+    def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
+        """Start a process of a server; ``role``: whether it leads or stands by, "" in a job without replicas."""
 
     def restart_server(self, number: int, token: str, earlier: Address | None) -> Child:
         """Start another process of a server whose process has died; ``earlier``: where that one has listened."""
@@ -109,8 +112,17 @@ class Engine(ABC):
         return False
 
     @abstractmethod
-    def start_worker(self, worker: WorkerId, servers: Sequence[Address], token: str) -> Child | None:
-        """Start a process of a worker; None if its machine is not there."""
+    def start_worker(
+        self, worker: WorkerId, servers: Sequence[Address], token: str, standbys: Sequence[Address | None] | None = None
+    ) -> Child | None:
+        """Start a process of a worker; None if its machine is not there.
+
+        Args:
+            worker: which worker.
+            servers: where they listen.
+            token: authenticates the processes of the job to each other.
+            standbys: where those of the servers listen, None for each that has none; None: the job has no replicas.
+        """
 
     def arrived(self) -> list[WorkerId]:
         """Return the workers whose machine has come since the last call, after `ready_for_workers`."""

@@ -121,6 +121,7 @@ def worker_environment(
     servers: tuple[Address, ...],
     place: Place | None = None,
     servers_return: bool = False,
+    standbys: tuple[Address | None, ...] | None = None,
     user: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
     """Return all variables of a worker's process in a job whose workers are all on this machine.
@@ -132,9 +133,10 @@ def worker_environment(
         servers: where they listen, server 0 first.
         place: for the script's own process group; None: do not set torchrun's variables.
         servers_return: True if a server that dies may come back in a new process.
+        standbys: where those of the servers listen, None for each that has none; None: the job has no replicas.
         user: the variables that the job was started with.
     """
-    variables = worker_variables(worker, job, token=token, servers=servers, place=place, servers_return=servers_return)
+    variables = worker_variables(worker, job, token=token, servers=servers, place=place, servers_return=servers_return, standbys=standbys)
     return {**common_environment(job.workers, user), **variables}
 
 
@@ -146,6 +148,7 @@ def worker_variables(
     servers: tuple[Address, ...],
     place: Place | None = None,
     servers_return: bool = False,
+    standbys: tuple[Address | None, ...] | None = None,
 ) -> dict[str, str]:
     """Return the variables with which a worker's process joins its job, to be added to those of `common_environment`. See above."""
     settings = WorkerSettings(
@@ -159,6 +162,7 @@ def worker_variables(
         sync=job.sync,
         wire=job.wire,
         servers_return=servers_return,
+        standbys=standbys,
     )
     group = {} if place is None else torchrun_variables(worker, job.workers, place)
     return {**group, **settings.to_environment()}

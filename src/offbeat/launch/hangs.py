@@ -100,16 +100,21 @@ class ServerWatch:
 
     Args:
         timeout_s: the job's.
+        patience_s: seconds without a report after which a server is taken for frozen; None: some timeouts.
     """
 
-    def __init__(self, timeout_s: Seconds) -> None:
-        self._patience_s = max(SERVER_S, SERVER_TIMEOUTS * timeout_s)
+    def __init__(self, timeout_s: Seconds, patience_s: Seconds | None = None) -> None:
+        self._patience_s = max(SERVER_S, SERVER_TIMEOUTS * timeout_s) if patience_s is None else patience_s
         self._due: dict[int, tuple[Seconds, Seconds]] = {}
         """By server: the time of its last report, and the seconds that it may be silent after it."""
 
     def heard(self, number: int, now: Seconds, *, loading: bool = False) -> None:
         """Note a report. ``loading``: the server starts or imports, and will report again after that."""
         self._due[number] = now, LOADING_S if loading else self._patience_s
+
+    def forget(self, number: int) -> None:
+        """Wait for no report of this server any more."""
+        self._due.pop(number, None)
 
     def loading(self, number: int) -> bool:
         """Return True if a server starts or imports, and therefore does not listen."""

@@ -6,12 +6,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from offbeat.launch.engine import Child, Engine
+from offbeat.launch.engine import Child, Engine, ServerRole
 from offbeat.launch.environment import Place, common_environment, free_port, server_environment, worker_environment
 from offbeat.launch.forkserver import OPTIMIZERS, POSSIBLE, Forkserver
 from offbeat.launch.processes import start
 from offbeat.launch.program import Program
-from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.job.settings import ROLE, JobSettings
 from offbeat.transport.base import Address, Hub
 from offbeat.types import WorkerId
 
@@ -66,9 +66,9 @@ class LocalEngine(Engine):
             self._notes.append("the --preload process has died: every worker imports for itself")
         return settled
 
-    def start_server(self, number: int, token: str) -> Child:
-        port = self._port if number == 0 else 0
-        return start(SERVER_COMMAND, self._server_environment(number, token, port, ""), capture=True)
+    def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
+        port = self._port if number == 0 and role != "standby" else 0
+        return start(SERVER_COMMAND, {**self._server_environment(number, token, port, ""), ROLE: role}, capture=True)
 
     def restart_server(self, number: int, token: str, earlier: Address | None) -> Child:
         if earlier is None:
@@ -92,10 +92,20 @@ class LocalEngine(Engine):
     def returns_soon(self) -> bool:
         return self._standby is not None and not self._standby.settled()
 
-    def start_worker(self, worker: WorkerId, servers: Sequence[Address], token: str) -> Child:
+    def start_worker(
+        self, worker: WorkerId, servers: Sequence[Address], token: str, standbys: Sequence[Address | None] | None = None
+    ) -> Child:
         job = self._settings
         place = Place(0, worker, job.workers, LOOPBACK, self._group_port) if job.torchrun_env else None
-        environment = worker_environment(worker, job, token=token, servers=tuple(servers), place=place, servers_return=self.servers_return)
+        environment = worker_environment(
+            worker,
+            job,
+            token=token,
+            servers=tuple(servers),
+            place=place,
+            servers_return=self.servers_return,
+            standbys=None if standbys is None else tuple(standbys),
+        )
         forked = self._forkserver.fork(environment, self._program) if self._forkserver is not None else None
         return forked or start([sys.executable, *self._program.command], environment, capture=True)
 

@@ -26,12 +26,12 @@ from offbeat.launch.agent import Agent as LocalAgent
 from offbeat.launch.agent import Duties, versions
 from offbeat.launch.agents import LOOPBACK, LOOPBACK_NET, Agent, AgentEngine
 from offbeat.launch.cluster import pass_on
-from offbeat.launch.engine import Child
+from offbeat.launch.engine import Child, ServerRole
 from offbeat.launch.environment import Place, server_environment
 from offbeat.launch.local import SERVER_COMMAND
 from offbeat.launch.processes import start
 from offbeat.launch.program import Program
-from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.job.settings import ROLE, JobSettings
 from offbeat.transport.base import Address, Hub
 from offbeat.transport.tls import Tls
 from offbeat.types import Seconds, WorkerId
@@ -194,13 +194,13 @@ def _enter(folder: str, program: Program) -> None:
 class ServersHere(AgentEngine):
     """Have agents start workers only: the servers are children of this process."""
 
-    def start_server(self, number: int, token: str) -> Child:
+    def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
         port = self._port + 1 + number if self._port else 0
         supervisor = self._hub.address
         assert supervisor is not None
         servers = self._settings.servers
         environment = server_environment(number, servers, token=token, supervisor=supervisor, port=port, listen=self._reached)
-        return start(SERVER_COMMAND, environment, capture=True)
+        return start(SERVER_COMMAND, {**environment, ROLE: role}, capture=True)
 
 
 class RayEngine(ServersHere):
@@ -308,10 +308,10 @@ class RayEngine(ServersHere):
         self._ends.append((seat, call))
         self._hub.wake()
 
-    def start_server(self, number: int, token: str) -> Child:
+    def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
         if self._options.spread_servers:
-            return AgentEngine.start_server(self, number, token)
-        return super().start_server(number, token)
+            return AgentEngine.start_server(self, number, token, role)
+        return super().start_server(number, token, role)
 
     def tick(self, now: Seconds) -> None:
         super().tick(now)

@@ -23,11 +23,13 @@ from offbeat.launch.outcome import Display, End, Outcome, verdict
 from offbeat.launch.output import Output
 from offbeat.launch.processes import describe
 from offbeat.launch.restarts import AWAITED, FailureReport, WorkerProcess, why_not_restarted
+from offbeat.launch.standbys import Standbys, patience_of
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.notices import NOTICES
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.transport.base import Address, Connection, Message
 from offbeat.transport.hub import SocketHub
+from offbeat.transport.schema import readable
 from offbeat.types import Seconds, WorkerId, worker_ids
 
 __all__ = ["Outcome", "Supervisor"]
@@ -99,7 +101,10 @@ class Supervisor:
         self._clock = LivedClock()
         self._none_since: Seconds | None = None
         """Since when no process of a worker runs."""
-        self._server_watch = ServerWatch(settings.timeout_s)
+        replicated = settings.replicas > 0
+        self._server_watch = ServerWatch(settings.timeout_s, patience_of(settings.timeout_s) if replicated else None)
+        self._standbys = Standbys(settings.timeout_s, display.note) if replicated else None
+        """None: the job has no replicas."""
 
     def run(self) -> Outcome:
         """Run the job to its end. Afterwards every process is gone, however the job ended."""
@@ -136,25 +141,31 @@ class Supervisor:
     # Start.
 
     def _start(self) -> None:
-        self._engine.servers_return = self._engine.servers_return and self._max_restarts > 0
+        self._engine.servers_return = self._engine.servers_return and self._max_restarts > 0 and self._standbys is None
         self._engine.begin(self._settings, self._hub)
         for name, helper in self._engine.helpers().items():
             self._output.attach(name, 0, helper)
         if not self._wait_for_start(self._engine.ready_for_servers):
             return
         for number in range(self._settings.servers):
-            self._servers[number] = self._engine.start_server(number, self._token)
-            if self._engine.servers_return:
+            self._servers[number] = self._engine.start_server(number, self._token, "" if self._standbys is None else "leader")
+            if self._engine.servers_return or self._standbys is not None:
                 self._lasting[number] = LastingServer(number)
             self._output.attach("server", number, self._servers[number])
             self._server_watch.heard(number, self._clock.now(), loading=True)
+            if self._standbys is not None:
+                self._start_standby(number, self._standbys)
         if self._lasting and (standby := self._engine.prepare_returns()) is not None:
             self._output.attach("standby", 0, standby)
         if not self._wait_for_start(lambda: len(self._addresses) == self._settings.servers):
             return
+        if self._standbys is not None and not self._wait_for_start(self._standbys.all_listen):
+            return
         for number, connection in sorted(self._connections.items()):
             self._send_job(number, connection)
             self._record("server", number, "started", self._servers[number].where)
+        if self._standbys is not None and not self._wait_for_start(self._standbys.all_follow):
+            return
         if not self._wait_for_start(self._engine.ready_for_workers):  # the servers load, too, meanwhile
             return
         self._engine.arrived()
@@ -171,11 +182,24 @@ class Supervisor:
         lasting = self._lasting.get(number)
         for name, block in lasting.kept.items() if lasting is not None else ():
             connection.send({"kind": "kept", "name": name}, memory=(block,))
-        servers = json.dumps([self._addresses[n] for n in range(self._settings.servers)])
-        job = {"kind": "job", "settings": self._settings.to_wire(), "servers": servers}
-        connection.send(job if lasting is None else {**job, "outlives": True})
+        job: dict[str, Any] = {"kind": "job", "settings": self._settings.to_wire(), "servers": self._where()}
+        if self._standbys is not None:
+            connection.send({**job, "key": self._standbys.key})
+            self._standbys.stand_by(number, job)
+        else:
+            connection.send(job if lasting is None else {**job, "outlives": True})
         if lasting is not None:
             lasting.job_sent = True
+
+    def _where(self) -> str:
+        """Return where the servers' leaders listen, for a message."""
+        return json.dumps([self._addresses[n] for n in range(self._settings.servers)])
+
+    def _start_standby(self, number: int, standbys: Standbys) -> None:
+        child = self._engine.start_server(number, self._token, "standby")
+        self._output.attach("standby", number, child)
+        standbys.add(number, child, self._clock.now())
+        self._record("standby", number, "started", child.where)
 
     def _wait_for_start(self, ready: Callable[[], bool]) -> bool:
         """Wait until ``ready`` returns True. Returns False if something happens first that ends the job."""
@@ -195,7 +219,8 @@ class Supervisor:
 
     def _spawn(self, worker: WorkerId) -> Child | None:
         servers = [self._addresses[n] for n in range(self._settings.servers)]
-        child = self._engine.start_worker(worker, servers, self._token)
+        standbys = None if self._standbys is None else self._standbys.addresses(self._settings.servers)
+        child = self._engine.start_worker(worker, servers, self._token, standbys)
         if child is not None:
             self._output.attach("worker", worker, child)
         return child
@@ -223,7 +248,7 @@ class Supervisor:
     def _serve(self, timeout_s: Seconds) -> None:
         for connection, item in self._hub.poll(timeout_s, self._output.pipes()):
             if isinstance(item, Message):
-                if self._engine.on_message(connection, item):
+                if self._engine.on_message(connection, item) or self._from_standby(connection, item):
                     continue
                 self._on_message(connection, item)
                 for number in [number for number, server in self._connections.items() if server is connection]:
@@ -232,10 +257,24 @@ class Supervisor:
                 self._engine.on_closed(connection, item.reason)
                 for lasting in self._lasting.values():
                     lasting.cut(connection)
+                if self._standbys is not None:
+                    self._standbys.on_closed(connection)
                 self._connections = {number: server for number, server in self._connections.items() if server is not connection}
         self._engine.tick(self._clock.now())
         self._note_engine()
         self._output.drain()
+
+    def _from_standby(self, connection: Connection, message: Message) -> bool:
+        """Handle a message of a standby. Returns False if the message is another process's."""
+        if self._standbys is None:
+            return False
+        try:
+            if self._standbys.on_message(connection, message, self._clock.now()):
+                return True
+        except ProtocolError as error:
+            self._refuse(connection, error)
+            return True
+        return False
 
     def _serve_until(self, ready: Callable[[], bool], limit_s: Seconds) -> None:
         deadline = time.monotonic() + limit_s
@@ -262,11 +301,17 @@ class Supervisor:
                 host, tcp, local = header["address"]
                 number = header["number"]
                 self._connections[number] = connection
-                if not connection.shares_memory:  # OFFBEAT_HOST keeps them apart
+                if not connection.shares_memory and self._standbys is None:  # OFFBEAT_HOST keeps them apart
                     self._lasting.pop(number, None)
                 self._addresses[number] = Address(host, (tcp[0], tcp[1]), local)
                 if number in self._lasting and self._lasting[number].job_sent:
                     self._send_job(number, connection)
+            case "followed" | "standby_gone" if self._standbys is not None:
+                for number in [number for number, server in self._connections.items() if server is connection]:
+                    if kind == "followed":
+                        self._standbys.followed(number)
+                    else:
+                        self._go_without_standby(number, self._standbys, f"is cut off from its leader ({readable(header['reason'])})")
             case "keep" | "drop" | "mortal":
                 for number, server in self._connections.items():
                     if server is connection and number in self._lasting:
@@ -294,6 +339,9 @@ class Supervisor:
                     self._workers[header["worker"]].failure = FailureReport(header["reason"], header["pushed"])
             case "checkpoint":
                 self._on_checkpoint(header)
+            case "noticed" if (number := self._with_standby(connection)) is not None:
+                assert self._standbys is not None
+                self._take_over(number, self._standbys, f"was told to leave by {readable(header['signal'])}")
             case "noticed":
                 self._display.note(f"a server was told to leave by {header['signal']}, and the job ends with it")
                 self._noticed = True
@@ -331,10 +379,15 @@ class Supervisor:
                 how = describe(status) if child.lost is None else f"is gone ({child.lost})"
                 if self._failure is None:
                     self._failure = self._after_end(number, how)
+        if self._standbys is not None:
+            for number, how in self._standbys.ended(self._clock.now()):
+                self._go_without_standby(number, self._standbys, how)
         frozen = self._server_watch.frozen(self._clock.now())
         if frozen is not None and self._failure is None:
             number, why = frozen
-            if self._may_return(number):
+            if self._standbys is not None and self._standbys.ready(number):
+                self._take_over(number, self._standbys, why)
+            elif self._may_return(number):
                 self._display.note(f"{why}: it is killed")
                 self._servers[number].kill()
             else:
@@ -358,12 +411,48 @@ class Supervisor:
             self._refuse(connection, error)
             return None
 
+    def _with_standby(self, connection: Connection) -> int | None:
+        """Return the server whose leader has this connection, and whose standby could take over; None: there is none."""
+        ready = (number for number, server in self._connections.items() if server is connection)
+        return next((number for number in ready if self._standbys is not None and self._standbys.ready(number)), None)
+
+    def _take_over(self, number: int, standbys: Standbys, how: str) -> None:
+        """Let the standby of a server lead."""
+        before = self._connections.pop(number, None)
+        standby, term = standbys.promote(number, before)
+        self._servers[number].strike()
+        lasting = self._lasting[number]
+        lasting.returns(self._clock.now())
+        self._record("server", number, "exited", how)
+        self._output.drain()
+        self._display.note(f"server {number} {how}: its standby leads from now on (term {term})")
+        assert standby.connection is not None and standby.address is not None, "a standby that is ready can be reached"
+        self._servers[number], self._connections[number], self._addresses[number] = standby.child, standby.connection, standby.address
+        self._server_watch.heard(number, self._clock.now())
+        standby.connection.send({"kind": "lead", "term": term, "servers": self._where()})
+        for other in self._connections.values():
+            other.send({"kind": "moved", "servers": self._where()})
+        standbys.tell(kind="moved", servers=self._where())
+        self._record("server", number, "taken over", f"term {term}, {standby.child.where}")
+
+    def _go_without_standby(self, number: int, standbys: Standbys, how: str) -> None:
+        """Let a server's leader go on alone."""
+        standbys.give_up(number)
+        self._display.note(f"the standby of server {number} {how}: the server goes on without one")
+        self._record("standby", number, "exited", how)
+        if number in self._connections:
+            self._connections[number].send({"kind": "alone"})
+
     def _may_return(self, number: int) -> bool:
+        if self._standbys is not None:
+            return False
         return number in self._lasting and self._lasting[number].why_mortal(self._max_restarts) is None
 
     def _why_not_returned(self, number: int) -> str:
         why = self._lasting[number].why_mortal(self._max_restarts) if number in self._lasting else None
-        if why is None and not self._max_restarts:
+        if self._standbys is not None:
+            why = "it had no standby any more"
+        elif why is None and not self._max_restarts:
             why = "--max-restarts is 0"
         said = "" if why is None else f" ({why})"
         order = self._settings.checkpoint
@@ -371,6 +460,9 @@ class Supervisor:
 
     def _after_end(self, number: int, how: str) -> tuple[str, bool] | None:
         """Start a server again whose process has ended, at once or later. Returns why the job fails; None: the server goes on."""
+        if self._standbys is not None and self._standbys.ready(number):
+            self._take_over(number, self._standbys, how)
+            return None
         if not self._may_return(number):
             reason = f"server {number} {how}, and its part of the parameters is gone with it"
             return f"{reason}{self._why_not_returned(number)}", False
@@ -568,6 +660,10 @@ class Supervisor:
         self._output.drain()
         self._send("finish", ok=status == 0, reason=reason)
         self._serve_until(lambda: self._summary is not None or 0 not in self._connections, GRACE_S)
+        if self._standbys is not None:
+            standbys = self._standbys
+            standbys.tell(kind="finish", ok=status == 0, reason=reason)
+            self._serve_until(lambda: all(child.ended() is not None for child in standbys.children()), GRACE_S)
         if self._summary is None and self._snapshot is not None and self._settings.journal is not None:
             _kill(list(self._servers.values()))  # a stopped server 0 must not continue to write later
             seal(self._settings.journal, reason)
@@ -578,7 +674,8 @@ class Supervisor:
         return Outcome(status, reason, self._summary or self._snapshot)
 
     def _children(self) -> list[Child]:
-        return [*(state.child for state in self._workers.values() if state.child is not None), *self._servers.values()]
+        standbys = () if self._standbys is None else self._standbys.children()
+        return [*(state.child for state in self._workers.values() if state.child is not None), *self._servers.values(), *standbys]
 
     def _send(self, kind: str, **fields: Any) -> None:
         if 0 in self._lasting:

@@ -17,6 +17,7 @@ from offbeat.runtime.job.job_spec import JobSpec
 from offbeat.runtime.live_job import LiveJob
 from offbeat.runtime.parameter_server.coordinator_side import ServerCoordinatorSide
 from offbeat.runtime.recovery.keeper import Keeper
+from offbeat.runtime.recovery.replica import Replica
 from offbeat.runtime.sides import checked_vector, ranks_of, side_of
 from offbeat.transport.base import Connection, Hub, Message, SharedMemory
 from offbeat.transport.link import Link
@@ -32,7 +33,7 @@ class Admission:
         hub: the listening hub of this process; gives the network interface on which ranks of several hosts meet.
         allocate: makes a block that every process of this host can map, or raises `ConfigurationError`.
         now: the job's clock, in seconds.
-        keeper: holds the memory with which the server outlives its process; None: it does not.
+        keeper: holds the memory with which the server outlives its process, or hands it to a standby; None: there is neither.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Admission:
         hub: Hub,
         allocate: Callable[[int, str], SharedMemory],
         now: Callable[[], Seconds],
-        keeper: Keeper | None = None,
+        keeper: Keeper | Replica | None = None,
     ) -> None:
         self._job, self._shards, self._keeper = job, shards, keeper
         self._hub, self._allocate, self._now = hub, allocate, now

@@ -24,6 +24,7 @@ from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.live_job import LiveJob
 from offbeat.runtime.parameter_server.coordinator_side import ServerCoordinatorSide
 from offbeat.runtime.recovery.keeper import Keeper
+from offbeat.runtime.recovery.replica import Replica
 from offbeat.runtime.worker_requests import WorkerRequests
 from offbeat.transport.base import Connection, Hub, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, WorkerId, WorkerState
@@ -48,7 +49,7 @@ class LiveCoordinator:
         journal: records events and effects.
         number: number of the optimizer; each worker's script makes them in the same order.
         missing: workers whose process ended before this coordinator was made, with the reason.
-        keeper: holds the memory with which the server outlives its process; None: it does not.
+        keeper: holds the memory with which the server outlives its process, or hands it to a standby; None: there is neither.
         checkpoints, resumed: as in `LiveJob`.
     """
 
@@ -64,7 +65,7 @@ class LiveCoordinator:
         journal: Journal | PartOfJournal,
         number: int = 0,
         missing: Mapping[WorkerId, str] = {},
-        keeper: Keeper | None = None,
+        keeper: Keeper | Replica | None = None,
         checkpoints: CheckpointKeeper | None = None,
         resumed: Resumed | None = None,
     ) -> None:

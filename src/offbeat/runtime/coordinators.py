@@ -26,6 +26,7 @@ from offbeat.runtime.job import messages
 from offbeat.runtime.job.numbered import Numbered
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.recovery.keeper import Keeper
+from offbeat.runtime.recovery.replica import Replica
 from offbeat.transport.base import Connection, Hub, Message, SharedMemory
 from offbeat.types import Seconds, WorkerId
 
@@ -47,7 +48,7 @@ class LiveCoordinators:
         allocate: Callable[[int, str], SharedMemory],
         started: str,
         now: Callable[[], Seconds],
-        keeper: Keeper | None = None,
+        keeper: Keeper | Replica | None = None,
         writer: FileWriter | None = None,
     ) -> None:
         self.tally = Tally()
@@ -197,6 +198,10 @@ class LiveCoordinators:
     def flush(self) -> None:
         """Give the journal's lines to the operating system."""
         self._journal.flush()
+
+    def move_journal(self, path: str) -> None:
+        """Put the journal in place of the one at ``path``."""
+        self._journal.move(path)
 
     # The end of the job.
 

@@ -1,7 +1,8 @@
 """Run one server process: ``python -m offbeat.runtime.server``, started by a launcher.
 
 It listens and reports its address before it imports torch, so that workers can start at the same time. Where the supervisor asks for it,
-what the server handles is written down first, so that the next process of the server goes on where this one has died.
+what the server handles is written down first, so that the next process of the server goes on where this one has died. Where it asks for
+replicas, the process is a leader or a standby (``runtime/replicated_server.py``).
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from offbeat.errors import ConfigurationError, JobError, OffbeatError, ProtocolError
+from offbeat.errors import ConfigurationError, FencedError, JobError, OffbeatError, ProtocolError
 from offbeat.runtime.coordination.file_writer import Written
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job import last_words
 from offbeat.runtime.job.notices import NOTICES
-from offbeat.runtime.job.settings import JobSettings, read_addresses, take_token
+from offbeat.runtime.job.settings import ROLE, JobSettings, read_addresses, take_token
 from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.runtime.recovery.recorder import Recorder, is_bare
+from offbeat.runtime.recovery.replica import Replica, StreamRecorder
+from offbeat.runtime.recovery.sessions import SessionLinks
 from offbeat.runtime.serving import JobEnded, Serving
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message
 from offbeat.transport.hub import SocketHub
@@ -62,7 +65,7 @@ class Server(Serving):
 
     def __init__(self, number: int, hub: Hub, supervisor: Connection, clock: Callable[[], Seconds] = time.monotonic) -> None:
         super().__init__(number, hub, supervisor, clock)
-        self._recorder: Recorder | None = None
+        self._recorder: Recorder | StreamRecorder | None = None
         """Writes down the messages of this server, for its next process; None: the death of this process ends the job."""
         self._kept: dict[str, MemoryBlock] = {}
         """What an earlier process has left with the supervisor."""
@@ -84,6 +87,8 @@ class Server(Serving):
     def _arrived(self, connection: Connection, item: Message | Closed) -> None:
         """Handle what has come over a connection, which may be the present one of a link."""
         recorder = self._recorder
+        if recorder is not None and connection in recorder.former:
+            return
         if isinstance(item, Message) and item.header.get("kind") == "resume":
             self._on_resume(connection, item)
             return
@@ -112,9 +117,10 @@ class Server(Serving):
                 raise ProtocolError(f"{connection.peer} sent 'resume' to a server that does not outlive its process (expected 'hello')")
             self._recorder.on_resume(connection, message)
         except ProtocolError as error:
+            self._refused.add(connection)
             refuse(connection, error)
 
-    def _take(self, recorder: Recorder, link: Link, connection: Connection, item: Message) -> None:
+    def _take(self, recorder: SessionLinks, link: Link, connection: Connection, item: Message) -> None:
         try:
             message = link.take(item)
         except ProtocolError as error:
@@ -122,13 +128,17 @@ class Server(Serving):
             self._end(recorder, link, f"it broke the protocol: {refuse(connection, error)}")
             return
         if message is not None:
-            now = self.now()
-            recorder.message(now, link, message)
-            self._at_moment(now, self._handle, link, message)
-            if recorder.keeper.snapshot_due:
-                recorder.save(self._state, self._parts)
+            self._taken(recorder, link, message)
 
-    def _end(self, recorder: Recorder, link: Link, reason: str) -> None:
+    def _taken(self, recorder: SessionLinks, link: Link, message: Message) -> None:
+        """Write down a message that has come over a link, and handle it."""
+        now = self.now()
+        recorder.message(now, link, message)
+        self._at_moment(now, self._handle, link, message)
+        if isinstance(recorder, Recorder) and recorder.keeper.snapshot_due:
+            recorder.save(self._state, self._parts)
+
+    def _end(self, recorder: SessionLinks, link: Link, reason: str) -> None:
         """Handle the end of a link."""
         now = self.now()
         recorder.closed(now, link, reason)
@@ -163,7 +173,7 @@ class Server(Serving):
                 recorder.tick(now)
             self._at_moment(now, self._tick)
         self._report()
-        if recorder is not None:
+        if isinstance(recorder, Recorder):
             recorder.save(self._state, self._parts)
 
     def _patience(self) -> Seconds:
@@ -188,7 +198,7 @@ class Server(Serving):
         return self._recorder.make(f"server {self._number}", "server 0")  # goes over a socket from the next tick on
 
     @property
-    def _keeper(self) -> Keeper | None:
+    def _keeper(self) -> Keeper | Replica | None:
         return None if self._recorder is None else self._recorder.keeper
 
     def _pass_on(self, report: dict[str, Any]) -> None:
@@ -223,14 +233,14 @@ class Server(Serving):
         for connection, message in waiting.items():
             self._on_resume(connection, message)
 
-    def _again(self, recorder: Recorder, record: list[Any]) -> None:
+    def _again(self, recorder: Recorder | StreamRecorder, record: list[Any]) -> None:
         """Do again what an earlier process has done, or was about to do, when it was told this."""
         match record:
             case ["begin", began, started, settings, servers]:
                 self._began, self._started = began, started
                 self._begin(JobSettings.from_wire(settings), read_addresses(servers))
-            case ["open", session, peer]:
-                recorder.sessions[session] = Link(session, peer)
+            case ["open", session, peer, beside]:
+                recorder.open(session, peer, beside=beside)
             case ["message", now, *_]:
                 self._at_moment(now, self._handle, *recorder.again(record))
             case ["closed", now, session, reason]:
@@ -264,13 +274,13 @@ class Server(Serving):
     def _cut_off(self) -> bool:
         return isinstance(self._to_coordinator, Link) and self._to_coordinator.socket is None
 
-    def _await_return(self, recorder: Recorder, now: Seconds) -> None:
+    def _await_return(self, recorder: SessionLinks, now: Seconds) -> None:
         """Connect to server 0 again, and end the links that have not come back in time."""
         if self._cut_off:
             assert isinstance(self._to_coordinator, Link)
             with contextlib.suppress(JobError):
                 connection = self._hub.connect(self._servers[0])
-                if connection.shares_memory:
+                if connection.shares_memory == self._to_coordinator.shares_memory:
                     recorder.join(self._to_coordinator, connection)
                 else:
                     connection.close()
@@ -287,10 +297,12 @@ def main() -> int:
     number = int(os.environ["OFFBEAT_SERVER"])
     port, listen = int(os.environ.get("OFFBEAT_PORT", "0")), os.environ.get("OFFBEAT_LISTEN") or LOOPBACK
     supervisor, local = read_addresses(os.environ["OFFBEAT_SUPERVISOR"])[0], os.environ.get("OFFBEAT_LOCAL", "")
-    return serve(number, SocketHub(take_token(), local_name=local), supervisor, port, listen)
+    role = os.environ.get(ROLE, "")
+    hub = SocketHub(take_token(), local=not role, local_name=local)  # a standby cannot take over memory that others share
+    return serve(number, hub, supervisor, port, listen, role)
 
 
-def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0, listen: str = LOOPBACK) -> int:
+def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0, listen: str = LOOPBACK, role: str = "") -> int:
     """Run server ``number`` until the supervisor ends it or the job fails.
 
     Args:
@@ -299,6 +311,7 @@ def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0, listen: 
         supervisor_at: where to report.
         port: where to listen; 0: the system chooses.
         listen: the address of this machine at which to listen.
+        role: "leader" or "standby"; "": a server without a standby.
 
     Returns:
         The exit status. The hub is closed then.
@@ -306,14 +319,17 @@ def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0, listen: 
     supervisor = hub.connect(supervisor_at)
     try:
         address = hub.listen(listen, port)
-        supervisor.send({"kind": "listening", "number": number, "address": address})
-        server = Server(number, hub, supervisor)
+        supervisor.send({"kind": "listening", "number": number, "address": address, **({"role": role} if role else {})})
+        server = _server(number, hub, supervisor, role)
         if threading.current_thread() is threading.main_thread():
             for notice in NOTICES:
                 signal.signal(notice, server.notice)
         server.run()
     except JobEnded:
         return 0
+    except FencedError as error:
+        print(f"offbeat: {error}", file=sys.stderr)
+        return 1
     except OffbeatError as error:
         mistake = any(isinstance(one, ConfigurationError) for one in (error, error.__cause__))
         last_words.say(hub, supervisor, {"kind": "failed", "reason": str(error), "mistake": mistake})
@@ -321,6 +337,14 @@ def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0, listen: 
     finally:
         hub.close()
     return 0
+
+
+def _server(number: int, hub: Hub, supervisor: Connection, role: str) -> Server:
+    if not role:
+        return Server(number, hub, supervisor)
+    from offbeat.runtime.replicated_server import ReplicatedServer  # which is a Server
+
+    return ReplicatedServer(number, hub, supervisor, stands_by=role == "standby")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from offbeat.runtime.coordination.file_writer import FileWriter, Written
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.settings import JobSettings, read_addresses
+from offbeat.runtime.recovery.keeper import Keeper
+from offbeat.runtime.recovery.replica import Replica
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message
 from offbeat.transport.schema import shown
 from offbeat.transport.shm import MemoryBlock
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from offbeat.runtime.coordination.shard_files import ShardFiles
     from offbeat.runtime.coordinators import LiveCoordinators
     from offbeat.runtime.parameter_server.shard import LiveShard
-    from offbeat.runtime.recovery.keeper import Keeper
 
 log = logging.getLogger(__name__)
 
@@ -236,8 +237,8 @@ class Serving:
         return self._hub.connect(coordinator)
 
     @property
-    def _keeper(self) -> Keeper | None:
-        """Return what holds memory with which this server outlives its process; None: it does not."""
+    def _keeper(self) -> Keeper | Replica | None:
+        """Return what holds memory with which this server outlives its process, or hands it to a standby; None: there is neither."""
         return None
 
     def _open(self) -> None:
@@ -247,7 +248,7 @@ class Serving:
 
         assert self._settings is not None
         keeper = self._keeper
-        allocate = MemoryBlock.allocate if keeper is None else keeper.allocate
+        allocate = keeper.allocate if isinstance(keeper, Keeper) else MemoryBlock.allocate
         self._coordinator = LiveCoordinators(
             self._settings, self._shards, self._supervisor, self._hub, allocate, self._started, self.now, keeper, self._writer
         )

@@ -97,6 +97,15 @@ class AveragingShard:
                     stop = min(start + CHUNK_NUMEL, numel)
                     self._step(next(units), at, own, start, stop, [part[start:stop] for part in theirs], weights)
 
+    def whole(self) -> list[memoryview]:
+        """Return the memory of all that a fold changes: the parameters, and the outer optimizer's momentum."""
+        memories = [self._memory if isinstance(self._memory, memoryview) else self._memory.numpy().data]
+        if self.averaging.outer_momentum:
+            for at, numel, dtype in self._places:
+                combined = torch.float64 if dtype == torch.float64 else torch.float32
+                memories.append(self._velocity(at, numel, combined).view(torch.uint8).numpy().data)
+        return memories
+
     def state(self) -> tuple[Headers, list[bytes | memoryview]]:
         """Return the outer optimizer's momentum, in the form of `Shard.state`."""
         kept = [(own, self._velocities[own.at]) for own in self._own if own.at in self._velocities]

@@ -113,6 +113,7 @@ class Shard:
         scale: float = 1.0,
         measures: Literal["nothing", "norms", "differences"] = "nothing",
         ready: Callable[[int], None] | None = None,
+        total: Memory | None = None,
     ) -> SquaredNorms | None:
         """Make a new version: ``g = sum(weight * gradient)``, then one step of the optimizer with g.
 
@@ -126,6 +127,7 @@ class Shard:
                 which one more copy of g is kept from then on. They are summed in float64 over blocks, each block's in float32 (float64 for
                 float64 gradients); relative error about 1e-6.
             ready: called while the fold goes on, each time with the number of bytes from the span's first on that are new by now.
+            total: ``span.nbytes`` bytes that g is written to. A fold of ``[(total, 1.0)]`` makes the same step, bit for bit.
 
         Raises:
             ProtocolError: a gradient of another size, or settings that this optimizer refuses. Nothing has changed then.
@@ -140,7 +142,9 @@ class Shard:
             self._configure(self._groups, scale)
         typed = {dtype: [self._typed(m, dtype) for m, _ in gradients] for dtype in self._dtypes()}
         norms, before = measures != "nothing", self._before
-        work = _Work(iter(()), typed, [weight for _, weight in gradients], norms, self._last() if measures == "differences" else None)
+        compared = self._last() if measures == "differences" else None
+        sums_at = None if total is None else {dtype: self._typed(total, dtype) for dtype in self._dtypes()}
+        work = _Work(iter(()), typed, [weight for _, weight in gradients], norms, compared, sums_at)
         sums: list[list[float]] = []
         with single_threaded():
             for blocks in self._batches(at_once=ready is None):
@@ -262,6 +266,8 @@ class _Work(NamedTuple):
     norms: bool
     before: dict[torch.dtype, torch.Tensor] | None
     """The sum of the previous fold, to be compared and replaced; None: differences are not measured."""
+    total: dict[torch.dtype, torch.Tensor] | None
+    """Where the sum is written to; None: nowhere."""
 
 
 class _Lane:
@@ -308,6 +314,8 @@ class _Lane:
                 stop = min(start + BLOCK_NUMEL, block.numel)
                 parts = [g[block.first + start : block.first + stop] for g in work.gradients[total.dtype]]
                 (self._sum if total.itemsize > 2 else self._sum_wide)(parts, work, total[start:stop], norms)
+            if work.total is not None:
+                work.total[total.dtype][block.first : block.first + block.numel].copy_(total)
             if done:  # by a process that died before it had folded the rest, and with it what was measured here
                 assert kept is not None
                 norms[-1] += kept.number_of(unit)

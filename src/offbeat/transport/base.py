@@ -79,6 +79,8 @@ class Connection(ABC):
     """True if both ends can map the same memory, so that carrying a region copies nothing."""
     interface: str
     """The IP address of this end; "" if the ends share memory."""
+    within_host: bool = False
+    """True if both ends are on one machine, as far as this end can see."""
     bytes_received: int
     """Counts every byte that comes in, even of unfinished messages: a sign of life."""
 

@@ -5,7 +5,8 @@ connection over one socket after another. Both ends number the messages that the
 were received, so that these need not be kept any more. Over a new socket each end sends again what it has kept; what had arrived is
 recognised by its number.
 
-The end that can die counts a message as received once it is in a log from which the next process begins (``runtime/recovery``).
+The end that can die counts a message as received once it is in a log from which the next process begins (``runtime/recovery``), or once
+its standby has it (`OutputCommit`). A gradient that came with a message is not in that record: see `Link.keep_carried`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,17 @@ from typing import Any, Final, NamedTuple
 
 from offbeat.errors import ProtocolError
 from offbeat.transport.base import Buffer, Connection, Message, PartArrived, SharedMemory
+from offbeat.transport.output_commit import OutputCommit
 from offbeat.transport.schema import Kinds, MessageSchema, Unfit, fields, row, shown, text, whole
 
 STAMP: Final = "at"
 """The header field with the number of a message, and the number of messages received."""
 RESUME: Final = Kinds({"resume": MessageSchema(fields({"session": text(100), "received": whole()}))})
 """The first message over a new socket of a link, from each end."""
+AWAIT: Final = Kinds({"await": MessageSchema(fields({"session": text(100)}))})
+"""To a standby, over a connection that is idle until the standby leads: this link would go over it then."""
+LEADING: Final = Kinds({"leading": MessageSchema(fields({"term": whole()}))})
+"""The answer, when the standby leads."""
 _stamp = row(whole(), whole())
 
 
@@ -32,42 +38,60 @@ class _Kept(NamedTuple):
     carry: str | None
     payload: list[bytes]
     memory: tuple[SharedMemory, ...]
+    position: int
+    """Of the record from which the message follows."""
 
 
 class Link(Connection):
-    """One end of a stream of messages that outlives its sockets. Only between ends that share memory.
+    """One end of a stream of messages that outlives its sockets.
 
     Args:
         session: names the stream at both ends.
         peer: the other end, in words.
+        shares_memory: True if both ends map the same memory; False: the sockets carry the regions.
+        commit: of a server with a standby: what is sent waits until the standby knows of it. None: nothing waits.
     """
 
-    shares_memory = True
-    interface = ""
-
-    def __init__(self, session: str, peer: str) -> None:
+    def __init__(self, session: str, peer: str, *, shares_memory: bool = True, commit: OutputCommit | None = None) -> None:
         self.session, self.peer = session, peer
+        self.shares_memory = shares_memory
+        self.interface = ""
+        self.beside = False
+        """True if the other end is on the machine of this server, and the standby is on another: a loss of the machine takes both."""
         self.closed = False
         self.sent = self.received = 0
         """Numbers of the newest message that this end has sent, and of the newest that it has received."""
+        self.delivered = 0
+        """The number of the newest message of this end that the other end has received, as far as this end knows."""
         self.bytes_received = 0
         """As `note_bytes` has seen it last."""
+        self.kept_carried: int | None = None
+        """The number of the message whose region the other end must keep, see `keep_carried`; None: none."""
+        self.lacks_carried = False
+        """True while that region is missing here, in the process of a standby that has taken over."""
+        self._commit = commit
+        self._confirmable: deque[tuple[int, int]] = deque()
+        """Positions of records, and the number of the message that may be confirmed once the record is committed."""
+        self._confirmed = 0
         self._kept: deque[_Kept] = deque()
-        self._regions: dict[str, memoryview] = {}
+        self._regions: dict[str, tuple[memoryview, PartArrived | None]] = {}
         self._socket: Connection | None = None
         self._ready = False
         """True once the other end has said, over the present socket, what it has received: earlier messages must not be overtaken."""
+        self._offered = 0
+        """The number of the newest message that was handed to the present socket."""
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
         return f"<link {self.session} to {self.peer}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all but the socket, which is this process's own."""
-        return {name: value for name, value in vars(self).items() if name not in ("_socket", "_ready", "_lock", "_regions")}
+        """Return all but the socket, which is this process's own. Regions that both ends map are bound anew."""
+        state = {name: value for name, value in vars(self).items() if name not in ("_socket", "_ready", "_lock", "_offered")}
+        return {**state, "_regions": {}} if self.shares_memory else state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _socket=None, _ready=False, _lock=threading.RLock(), _regions={})
+        vars(self).update(state, _socket=None, _ready=False, _lock=threading.RLock(), _offered=0)
 
     @property
     def socket(self) -> Connection | None:
@@ -79,20 +103,43 @@ class Link(Connection):
         """Return True if every message has been sent over a socket that is still there."""
         return self._ready or not self._kept
 
+    @property
+    def confirmed(self) -> int:
+        """Return the number up to which the other end need not keep its messages any more."""
+        if self._commit is None:
+            return self.received
+        while self._confirmable and not self._commit.holds(self._confirmable[0][0]):
+            self._confirmed = self._confirmable.popleft()[1]
+        return self._confirmed
+
     def resume(self, connection: Connection) -> None:
         """Go on over a new connection, as soon as the other end does (see `resumed`)."""
         with self._lock:
             self._socket, self._ready, self.bytes_received = connection, False, 0
-            connection.send({"kind": "resume", "session": self.session, "received": self.received})
+            if not self.shares_memory:
+                for name, (region, arrived) in self._regions.items():
+                    connection.bind(name, region, arrived)
+            connection.send({"kind": "resume", "session": self.session, "received": self.confirmed})
 
     def resumed(self, received: int) -> None:
         """Send again what the other end, which has received so many messages, does not have."""
         with self._lock:
-            self._forget(received)
+            self.forget(received)
             assert self._socket is not None, "the other end resumes over a socket"
-            for kept in self._kept:
-                self._send(self._socket, kept)
-            self._ready = True
+            self._ready, self._offered = True, received
+            self.advance()
+
+    def advance(self) -> None:
+        """Send what has waited for its record to be committed."""
+        with self._lock:
+            if self._socket is None or not self._ready:
+                return
+            for kept in self._kept if self._offered < self.sent else ():
+                if kept.number > self._offered:
+                    if self._commit is not None and self._commit.holds(kept.position):
+                        return
+                    self._offered = kept.number
+                    self._send(self._socket, kept)
             if self.closed:
                 self._socket.close()
 
@@ -127,21 +174,51 @@ class Link(Connection):
         if number > self.received + 1:
             raise ProtocolError(f"{self.peer} sent message {number} after message {self.received} (expected none to be missing)")
         with self._lock:
-            self._forget(received)
+            self.forget(received)
         if number <= self.received:
+            if number == self.kept_carried:
+                self.lacks_carried = False
             return None
-        self.received = number
+        self.note(number)
         return message
 
-    def _forget(self, received: int) -> None:
+    def note(self, number: int) -> None:
+        """Note that a message has been received."""
+        self.received = number
+        if self._commit is not None and self.kept_carried is None:
+            self._confirmable.append((self._commit.position, number))
+
+    def keep_carried(self) -> None:
+        """Let the other end keep the newest message and those after it, until `release_carried`.
+
+        The region that came with the message is in the memory of this process alone. If a standby takes over, the other end sends the
+        message again, with the region, which is as it was: its owner waits.
+        """
+        if self._commit is not None:
+            if self._confirmable and self._confirmable[-1][1] == self.received:
+                self._confirmable.pop()
+            self.kept_carried = self.received
+
+    def release_carried(self) -> None:
+        """Note that the region that came last is not needed any more."""
+        if self.kept_carried is not None and self._commit is not None:
+            self.kept_carried, self.lacks_carried = None, False
+            self._confirmable.append((self._commit.position, self.received))
+
+    def forget(self, received: int) -> None:
+        """Forget what the other end has received."""
+        self.delivered = max(self.delivered, received)
         while self._kept and self._kept[0].number <= received:
             self._kept.popleft()
 
     # As a connection.
 
     def bind(self, name: str, region: memoryview, arrived: PartArrived | None = None) -> None:
-        """Do nothing: both ends map the memory that a region names, and nothing is carried."""
-        self._regions[name] = region
+        """Bind a region over each socket. Where both ends map the memory that a region names, nothing is carried."""
+        with self._lock:
+            self._regions[name] = region, arrived
+            if self._socket is not None and not self.shares_memory:
+                self._socket.bind(name, region, arrived)
 
     def send(
         self,
@@ -156,10 +233,12 @@ class Link(Connection):
             if self.closed:
                 return
             self.sent += 1
-            kept = _Kept(self.sent, header, carry, [bytes(part) for part in payload], tuple(memory))
-            self._kept.append(kept)
-            if self._socket is not None and self._ready:
-                self._send(self._socket, kept)
+            position = 0
+            if self._commit is not None:
+                position = self._commit.position
+                self._commit.sent += 1
+            self._kept.append(_Kept(self.sent, header, carry, [bytes(part) for part in payload], tuple(memory), position))
+            self.advance()
 
     def send_aside(self, header: Mapping[str, Any]) -> None:
         """Send a message that need not arrive, such as a heartbeat. It has no number."""
@@ -168,14 +247,17 @@ class Link(Connection):
                 self._socket.send(header)
 
     def _send(self, connection: Connection, kept: _Kept) -> None:
-        connection.send({**kept.header, STAMP: [kept.number, self.received]}, payload=kept.payload, memory=kept.memory)
+        carry = None if self.shares_memory else kept.carry
+        connection.send({**kept.header, STAMP: [kept.number, self.confirmed]}, carry=carry, payload=kept.payload, memory=kept.memory)
 
     def send_ahead(self, name: str, start: int, stop: int) -> None:
-        raise AssertionError(f"nothing is sent ahead to {self.peer}: the ends share memory")
+        raise AssertionError(f"nothing is sent ahead to {self.peer} over a link: what is sent again is sent as a whole")
 
     def close(self) -> None:
         with self._lock:
             if not self.closed:
                 self.closed = True
-                if self._socket is not None:
+                if self._ready:
+                    self.advance()  # which closes the socket, once nothing waits
+                elif self._socket is not None:
                     self._socket.close()

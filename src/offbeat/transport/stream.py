@@ -49,6 +49,12 @@ class Busy(Exception):
     """The peer has too many handshakes under way, and asks this process to connect again."""
 
 
+def _address_of_peer(sock: socket.socket | TlsSocket) -> str | None:
+    with contextlib.suppress(OSError):  # it is gone again
+        return str(sock.getpeername()[0])
+    return None
+
+
 class StreamConnection(Connection):
     """One end of a connection over a stream socket."""
 
@@ -68,6 +74,7 @@ class StreamConnection(Connection):
         self.peer = peer
         self.shares_memory = sock.family == getattr(socket, "AF_UNIX", None)
         self.interface = "" if self.shares_memory else str(sock.getsockname()[0])
+        self.within_host = self.shares_memory or self.interface == _address_of_peer(sock)
         self.bytes_received = 0
         self.maps = True
         """False: blocks of memory that come are held, and not mapped."""

@@ -229,6 +229,10 @@ class TlsSocket:
     def fileno(self) -> int:
         return self._inner.fileno()
 
+    def getpeername(self) -> tuple[str, int]:
+        host, port = self._inner.getpeername()[:2]
+        return str(host), int(port)
+
     def getsockname(self) -> tuple[str, int]:
         host, port = self._inner.getsockname()[:2]
         return host, port

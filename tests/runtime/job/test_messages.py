@@ -17,9 +17,10 @@ from offbeat.launch import agent_messages
 from offbeat.runtime.coordinators import LiveCoordinators
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.recovery.replica_messages import FROM_LEADER, FROM_STANDBY
 from offbeat.tensors.optimizers import check_changed, hyperparameters, spec_of
 from offbeat.transport.base import Message
-from offbeat.transport.link import RESUME
+from offbeat.transport.link import AWAIT, LEADING, RESUME
 from offbeat.transport.schema import Kinds
 from offbeat.transport.shm import MemoryBlock
 
@@ -34,6 +35,10 @@ TABLES: dict[str, tuple[Kinds, dict[str, dict[str, Any]]]] = {
     "to supervisor": (messages.TO_SUPERVISOR, malformed.TO_SUPERVISOR),
     "to worker": (messages.TO_WORKER, malformed.TO_WORKER),
     "link": (RESUME, malformed.RESUME),
+    "await": (AWAIT, malformed.AWAIT),
+    "leading": (LEADING, malformed.LEADING),
+    "from standby": (FROM_STANDBY, malformed.FROM_STANDBY),
+    "from leader": (FROM_LEADER, malformed.FROM_LEADER),
     "from agent": (agent_messages.FROM_AGENT, malformed.FROM_AGENT),
     "to agent": (agent_messages.TO_AGENT, malformed.TO_AGENT),
 }

@@ -249,11 +249,19 @@ _MORE_SETTINGS: Final = {
     "torchrun_env": flag,
     "script": text(1 << 14),
     "journal": maybe(text(1 << 14)),
+    "replicas": whole(0, 1),
 }
+_JOB: Final = {"settings": fields(_SETTINGS, _MORE_SETTINGS), "servers": text(1 << 20)}
+_key: Final = text(100)
 
 FROM_SUPERVISOR: Final = Kinds(
     {
-        "job": MessageSchema(fields({"settings": fields(_SETTINGS, _MORE_SETTINGS), "servers": text(1 << 20)}, {"outlives": flag})),
+        "job": MessageSchema(fields(_JOB, {"outlives": flag, "key": _key})),
+        "stand_by": MessageSchema(fields({**_JOB, "key": _key})),
+        "lead": MessageSchema(fields({"term": whole(), "servers": text(1 << 20)})),
+        "alone": MessageSchema(),
+        "fenced": MessageSchema(fields({"term": whole()})),
+        "moved": MessageSchema(fields({"servers": text(1 << 20)})),
         "kept": MessageSchema(fields({"name": text(300)}), memory=1),
         "finish": MessageSchema(fields({"ok": flag, "reason": _words})),
         "process": MessageSchema(fields({"fields": fields({"role": text(), "number": whole(), "what": text(), "detail": _words})})),
@@ -276,7 +284,9 @@ _STANDINGS: Final[dict[str, dict[str, Check]]] = {
 
 TO_SUPERVISOR: Final = Kinds(
     {
-        "listening": MessageSchema(fields({"number": _server, "address": _address})),
+        "listening": MessageSchema(fields({"number": _server, "address": _address}, {"role": one_of("leader", "standby")})),
+        "followed": MessageSchema(),
+        "standby_gone": MessageSchema(fields({"reason": _words})),
         "loading": MessageSchema(),
         "journal_failed": MessageSchema(fields({"reason": _words})),
         "alive": MessageSchema(),

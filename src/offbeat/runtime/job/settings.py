@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -18,6 +18,8 @@ from offbeat.transport.base import Address
 from offbeat.types import Seconds, Version, WireFormat, WorkerId
 
 TOKEN: Final = "OFFBEAT_TOKEN"
+ROLE: Final = "OFFBEAT_ROLE"
+"""The variable that makes a process the ``leader`` or the ``standby`` of its server."""
 _token: str | None = None
 """The token that this process found in its environment, kept for further optimizers and for the report of a failure."""
 ANY: Final = WorkerId(-1)
@@ -87,6 +89,8 @@ class JobSettings:
     """None: the job makes no checkpoints."""
     resume: str | None = None
     """The checkpoint from which the job resumes; None: it begins anew."""
+    replicas: int = 0
+    """1: each server has a standby."""
 
     @property
     def checkpoints(self) -> bool:
@@ -126,6 +130,8 @@ class WorkerSettings:
     """The wire format that overrides the script's; None: the script's."""
     servers_return: bool = False
     """True if a server that dies may come back in a new process."""
+    standbys: tuple[Address | None, ...] | None = None
+    """Where the standbys of the servers listen, None for each that has none at present; None: the job has no replicas."""
 
     def to_environment(self) -> dict[str, str]:
         """Return the variables that `from_environment` reads."""
@@ -140,6 +146,7 @@ class WorkerSettings:
             "OFFBEAT_SYNC": self.sync or "",
             "OFFBEAT_WIRE": self.wire or "",
             "OFFBEAT_SERVERS_RETURN": "1" if self.servers_return else "",
+            "OFFBEAT_STANDBYS": "" if self.standbys is None else json.dumps(self.standbys),
         }
 
     @classmethod
@@ -163,6 +170,7 @@ class WorkerSettings:
                 sync=environment.get("OFFBEAT_SYNC") or None,
                 wire=wire_format(wire) if (wire := environment.get("OFFBEAT_WIRE")) else None,
                 servers_return=bool(environment.get("OFFBEAT_SERVERS_RETURN")),
+                standbys=_read_standbys(environment.get("OFFBEAT_STANDBYS", "")),
             )
         except KeyError as error:
             if error.args[0] == TOKEN and environment is os.environ:
@@ -204,4 +212,12 @@ def known_token() -> str | None:
 
 def read_addresses(text: str) -> tuple[Address, ...]:
     """Return addresses from their JSON form."""
-    return tuple(Address(host, (tcp[0], int(tcp[1])), local) for host, tcp, local in json.loads(text))
+    return tuple(_address(*one) for one in json.loads(text))
+
+
+def _read_standbys(text: str) -> tuple[Address | None, ...] | None:
+    return tuple(None if one is None else _address(*one) for one in json.loads(text)) if text else None
+
+
+def _address(host: str, tcp: Sequence[Any], local: str) -> Address:
+    return Address(host, (tcp[0], int(tcp[1])), local)

@@ -23,6 +23,7 @@ from offbeat.runtime.parameter_server.dispatch import Dispatcher
 from offbeat.runtime.parameter_server.per_shard import shard_of
 from offbeat.runtime.parameter_server.per_shard_dispatch import PerShardDispatcher
 from offbeat.runtime.recovery.keeper import Keeper
+from offbeat.runtime.recovery.replica import Replica
 from offbeat.tensors.optimizers import check_changed
 from offbeat.tensors.shard import SquaredNorms
 from offbeat.tensors.whole import ShardCopy
@@ -69,7 +70,7 @@ class ServerCoordinatorSide:
         now: Callable[[], Seconds],
         *,
         in_place: bool = True,
-        keeper: Keeper | None = None,
+        keeper: Keeper | Replica | None = None,
     ) -> None:
         layout = job_spec.layout
         self._policy, self._spec, self._coordinator, self._settings = policy, job_spec.spec, coordinator, settings
@@ -77,7 +78,7 @@ class ServerCoordinatorSide:
         self._feed, self._perform = feed, perform
         self._common: SharedMemory | None = None
         """Block in which all workers of this host read the parameters in place; None: each has a copy."""
-        if in_place and policy.lockstep and all(shard.shares_memory for shard in shards.values()):
+        if in_place and not isinstance(keeper, Replica) and policy.lockstep and all(shard.shares_memory for shard in shards.values()):
             self._common = allocate(layout.nbytes, "parameters")
         self.shard = shard_of(0, layout, job_spec.spec, policy, settings, now, self._common, keeper)
         header = {"layout": layout.to_wire(), "optimizer": job_spec.spec.to_wire(), "sync": policy.spelling, "servers": settings.servers}

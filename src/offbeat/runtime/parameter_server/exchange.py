@@ -26,6 +26,7 @@ from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec, hyperparameters
 from offbeat.tensors.state import assemble_state_dict, split_state_dict
 from offbeat.transport.base import Connection, SharedMemory
+from offbeat.transport.link import Link
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
 from offbeat.types import Incarnation, WireFormat
 
@@ -109,7 +110,8 @@ class Exchange:
 
     def _bucket(self, policy: ServerRule) -> None:
         """Send gradients bucket by bucket to the servers that do not share memory."""
-        remote = [(server, span) for server, span in zip(self._link.servers, self._spans, strict=True) if not server.shares_memory]
+        pairs = zip(self._link.servers, self._spans, strict=True)
+        remote = [(server, span) for server, span in pairs if not server.shares_memory and not isinstance(server, Link)]
         self._early = EarlyPushes(
             BucketedPush(server, self._layout, span, self._push_block.view[span.start : span.stop], self._encodings.get(server))
             for server, span in remote
@@ -156,8 +158,8 @@ class Exchange:
         for encoding in self._encodings.values():
             encoding.pushed(self._link.incarnation)
         for server in self._link.servers[1:]:
-            server.send({"kind": "push", "worker": self._link.worker, "number": header["number"]})
-        self._link.coordinator.send(header)
+            server.send({"kind": "push", "worker": self._link.worker, "number": header["number"]}, carry=_whole(server))
+        self._link.coordinator.send(header, carry=_whole(self._link.coordinator))
 
     def keep_blocks(self, machine: Worker) -> None:
         """Keep the blocks that come until ``machine`` begins an iteration with them."""
@@ -246,3 +248,8 @@ class Exchange:
         if begins:
             self.initialise(state if self.averaging is None else None, provided=False)
         return checksum(self.flat.parameters, state)
+
+
+def _whole(server: Connection) -> str | None:
+    """Return the region that a push carries: the whole gradient over a link, nothing where memory is shared or buckets have gone before."""
+    return "push" if isinstance(server, Link) and not server.shares_memory else None

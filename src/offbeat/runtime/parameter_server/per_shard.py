@@ -19,6 +19,7 @@ from offbeat.runtime.job.settings import ANY, JobSettings, Late
 from offbeat.runtime.parameter_server.deliveries import Delivery
 from offbeat.runtime.parameter_server.shard import LiveShard, ShardMeasurements, passed_on
 from offbeat.runtime.recovery.keeper import Keeper
+from offbeat.runtime.recovery.replica import Replica
 from offbeat.tensors.layout import Layout, Span
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.tensors.shard import SquaredNorms
@@ -39,11 +40,11 @@ def shard_of(
     settings: JobSettings,
     now: Callable[[], Seconds],
     memory: SharedMemory | None,
-    keeper: Keeper | None = None,
+    keeper: Keeper | Replica | None = None,
 ) -> LiveShard:
     """Return the shard of one server, of the class that the rule needs.
 
-    With a ``keeper`` it outlives the process, unless the rule is one of shard scope.
+    With a ``keeper`` it outlives the process, or has a standby, unless the rule is one of shard scope.
 
     Raises:
         ConfigurationError: a block is too large for one message, or ``--late`` is set and the rule publishes no blocks.
@@ -54,6 +55,8 @@ def shard_of(
             raise ConfigurationError(
                 f"--late delays the blocks that shards publish, and under {policy.spelling} they publish none: use psp"
             )
+        if isinstance(keeper, Replica):
+            return LiveShard(number, layout, span, spec, policy, memory=memory, replica=keeper)
         if keeper is not None and keeper.given_up is None:
             try:
                 return LiveShard(number, layout, span, spec, policy, memory=memory, keeper=keeper, workers=settings.workers)

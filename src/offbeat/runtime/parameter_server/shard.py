@@ -11,10 +11,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from offbeat.core.policy import ServerRule
-from offbeat.errors import ProtocolError
+from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.runtime.parameter_server.deliveries import Delivery, in_place
 from offbeat.runtime.parameter_server.encoding import EXACT, EncodedParameters, ParameterChanges, ShardEncoding
 from offbeat.runtime.recovery.keeper import Keeper
+from offbeat.runtime.recovery.replica import Replica
 from offbeat.tensors.averaging import AveragingShard
 from offbeat.tensors.blocks import OwnState
 from offbeat.tensors.buckets import buckets_of
@@ -25,8 +26,9 @@ from offbeat.tensors.shard_memory import ShardMemory, Sizes
 from offbeat.tensors.whole import ShardCopy
 from offbeat.tensors.wire_formats import Encoded
 from offbeat.transport.base import Connection, Message, SharedMemory
+from offbeat.transport.link import Link
 from offbeat.transport.shm import PrivateBlock
-from offbeat.types import Seconds, Version, WorkerId
+from offbeat.types import NO_WORKER, Seconds, Version, WorkerId
 
 
 @dataclass(slots=True)
@@ -62,6 +64,7 @@ class LiveShard:
         memory: the job's common block if workers of this host read parameters in place; the shard uses its span of it.
         keeper: holds the memory with which the shard outlives this process; None: it does not.
         workers: the number of workers.
+        replica: hands what changes the memory to the shard of a standby, or from the leader's to this one; None: there is no standby.
     """
 
     def __init__(
@@ -75,10 +78,11 @@ class LiveShard:
         memory: SharedMemory | None = None,
         keeper: Keeper | None = None,
         workers: int = 0,
+        replica: Replica | None = None,
     ) -> None:
         self._layout, self._span, self._spec = layout, span, spec
         self._policy = policy
-        self._number, self._keeper, self._worker_count = number, keeper, workers
+        self._number, self._keeper, self._worker_count, self._replica = number, keeper, workers, replica
         allocate = PrivateBlock.allocate if keeper is None else keeper.allocate
         self._block = memory if memory is not None else allocate(span.stop - span.start, f"parameters of server {number}")
         self._in_common = memory is not None
@@ -165,6 +169,9 @@ class LiveShard:
         if seen != expected:
             kind = message.header["kind"]
             raise ProtocolError(f"worker {worker} sent {kind!r} with blocks of memory of {seen} bytes (expected {expected})")
+        wire = message.header.get("wire", "float32")
+        if self._replica is not None and wire != "float32":
+            raise ConfigurationError(f"--replicas 1: a standby cannot take over connections in {wire} yet; leave --wire out, or --replicas")
 
     def attach(self, worker: WorkerId, connection: Connection, message: Message, *, in_place: bool) -> None:
         """Bind the memory that a worker's process brings: a block for gradients and one for parameters, or none over TCP.
@@ -229,7 +236,12 @@ class LiveShard:
 
     def closed(self, connection: Connection) -> None:
         """Forget a connection that has ended."""
-        self._workers.pop(connection, None)
+        worker = self._workers.pop(connection, None)
+        if self._replica is not None and isinstance(connection, Link) and connection.kept_carried is not None:
+            # Nobody can send this gradient again, and it may still be folded.
+            slot = self._slots.get(worker) if worker is not None else None
+            if slot is not None and slot.connection is connection:
+                self._replica.carried(slot.push)
         self._encodings.pop(connection, None)
 
     def initialise(self, worker: WorkerId) -> None:
@@ -238,6 +250,7 @@ class LiveShard:
         state, slot.state = slot.state, None
         if not self.folded:
             self._changes += 1
+            self._replicate(slot.push)
             self._once(partial(self._take_over, slot.push, state))
 
     def _take_over(self, parameters: memoryview, state: OwnState | None) -> None:
@@ -249,7 +262,15 @@ class LiveShard:
         """Do nothing: the gradient is in the worker's slot, and stays there until the worker is admitted."""
 
     def decode(self, connection: Connection) -> None:
-        """Decode the gradient that has arrived over this connection, if the connection encodes."""
+        """Decode the gradient that has arrived over this connection, if the connection encodes.
+
+        The gradient of a worker that would die with this machine goes to the standby at once: the worker could not send it again.
+        """
+        if self._replica is not None and isinstance(connection, Link) and connection.beside:
+            slot = self._slots.get(self._workers.get(connection, NO_WORKER))
+            if slot is not None and slot.connection is connection:
+                self._replica.carried(slot.push)
+                connection.release_carried()
         if (encoding := self._encodings.get(connection)) is not None:
             encoding.decode()
 
@@ -290,7 +311,9 @@ class LiveShard:
                 case "save":
                     self.save(order, self.copy)
                 case "forget":
-                    self._slots.pop(order["worker"], None)
+                    slot = self._slots.pop(order["worker"], None)
+                    if slot is not None and isinstance(slot.connection, Link):
+                        slot.connection.release_carried()
                     self._sums.pop(order["worker"], None)
         return measured
 
@@ -344,7 +367,14 @@ class LiveShard:
         if worker not in self._sums:
             self._sums[worker] = self._sum_of(worker)
             self._once(partial(_clear, self._sums[worker]))
-        self._once(partial(self._shard.gather, self._sums[worker], self._slots[worker].push, weight))
+        push = self._slots[worker].push
+        self._replicate(push)
+        self._once(partial(self._shard.gather, self._sums[worker], push, weight))
+
+    def _replicate(self, memory: memoryview) -> None:
+        """Let these bytes be the same at the standby."""
+        if self._replica is not None:
+            self._replica.carried(memory)
 
     def _sum_of(self, worker: WorkerId) -> Memory:
         if self._outlives is not None:
@@ -368,12 +398,36 @@ class LiveShard:
         parts: list[tuple[Memory, float]] = [(self._slots[worker].push, weight) for worker, weight in order["parts"]]
         parts += [(self._sums[worker], factor) for worker, factor in order["sums"]]
         if self._averaging is not None:
-            self._averaging.fold(parts)
+            if self._replica is None or not self._replica.replays:
+                self._averaging.fold(parts)
+            for memory in self._averaging.whole() if self._replica is not None else ():
+                self._replicate(memory)
             return None
         assert self._shard is not None
-        norms = self._shard.fold(parts, order["hyper"], scale=order["scale"], measures=self._policy.measures, ready=ready)
+        if self._replica is not None:
+            norms = self._fold_replicated(self._shard, self._replica, parts, order)
+        else:
+            norms = self._shard.fold(parts, order["hyper"], scale=order["scale"], measures=self._policy.measures, ready=ready)
         for worker, _ in order["sums"]:
             _clear(self._sums[worker])
+        return norms
+
+    def _fold_replicated(
+        self, shard: Shard, replica: Replica, parts: list[tuple[Memory, float]], order: Mapping[str, Any]
+    ) -> SquaredNorms | None:
+        """Step with the sum of these parts, at the standby with the leader's sum: the same bytes, so the same step."""
+        measures = self._policy.measures
+        if replica.replays:
+            total = replica.total(len(self._memory))
+            kept = measures if measures == "differences" else "nothing"  # for differences the shard keeps the last sum
+            shard.fold([(total, 1.0)], order["hyper"], scale=order["scale"], measures=kept)
+            replica.done_with(total)
+            return None if measures == "nothing" else SquaredNorms(*replica.measured(None))
+        total = replica.total(len(self._memory))
+        norms = shard.fold(parts, order["hyper"], scale=order["scale"], measures=measures, total=total)
+        replica.done_with(total)
+        if norms is not None:
+            replica.measured([list(norms.parts), norms.total, norms.difference])
         return norms
 
     def _begin_deliveries(self, releases: Sequence[Mapping[str, Any]]) -> dict[WorkerId, Delivery]:
@@ -401,6 +455,8 @@ class LiveShard:
         if slot is None:
             return  # the worker is ready at server 0, but never attached here
         header = {"kind": "parameters", **passed_on(order)}
+        if isinstance(slot.connection, Link):
+            slot.connection.release_carried()
         if slot.sent == self._changes and not order["anew"] and not slot.connection.shares_memory:
             slot.connection.send(header)  # at an epoch's end, mostly
             return
@@ -450,6 +506,8 @@ def passed_on(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def _travels_in_buckets(slot: _Slot, order: Mapping[str, Any]) -> bool:
     """Return True if the parameters of this release travel to this worker bucket by bucket, and not in one region."""
+    if isinstance(slot.connection, Link):
+        return False  # what may have to be sent again is sent as a whole
     return not slot.connection.shares_memory and not (slot.encoding is not None and order["exact"])
 
 

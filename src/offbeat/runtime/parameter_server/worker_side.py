@@ -84,6 +84,7 @@ class WorkerSession(JobSession):
             },
             settings.timeout_s / 10,
             servers_return=settings.servers_return,
+            standbys=settings.standbys,
         )
         checkpoints = JobCheckpoints(link, layout, model, optimizer, own_state=lambda: self._exchange.averaging is not None)
         super().__init__(settings, link, checkpoints, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, siblings=siblings)

@@ -1,4 +1,4 @@
-"""Write down the messages of a server, return them to its next process, and keep the links over which they come.
+"""Write down the messages of a server, and return them to its next process.
 
 The server hands every message, end of a connection and tick to the recorder before it handles it. A server of which the recorder has given
 up goes on as one without a recorder, until it dies.
@@ -7,27 +7,26 @@ up goes on as one without a recorder, until it dies.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from offbeat.errors import ConfigurationError, ProtocolError
+from offbeat.errors import ConfigurationError
 from offbeat.runtime.recovery import snapshot
 from offbeat.runtime.recovery.input_log import LOG_NBYTES, InputLog, LogFull
 from offbeat.runtime.recovery.keeper import LOG, Keeper
+from offbeat.runtime.recovery.sessions import SUPERVISOR, SessionLinks
 from offbeat.transport.base import Connection, Message, SharedMemory
-from offbeat.transport.link import RESUME, STAMP, Link
+from offbeat.transport.link import STAMP, Link
 from offbeat.transport.shm import MemoryBlock
 from offbeat.types import Seconds
 
-SUPERVISOR: Final = "supervisor"
-SESSIONS_MAX: Final = 1 << 14
 PAYLOAD_NBYTES: Final = 32 << 20
 """Payloads of more bytes are kept as blocks of memory of their own."""
 
 log = logging.getLogger(__name__)
 
 
-class Recorder:
+class Recorder(SessionLinks):
     """The recorder of one server.
 
     Args:
@@ -36,6 +35,7 @@ class Recorder:
     """
 
     def __init__(self, supervisor: Connection, kept: dict[str, MemoryBlock]) -> None:
+        super().__init__(supervisor)
         self.keeper = Keeper(supervisor, kept)
         self._log: InputLog | None = None
         """None: there is no memory for it."""
@@ -44,81 +44,16 @@ class Recorder:
             self._log = InputLog(block.view, block.reserve)
         except ConfigurationError as error:
             self.keeper.give_up(str(error))
-        self.keeper.note_result = lambda name, number, result: self._write(["result", name, number, result])
-        self.supervisor = Link(SUPERVISOR, supervisor.peer)
-        self._own = {SUPERVISOR: self.supervisor}
-        """By name: the links that this server has made."""
-        self.sessions: dict[str, Link] = {}
-        """By name: the links of workers and of other servers that have called."""
-        self._at: dict[Connection, Link] = {supervisor: self.supervisor}
-        """By socket."""
-
-    # Links.
-
-    def link_at(self, connection: Connection) -> Link | None:
-        """Return the link that goes over a connection at present; None: it is a connection of its own."""
-        return self._at.get(connection)
-
-    def make(self, session: str, peer: str) -> Link:
-        """Return a new link from this server to another; it goes over no connection yet."""
-        link = self._own[session] = Link(session, peer)
-        return link
-
-    def join(self, link: Link, connection: Connection) -> None:
-        """Let a link go over this connection from now on."""
-        if link.socket is not None:
-            self._at.pop(link.socket, None)
-        self._at[connection] = link
-        link.resume(connection)
-
-    def cut(self, connection: Connection) -> None:
-        """Note that a connection has ended."""
-        link = self._at.pop(connection)
-        if link.socket is connection:
-            link.cut()
-
-    def on_resume(self, connection: Connection, message: Message) -> None:
-        """Handle the first message of a link over a new connection, from either end.
-
-        Raises:
-            ProtocolError: the link is not known here.
-        """
-        RESUME.check(message.header, connection.peer, len(message.payload), len(message.memory))
-        session, received = message.header["session"], message.header["received"]
-        link = self._at.get(connection)
-        if link is None:
-            link = self.sessions.get(session)
-            if link is None:
-                if received or len(self.sessions) >= SESSIONS_MAX:
-                    raise ProtocolError(f"{connection.peer} goes on with a link of which this server has no record (expected a new one)")
-                link = self.sessions[session] = Link(session, connection.peer)
-                self._write(["open", session, connection.peer])
-            old = link.socket
-            self.join(link, connection)
-            if old is not None:
-                old.close()
-        link.resumed(received)
-
-    def gone(self) -> list[Link]:
-        """Return the links that have not come back."""
-        return [link for link in self.sessions.values() if link.socket is None and not link.closed]
-
-    def end(self, link: Link) -> None:
-        """Forget a link that has ended."""
-        self.sessions.pop(link.session, None)
+        self.keeper.note_result = lambda name, number, result: self.write(["result", name, number, result])
 
     # Writing.
 
-    def _write(self, record: list[Any]) -> None:
+    def write(self, record: list[Any]) -> None:
         if self._log is not None and self.keeper.given_up is None:
             try:
                 self._log.append(record)
             except (LogFull, ConfigurationError) as error:
                 self.keeper.give_up(f"what it was told does not fit into memory: {error}")
-
-    def begun(self, began: Seconds, started: str, settings: Mapping[str, Any], servers: str) -> None:
-        """Note the beginning of the job."""
-        self._write(["begin", began, started, settings, servers])
 
     def message(self, now: Seconds, link: Link, message: Message) -> None:
         """Note a message that is about to be handled."""
@@ -128,7 +63,7 @@ class Recorder:
             names.append(f"{link.session} {link.received} {number}")
             self.keeper.keep(names[-1], block)
         payload: bytes | str = bytes(message.payload) if len(message.payload) <= PAYLOAD_NBYTES else self._apart(link, message.payload)
-        self._write(["message", now, link.session, link.received, message.header, payload, names])
+        self.write(["message", now, link.session, link.received, link.delivered, message.header, payload, names])
 
     def _apart(self, link: Link, payload: memoryview) -> str:
         name = f"{link.session} {link.received} payload"
@@ -136,23 +71,6 @@ class Recorder:
         block.view[:] = payload
         self.keeper.keep(name, block)
         return name
-
-    def closed(self, now: Seconds, link: Link, reason: str) -> None:
-        """Note the end of a link that is about to be handled."""
-        self._write(["closed", now, link.session, reason])
-
-    def tick(self, now: Seconds) -> None:
-        """Note a tick, and from which links bytes have come since the last one."""
-        stirred = [(session, nbytes) for session, link in self.sessions.items() if (nbytes := link.note_bytes()) is not None]
-        self._write(["tick", now, stirred])
-
-    def written(self, now: Seconds, result: Sequence[Any]) -> None:
-        """Note the result of writing files that is about to be handled, as its fields."""
-        self._write(["written", now, list(result)])
-
-    def returned(self, now: Seconds) -> None:
-        """Note that a new process goes on."""
-        self._write(["returned", now])
 
     # Snapshots, and reading.
 
@@ -194,9 +112,10 @@ class Recorder:
 
     def again(self, record: list[Any]) -> tuple[Link, Message]:
         """Return the link and the message of a record that `message` has written."""
-        _, _, session, received, header, payload, names = record
-        link = self._own[session] if session in self._own else self.sessions[session]
-        link.received = received
+        _, _, session, received, delivered, header, payload, names = record
+        link = self.named(session)
+        link.note(received)
+        link.forget(delivered)
         memory: tuple[SharedMemory, ...] = tuple(self.keeper[name] for name in names)
         data = self.keeper[payload].view if isinstance(payload, str) else memoryview(payload)
         return link, Message(header, data, memory)

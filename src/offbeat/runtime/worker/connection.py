@@ -63,6 +63,7 @@ class WorkerConnection:
         at_once: a handler for each kind that is not kept.
         beat_s: how often to send a sign of life, from the hello on.
         servers_return: True if a server that dies may come back in a new process, where it shares memory with this worker.
+        standbys: where the standbys of the servers listen, None for each that has none; None: the job has no replicas.
 
     Raises:
         JobError: a server cannot be reached.
@@ -78,10 +79,16 @@ class WorkerConnection:
         beat_s: Seconds,
         *,
         servers_return: bool = False,
+        standbys: Sequence[Address | None] | None = None,
     ) -> None:
         self.worker = worker
         self._links = Links(hub)
-        self.servers = [self._links.connect(address, lasting=servers_return) for address in addresses]
+        self.servers: list[Connection] = []
+        for number, address in enumerate(addresses):
+            if standbys is not None:
+                self.servers.append(self._links.connect_replicated(address, standbys[number]))
+            else:
+                self.servers.append(self._links.connect(address, lasting=servers_return))
         self.coordinator = self.servers[0]
         self.incarnation: Incarnation = NOT_JOINED
         self.sync = ""

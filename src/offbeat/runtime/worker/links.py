@@ -1,14 +1,15 @@
-"""Reach the servers again that come back in a new process: a worker keeps its process, and its memory, and waits for them."""
+"""Reach the servers again that come back in a new process, or whose standby takes over: a worker keeps its process, and waits for them."""
 
 from __future__ import annotations
 
 import secrets
 import time
 from typing import Final
+from weakref import WeakSet
 
 from offbeat.errors import JobError
 from offbeat.transport.base import Address, Arrivals, Closed, Connection, Hub, Message
-from offbeat.transport.link import RESUME, Link
+from offbeat.transport.link import LEADING, RESUME, Link
 from offbeat.types import Seconds
 
 RETRY_S: Final[Seconds] = 0.02
@@ -32,6 +33,10 @@ class Links:
         self._addresses: dict[Link, Address] = {}
         self._cut: dict[Link, tuple[Seconds, str]] = {}
         """Links without a socket: until when to try, and why the last one has ended."""
+        self._standbys: dict[Connection, Link] = {}
+        """By idle connection to a standby: the link that goes over it once the standby leads."""
+        self._former: WeakSet[Connection] = WeakSet()
+        """Connections that this end has closed; messages may still be queued."""
 
     def connect(self, address: Address, *, lasting: bool) -> Connection:
         """Connect to a server; a ``lasting`` connection is a link, if it shares memory, and a server on its way back is awaited.
@@ -57,6 +62,32 @@ class Links:
                     raise
             time.sleep(RETRY_S)
 
+    def connect_replicated(self, leader: Address, standby: Address | None) -> Link:
+        """Return a link to a server that has a standby, or has had one. Raises `JobError` if neither process can be reached."""
+        link = Link(secrets.token_hex(8), f"{leader.tcp[0]}, port {leader.tcp[1]}", shares_memory=False)
+        self._addresses[link] = leader
+        waits = standby is not None and self._wait_for(link, standby)
+        try:
+            connection = self._hub.connect(leader)
+        except JobError as error:
+            if not waits:
+                raise
+            self._cut[link] = time.monotonic() + RETURN_S, str(error)
+            return link
+        link.peer, link.interface = connection.peer, connection.interface
+        self._go_over(link, connection)
+        return link
+
+    def _wait_for(self, link: Link, standby: Address) -> bool:
+        """Keep an idle connection to the standby, which says over it that it leads. Returns False if it cannot be reached."""
+        try:
+            connection = self._hub.connect(standby)
+        except JobError:
+            return False
+        connection.send({"kind": "await", "session": link.session})
+        self._standbys[connection] = link
+        return True
+
     def poll(self, timeout_s: Seconds | None) -> Arrivals:
         """Do as `Hub.poll`. A link has ended only when its server does not come back."""
         if not self._addresses:
@@ -66,12 +97,17 @@ class Links:
             timeout_s = RETRY_S if timeout_s is None else min(timeout_s, RETRY_S)
         for connection, item in self._hub.poll(0.0 if arrived else timeout_s):
             link = self._at.get(connection)
-            if link is None:
+            if connection in self._former:
+                continue  # it had come before this end has closed the connection
+            if connection in self._standbys:
+                self._from_standby(connection, item)
+            elif link is None:
                 arrived.append((connection, item))
             elif isinstance(item, Closed):
                 del self._at[connection]
                 link.cut()
-                if item.reason.startswith("refused"):
+                gone = not link.shares_memory and link not in self._standbys.values()
+                if gone or item.reason.startswith("refused"):
                     arrived.append((link, item))
                 else:
                     self._cut[link] = time.monotonic() + RETURN_S, item.reason
@@ -81,6 +117,23 @@ class Links:
             elif (message := link.take(item)) is not None:
                 arrived.append((link, message))
         return arrived
+
+    def _from_standby(self, connection: Connection, item: Message | Closed) -> None:
+        """Go over this connection from now on, if the standby leads: also if the former leader is only frozen."""
+        link = self._standbys.pop(connection)
+        if isinstance(item, Closed):
+            if link in self._cut:
+                self._cut[link] = 0.0, self._cut[link][1]
+            return
+        LEADING.check(item.header, connection.peer, len(item.payload), len(item.memory))
+        former = link.socket
+        if former is not None:
+            del self._at[former]
+            self._former.add(former)
+            link.cut()
+            former.close()
+        self._cut.pop(link, None)
+        self._go_over(link, connection)
 
     def settle(self) -> None:
         """Wait for servers that are on their way back: what was sent to them is not lost."""
@@ -92,6 +145,11 @@ class Links:
     def _reach_again(self) -> list[tuple[Connection, Message | Closed]]:
         lost: list[tuple[Connection, Message | Closed]] = []
         for link, (until, reason) in list(self._cut.items()):
+            if not link.shares_memory:  # its standby says when it leads
+                if time.monotonic() >= until:
+                    del self._cut[link]
+                    lost.append((link, Closed(reason)))
+                continue
             try:
                 connection = self._hub.connect(self._addresses[link])
             except JobError:

@@ -12,16 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PHASES = ("initial", "restored", "before", "during", "after", "release", "epoch", "told")
+PHASES = ("initial", "restored", "before", "during", "after", "release", "epoch", "told", "streamed")
 """Version 0 is taken over; the state of a checkpoint is; before a fold; a block has been stepped and its state not noted; after a fold;
-some workers are released; an epoch has ended; a message was written down, and not handled."""
+some workers are released; an epoch has ended; a message was written down, and not handled; its record went to the standby."""
 OF_CHECKPOINTS = ("asked", "part", "copied", "files", "filed", "whole", "noted")
 """Workers were asked for their parts, and nothing is copied; a part has come; a copy is about to be written; some files are written; server
 1 has written its file; the checkpoint has its name, and the server does not know it yet; it has reported it."""
 
 
 def die(server: int, phase: str) -> None:
-    """Die if that is ordered."""
+    """Die if that is ordered. A standby does what its leader has done, and the order is for the leader."""
+    if os.environ.get("OFFBEAT_ROLE") == "standby":
+        return
     order = Path(os.environ["OFFBEAT_DEATHS"]) / f"{server}-{phase}"
     if order.exists():
         order.unlink()
@@ -54,6 +56,7 @@ if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "OFFBEA
     from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
     from offbeat.runtime.parameter_server.shard import LiveShard
     from offbeat.runtime.recovery.recorder import Recorder
+    from offbeat.runtime.recovery.replica import StreamRecorder
     from offbeat.tensors.shard_memory import ShardMemory
 
     around(LiveShard, "_take_over", before="initial")
@@ -69,3 +72,5 @@ if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "OFFBEA
     around(shard_files, "write_copy", before="copied", after="filed")
     around(CheckpointFolder, "finish", after="whole")
     around(CheckpointKeeper, "_finish", after="noted")
+    around(StreamRecorder, "message", after="told")
+    around(StreamRecorder, "flush", after="streamed")

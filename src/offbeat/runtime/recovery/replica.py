@@ -1,0 +1,278 @@
+"""Write the records of a server to its standby, and let a shard of the standby change its memory as the leader's did.
+
+The leader sends each record once it has been handled, and before it the bytes that the standby needs: the sum of a fold, not the gradients.
+So when a record arrives, the standby has everything to do the same, and what the leader has sent meanwhile waits (`OutputCommit`) until the
+standby says that the record has come.
+
+Source: Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014, section 4.3 (replication after aggregation).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NoReturn
+
+import msgpack  # type: ignore[import-untyped]
+
+from offbeat.errors import ConfigurationError, ProtocolError
+from offbeat.runtime.recovery.sessions import SessionLinks
+from offbeat.transport.base import Connection, Message
+from offbeat.transport.link import Link
+from offbeat.transport.output_commit import UNBOUND, OutputCommit
+from offbeat.transport.shm import PrivateBlock
+from offbeat.transport.wire import EMPTY
+from offbeat.types import Seconds
+
+PIECE_NBYTES: Final = 64 << 20
+"""Most bytes of memory in one message."""
+BYTES_MAX: Final = 1 << 40
+"""Most bytes of one sum."""
+CARRYING: Final = ("push", "initial")
+"""Kinds of a worker's messages with a region that is not in the record."""
+
+
+class Replica:
+    """What the shards of a leader hand to those of its standby.
+
+    Args:
+        commit: of this server.
+    """
+
+    def __init__(self, commit: OutputCommit) -> None:
+        self._commit = commit
+        self.standby: Connection | None = None
+        """At the leader: the connection to its standby; None: there is none."""
+        self.replays = False
+        """True at the standby."""
+        self.count = 0
+        """How often a shard has handed over bytes: the standby's have done it as often after the same record."""
+        self._came: deque[memoryview] = deque()
+        """At the standby: bytes of the leader that no shard has taken yet."""
+        self._coming = EMPTY
+        """Those of which a part has come."""
+        self._free: deque[tuple[int, memoryview]] = deque()
+        """Memory for sums, and the record that must be committed, or handled, before it is used again."""
+        self._results: deque[Any] = deque()
+        self.results: list[Any] = []
+        """At the leader: what was measured since the last record."""
+
+    def give_up(self, reason: str) -> NoReturn:
+        """Refuse the job. Raises `ConfigurationError`."""
+        raise ConfigurationError(f"--replicas 1: {reason}; leave --replicas out")
+
+    def carried(self, memory: memoryview) -> None:
+        """At the leader: send the standby these bytes; at the standby: replace them by the leader's."""
+        if self.replays:
+            memory[:] = came = self.total(len(memory))
+            self.done_with(came)
+        else:
+            self._send(memory, lent=False)
+
+    def total(self, nbytes: int) -> memoryview:
+        """At the leader: return memory for a sum, to be given to `done_with`; at the standby: return the leader's sum.
+
+        Raises:
+            ProtocolError: the leader has sent something else.
+        """
+        if not self.replays:
+            return self._memory(nbytes)
+        if not self._came or len(self._came[0]) != nbytes:
+            seen = f"{len(self._came[0])} bytes" if self._came else "none"
+            raise ProtocolError(f"the leader sent {seen} where {nbytes} bytes of memory were to come")
+        return self._came.popleft()
+
+    def done_with(self, total: memoryview) -> None:
+        """At the leader: send the sum to the standby; at the standby: note that it has been used."""
+        if self.replays:
+            self.count += 1
+            self._free.append((0, total))
+        else:
+            self._send(total, lent=True)
+            self._free.append((self._commit.position, total))
+
+    def _send(self, memory: memoryview, *, lent: bool) -> None:
+        self.count += 1
+        if self.standby is None:
+            return
+        for start in range(0, max(1, len(memory)), PIECE_NBYTES):
+            piece = memory[start : start + PIECE_NBYTES]
+            self.standby.send({"kind": "bytes", "start": start, "nbytes": len(memory)}, payload=[piece], lent=lent)
+
+    def _memory(self, nbytes: int) -> memoryview:
+        """Return memory that nobody uses."""
+        for place, (position, memory) in enumerate(self._free):
+            if len(memory) == nbytes and not self._commit.holds(position):
+                del self._free[place]
+                return memory
+        return PrivateBlock.allocate(nbytes, "sum of gradients").view
+
+    def measured(self, result: Any) -> Any:
+        """At the leader: note what a fold has measured; at the standby: return what the leader has measured in place of ``result``."""
+        if not self.replays:
+            self.results.append(result)
+            return result
+        if not self._results:
+            raise ProtocolError("the leader sent no measurements where those of a fold were to come")
+        return self._results.popleft()
+
+    # At the standby.
+
+    def place(self, header: Mapping[str, Any], nbytes: int) -> memoryview | None:
+        """Return the memory for bytes that are about to come: see `Connection.place_with`."""
+        start, whole = header.get("start"), header.get("nbytes")
+        if header.get("kind") != "bytes" or type(start) is not int or type(whole) is not int or not 0 <= start <= start + nbytes <= whole:
+            return None
+        if whole > BYTES_MAX or (start and whole != len(self._coming)):
+            return None
+        if start == 0:
+            try:
+                self._coming = self._memory(whole)
+            except ConfigurationError:  # there is not so much memory: `on_bytes` says so
+                self._coming = EMPTY
+                return None
+        return self._coming[start : start + nbytes]
+
+    def on_bytes(self, message: Message) -> None:
+        """Keep bytes that have come to where `place` has put them. Raises `ProtocolError` if they do not follow those before."""
+        start, nbytes, payload = message.header["start"], message.header["nbytes"], message.payload
+        stop = start + len(payload)
+        if nbytes and payload.obj is not self._coming.obj and (place := self.place(message.header, len(payload))) is not None:
+            place[:] = payload  # this transport does not ask for a place
+            payload = place
+        if nbytes and (len(self._coming) != nbytes or stop > nbytes or payload.obj is not self._coming.obj):
+            raise ProtocolError(f"the leader sent bytes {start} to {stop} of {nbytes} out of order")
+        if stop == nbytes:
+            self._came.append(self._coming)
+            self._coming = EMPTY
+
+    def on_results(self, results: list[Any]) -> None:
+        """Keep what the leader has measured while it handled the record that comes next."""
+        self._results.extend(results)
+
+
+class StreamRecorder(SessionLinks):
+    """The links of a server with a standby, and the records that its standby gets.
+
+    Args:
+        supervisor: the connection to the supervisor.
+        replays: True at the standby, until it leads.
+    """
+
+    def __init__(self, supervisor: Connection, *, replays: bool) -> None:
+        self.commit = OutputCommit()
+        super().__init__(supervisor)
+        self.keeper = Replica(self.commit)
+        self.keeper.replays = replays
+        self._batch: list[bytes] = []
+        self._pack = msgpack.Packer().pack
+
+    def _new(self, session: str, peer: str) -> Link:
+        return Link(session, peer, shares_memory=False, commit=self.commit)
+
+    def _beside(self, connection: Connection) -> bool:
+        standby = self.keeper.standby
+        return standby is not None and connection.within_host and not standby.within_host
+
+    # At the leader.
+
+    def write(self, record: list[Any]) -> None:
+        """Keep a record until `flush`, as it is now: who handles it may change it."""
+        if not self.keeper.replays:
+            self._batch.append(self._pack(record))
+
+    def message(self, now: Seconds, link: Link, message: Message) -> None:
+        """Note a message that is about to be handled."""
+        if message.header.get("kind") in CARRYING:
+            link.keep_carried()
+        self.write(["message", now, link.session, link.received, link.delivered, message.header, bytes(message.payload)])
+
+    def flush(self) -> None:
+        """Send the standby what was written since the last call, all of which has been handled."""
+        if not self._batch:
+            return
+        standby, results = self.keeper.standby, self.keeper.results
+        if standby is not None:
+            payload = [*([self._pack(["measured", results])] if results else ()), *self._batch]
+            standby.send({"kind": "record", "at": self.commit.position, "done": self._done}, payload=payload)
+        self._batch, self.keeper.results = [], []
+        self.commit.position += 1
+
+    def follow(self, standby: Connection) -> None:
+        """Let a standby get all records from now on, and send nothing that it does not know of."""
+        self.keeper.standby = standby
+        self.commit.committed = self.commit.position - 1
+
+    def lose_standby(self) -> None:
+        """Note that the connection to the standby has ended. Nothing is sent until `go_on_alone`: the standby may lead by now."""
+        self.keeper.standby = None
+
+    def go_on_alone(self) -> None:
+        """Send everything at once from now on."""
+        self.keeper.standby = None
+        self.commit.committed = UNBOUND
+        self._advance()
+
+    def acknowledged(self, at: int) -> None:
+        """Send what has waited for this record. Raises `ProtocolError` if it cannot have come."""
+        if not self.commit.committed <= at < self.commit.position:
+            raise ProtocolError(
+                f"the standby has record {at} (expected {self.commit.committed} to {self.commit.position - 1}, the newest that was sent)"
+            )
+        self.commit.committed = at
+        self._advance()
+
+    def _advance(self) -> None:
+        for link in list(self._at.values()):
+            link.advance()
+
+    @property
+    def _done(self) -> list[int]:
+        return [self.commit.sent, self.keeper.count]
+
+    # At the standby.
+
+    def received(self, at: int, payload: memoryview) -> Iterator[list[Any]]:
+        """Return what the leader has written for one record. Raises `ProtocolError` if it cannot be read."""
+        if at != self.commit.position:
+            raise ProtocolError(f"the leader sent record {at} after record {self.commit.position - 1}")
+        unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=max(1, len(payload)))
+        unpacker.feed(payload)
+        try:
+            for record in unpacker:
+                if record[0] == "measured":
+                    self.keeper.on_results(record[1])
+                else:
+                    yield record
+        except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
+            raise ProtocolError(f"the leader sent a record that cannot be read: {type(error).__name__}") from None
+
+    def handled(self, done: list[int]) -> None:
+        """Note that a record has been handled. Raises `ProtocolError` if the leader has done something else, judged by how much."""
+        if done != self._done:
+            raise ProtocolError(
+                f"after record {self.commit.position} the leader had sent {done[0]} messages and changed memory {done[1]} times (expected "
+                f"{self._done[0]} and {self._done[1]}, as this standby): a rule or an optimizer whose result is not the same each time"
+            )
+        self.commit.position += 1
+
+    def again(self, record: list[Any]) -> tuple[Link, Message]:
+        """Return the link and the message of a record that `message` has written."""
+        _, _, session, received, delivered, header, payload = record
+        link = self.named(session)
+        link.note(received)
+        link.forget(delivered)
+        if header.get("kind") in CARRYING:
+            link.keep_carried()
+        return link, Message(header, memoryview(payload), ())
+
+    def lead(self) -> None:
+        """Write records from now on, and note which regions must be sent again."""
+        self.keeper.replays = False
+        for link in self.sessions.values():
+            link.lacks_carried = link.kept_carried is not None
+
+    @property
+    def lacking(self) -> list[Link]:
+        """Return the links whose region is awaited once more."""
+        return [link for link in self.sessions.values() if link.lacks_carried and not link.closed]

@@ -1,0 +1,60 @@
+"""Servers with standbys on another machine: a process is killed, a machine is lost, and a machine is cut off and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.cluster.conftest import finished
+from tests.cluster.hosts import Host
+from tests.cluster.test_agents import by_hand, folded
+from tests.faults.job import Job
+
+from offbeat.journal.records import Record
+
+Start = Callable[..., Job]
+
+
+def taken_over(job: Job, number: int) -> Record:
+    return job.record("process", role="server", number=number, what="taken over")
+
+
+def test_the_machine_of_a_server_is_lost_and_its_standby_leads(two_hosts: list[Host], start_at: Start, enough: Path) -> None:
+    first, second = two_hosts
+    words = by_hand(first, "--timeout=3", "--servers=2", "--replicas=1", "--no-preload")
+    job = start_at(first, *words, "--until", str(enough))
+    start_at(second, *words, "--until", str(enough))
+    folded(job, 0)
+    folded(job, 1)
+    second.kill_everything()
+    led = taken_over(job, 1)
+    gone = job.record("process", role="standby", number=0, what="exited")
+    folded(job, 0, after=max(led["t"], gone["t"]))
+    again = start_at(second, *words, "--until", str(enough))
+    back = job.record("joined", worker=1, after=led["t"])
+    folded(job, 1, after=back["t"])
+    enough.touch()
+    finished(job)
+    assert again.ended().status == 0
+    assert "the standby of server 0" in job.printed()
+
+
+def test_the_machine_of_a_leader_is_cut_off_and_its_former_leader_does_not_lead_again(
+    two_hosts: list[Host], start_at: Start, enough: Path
+) -> None:
+    first, second = two_hosts
+    words = by_hand(first, "--timeout=3", "--servers=2", "--replicas=1", "--no-preload")
+    job = start_at(first, *words, "--until", str(enough))
+    other = start_at(second, *words, "--until", str(enough))
+    folded(job, 0)
+    folded(job, 1)
+    second.link_down()
+    led = taken_over(job, 1)
+    folded(job, 0, after=led["t"])
+    second.link_up()
+    back = job.record("joined", worker=1, after=led["t"])
+    folded(job, 1, after=back["t"])
+    enough.touch()
+    finished(job)
+    assert other.ended().status == 0
+    assert [r["number"] for r in job.records() if r["kind"] == "process" and r["what"] == "taken over"] == [1]

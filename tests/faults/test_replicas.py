@@ -1,0 +1,164 @@
+"""The leader of a server dies or stands still: its standby goes on where it was, and no worker's process ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from tests.faults.job import SCRIPTS, TRAIN, Ended, Job, signalled
+from tests.faults.test_servers import CALM, calm, folds, one_process_each
+from tests.tiers import marked
+
+from offbeat.journal.records import Record
+
+Start = Callable[..., Job]
+OUTLIVED = str(SCRIPTS / "outlived.py")
+__all__ = ["calm"]
+REPLICAS = ("--replicas", "1", "--max-restarts", "0")
+"""A worker that ended would not be restarted: the job would show it."""
+
+
+def takeovers(records: list[Record], number: int | None = None) -> list[Record]:
+    """The records of takeovers, by the standby of one server or of any."""
+    found = [r for r in records if r["kind"] == "process" and r["role"] == "server" and r["what"] == "taken over"]
+    return [r for r in found if number in (None, r["number"])]
+
+
+def leader(job: Job, number: int) -> psutil.Process:
+    """The process that leads a server."""
+    found = takeovers(job.records(), number) or [job.record("process", role="server", number=number, what="started")]
+    return psutil.Process(int(found[-1]["detail"].split("pid ")[1]))
+
+
+def strike(job: Job, number: int, fault: signal.Signals = signal.SIGKILL) -> psutil.Process:
+    """Kill or stop the leader of a server once the job has made some versions, and wait until its standby leads and versions are made."""
+    made = folds(job)
+    job.wait("more versions", lambda: folds(job) > made + 3)
+    victim = leader(job, number)
+    signalled(victim, fault)
+    job.wait("the takeover", lambda: takeovers(job.records(), number))
+    made = folds(job)
+    job.wait("more versions", lambda: folds(job) > made + 3)
+    return victim
+
+
+def end_of(
+    start: Start, folder: Path, servers: int, optimizer: str, options: tuple[str, ...], disturb: Callable[[Job], Any]
+) -> tuple[Any, Ended]:
+    """What the first worker has at the end of 600 steps under bsp, and how the job has ended."""
+    saved = folder / f"{optimizer}.pt"
+    more = ("--save", str(saved), "--steps", "600", "--optimizer", optimizer)
+    job = start("--workers", "2", "--servers", str(servers), "--sync", "bsp", *options, OUTLIVED, *more)
+    disturb(job)
+    ended = job.ended()
+    job.journal.unlink()
+    one_process_each(ended)
+    return torch.load(saved, weights_only=True), ended
+
+
+@pytest.mark.parametrize(("servers", "optimizer"), marked([(1, "Adam"), (2, "SGD")], (1, "Adam")))
+def test_under_bsp_all_bits_are_those_of_a_job_without_the_deaths(start: Start, tmp_path: Path, servers: int, optimizer: str) -> None:
+    (tmp_path / "calm").mkdir()
+    whole, _ = end_of(start, tmp_path / "calm", servers, optimizer, (), lambda job: None)
+
+    def disturb(job: Job) -> None:
+        for number in range(servers):
+            strike(job, number)
+
+    other, ended = end_of(start, tmp_path, servers, optimizer, REPLICAS, disturb)
+    assert [r["number"] for r in takeovers(ended.records)] == list(range(servers))
+    assert "server 0 killed by SIGKILL: its standby leads from now on (term 2)" in ended.out
+    torch.testing.assert_close(other, whole, rtol=0.0, atol=0.0)
+
+
+PHASES = [(0, "initial"), (1, "before"), (0, "after"), (1, "release"), (0, "release"), (0, "told"), (1, "streamed"), (0, "streamed")]
+
+
+@pytest.mark.parametrize(("victim", "phase"), PHASES)
+def test_under_bsp_in_each_phase_all_bits_are_those_of_a_job_without_the_death(
+    start: Start, tmp_path: Path, calm: Any, victim: int, phase: str
+) -> None:
+    saved, orders = tmp_path / "end.pt", tmp_path / "orders"
+    orders.mkdir()
+    environment = {"OFFBEAT_DEATHS": str(orders), "PYTHONPATH": f"{SCRIPTS / 'deaths'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    order = orders / f"{victim}-{phase}"
+    if phase == "initial":
+        order.touch()
+    options = ("--workers", "2", "--servers", "2", "--sync", "bsp", "--slow", "any=0.02", *REPLICAS)
+    job = start(*options, OUTLIVED, "--save", str(saved), *CALM, environment=environment)
+    if phase != "initial":
+        job.record("fold")
+        order.touch()
+    ended = job.ended(120.0)
+    one_process_each(ended)
+    assert not order.exists() and [r["number"] for r in takeovers(ended.records)] == [victim]
+    torch.testing.assert_close(torch.load(saved, weights_only=True), calm, rtol=0.0, atol=0.0)
+
+
+def test_a_leader_that_stands_still_is_left(start: Start, enough: Path) -> None:
+    job = start("--workers", "2", "--timeout", "3", "--slow", "any=0.02", *REPLICAS, TRAIN, "--until", str(enough))
+    strike(job, 0, signal.SIGSTOP)
+    enough.touch()
+    ended = job.ended()
+    one_process_each(ended)
+    assert "server 0 has not reported" in ended.out and len(takeovers(ended.records)) == 1
+
+
+def standby(job: Job, number: int) -> psutil.Process:
+    """The standby of a server, before any takeover."""
+    return psutil.Process(int(job.record("process", role="standby", number=number, what="started")["detail"].split("pid ")[1]))
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_without_its_standby_a_server_goes_on_and_its_next_death_ends_the_job(start: Start, enough: Path, fault: signal.Signals) -> None:
+    job = start("--workers", "2", "--timeout", "3", "--slow", "any=0.02", *REPLICAS, TRAIN, "--until", str(enough))
+    job.record("fold")
+    signalled(standby(job, 0), fault)
+    gone = job.record("process", role="standby", number=0, what="exited")
+    made = folds(job)
+    job.wait("more versions", lambda: folds(job) > made + 3)
+    # What is seen first: the end of the process, or that of its connection to the leader.
+    assert gone["detail"].startswith(("killed by SIGKILL", "is cut off") if fault is signal.SIGKILL else "does not report")
+    signalled(leader(job, 0), signal.SIGKILL)
+    ended = job.ended()
+    assert ended.status == 1
+    assert ended.last_line.endswith("its part of the parameters is gone with it (it had no standby any more)")
+
+
+def test_a_leader_that_is_told_to_leave_hands_over(start: Start, enough: Path) -> None:
+    job = start("--workers", "2", "--slow", "any=0.02", *REPLICAS, TRAIN, "--until", str(enough))
+    job.record("fold")
+    leader(job, 0).send_signal(signal.SIGTERM)
+    job.wait("the takeover", lambda: takeovers(job.records(), 0))
+    made = folds(job)
+    job.wait("more versions", lambda: folds(job) > made + 3)
+    enough.touch()
+    ended = job.ended()
+    one_process_each(ended)
+    assert "server 0 was told to leave by SIGTERM: its standby leads from now on (term 2)" in ended.out
+
+
+RULES = ["elastic", "asp", "ssp(staleness=2)", "rennala(batch=2)", "dbw", "ensemble(steps=2)"]
+
+
+@pytest.mark.parametrize(("sync", "servers"), [(sync, 1 + number % 2) for number, sync in enumerate(RULES)])
+def test_under_other_rules_the_books_are_right(start: Start, enough: Path, sync: str, servers: int) -> None:
+    options = ("--workers", "3", "--servers", str(servers), "--sync", sync, "--slow", "any=0.02", *REPLICAS)
+    job = start(*options, TRAIN, "--until", str(enough))
+    for number in range(servers):
+        strike(job, number)
+    enough.touch()
+    ended = job.ended()
+    one_process_each(ended)
+    assert len(takeovers(ended.records)) == servers
+    reports = [r["report"] for r in ended.records if r["kind"] == "epoch_ended"]
+    assert reports
+    for report in reports:
+        assert sum(report[name] for name in ("folded", "dropped", "rejected", "unused")) == report["indices"]
+        assert not report["rejected"]

@@ -1,0 +1,98 @@
+"""The two processes of a server with a standby, each attacked by the other end."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.fuzz.receiver import Finding, Outcome, Receiver, checked
+
+from offbeat.errors import JobError, ProtocolError
+from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.replicated_server import ReplicatedServer
+from offbeat.runtime.serving import JobEnded
+from offbeat.transport.base import Connection, Message
+from offbeat.transport.memory import MemoryConnection, MemoryHub, MemoryNetwork
+from offbeat.transport.wire import EMPTY
+
+JOB = {"settings": json.loads(json.dumps(JobSettings(workers=3, replicas=1).to_wire())), "key": "c4"}
+
+
+class ReplicaReceiver(Receiver):
+    """One of the two processes."""
+
+    stands_by: bool
+
+    def begin(self) -> None:
+        network = MemoryNetwork(shares_memory=False)
+        self.hub, self.peers, supervisor = (MemoryHub(network, "token") for _ in range(3))
+        self.address, others = self.hub.listen(), self.peers.listen()
+        self.server = ReplicatedServer(0, self.hub, self.hub.connect(supervisor.listen()), stands_by=self.stands_by)
+        leader = others if self.stands_by else self.address
+        order = {**JOB, "kind": "stand_by" if self.stands_by else "job", "servers": json.dumps([leader])}
+        self.server._arrived(self.server._launcher, Message(order, EMPTY, ()))
+        self.line: Connection = self.enter()
+
+    def enter(self) -> Connection:
+        """Return the connection of the attacker, at the server's end."""
+        raise NotImplementedError
+
+    def connect(self) -> Connection:
+        other = self.peers.connect(self.address)
+        assert isinstance(other, MemoryConnection) and other.other is not None
+        return other.other
+
+    def receive(self, message: Message) -> Outcome:
+        try:
+            self.server._arrived(self.line, message)
+            self.server.tick()
+        except JobEnded:
+            return Outcome.ENDED
+        except JobError as error:
+            checked(error)
+            if not self.stands_by:
+                raise Finding(f"the job has ended: {error}") from error
+            return Outcome.REFUSED
+        except ProtocolError as error:
+            checked(error)
+            if not self.stands_by:
+                raise Finding(f"the leader has ended: {error}") from error
+            return Outcome.REFUSED
+        finally:
+            self.hub.inbox.clear()
+            self.peers.inbox.clear()
+        return Outcome.REFUSED if getattr(self.line, "closed", False) else Outcome.TAKEN
+
+    def again(self) -> None:
+        self.close()
+
+    def end(self) -> None:
+        if self.server._coordinator is not None:
+            self.server._coordinator.release_memory()
+        self.hub.close()
+        self.peers.close()
+
+
+class FromLeader(ReplicaReceiver):
+    """A standby, attacked by its leader, without which it is of no use."""
+
+    name = "from-leader"
+    stands_by = True
+
+    def enter(self) -> Connection:
+        assert self.server._leader is not None
+        return self.server._leader
+
+
+class FromStandby(ReplicaReceiver):
+    """A leader, attacked by its standby, or by a peer that wants to be one."""
+
+    name = "from-standby"
+    stands_by = False
+
+    def enter(self) -> Connection:
+        line = self.connect()
+        if self.draw.random() < 0.7:
+            follow: dict[str, Any] = {"kind": "follow", "number": 0, "key": "c4"}
+            self.server._arrived(line, Message(follow, EMPTY, ()))
+        return line

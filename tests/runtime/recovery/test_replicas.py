@@ -1,0 +1,193 @@
+"""A leader may die or freeze between any two messages: its standby goes on, and nobody has seen what the standby does not know."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.tiers import examples
+
+from offbeat.errors import FencedError, JobError
+from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.replicated_server import ReplicatedServer
+from offbeat.runtime.worker.links import Links
+from offbeat.transport.base import Address, Closed, Connection, Message
+from offbeat.transport.link import Link
+from offbeat.transport.memory import MemoryHub, MemoryNetwork
+
+CLIENTS = 3
+ROUNDS = 8
+BARE = JobSettings(workers=CLIENTS, replicas=1)
+
+
+def pushed(client: int, turn: int) -> int:
+    return 1 + client * 100 + turn
+
+
+def expected(turn: int) -> int:
+    return sum(pushed(client, earlier) for client in range(CLIENTS) for earlier in range(turn + 1))
+
+
+class Summing(ReplicatedServer):
+    """Waits until every client has pushed a number, adds the sum to its own, and tells every client."""
+
+    def _begin(self, settings: JobSettings, servers: Sequence[Address]) -> None:
+        self._settings, self._servers = settings, servers
+        self.value = 0
+        self.waiting: dict[Connection, bytearray] = {}
+        self.regions: dict[Connection, bytearray] = {}
+
+    def _handle(self, connection: Connection, item: Message | Closed) -> None:
+        if connection is self._supervisor or connection is self._launcher:
+            super()._handle(connection, item)
+        elif isinstance(item, Message) and item.header["kind"] == "hello":
+            self.regions[connection] = bytearray(8)
+            connection.bind("push", memoryview(self.regions[connection]))
+            connection.send({"kind": "welcome"})
+        elif isinstance(item, Message):
+            self.waiting[connection] = self.regions[connection]
+            if len(self.waiting) == CLIENTS:
+                self._fold()
+
+    def _fold(self) -> None:
+        assert self._stream is not None
+        replica = self._stream.keeper
+        total = replica.total(8)
+        if not replica.replays:
+            total[:] = sum(int.from_bytes(region, "big") for region in self.waiting.values()).to_bytes(8, "big")
+        self.value += int.from_bytes(total, "big")
+        replica.done_with(total)
+        for connection in self.waiting:
+            assert isinstance(connection, Link)
+            connection.release_carried()
+            connection.send({"kind": "parameters", "value": self.value})
+        self.waiting.clear()
+
+
+class Client:
+    """Pushes a number in each turn, and checks what comes back."""
+
+    def __init__(self, number: int, network: MemoryNetwork, leader: Address, standby: Address | None) -> None:
+        self.number, self.turn = number, -1
+        self.links = Links(MemoryHub(network, "token"))
+        self.region = bytearray(8)
+        self.link = self.links.connect_replicated(leader, standby)
+        self.link.bind("push", memoryview(self.region))
+        self.link.send({"kind": "hello"})
+
+    def look(self) -> None:
+        for _, item in self.links.poll(0.0):
+            assert isinstance(item, Message), item
+            if item.header["kind"] == "parameters":
+                assert item.header["value"] == expected(self.turn)
+            self.turn += 1
+            self.region[:] = pushed(self.number, self.turn).to_bytes(8, "big")  # what was there is used up
+            self.link.send({"kind": "push"}, carry="push")
+
+
+class Cluster:
+    """The two processes of one server, the clients, and the supervisor."""
+
+    def __init__(self) -> None:
+        network = MemoryNetwork(shares_memory=False)
+        self.hubs = [MemoryHub(network, "token") for _ in range(2)]
+        self.supervisor = MemoryHub(network, "token")
+        at, addresses = self.supervisor.listen(), [hub.listen() for hub in self.hubs]
+        self.now = 0.0
+        self.servers = [
+            Summing(0, hub, hub.connect(at), stands_by=stands_by, clock=lambda: self.now)
+            for hub, stands_by in zip(self.hubs, (False, True), strict=True)
+        ]
+        self.at = [server._launcher.other for server in self.servers]  # type: ignore[attr-defined]
+        job: dict[str, Any] = {"settings": json.loads(json.dumps(BARE.to_wire())), "servers": json.dumps([addresses[0]]), "key": "k"}
+        self.addresses = addresses
+        self.at[0].send({**job, "kind": "job"})
+        self.at[1].send({**job, "kind": "stand_by"})
+        for _ in range(3):
+            self.turn(0)
+            self.turn(1)
+        self.clients = [Client(number, network, *addresses) for number in range(CLIENTS)]
+
+    def turn(self, server: int) -> None:
+        self.now += 0.01
+        self.servers[server].turn(0.0)
+
+    def lead(self) -> None:
+        """The supervisor decides that the standby leads."""
+        self.at[0].send({"kind": "fenced", "term": 2})
+        self.at[1].send({"kind": "lead", "term": 2, "servers": json.dumps([self.addresses[1]])})
+
+    def finish(self, server: int) -> None:
+        for _ in range(20 * ROUNDS):
+            self.turn(server)
+            for client in self.clients:
+                client.look()
+        assert all(client.turn >= ROUNDS for client in self.clients), [client.turn for client in self.clients]
+
+
+@examples(400)
+@given(st.integers(0, 2**32), st.booleans())
+def test_at_any_moment_the_standby_goes_on_where_the_leader_was(seed: int, freezes: bool) -> None:
+    chance, cluster = random.Random(seed), Cluster()
+    for _ in range(chance.randrange(60)):
+        what = chance.randrange(2 + CLIENTS)
+        cluster.turn(what) if what < 2 else cluster.clients[what - 2].look()
+    if not freezes:
+        cluster.hubs[0].close()
+    cluster.lead()
+    for _ in range(chance.randrange(10)):
+        cluster.clients[chance.randrange(CLIENTS)].look()
+        cluster.turn(1)
+    if freezes:  # it wakes up, with everything that has come to it meanwhile
+        with pytest.raises(FencedError, match="its standby leads, in term 2"):
+            cluster.turn(0)
+    cluster.finish(1)
+    assert not cluster.servers[1]._stream.commit.holds(cluster.servers[1]._stream.commit.position)  # type: ignore[union-attr]
+
+
+def test_a_leader_whose_standby_is_gone_sends_nothing_until_it_may_go_on_alone() -> None:
+    cluster = Cluster()
+    for client in cluster.clients:
+        client.look()
+    cluster.hubs[1].close()
+    for _ in range(5):
+        cluster.turn(0)
+        for client in cluster.clients:
+            client.look()
+    assert [client.turn for client in cluster.clients] == [-1] * CLIENTS, "no welcome, since no standby knows of it"
+    reports = [item.header["kind"] for _, item in cluster.supervisor.poll(0.0) if isinstance(item, Message)]
+    assert "standby_gone" in reports
+    cluster.at[0].send({"kind": "alone"})
+    cluster.finish(0)
+
+
+def test_without_a_gradient_that_nobody_can_send_again_the_job_ends_with_the_reason() -> None:
+    cluster = Cluster()
+    for _ in range(4):
+        cluster.turn(0)
+        cluster.turn(1)
+        cluster.clients[0].look()
+    assert cluster.servers[1].waiting, "a push has come to the leader, and the standby knows of it"
+    cluster.hubs[0].close()
+    cluster.lead()
+    cluster.turn(1)  # the client that has pushed has died as well, and does not come back
+    cluster.now += 60.0
+    with pytest.raises(JobError, match="lacks a gradient that had come to the leader"):
+        cluster.turn(1)
+
+
+def test_who_is_not_the_standby_of_the_supervisor_gets_no_records() -> None:
+    cluster = Cluster()
+    stranger = MemoryHub(cluster.hubs[0].network, "token")
+    for key in ("", "another"):
+        line = stranger.connect(cluster.addresses[0])
+        line.send({"kind": "follow", "number": 0, "key": key})
+        cluster.turn(0)
+        [(_, refused), (_, end)] = stranger.poll(0.0)
+        assert isinstance(refused, Message) and "is not the standby that was started" in refused.header["reason"]
+        assert isinstance(end, Closed)
