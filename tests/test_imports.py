@@ -86,6 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint": FACE,
     "options": {*RULES, "journal", "launch", "runtime.job"},
     "cli": {*RULES, "options", "journal", "report", "launch", "runtime.job", "sim", "sim.latency", "chaos"},
+    "__main__": {"cli"},
     "agent": {"cli"},
     "integrations": {*FACE, "loaders", "checkpoint", "launch"},
     "__init__": {*FACE, "loaders", "checkpoint"},

@@ -57,6 +57,18 @@ def test_a_good_run() -> None:
     assert {check.name for check in verdict.checks if check.held is None} == {"replicas equal"}
 
 
+def test_replicas_are_compared_unless_they_differ_under_the_rule() -> None:
+    def seen(sync: str) -> list[bool | None]:
+        job, *rest = records()
+        logs = [
+            {"kind": "metrics", "t": 5.0, "worker": worker, "version": 4, "values": {"replica": float(worker), "replica_version": 4.0}}
+            for worker in (0, 1)
+        ]
+        return [check.held for check in judge(evidence([{**job, "sync": sync}, *logs, *rest])).checks if check.name == "replicas equal"]
+
+    assert (seen("bsp"), seen("sgp")) == ([False], [None])
+
+
 @pytest.mark.parametrize(
     ("changes", "name"),
     [

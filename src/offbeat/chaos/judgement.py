@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from offbeat.chaos.injector import SEVERAL, Injected
 from offbeat.chaos.observation import Hit, Observation, Pauses, pauses
+from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError
 from offbeat.journal.summary import Tally
@@ -100,7 +101,7 @@ def judge(seen: Evidence) -> Verdict:
         _fates(seen.tally, complete=journal),
         _indices(seen.observation),
         _versions(seen.observation),
-        _replicas(seen.observation),
+        _replicas(seen),
         _waiting(seen),
         Check("nothing left", not seen.left, _listed(seen.left, "no process, segment or socket")),
     ]
@@ -184,6 +185,13 @@ def _without_servers(seen: Evidence) -> bool:
         return False
 
 
+def _replicas_differ(seen: Evidence) -> bool:
+    try:
+        return isinstance(rule(_spec(seen)), GossipRule)
+    except ConfigurationError:
+        return False
+
+
 # The checks.
 
 
@@ -213,10 +221,13 @@ def _versions(seen: Observation) -> Check:
     return Check("versions monotonic", not seen.gaps_in_versions if seen.folds else None, _listed(seen.gaps_in_versions, figures))
 
 
-def _replicas(seen: Observation) -> Check:
-    if not seen.replicas:
+def _replicas(seen: Evidence) -> Check:
+    if _replicas_differ(seen):
+        return Check("replicas equal", None, "under gossip rules replicas differ")
+    if not seen.observation.replicas:
         return Check("replicas equal", None, "the script logs no checksum (docs/chaos.md)")
-    return Check("replicas equal", not seen.unequal, _listed(seen.unequal, f"{seen.replicas:,} checksums"))
+    unequal = seen.observation.unequal
+    return Check("replicas equal", not unequal, _listed(unequal, f"{seen.observation.replicas:,} checksums"))
 
 
 def _pauses(seen: Evidence) -> Pauses:
