@@ -35,13 +35,6 @@ log = logging.getLogger(__name__)
 STATUS_PERIOD_S = 0.2
 PASSED_ON: Sequence[str] = ("worker", "number", "steps", "push", "hyper")
 """Fields of a worker's push to another server that are passed on to server 0."""
-LOOPBACK = "127.0.0.1"
-TICK_S: Seconds = 0.05
-"""Least seconds between two ticks that a recorder writes down, unless a timer is due."""
-RETRY_S: Seconds = 0.02
-"""Seconds between two attempts to reach server 0 again."""
-RETURN_S: Seconds = 10.0
-"""Least seconds that workers have to connect to the new process of a server."""
 EARLY_MAX = 16
 """Most messages of one peer that are kept until this server can begin."""
 
