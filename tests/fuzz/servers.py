@@ -12,7 +12,7 @@ from tests.fuzz.receiver import Finding, Outcome, Receiver, checked
 from offbeat.errors import JobError
 from offbeat.policies import rule
 from offbeat.runtime.job.settings import JobSettings
-from offbeat.runtime.server import Server
+from offbeat.runtime.lasting_server import Server
 from offbeat.runtime.serving import JobEnded
 from offbeat.transport.base import Connection, Message
 from offbeat.transport.memory import MemoryConnection, MemoryHub, MemoryNetwork

@@ -20,7 +20,7 @@ from tests.transport.test_sockets import DEADLINE_S, Raw
 
 from offbeat.errors import ProtocolError
 from offbeat.runtime.job.settings import JobSettings
-from offbeat.runtime.server import Server
+from offbeat.runtime.lasting_server import Server
 from offbeat.transport import shm
 from offbeat.transport.base import Message
 from offbeat.transport.hub import SocketHub

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from offbeat.errors import ProtocolError
-from offbeat.runtime.server import Server
+from offbeat.runtime.lasting_server import Server
 from offbeat.transport.base import Closed, Message
 from offbeat.transport.memory import MemoryHub, MemoryNetwork
 

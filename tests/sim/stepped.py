@@ -23,7 +23,7 @@ from offbeat.journal.file import read
 from offbeat.journal.records import Record
 from offbeat.policies import rule
 from offbeat.runtime.job.settings import JobSettings
-from offbeat.runtime.server import Server
+from offbeat.runtime.lasting_server import Server
 from offbeat.runtime.serving import JobEnded
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.event_queue import FAULT, WAKE, EventQueue

@@ -1,4 +1,4 @@
-"""Serve as the leader of a server with a standby: everything that is handled goes to the standby before anybody else hears of it."""
+"""Serve as the leader of a server with a standby: the standby gets each handled record before any other process sees its effect."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from offbeat.errors import FencedError, JobError, ProtocolError
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job.settings import read_addresses
+from offbeat.runtime.lasting_server import TICK_S, Server
 from offbeat.runtime.recovery.replica import StreamRecorder
 from offbeat.runtime.recovery.replica_messages import FROM_STANDBY
 from offbeat.runtime.recovery.sessions import SessionLinks
-from offbeat.runtime.server import TICK_S, Server
 from offbeat.transport.base import Closed, Connection, Hub, Message
 from offbeat.transport.link import AWAIT, Link
 from offbeat.types import Seconds
@@ -165,11 +165,6 @@ class LeadingServer(Server):
             self._stream.cut(socket)
             self._stream.former.add(socket)
             socket.close()  # the link goes over another one from the next tick on
-
-    def _go_on_with_waiting(self) -> None:
-        waiting, self._resuming = self._resuming, {}
-        for connection, message in waiting.items():
-            self._on_resume(connection, message)
 
     def tick(self) -> None:
         """Do what is due; after a takeover, nothing before every gradient that is needed has come again."""

@@ -7,8 +7,8 @@
            ◄─ ─ ─ ─ ─leading─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─┘  once the supervisor has told it to lead
 ```
 
-Which process leads is decided by the supervisor, which numbers the terms. A leader whose standby is gone sends nothing before the
-supervisor says that it may go on alone: the standby may lead by now, and then the supervisor says so, and the former leader ends.
+The supervisor decides which process leads, and numbers the terms. A leader that has lost its standby sends nothing until it gets one of
+two orders of the supervisor: to go on alone, or, if the standby leads by now, to end.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from offbeat.errors import JobError, OffbeatError, ProtocolError
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.settings import JobSettings, read_addresses
+from offbeat.runtime.lasting_server import RETURN_S
 from offbeat.runtime.leading_server import IMPORTING, LeadingServer
 from offbeat.runtime.recovery.recorder import Recorder
 from offbeat.runtime.recovery.replica import StreamRecorder
 from offbeat.runtime.recovery.replica_messages import FROM_LEADER
-from offbeat.runtime.server import RETURN_S
 from offbeat.runtime.serving import STATUS_PERIOD_S, JobEnded
 from offbeat.transport.base import Closed, Connection, Hub, Message
 from offbeat.types import Seconds
@@ -81,7 +81,7 @@ class ReplicatedServer(LeadingServer):
         elif isinstance(item, Closed):
             self._resuming.pop(connection, None)
         elif item.header.get("kind") == "resume":
-            self._resuming[connection] = item  # its sender has heard of the takeover before this process
+            self._resuming[connection] = item  # the worker has heard of the takeover before this process
         else:
             refuse(connection, ProtocolError(f"{connection.peer} sent a message to a standby (expected 'await')"))
 

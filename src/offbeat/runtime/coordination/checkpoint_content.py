@@ -77,7 +77,7 @@ class OptimizerContent:
     """Of a job without servers: a rank's replica, in the form of `runtime.ranks.replica.Replica.give`."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a snapshot of the server has: who has handed in a part, but nothing of what would be written (`FileWriter`)."""
+        """Return what a snapshot of the server has: the workers that have handed in a part, but no part (see `FileWriter`)."""
         nothing = {"copies": [], "rest": ModelRest(), "coordinator": None, "replica": None}
         return {**vars(self), **nothing, "parts": {worker: Message({}, memoryview(b""), ()) for worker in self.parts}}
 

@@ -1,9 +1,9 @@
 """Write the files of checkpoints in a thread, and report each result to the server's loop.
 
-When a write is done does not follow from the messages of a server. So a result is an event like a message: a server that outlives its
-process writes it down before it is handled (``runtime/recovery``), and its next process is told it again. That process begins no write that
-an earlier one has begun. A write of which there is no result was cut off by the death, and is reported as that, unless all of its files are
-on the disk.
+The messages of a server do not determine when a write is done. So the result of a write is an event like a message: a server that outlives
+its process writes the result down before the result is handled (``runtime/recovery``), and the next process of the server handles it again.
+The next process begins no write that an earlier process has begun. A write without a result was cut off by the death, and is reported as
+cut off, unless all of its files are on the disk.
 """
 
 from __future__ import annotations
