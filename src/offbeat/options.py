@@ -130,8 +130,6 @@ def check(
         raise ConfigurationError(f"--grace {grace_s:g}: must be a number of seconds of at least 0")
     if notice_command is not None:
         NoticeCommand(notice_command)
-    if replicas:
-        _check_replicas(replicas, wire=wire, checkpoints=checkpoint is not None or resume is not None, on_ray=on_ray)
     program.check()
     check_preload(preload, program)
     spelling, chosen_wire = None, None if wire is None else wire_format(wire)
@@ -145,12 +143,8 @@ def check(
             raise ConfigurationError(f"--servers {servers}: {spelling} has no servers that could share the parameters; leave --servers out")
         if late and not (isinstance(chosen, ServerRule) and chosen.scope == "shard"):
             raise ConfigurationError(f"--late {late[0]}: under {spelling} servers send no blocks to delay; use --sync 'psp(...)'")
-        if replicas and not isinstance(chosen, ServerRule):
-            raise ConfigurationError(f"--replicas {replicas}: {spelling} has no servers that could have standbys; leave --replicas out")
-        if replicas and isinstance(chosen, ServerRule) and chosen.scope == "shard":
-            raise ConfigurationError(
-                f"--replicas {replicas}: under {spelling} each shard decides by itself, and no standby can follow; leave --replicas out"
-            )
+    if replicas:
+        _check_replicas(replicas, sync=sync, wire=wire, checkpoints=checkpoint is not None or resume is not None, on_ray=on_ray)
     checkpointing.check_rule(resume, spelling)
     check_files(journal, summary)
     if log_dir is not None:
@@ -176,7 +170,7 @@ def check(
     )
 
 
-def _check_replicas(replicas: int, *, wire: str | None, checkpoints: bool, on_ray: bool) -> None:
+def _check_replicas(replicas: int, *, sync: str | None, wire: str | None, checkpoints: bool, on_ray: bool) -> None:
     if replicas != 1:
         raise ConfigurationError(f"--replicas {replicas}: each server can have no standby (0) or one (1)")
     if checkpoints:
@@ -185,6 +179,13 @@ def _check_replicas(replicas: int, *, wire: str | None, checkpoints: bool, on_ra
         raise ConfigurationError(f"--replicas 1: a standby cannot take over connections in {wire} yet; leave --wire out, or --replicas")
     if on_ray:
         raise ConfigurationError("--replicas 1: with --on ray servers have no standbys yet; use offbeat agent, or leave --replicas out")
+    chosen = None if sync is None else rule(sync)
+    if chosen is not None and not isinstance(chosen, ServerRule):
+        raise ConfigurationError(f"--replicas 1: {chosen.spelling} has no servers that could have standbys; leave --replicas out")
+    if chosen is not None and chosen.scope == "shard":
+        raise ConfigurationError(
+            f"--replicas 1: under {chosen.spelling} each shard decides by itself, and no standby can follow; leave --replicas out"
+        )
 
 
 def ray_options(

@@ -1,8 +1,8 @@
 """Keep the standbys of a job's servers, and decide which process of a server leads.
 
-The supervisor decides it because it already decides which processes are dead, and because the job ends with it. It tells a standby to lead
-only after it has given up the leader, and it lets a leader go on without its standby only after it has given up the standby: so there are
-never two processes that may send.
+The supervisor makes this decision since it also decides which processes are dead, and since the job ends with the supervisor. A standby is
+told to lead only after the supervisor has given the leader up, and a leader may go on without its standby only after the supervisor has
+given the standby up: so no two processes of a server may send at the same time.
 """
 
 from __future__ import annotations

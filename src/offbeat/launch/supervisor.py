@@ -269,12 +269,10 @@ class Supervisor:
         if self._standbys is None:
             return False
         try:
-            if self._standbys.on_message(connection, message, self._clock.now()):
-                return True
+            return self._standbys.on_message(connection, message, self._clock.now())
         except ProtocolError as error:
             self._refuse(connection, error)
             return True
-        return False
 
     def _serve_until(self, ready: Callable[[], bool], limit_s: Seconds) -> None:
         deadline = time.monotonic() + limit_s
