@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.faults.job import SCRIPTS, Job
+from tests.faults.job import SCRIPTS, Job, orders_to_die
 
 OUTLIVED = str(SCRIPTS / "outlived.py")
 PHASES = ("before", "during", "after", "release", "told")
@@ -39,9 +39,8 @@ def run(options: argparse.Namespace, servers: int, victim: int | None, steps: in
     """Run one job. Returns the pauses in seconds by phase, and what the first worker has at the end."""
     with tempfile.TemporaryDirectory() as name:
         folder, orders = Path(name), Path(name, "orders")
-        orders.mkdir()
         saved = folder / "end.pt"
-        environment = {"OFFBEAT_DEATHS": str(orders), "PYTHONPATH": f"{SCRIPTS / 'deaths'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+        environment = orders_to_die(orders)
         arguments = ["--workers", str(options.workers), "--servers", str(servers), "--sync", options.sync, "--max-restarts", "100000"]
         job = Job(folder, [*arguments, OUTLIVED, "--save", str(saved), "--steps", str(steps)], environment=environment)
         pauses: dict[str, list[float]] = {phase: [] for phase in PHASES}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.faults.job import Faulty, Job
+from tests.faults.resuming import RESUMED
 
 
 @pytest.fixture
@@ -29,6 +30,21 @@ def start_new(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 def start(start_new: Callable[..., Job]) -> Callable[..., Job]:
     """Start a job whose workers are forks of a process that has imported what they need, which takes a fraction of the time."""
     return partial(start_new, "--preload", "torch._dynamo")
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Start jobs whose scripts can be resumed, each with a folder of its own: ``jobs("first", *options, script=("--epochs", "2"))``."""
+    running: list[Job] = []
+
+    def begin(name: str, *options: str, script: tuple[str, ...] = (), **more: Any) -> Job:
+        (tmp_path / name).mkdir()
+        running.append(Job(tmp_path / name, ["--preload", "torch._dynamo", *options, RESUMED, *script], **more))
+        return running[-1]
+
+    yield begin
+    for job in running:
+        job.clean_up()
 
 
 @pytest.fixture

@@ -36,6 +36,12 @@ LOOK_S = 0.05
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError, PermissionError)
 
 
+def orders_to_die(folder: Path) -> dict[str, str]:
+    """The variables with which servers look in this folder, which is made, for orders to die (``scripts/deaths``)."""
+    folder.mkdir(exist_ok=True)
+    return {"OFFBEAT_DEATHS": str(folder), "PYTHONPATH": f"{SCRIPTS / 'deaths'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+
+
 class Ended(NamedTuple):
     """What is known of a job that is over."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ import psutil
 import pytest
 import torch
 from tests.faults.job import SCRIPTS, TRAIN, Ended, Job, signalled
-from tests.faults.test_servers import CALM, calm, folds, one_process_each
+from tests.faults.test_servers import calm, folds, killed, one_process_each
 from tests.tiers import marked
 
 from offbeat.journal.records import Record
@@ -85,21 +84,9 @@ PHASES = [(1, "release"), (0, "streamed")]
 def test_under_bsp_in_each_phase_all_bits_are_those_of_a_job_without_the_death(
     start: Start, tmp_path: Path, calm: Any, victim: int, phase: str
 ) -> None:
-    saved, orders = tmp_path / "end.pt", tmp_path / "orders"
-    orders.mkdir()
-    environment = {"OFFBEAT_DEATHS": str(orders), "PYTHONPATH": f"{SCRIPTS / 'deaths'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    order = orders / f"{victim}-{phase}"
-    if phase == "initial":
-        order.touch()
-    options = ("--workers", "2", "--servers", "2", "--sync", "bsp", "--slow", "any=0.02", *REPLICAS)
-    job = start(*options, OUTLIVED, "--save", str(saved), *CALM, environment=environment)
-    if phase != "initial":
-        job.record("fold")
-        order.touch()
-    ended = job.ended(120.0)
-    one_process_each(ended)
-    assert not order.exists() and [r["number"] for r in takeovers(ended.records)] == [victim]
-    torch.testing.assert_close(torch.load(saved, weights_only=True), calm, rtol=0.0, atol=0.0)
+    ended, end = killed(start, tmp_path, victim, phase, *REPLICAS)
+    assert [r["number"] for r in takeovers(ended.records)] == [victim]
+    torch.testing.assert_close(end, calm, rtol=0.0, atol=0.0)
 
 
 def test_a_leader_that_stands_still_is_left(start: Start, enough: Path) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.faults.job import Job, signalled
-from tests.faults.resuming import EPOCHS, RESUMED, SIZE, account, epoch_reports, kill_all, newest, result, until_checkpoint
+from tests.faults.resuming import EPOCHS, SIZE, account, epoch_reports, kill_all, newest, result, until_checkpoint
 from tests.states import same
 from tests.tiers import marked
 
@@ -16,22 +16,6 @@ Start = Callable[..., Job]
 RULES = ["bsp", "ssp(staleness=2)", "ensemble", "majority", "dpsgd"]
 SPLITS = {"ensemble"}
 CALM = ("--slow", "any=0.005")
-
-
-@pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[Start]:
-    """Start jobs of one test, each with a folder of its own."""
-
-    def begin(name: str, *options: str, script: tuple[str, ...] = ()) -> Job:
-        (tmp_path / name).mkdir()
-        started = Job(tmp_path / name, ["--preload", "torch._dynamo", *options, RESUMED, *script])
-        running.append(started)
-        return started
-
-    running: list[Job] = []
-    yield begin
-    for job in running:
-        job.clean_up()
 
 
 @pytest.mark.parametrize("sync", marked(RULES, "bsp"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.job import SCRIPTS, Ended, Job
+from tests.faults.job import Ended, Job, orders_to_die
 from tests.faults.resuming import DEADLINE_S, RESUMED, account, kill_all, newest, result, until_checkpoint
 from tests.states import same
 from tests.tiers import marked
@@ -34,27 +34,14 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[Start]:
-    """Start jobs of one test, each with a folder of its own."""
+def jobs(jobs: Start, tmp_path: Path) -> Start:
+    """Start jobs of one test under bsp with two servers, each with a folder of its own, where it writes what it has at its end."""
 
     def begin(name: str, *options: str, environment: Mapping[str, str] | None = None) -> Job:
-        (tmp_path / name).mkdir()
         own = ("--result", str(tmp_path / name / "result.pt"))
-        common = ("--preload", "torch._dynamo", "--sync", "bsp", "--servers", "2", "--max-restarts", "9")
-        started = Job(tmp_path / name, [*common, *options, RESUMED, *own], environment=environment)
-        running.append(started)
-        return started
+        return jobs(name, "--sync", "bsp", "--servers", "2", "--max-restarts", "9", *options, script=own, environment=environment)
 
-    running: list[Job] = []
-    yield begin
-    for job in running:
-        job.clean_up()
-
-
-def deaths(folder: Path) -> dict[str, str]:
-    """The variables with which servers look in this folder for orders to die."""
-    folder.mkdir()
-    return {"OFFBEAT_DEATHS": str(folder), "PYTHONPATH": f"{SCRIPTS / 'deaths'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    return begin
 
 
 def complete(folder: Path) -> list[Checkpoint]:
@@ -75,7 +62,7 @@ def restarts(ended: Ended, role: str) -> list[float]:
 def test_a_death_in_each_phase_of_a_checkpoint(jobs: Start, tmp_path: Path, calm: Any, victim: int, phase: str, then: str) -> None:
     """Then a job goes on from a checkpoint that was made after the return, and a server of that job dies as well."""
     folder, orders = tmp_path / "checkpoints", tmp_path / "orders"
-    environment = deaths(orders)
+    environment = orders_to_die(orders)
     job = jobs("first", *SLOW, "--checkpoint", str(folder), "--every", "5v", "--keep", "99", environment=environment)
     until_checkpoint(job, folder)
     (orders / f"{victim}-{phase}").touch()
@@ -113,7 +100,7 @@ def test_a_server_that_dies_after_the_checkpoint_is_gone_from_which_the_job_bega
     kill_all(first)
     began = newest(folder)
     assert began is not None
-    second = jobs("second", *SLOW, "--resume", str(folder), "--every", "1v", "--keep", "1", environment=deaths(orders))
+    second = jobs("second", *SLOW, "--resume", str(folder), "--every", "1v", "--keep", "1", environment=orders_to_die(orders))
     second.wait("the removal", lambda: not began.path.exists())
     for victim in range(2):
         (orders / f"{victim}-told").touch()
@@ -125,7 +112,7 @@ def test_a_server_that_dies_after_the_checkpoint_is_gone_from_which_the_job_bega
 
 def test_a_last_checkpoint_is_made_although_a_server_dies(jobs: Start, tmp_path: Path) -> None:
     folder, orders = tmp_path / "checkpoints", tmp_path / "orders"
-    job = jobs("first", "--slow", "any=0.1", "--checkpoint", str(folder), "--every", "3600", environment=deaths(orders))
+    job = jobs("first", "--slow", "any=0.1", "--checkpoint", str(folder), "--every", "3600", environment=orders_to_die(orders))
     job.wait("a fold", lambda: sum(record["kind"] == "fold" for record in job.records()) > 5)
     (orders / "0-files").touch()
     job.process.send_signal(signal.SIGTERM)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from tests.faults.job import GONE, SCRIPTS, TRAIN, Ended, Job, signalled
+from tests.faults.job import GONE, SCRIPTS, TRAIN, Ended, Job, orders_to_die, signalled
 from tests.tiers import marked
 
 from offbeat.journal.records import Record
@@ -137,6 +136,22 @@ def test_under_other_rules_the_books_are_right(start: Start, enough: Path, sync:
         assert not report["rejected"]
 
 
+def killed(start: Start, folder: Path, victim: int, phase: str, *options: str) -> tuple[Ended, Any]:
+    """Run a job under bsp with two servers, one of which dies in a phase. Returns its end, and what the first worker has then."""
+    saved, order = folder / "end.pt", folder / f"{victim}-{phase}"
+    if phase == "initial":
+        order.touch()
+    words = ("--workers", "2", "--servers", "2", "--sync", "bsp", "--slow", "any=0.02", *options, OUTLIVED, "--save", str(saved), *CALM)
+    job = start(*words, environment=orders_to_die(folder))
+    if phase != "initial":
+        job.record("fold")
+        order.touch()
+    ended = job.ended(120.0)
+    one_process_each(ended)
+    assert not order.exists(), "the server has found the order"
+    return ended, torch.load(saved, weights_only=True)
+
+
 @pytest.mark.parametrize(
     ("victim", "phase"),
     [(0, "initial"), (0, "during"), (1, "during"), (0, "after"), (0, "release"), (1, "told")],
@@ -144,40 +159,14 @@ def test_under_other_rules_the_books_are_right(start: Start, enough: Path, sync:
 def test_under_bsp_in_each_phase_all_bits_are_those_of_a_job_without_the_death(
     start: Start, tmp_path: Path, calm: Any, victim: int, phase: str
 ) -> None:
-    saved, orders = tmp_path / "end.pt", tmp_path / "orders"
-    orders.mkdir()
-    environment = {"OFFBEAT_DEATHS": str(orders), "PYTHONPATH": f"{SCRIPTS / 'deaths'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    order = orders / f"{victim}-{phase}"
-    if phase == "initial":
-        order.touch()
-    job = start(
-        "--workers",
-        "2",
-        "--servers",
-        "2",
-        "--sync",
-        "bsp",
-        "--slow",
-        "any=0.02",
-        OUTLIVED,
-        "--save",
-        str(saved),
-        *CALM,
-        environment=environment,
-    )
-    if phase != "initial":
-        job.record("fold")
-        order.touch()
-    ended = job.ended()
-    one_process_each(ended)
-    assert not order.exists() and f"server {victim} killed by SIGKILL: it goes on in a new process (1 of 3)" in ended.out
-    torch.testing.assert_close(torch.load(saved, weights_only=True), calm, rtol=0.0, atol=0.0)
+    ended, end = killed(start, tmp_path, victim, phase)
+    assert f"server {victim} killed by SIGKILL: it goes on in a new process (1 of 3)" in ended.out
+    torch.testing.assert_close(end, calm, rtol=0.0, atol=0.0)
 
 
 def test_a_server_that_dies_at_an_epochs_end_tells_the_workers_of_it(start: Start, enough: Path, tmp_path: Path) -> None:
     order = tmp_path / "0-epoch"
-    environment = {"OFFBEAT_DEATHS": str(tmp_path), "PYTHONPATH": f"{SCRIPTS / 'deaths'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    job = start("--workers", "2", "--slow", "any=0.02", TRAIN, "--until", str(enough), environment=environment)
+    job = start("--workers", "2", "--slow", "any=0.02", TRAIN, "--until", str(enough), environment=orders_to_die(tmp_path))
     after = 0.0
     for _ in range(2):
         order.touch()
