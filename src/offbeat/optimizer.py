@@ -134,8 +134,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         with _job_is_told():
             if self._place.size > 1:
                 shadow = shadow_of(self._place, model, wrapped)
-                model, wrapped = shadow.module, shadow.optimizer
-                layout, (spec, self._local_only) = Layout.of(model, wrapped), _spec_of(wrapped)
+                model, wrapped, layout = shadow.module, shadow.optimizer, shadow.layout
+                spec, self._local_only = _spec_of(wrapped)
             stop = self._nonfinite == "stop"
             why = self._local_only
             session = session_of(
@@ -149,11 +149,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 local_only=why,
                 siblings=_SIBLINGS,
                 wire=self._wire,
+                grouped=shadow is not None,
             )
+        leading = Leading(self._place, shadow, session) if shadow is not None else None
         session.follow_process()
         session.join(policy.spelling)
-        if shadow is not None:
-            session.group = Leading(self._place, shadow, session)
+        if leading is not None:
+            leading.joined()
+            session.group = leading
         sessions.made(session)
         return session
 

@@ -48,13 +48,13 @@ TABLES: dict[str, tuple[Sequence[Kinds], Sequence[Mapping[str, Any]]]] = {
 }
 """By conversation: the kinds, and the examples."""
 WITHIN_WORKER: list[Any] = [
-    ["step", {"samples": 4}],
+    ["step", {"samples": 4, "nonfinite": [1]}],
     ["take", {}],
     ["DistributedOptimizer", {"pieces": [["weight", 0, [3, 4], "float32", 0], ["bias", -1, [4], "float32", 0]]}],
-    {"nbytes": 4096},
     {"error": "ValueError: no such file"},
     {
         "grant": [0, 1, 0, 16, [[0, 100]], None],
+        "moved": False,
         "loads": True,
         "version": 3,
         "batch": None,

@@ -112,7 +112,7 @@ class WithinWorker(Receiver):
     """The processes of one worker, each attacked by another. What they send each other is msgpack without a frame."""
 
     name = "within-worker"
-    CHECKS = (group.CALL, group.RESULT, group.PIECES, group.MEMORY)
+    CHECKS = (group.CALL, group.RESULT, group.PIECES)
 
     def begin(self) -> None:
         """Nothing is kept."""

@@ -34,6 +34,7 @@ def session_of(
     siblings: list[Sibling] | None = None,
     hub: Hub | None = None,
     wire: WireFormat = "float32",
+    grouped: bool = False,
 ) -> JobSession:
     """Return a session that has not joined yet, for the launcher's rule and wire format, or else the script's (``policy``, ``wire``).
 
@@ -55,4 +56,5 @@ def session_of(
         local_only=local_only,
         siblings=siblings,
         hub=hub,
+        grouped=grouped,
     )

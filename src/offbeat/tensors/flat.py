@@ -112,6 +112,24 @@ class FlatModel:
         self._warn(missing)
         return self._nonfinite()
 
+    def filled(self, i: int, passes: int, *, finite: bool) -> None:
+        """Note that a gradient is in the push memory which another process has written, or this one without a backward pass of the model.
+
+        Args:
+            i: the tensor's index in the layout.
+            passes: how many backward passes are in it.
+            finite: whether it was found finite.
+        """
+        place = self._grads[i]
+        self._parameters[i].grad = place
+        self._counts[i] += passes
+        self._to.zeroed.discard(i)
+        if finite:
+            self._to.finite[i] = place._version
+        else:
+            self._to.finite.pop(i, None)
+        self.computed(i)
+
     def digest(self) -> int | None:
         """Return a checksum of the gradient that `collect` has brought together; None if it is all zeros, which is no evidence.
 
@@ -251,17 +269,22 @@ class FlatModel:
             return next((self._layout.tensors[i].name for i in unchecked if not self._check(i)), None)
 
     def _check(self, i: int) -> bool:
-        """Return True if a gradient is finite. Infinity and NaN both survive a sum.
+        """Return True if a gradient is finite.
 
-        The sum is cheap while the tensor is in the cache: so the hook checks right after the backward pass, and `collect` checks only what
-        has changed since.
+        A look at it is cheap while the tensor is in the cache: so the hook checks right after the backward pass, and `collect` checks only
+        what has changed since.
         """
         grad = self._grads[i]
-        with single_threaded():
-            wide = torch.float32 if grad.itemsize < 4 else grad.dtype
-            finite = bool(torch.isfinite(grad.sum(dtype=wide))) or bool(torch.isfinite(grad).all())
+        finite = all_finite(grad)
         if finite:
             self._to.finite[i] = grad._version
         else:
             self._to.finite.pop(i, None)
         return finite
+
+
+def all_finite(tensor: torch.Tensor) -> bool:
+    """Return True if no element is infinite or NaN; both survive a sum."""
+    with single_threaded():
+        wide = torch.float32 if tensor.itemsize < 4 else tensor.dtype
+        return bool(torch.isfinite(tensor.sum(dtype=wide))) or bool(torch.isfinite(tensor).all())

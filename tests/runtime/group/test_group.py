@@ -15,6 +15,7 @@ from torch import nn
 from offbeat.errors import JobError, ProtocolError
 from offbeat.runtime.group import values
 from offbeat.runtime.group.channel import Follower, Leader
+from offbeat.runtime.group.shadow import Shadow
 from offbeat.runtime.group.values import REPLICATED, Piece
 from offbeat.session import LEADERLESS, Place
 
@@ -33,11 +34,15 @@ def test_pieces_do_not_overlap_and_each_process_finds_its_own(shapes: list[list[
     def own(rank: int) -> list[Piece]:
         return [Piece(f"p{i}", rank if sharded else REPLICATED, tuple(shape), "float32") for i, shape in enumerate(shapes)]
 
-    pieces = values.joined([own(rank) for rank in range(size)])
-    assert sum(piece.numel for piece in pieces) == (size if sharded else 1) * sum(torch.Size(shape).numel() for shape in shapes)
-    assert values.from_wire(values.to_wire(pieces)) == list(pieces)
-    if pieces:
-        memory = memoryview(bytearray(values.size_of(pieces)))
+    joined = values.joined([own(rank) for rank in range(size)])
+    assert sum(piece.numel for piece in joined) == (size if sharded else 1) * sum(torch.Size(shape).numel() for shape in shapes)
+    if joined:
+        parameters = {f"p{i}": nn.Parameter(torch.zeros(shape)) for i, shape in enumerate(shapes)}
+        model = nn.ParameterDict(parameters)
+        shadow = Shadow(model, torch.optim.SGD(model.parameters(), lr=0.1), parameters, joined)
+        pieces = shadow.pieces
+        assert values.from_wire(values.to_wire(pieces)) == list(pieces)
+        memory = memoryview(bytearray(shadow.layout.nbytes))
         for number, piece in enumerate(pieces):
             piece.within(memory).fill_(number)
         assert all(bool((piece.within(memory) == number).all()) for number, piece in enumerate(pieces))
@@ -75,7 +80,7 @@ def test_a_call_is_made_when_all_have_made_it() -> None:
     follower.announce("step", {"samples": 4})
     assert leader.gather("step") == [{"samples": 4}]
     answer: dict[str, Any] = {"held": [[0, number] for number in range(100_000)]}  # more than a socket takes at once
-    answer |= {"grant": None, "loads": True, "version": 0, "batch": None, "overlap": None, "resumes": True, "reports": []}
+    answer |= {"grant": None, "moved": False, "loads": True, "version": 0, "batch": None, "overlap": None, "resumes": True, "reports": []}
     waiting = threading.Thread(target=leader.answer, args=(answer,))
     waiting.start()
     assert follower.await_answer() == answer

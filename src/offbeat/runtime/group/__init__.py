@@ -3,7 +3,8 @@
 ```
     leader (rank 0)                                         rank 1 .. K-1
     DDP / FSDP2 ◄────────── collectives of the script ─────────► DDP / FSDP2
-    shadow.Shadow ──── values.py: memory that all share ──────── values.Own
+    values.Own ──── memory of the session, which all map ─────── values.Own
+    shadow.Shadow                                                    │
     JobSession ── the job                                   follower.FollowerSession
           ▲                                                          │
           └──────────────── channel.py: who calls what ──────────────┘

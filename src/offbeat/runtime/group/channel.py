@@ -76,16 +76,12 @@ class Leader:
             sent.append(values)
         return sent
 
-    def answer(self, values: dict[str, Any]) -> None:
-        """Let the other processes go on."""
+    def answer(self, values: dict[str, Any], *blocks: MemoryBlock) -> None:
+        """Let the other processes go on, with memory that they `receive_memory`."""
         for link in self._links:
             link.send(values)
-
-    def share(self, block: MemoryBlock) -> None:
-        """Hand memory to all other processes."""
-        for link in self._links:
-            link.send({"nbytes": block.nbytes})
-            link.send_descriptor(block.descriptor)
+            for block in blocks:
+                link.send_descriptor(block.descriptor)
 
 
 class Follower:
@@ -119,8 +115,7 @@ class Follower:
         return answer
 
     def receive_memory(self) -> MemoryBlock:
-        """Return the memory that the leader hands out. Raises what `announce` raises."""
-        self.await_answer(messages.MEMORY)
+        """Return memory that the leader hands out with an answer. Raises what `announce` raises."""
         try:
             return MemoryBlock.receive(self._link.receive_descriptor())
         except EOFError:

@@ -37,9 +37,9 @@ class FollowerSession(Session):
         parameters = values.trained(model, optimizer)
         channel.announce("DistributedOptimizer", {"pieces": values.to_wire(values.own_pieces(channel.rank, parameters))})
         pieces = values.from_wire(self._answered(messages.PIECES)["pieces"])
-        memory = [channel.receive_memory().view for _ in range(2)]
-        self._own = values.Own(channel.rank, parameters, pieces, *memory)
-        self._own.give_shards()
+        gradients, parameters_in_memory = channel.receive_memory(), channel.receive_memory()
+        self._own = values.Own(channel.rank, parameters, pieces, gradients.view, parameters_in_memory.view)
+        self._own.give()
         channel.announce("DistributedOptimizer", {})
         self._note(self._answered())
 
@@ -56,6 +56,8 @@ class FollowerSession(Session):
         return answer
 
     def _note(self, answer: dict[str, Any]) -> None:
+        if answer["moved"]:
+            self._own.read_from(self._channel.receive_memory().view)
         if answer["loads"]:
             self._own.take()
         self.version, self.batch, self.overlap = answer["version"], answer["batch"], answer["overlap"]
@@ -66,8 +68,8 @@ class FollowerSession(Session):
         self._outstanding = [grant for grant in self._outstanding if (grant.pool, grant.lease) in held]
 
     def step(self, samples: int | None) -> None:
-        self._own.give_gradients()
-        self._call("step", samples=samples)
+        finite = self._own.give_gradients()
+        self._call("step", samples=samples, nonfinite=[number for number in finite if not finite[number]])
 
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
         found = self._call("take")["grant"]
@@ -87,7 +89,6 @@ class FollowerSession(Session):
         return self._optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._own.give_shards()
         self._call("load_state_dict")
         for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})

@@ -11,7 +11,9 @@ from offbeat.errors import ConfigurationError
 from offbeat.runtime.group import values
 from offbeat.runtime.group.channel import leader
 from offbeat.runtime.group.shadow import Shadow
-from offbeat.session import LeasedRange, Place, Session
+from offbeat.runtime.worker.job_session import JobSession
+from offbeat.session import LeasedRange, Place
+from offbeat.transport.base import SharedMemory
 from offbeat.transport.shm import MemoryBlock
 
 SHARED_CALLS = {name: name for name in ("step", "take", "pull", "state_dict", "load_state_dict")} | dict.fromkeys(
@@ -21,7 +23,7 @@ SHARED_CALLS = {name: name for name in ("step", "take", "pull", "state_dict", "l
 
 
 def shadow_of(place: Place, model: nn.Module, optimizer: torch.optim.Optimizer) -> Shadow:
-    """Agree with the other processes on the pieces of the model, and return the shadow.
+    """Agree with the other processes on the pieces of the model, and return the shadow, for which a session can be made.
 
     Raises:
         JobError: the processes have different models.
@@ -30,13 +32,7 @@ def shadow_of(place: Place, model: nn.Module, optimizer: torch.optim.Optimizer) 
     channel, parameters = leader(place), values.trained(model, optimizer)
     theirs = [values.from_wire(request["pieces"]) for request in channel.gather("DistributedOptimizer")]
     pieces = values.joined([values.own_pieces(0, parameters), *theirs])
-    channel.answer({"pieces": values.to_wire(pieces)})
-    shards = [piece for piece in pieces if piece.rank != values.REPLICATED]
-    blocks = [MemoryBlock.allocate(values.size_of(those), what) for those, what in ((pieces, "parameters"), (shards, "gradients"))]
-    for block in blocks:
-        channel.share(block)
-    channel.gather("DistributedOptimizer")  # the shards are in memory now
-    return Shadow(model, optimizer, parameters, pieces, *(block.view for block in blocks))
+    return Shadow(model, optimizer, parameters, pieces)
 
 
 class Leading:
@@ -45,15 +41,22 @@ class Leading:
     Args:
         place: of this process.
         shadow: on which the session works.
-        session: which has joined.
+        session: which has not joined yet. All parameters are in its memory then.
     """
 
-    def __init__(self, place: Place, shadow: Shadow, session: Session) -> None:
+    def __init__(self, place: Place, shadow: Shadow, session: JobSession) -> None:
         self._channel, self._shadow, self._session = leader(place), shadow, session
         self._told = 0
         """How many of the session's reports the other processes have."""
         self._version = -1
-        self.after("DistributedOptimizer", None)
+        gradients, self._values = session.memory
+        self._channel.answer({"pieces": values.to_wire(shadow.pieces)}, _mapped(gradients), _mapped(self._values))
+        shadow.enter(session.flat, gradients.view, self._values.view)
+        self._channel.gather("DistributedOptimizer")
+
+    def joined(self) -> None:
+        """Hand out what the session has found when it joined."""
+        self._answer(None, loads=True)
 
     def before(self, call: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Wait until all processes make this call. Returns the arguments of the worker's call.
@@ -71,39 +74,53 @@ class Leading:
                 "cannot be saved or loaded by shards; save the parameters with torch.distributed.checkpoint"
             )
         if call == "load_state_dict":
-            self._shadow.read()
+            self._shadow.give()
         elif call == "step":
-            self._shadow.accumulate(self._session.delivered)
+            self._shadow.give_gradients(self._session.delivered, {number for request in requests for number in request["nonfinite"]})
             counts = [arguments[0], *(request["samples"] for request in requests)]
             return (None if None in counts else sum(counts),)
         return arguments
 
     def after(self, call: str, result: Any) -> None:
         """Hand the result to all processes."""
-        if call not in SHARED_CALLS and call != "DistributedOptimizer":
+        if call not in SHARED_CALLS:
             return
         session = self._session
         if call == "load_state_dict":
             self._shadow.loaded()
-        loads = call != "take" or result is None or session.version != self._version or not session.consumed
+        grant = result if isinstance(result, LeasedRange) else None
+        self._answer(grant, loads=call != "take" or grant is None or session.version != self._version or not session.consumed)
+
+    def _answer(self, grant: LeasedRange | None, *, loads: bool) -> None:
+        session, memory = self._session, self._session.memory[1]
+        moved, self._values = memory is not self._values, memory
+        if moved:
+            self._shadow.read_from(memory.view)
         if loads:
             self._shadow.publish()
             self._version = session.version
         news, self._told = session.reports_since(self._told), session.reported
         self._channel.answer(
             {
-                "grant": list(result) if isinstance(result, LeasedRange) else None,
+                "moved": moved,
+                "grant": list(grant) if grant is not None else None,
                 "loads": loads,
                 "version": session.version,
                 "batch": session.batch,
                 "overlap": session.overlap,
                 "resumes": session.resumes,
                 "reports": news,
-                "held": [[grant.pool, grant.lease] for grant in session.outstanding],
-            }
+                "held": [[held.pool, held.lease] for held in session.outstanding],
+            },
+            *([_mapped(memory)] if moved else []),
         )
 
     def failed(self, call: str, error: BaseException) -> None:
         """Tell all processes that the call has raised an error."""
         if call in SHARED_CALLS and isinstance(error, Exception):
             self._channel.answer({"error": f"{type(error).__name__}: {error}"})
+
+
+def _mapped(block: SharedMemory) -> MemoryBlock:
+    assert isinstance(block, MemoryBlock), f"{block} of a worker of several processes is memory of its leader only"
+    return block

@@ -14,15 +14,15 @@ NBYTES_MAX: Final = 64 << 20
 _pieces: Final = many(row(text(), whole(-1, 1 << 16), many(whole(), 64), text(20), whole()))
 _grant: Final = row(whole(), whole(), whole(), whole(), many(row(whole(), whole())), maybe(whole()))
 
-CALL: Final = row(text(100), fields({}, {"pieces": _pieces, "samples": maybe(whole())}))
+CALL: Final = row(text(100), fields({}, {"pieces": _pieces, "samples": maybe(whole()), "nonfinite": many(whole())}))
 """From another process to the leader: the name of the call, and its values."""
 
 PIECES: Final = fields({"pieces": _pieces})
-MEMORY: Final = fields({"nbytes": whole()})
-"""A descriptor follows."""
+"""Two descriptors follow, of the memory for gradients and for parameters."""
 RESULT: Final = fields(
     {
         "grant": maybe(_grant),
+        "moved": flag,
         "loads": flag,
         "version": whole(),
         "batch": maybe(whole()),
@@ -32,6 +32,7 @@ RESULT: Final = fields(
         "held": many(row(whole(), whole())),
     }
 )
+"""If ``moved``, a descriptor follows, of the memory that now has the parameters."""
 FAILED: Final = fields({"error": text(1 << 20)})
 
 

@@ -1,20 +1,22 @@
 """The leader's shadow: a model of plain parameters, one for each piece of the worker's parameters, on which the session works.
 
 A session makes parameters and gradients views of its own memory, and has an optimizer that it may step. DDP and FSDP2 own those of the
-script. So the leader copies gradients to the shadow before a step, and parameters back after it.
+script. So each process copies the gradients of its pieces into the session's memory before a step, and parameters from there after it.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import nn
 
 from offbeat.errors import ConfigurationError
-from offbeat.runtime.group.values import REPLICATED, Own, Piece, is_sharded, local
+from offbeat.runtime.group.values import REPLICATED, Own, Piece, is_sharded, placed
+from offbeat.tensors.flat import FlatModel
+from offbeat.tensors.layout import DTYPES, Layout
 
 
 class Shadow:
@@ -23,39 +25,29 @@ class Shadow:
     Args:
         model, optimizer: the script's, in the leader.
         parameters: that the optimizer trains, by name.
-        pieces: of all processes.
-        values, gradients: the memory that the processes share; ``values`` has the other processes' shards already.
+        pieces: of all processes; `pieces` of the shadow are these with their places in memory.
+
+    Raises:
+        ConfigurationError: the optimizer has a state of sharded parameters.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        parameters: dict[str, nn.Parameter],
-        pieces: Sequence[Piece],
-        values: memoryview,
-        gradients: memoryview,
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter], pieces: Sequence[Piece]
     ) -> None:
         self.sharded = any(piece.rank != REPLICATED for piece in pieces)
         if self.sharded and optimizer.state:
             raise ConfigurationError(
                 "this optimizer has a state of sharded parameters (FSDP2), which cannot be handed to a job: begin without"
             )
-        self._own = Own(0, parameters, pieces, values, gradients)
-        self._own.give_shards()
-        self._script_optimizer = optimizer
-        self._values = [piece.within(values) for piece in pieces]
-        self._gradients = [None if piece.rank == REPLICATED else piece.within(gradients) for piece in pieces]
-        self._sources = [parameters[piece.name] for piece in pieces]
+        self._script_parameters, self._script_optimizer = parameters, optimizer
         self.module = nn.Module()
-        self._shadows: list[nn.Parameter] = []
         by_parameter: defaultdict[int, list[nn.Parameter]] = defaultdict(list)
-        for piece, source, value in zip(pieces, self._sources, self._values, strict=True):
-            shadow = nn.Parameter((local(source) if piece.rank == REPLICATED else value).clone())
+        for piece in pieces:
+            # One element stands for all, so that nothing of this size is allocated here: the session's memory will have the values.
+            shadow = nn.Parameter(torch.zeros((), dtype=DTYPES[piece.dtype]).expand(piece.shape))
             name = piece.name.replace(".", "/") + ("" if piece.rank == REPLICATED else f"/{piece.rank}")
             self.module.register_parameter(name, shadow)
-            self._shadows.append(shadow)
-            by_parameter[id(source)].append(shadow)
+            by_parameter[id(parameters[piece.name])].append(shadow)
         for name, buffer in model.named_buffers():
             self.module.register_buffer(name.replace(".", "/"), buffer)
         self.optimizer = copy.copy(optimizer)
@@ -67,45 +59,49 @@ class Shadow:
         for parameter, state in optimizer.state.items():
             for shadow in by_parameter[id(parameter)]:
                 self.optimizer.state[shadow] = dict(state)
-        self._smallest = min(self._shadows, key=torch.Tensor.numel)
-        self._passes = [0] * len(self._sources)
-        for number, source in enumerate(self._sources):
+        self.layout = Layout.of(self.module, self.optimizer)
+        self.pieces = placed(pieces, self.layout)
+        self._passes: dict[int, int] = {}
+        """By piece of a replicated parameter: backward passes since the last step."""
+        for number, piece in enumerate(pieces):
+            source = parameters[piece.name]
             if not is_sharded(source):
                 source.register_post_accumulate_grad_hook(lambda _, number=number: self._count(number))
 
     def _count(self, number: int) -> None:
-        self._passes[number] += 1
+        self._passes[number] = self._passes.get(number, 0) + 1
 
-    def read(self) -> None:
-        """Copy the script's parameters to the shadow; the other processes have written their shards."""
-        self._own.give_shards()
-        with torch.no_grad():
-            for shadow, source, value in zip(self._shadows, self._sources, self._values, strict=True):
-                shadow.copy_(value if is_sharded(source) else local(source))
+    def enter(self, flat: FlatModel, gradients: memoryview, values: memoryview) -> None:
+        """Write the leader's parameters to the session's memory, of which ``flat`` makes views; the other processes write theirs."""
+        self._flat = flat
+        self._own = Own(0, self._script_parameters, self.pieces, gradients, values)
+        self._own.give()
 
-    def accumulate(self, batches: int) -> None:
-        """Copy gradients to the shadow, as backward passes do, and the optimizer's hyperparameters.
+    def read_from(self, values: memoryview) -> None:
+        """Read parameters from another memory from now on."""
+        self._own.read_from(values)
+
+    def give(self) -> None:
+        """Write the script's parameters to memory."""
+        self._own.give()
+
+    def give_gradients(self, batches: int, nonfinite: Collection[int]) -> None:
+        """Write the leader's gradients to memory, as backward passes do; the other processes have. Copy the optimizer's hyperparameters.
 
         Args:
             batches: how many the script has; each shard's pass counts as one over each. Passes of replicated parameters are counted.
+            nonfinite: the numbers of the pieces that other processes have found not to be finite.
         """
         for group, ours in zip(self._script_optimizer.param_groups, self.optimizer.param_groups, strict=True):
             ours.update({key: value for key, value in group.items() if key != "params"})
-        self._own.give_gradients()
-        for shadow, source, shard in zip(self._shadows, self._sources, self._gradients, strict=True):
-            shadow.grad = None
-            gradient = shard if shard is not None else source.grad
-            if gradient is not None:
-                shadow.backward(gradient.detach())
-        passes, self._passes = max(batches if self.sharded else 1, *self._passes), [0] * len(self._sources)
-        for _ in range(passes - 1):
-            self._smallest.backward(torch.zeros_like(self._smallest))
+        given = self._own.give_gradients()
+        given |= {number: number not in nonfinite for number, piece in enumerate(self.pieces) if piece.rank > 0}
+        passes, self._passes = max([batches if self.sharded else 1, *self._passes.values()]), {}
+        for number, finite in given.items():
+            self._flat.filled(number, passes, finite=finite)
 
-    @torch.no_grad()
     def publish(self) -> None:
-        """Copy the shadow's parameters to the memory for all processes, and to the script's."""
-        for shadow, value in zip(self._shadows, self._values, strict=True):
-            value.copy_(shadow)
+        """Copy the parameters from memory to the script's."""
         self._own.take()
 
     def loaded(self) -> None:

@@ -1,4 +1,4 @@
-"""The parameters of one worker in memory that all of its processes share, in pieces: a replicated parameter once, a sharded one by rank.
+"""The parameters of one worker in the memory of its session, in pieces: a replicated parameter once, a sharded one by rank.
 
 Under DDP each process has all parameters; under FSDP2 a parameter is a DTensor, of which each process has a shard. A process reads and
 writes its own pieces only.
@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from offbeat.errors import JobError
-from offbeat.tensors.layout import ALIGNMENT, DTYPES, elements
+from offbeat.tensors.flat import all_finite
+from offbeat.tensors.layout import DTYPES, Layout, elements
 
 REPLICATED = -1
 """In place of a rank: the piece is a whole parameter, which all processes have."""
@@ -33,12 +34,8 @@ class Piece(NamedTuple):
     def numel(self) -> int:
         return int(torch.Size(self.shape).numel())
 
-    @property
-    def nbytes(self) -> int:
-        return self.numel * DTYPES[self.dtype].itemsize
-
     def within(self, memory: memoryview) -> torch.Tensor:
-        """Return the piece as a view of a memory that holds all pieces."""
+        """Return the piece as a view of a memory that has the layout of all pieces."""
         return elements(memory, self.offset, self.numel, DTYPES[self.dtype]).view(self.shape)
 
 
@@ -68,13 +65,12 @@ def own_pieces(rank: int, parameters: dict[str, nn.Parameter]) -> list[Piece]:
 
 
 def joined(by_rank: Sequence[Sequence[Piece]]) -> tuple[Piece, ...]:
-    """Return all pieces of a worker with their places, in the order of the parameters; empty shards are left out.
+    """Return all pieces of a worker, in the order of the parameters; empty shards are left out.
 
     Raises:
         JobError: the processes have different models.
     """
     found: list[Piece] = []
-    offset = 0
     if len({len(pieces) for pieces in by_rank}) > 1:
         raise JobError(f"the processes of this worker train {[len(pieces) for pieces in by_rank]} parameters: the model must be the same")
     for same in zip(*by_rank, strict=True):
@@ -83,16 +79,13 @@ def joined(by_rank: Sequence[Sequence[Piece]]) -> tuple[Piece, ...]:
             raise JobError(f"the processes of this worker have different models: {[piece.name for piece in same]} have the same place")
         if first.rank == REPLICATED and any(piece != first for piece in same):
             raise JobError(f"{first.name!r} differs between the processes of this worker: {[piece[2:4] for piece in same]}")
-        for piece in same[:1] if first.rank == REPLICATED else same:
-            if piece.numel:
-                found.append(piece._replace(offset=offset))
-                offset += -(-piece.nbytes // ALIGNMENT) * ALIGNMENT
+        found += [piece for piece in (same[:1] if first.rank == REPLICATED else same) if piece.numel]
     return tuple(found)
 
 
-def size_of(pieces: Sequence[Piece]) -> int:
-    """Return the bytes of a memory for all pieces."""
-    return max((piece.offset + -(-piece.nbytes // ALIGNMENT) * ALIGNMENT for piece in pieces), default=0)
+def placed(pieces: Sequence[Piece], layout: Layout) -> tuple[Piece, ...]:
+    """Return the pieces, each with its place in the layout of the model whose parameters they are, in the same order."""
+    return tuple(piece._replace(offset=spec.offset) for piece, spec in zip(pieces, layout.tensors, strict=True))
 
 
 def to_wire(pieces: Iterable[Piece]) -> list[Any]:
@@ -106,40 +99,54 @@ def from_wire(rows: Iterable[Any]) -> list[Piece]:
 
 
 class Own:
-    """One process's parameters and gradients, and their pieces in shared memory.
+    """One process's parameters and gradients, and their pieces in the memory of the worker's session.
+
+    Replicated parameters are read by all processes and written by the leader, whose rank is 0; a shard is its own process's.
 
     Args:
         rank: of the process.
         parameters: that it trains, by name.
         pieces: of all processes.
-        values: memory for parameters.
-        gradients: memory for gradients of shards; empty if there are none.
+        gradients, values: the memory into which gradients are written and from which parameters are read.
     """
 
     def __init__(
-        self, rank: int, parameters: dict[str, nn.Parameter], pieces: Sequence[Piece], values: memoryview, gradients: memoryview
+        self, rank: int, parameters: dict[str, nn.Parameter], pieces: Sequence[Piece], gradients: memoryview, values: memoryview
     ) -> None:
-        mine = [piece for piece in pieces if piece.rank in (rank, REPLICATED)]
-        self._all = [(parameters[piece.name], piece.within(values)) for piece in mine]
-        self._shards = [(parameters[piece.name], piece.within(values), piece.within(gradients)) for piece in mine if piece.rank == rank]
+        self._mine = [(number, parameters[piece.name], piece) for number, piece in enumerate(pieces) if piece.rank in (rank, REPLICATED)]
+        self._gives = [entry for entry in self._mine if entry[2].rank == rank or rank == 0]
+        self._gradients = [piece.within(gradients) for _, _, piece in self._gives]
+        self.read_from(values)
+
+    def read_from(self, values: memoryview) -> None:
+        """Read parameters from another memory from now on."""
+        self._values = {number: piece.within(values) for number, _, piece in self._mine}
 
     @torch.no_grad()
-    def give_shards(self) -> None:
-        """Write the shards to memory."""
-        for parameter, value, _ in self._shards:
-            value.copy_(local(parameter))
+    def give(self) -> None:
+        """Write the parameters to memory."""
+        for number, parameter, _ in self._gives:
+            self._values[number].copy_(local(parameter))
 
     @torch.no_grad()
-    def give_gradients(self) -> None:
-        """Write the gradients of the shards to memory; zeros where there is none."""
-        for parameter, _, gradient in self._shards:
-            if parameter.grad is None:
-                gradient.zero_()
-            else:
-                gradient.copy_(local(parameter.grad))
+    def give_gradients(self) -> dict[int, bool]:
+        """Write the gradients to memory: of a shard without one, zeros.
+
+        Returns:
+            By the number of each piece that was written: whether it is finite.
+        """
+        found = {}
+        for (number, parameter, piece), place in zip(self._gives, self._gradients, strict=True):
+            if parameter.grad is not None:
+                place.copy_(local(parameter.grad))
+                found[number] = all_finite(place)
+            elif piece.rank != REPLICATED:
+                place.zero_()
+                found[number] = True
+        return found
 
     @torch.no_grad()
     def take(self) -> None:
         """Load all parameters from memory."""
-        for parameter, value in self._all:
-            local(parameter).copy_(value)
+        for number, parameter, _ in self._mine:
+            local(parameter).copy_(self._values[number])

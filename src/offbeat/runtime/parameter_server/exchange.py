@@ -39,6 +39,7 @@ class Exchange:
         name: the worker's name, used in the names of its memory blocks.
         layout, spec, model, optimizer: the trained model with its layout in memory, and its optimizer with its specification.
         wire: how gradients and parameters travel to servers that do not share memory with this worker.
+        grouped: whether the worker consists of several processes, which all map this one's memory.
     """
 
     def __init__(
@@ -50,13 +51,15 @@ class Exchange:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         wire: WireFormat = "float32",
+        grouped: bool = False,
     ) -> None:
-        self._link, self._name, self._layout, self._spec, self._model, self._optimizer = link, name, layout, spec, model, optimizer
+        self._link, self._layout, self._spec, self._model, self._optimizer = link, layout, spec, model, optimizer
         self._spans = layout.spans(len(link.servers), spec.elementwise)
         self._numbers = itertools.count(time.time_ns())
         self._sent_hyper: Any = None
-        self._push_block = self._allocate("gradients")
-        self._pull_block = self._allocate("parameters")
+        kind = MemoryBlock if grouped or any(server.shares_memory for server in link.servers) else PrivateBlock
+        self._push_block: SharedMemory = kind.allocate(layout.nbytes, f"gradients of {name}")
+        self._pull_block: SharedMemory = kind.allocate(layout.nbytes, f"parameters of {name}")
         self.flat = FlatModel(layout, model, self._push_block.view, self._pull_block.view)
         self.buffers = ModelBuffers(model)
         self.policy: ServerRule | None = None
@@ -69,9 +72,10 @@ class Exchange:
         self._early = EarlyPushes(())
         self.flat.attach()
 
-    def _allocate(self, what: str) -> SharedMemory:
-        kind = MemoryBlock if any(server.shares_memory for server in self._link.servers) else PrivateBlock
-        return kind.allocate(self._layout.nbytes, f"{what} of {self._name}")
+    @property
+    def memory(self) -> tuple[SharedMemory, SharedMemory]:
+        """Return the blocks into which gradients are written and from which parameters are read. The second may be replaced in a call."""
+        return self._push_block, self._pull_block
 
     @property
     def averaging(self) -> Averaging | None:

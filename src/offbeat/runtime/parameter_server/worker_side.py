@@ -33,6 +33,7 @@ from offbeat.runtime.worker.job_session import JobSession, pushed_fields
 from offbeat.runtime.worker.library_calls import library_call
 from offbeat.runtime.worker.siblings import Sibling
 from offbeat.session import LeasedRange, Snapshot
+from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Hub, Message, SharedMemory
@@ -47,7 +48,7 @@ class WorkerSession(JobSession):
         local_only: why this optimizer cannot step on servers, if so: then only a rule that exchanges parameters will do.
         siblings: see `JobSession`.
         hub: the connections of this worker; None: a hub of its own.
-        wire: see `Exchange`.
+        wire, grouped: see `Exchange`.
 
     Raises:
         JobError: a server cannot be reached.
@@ -66,6 +67,7 @@ class WorkerSession(JobSession):
         siblings: list[Sibling] | None = None,
         hub: Hub | None = None,
         wire: WireFormat = "float32",
+        grouped: bool = False,
     ) -> None:
         link = WorkerConnection(
             hub if hub is not None else SocketHub(settings.token),
@@ -89,7 +91,7 @@ class WorkerSession(JobSession):
         checkpoints = JobCheckpoints(link, layout, model, optimizer, own_state=lambda: self._exchange.averaging is not None)
         super().__init__(settings, link, checkpoints, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, siblings=siblings)
         self._optimizer = optimizer
-        self._exchange = Exchange(self.link, f"worker {self.worker}", layout, spec, model, optimizer, wire)
+        self._exchange = Exchange(self.link, f"worker {self.worker}", layout, spec, model, optimizer, wire, grouped=grouped)
         self._interrupts = Interrupts(self.link, model, lambda: self._machine.overtaken and self._machine.at_once)
         self._released: Version = 0
         """The version of the newest parameters that have come."""
@@ -97,6 +99,14 @@ class WorkerSession(JobSession):
         """The job's own memory, until this worker's script begins to train; None: the worker uses it, or has memory of its own."""
         self._written = 0
         """See `FlatModel.writes`, when this worker joined."""
+
+    @property
+    def flat(self) -> FlatModel:
+        return self._exchange.flat
+
+    @property
+    def memory(self) -> tuple[SharedMemory, SharedMemory]:
+        return self._exchange.memory
 
     # Joining and leaving.
 

@@ -1,7 +1,7 @@
 """Hold a rank's own copy of model and optimizer state: collect gradients, apply the results of rounds, and copy it to another rank.
 
 If all parameters have one dtype that can be summed, gradients are written directly into the send buffer; otherwise they are converted to a
-wider dtype on the way. The parameters are in private memory of this process.
+wider dtype on the way. The parameters are in memory of this process, or of the processes of one worker.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from offbeat.runtime.job.loading import checksum
 from offbeat.runtime.job.packing import Packer, unpack
 from offbeat.runtime.ranks.hyperparameters import SCHEDULED, PiggybackedHyperparameters
 from offbeat.tensors.flat import FlatModel
-from offbeat.tensors.layout import DTYPES, Layout, elements, view
+from offbeat.tensors.layout import DTYPES, Layout, Memory, elements, view
 from offbeat.tensors.optimizers import supported
-from offbeat.transport.base import Buffer
-from offbeat.transport.shm import PrivateBlock
+from offbeat.transport.base import Buffer, SharedMemory
+from offbeat.transport.shm import MemoryBlock, PrivateBlock
 from offbeat.types import WorkerId
 
 
@@ -29,9 +29,20 @@ class Replica:
     Args:
         layout, model, optimizer: what is trained.
         rank, ranks: this rank, and the greatest number of ranks.
+        grouped: whether the rank consists of several processes, which all map this one's memory: then that is not the send buffer, which
+            changes from step to step.
     """
 
-    def __init__(self, layout: Layout, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: WorkerId, ranks: int) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        rank: WorkerId,
+        ranks: int,
+        *,
+        grouped: bool = False,
+    ) -> None:
         self._layout, self._optimizer = layout, optimizer
         kinds = {DTYPES[spec.dtype] for spec in layout.tensors}
         self.dtype = torch.float64 if torch.float64 in kinds else torch.float32
@@ -43,8 +54,11 @@ class Replica:
         self._model = model
         parameters = dict(model.named_parameters())
         self._parameters = [parameters[spec.name] for spec in layout.tensors]
-        self._pull = PrivateBlock.allocate(layout.nbytes, f"parameters of rank {rank}")
-        self._push = None if self._in_place else PrivateBlock.allocate(layout.nbytes, f"gradients of rank {rank}")
+        kind = MemoryBlock if grouped else PrivateBlock
+        self._pull: SharedMemory = kind.allocate(layout.nbytes, f"parameters of rank {rank}")
+        apart = grouped or not self._in_place
+        self._push: SharedMemory | None = kind.allocate(layout.nbytes, f"gradients of rank {rank}") if apart else None
+        """Memory for gradients, which are copied to the send buffer; None: they are written there."""
         copies = not self._in_place or _writes_gradients(optimizer)
         self._copy = PrivateBlock.allocate(layout.nbytes, f"results for rank {rank}") if copies else None
         """Memory into which results are copied for the optimizer; None: the optimizer reads results in place."""
@@ -53,12 +67,24 @@ class Replica:
         """By address of a result: the views that serve as the parameters' gradients. Results are at few addresses."""
         self._flat: FlatModel | None = None
         self._send = torch.empty(0, dtype=self.dtype)
+        if grouped:  # the other processes write to it before this one has joined
+            self._attach(self.memory[0].view)
 
     @property
     def flat(self) -> FlatModel:
-        """Return the model in flat memory. It exists from the first `aim` on."""
+        """Return the model in flat memory. It exists from the first `aim` on, and from the beginning in a rank of several processes."""
         assert self._flat is not None, "aim() has not been called: the send buffer is not known"
         return self._flat
+
+    @property
+    def memory(self) -> tuple[SharedMemory, SharedMemory]:
+        """Return the blocks for gradients and for parameters, in a rank of several processes."""
+        assert self._push is not None, "gradients are written to the send buffer"
+        return self._push, self._pull
+
+    def _attach(self, push: Memory) -> None:
+        self._flat = FlatModel(self._layout, self._model, push, self._pull.view)
+        self._flat.attach()
 
     # Gradients.
 
@@ -67,8 +93,7 @@ class Replica:
         self._send = send
         push = send[: self._body].view(torch.uint8) if self._push is None else self._push.view
         if self._flat is None:
-            self._flat = FlatModel(self._layout, self._model, push, self._pull.view)
-            self._flat.attach()
+            self._attach(push)
         else:
             self._flat.redirect(push)
 
@@ -76,7 +101,10 @@ class Replica:
         """Bring the gradient into the send buffer. Returns the name of the first tensor that is not finite, or None."""
         nonfinite = self.flat.collect()
         if self._push is not None and nonfinite is None:
-            self._gather(self._push, self._send)
+            if self._in_place:
+                self._send[: self._body].copy_(elements(self._push.view, 0, self._body, self.dtype))
+            else:
+                self._gather(self._push, self._send)
         return nonfinite
 
     def sign(self, steps: int) -> None:
@@ -124,14 +152,14 @@ class Replica:
             self._scatter(result, self._copy)
         return self._copied
 
-    def _gather(self, block: PrivateBlock, vector: torch.Tensor) -> None:
+    def _gather(self, block: SharedMemory, vector: torch.Tensor) -> None:
         """Copy all elements of a block with the job's layout into a vector, without the gaps between tensors."""
         at = 0
         for spec in self._layout.tensors:
             vector[at : at + spec.numel].copy_(elements(block.view, spec.offset, spec.numel, DTYPES[spec.dtype]))
             at += spec.numel
 
-    def _scatter(self, vector: torch.Tensor, block: PrivateBlock) -> None:
+    def _scatter(self, vector: torch.Tensor, block: SharedMemory) -> None:
         at = 0
         for spec in self._layout.tensors:
             elements(block.view, spec.offset, spec.numel, DTYPES[spec.dtype]).copy_(vector[at : at + spec.numel])

@@ -36,9 +36,10 @@ from offbeat.runtime.worker.job_session import JobSession, pushed_fields
 from offbeat.runtime.worker.library_calls import library_call
 from offbeat.runtime.worker.siblings import Sibling
 from offbeat.session import LeasedRange, Snapshot
+from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
-from offbeat.transport.base import Hub, Message
+from offbeat.transport.base import Hub, Message, SharedMemory
 from offbeat.transport.hub import SocketHub
 from offbeat.types import Epoch, LeaseId, Version, WorkerId
 
@@ -54,6 +55,7 @@ class RankSession(JobSession):
     Args:
         siblings: see `JobSession`.
         hub: the connections of this rank; None: a hub of its own.
+        grouped: see `Replica`.
         part_of: which part the rank takes, by the rule of the job that has welcomed it.
 
     Raises:
@@ -72,6 +74,7 @@ class RankSession(JobSession):
         local_only: str | None = None,
         siblings: list[Sibling] | None = None,
         hub: Hub | None = None,
+        grouped: bool = False,
         part_of: PartOf,
     ) -> None:
         link = WorkerConnection(
@@ -96,7 +99,7 @@ class RankSession(JobSession):
         super().__init__(settings, link, checkpoints, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, siblings=siblings)
         self._terms = {"layout": layout.to_wire(), "optimizer": spec.to_wire()}
         self._optimizer = optimizer
-        self._replica = Replica(layout, model, optimizer, self.worker, self.workers)
+        self._replica = Replica(layout, model, optimizer, self.worker, self.workers, grouped=grouped)
         self._buffers = ModelBuffers(model)
         self._numbers = itertools.count(time.time_ns())
         self._part_of = part_of
@@ -117,6 +120,14 @@ class RankSession(JobSession):
         """Requests for this rank's replica that came while it was taking leave; None: it is not."""
         self._stale: set[LeaseId] = set()
         """Leases of an earlier incarnation: the coordinator has dealt their samples to other workers."""
+
+    @property
+    def flat(self) -> FlatModel:
+        return self._replica.flat
+
+    @property
+    def memory(self) -> tuple[SharedMemory, SharedMemory]:
+        return self._replica.memory
 
     @property
     def _mine(self) -> RankMember:

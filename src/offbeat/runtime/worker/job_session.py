@@ -34,7 +34,7 @@ from offbeat.runtime.worker.samples import WorkerSamples
 from offbeat.runtime.worker.siblings import Sibling, Siblings
 from offbeat.session import LeasedRange, Session
 from offbeat.tensors.flat import FlatModel
-from offbeat.transport.base import Message
+from offbeat.transport.base import Message, SharedMemory
 from offbeat.types import NO_CAUSE, Epoch, LeaseId
 
 
@@ -101,6 +101,16 @@ class JobSession(Session):
         self._samples = WorkerSamples(ask=self._ask, drop=self.drop)
         self.group: TakesPart | None = None
         """The other processes of this worker, where it consists of several: they make the same calls."""
+
+    @property
+    @abstractmethod
+    def flat(self) -> FlatModel:
+        """Return the model in flat memory."""
+
+    @property
+    @abstractmethod
+    def memory(self) -> tuple[SharedMemory, SharedMemory]:
+        """Return the blocks in which `flat` has its gradients and its parameters. The second may be replaced in a call."""
 
     @abstractmethod
     def join(self, sync: str) -> None:
