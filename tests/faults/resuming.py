@@ -87,7 +87,7 @@ def trial(start: Start, folder: Path, draw: random.Random, options: Sequence[str
         while time.monotonic() < ends_at and job.process.poll() is None:
             with contextlib.suppress(Exception):
                 job.process.wait(max(0.0, ends_at - time.monotonic()))
-        if job.process.poll() is not None or kills == 2 or len(job.processes()) < 3:  # its workers may have ended before it
+        if job.process.poll() is not None or kills == 2 or len(list(job.processes())) < 3:  # its workers may have ended before it
             job.ended(DEADLINE_S)
             return kills, lost
         kill_all(job)
