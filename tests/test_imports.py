@@ -66,7 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime.worker": {*RULES, *DATA_PLANE, "session", "runtime.job"},
     "runtime.recovery": {*BASE, "transport"},
     "runtime.parameter_server": TOOLS,
-    "runtime.group": {*BASE, "core", "session", "tensors", "transport", "runtime.worker"},
+    "runtime.group": {*BASE, "core", "session", "tensors", "transport", "runtime.job", "runtime.worker"},
     "runtime.ranks": TOOLS,
     SHARED: {*BASE, "core", "transport"},
     ONE_HOST: {*RULES, *DATA_PLANE, SHARED},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, NoReturn
@@ -20,10 +21,21 @@ from offbeat.sampler import ElasticBatchSampler, elastic_batch_sampler
 from offbeat.session import LocalSession, Place, Session
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec, spec_of
+from offbeat.tensors.state import by_position
 from offbeat.types import WireFormat
 
 _SIBLINGS: list[Any] = []
 """The sessions of this process, in the order in which its optimizers were made."""
+
+
+class _Elsewhere(defaultdict[torch.Tensor, Any]):
+    """Stands for the state of an optimizer that other processes keep: not empty, and not here."""
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __missing__(self, parameter: torch.Tensor) -> NoReturn:
+        raise ConfigurationError("the job keeps this optimizer's state, not this process: optimizer.state_dict() gathers it")
 
 
 @contextmanager
@@ -106,9 +118,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ):
                 raise ConfigurationError(self._local_only)
         super().__init__(optimizer.param_groups, optimizer.defaults)
-        self.state = optimizer.state
         self.wrapped = optimizer
         self._nonfinite = nonfinite
+        self._began = False
+        """Whether the script has made a step, or loaded a state."""
         self._session = self._open(layout, spec, model, policy)
         self._session.known_as(self)
 
@@ -159,6 +172,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
             session.group = leading
         sessions.made(session)
         return session
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
+        """The wrapped optimizer's state. Once a job has made a step whose optimizer is elsewhere, it is not empty, and has no entries."""
+        wrapped = self.wrapped.state
+        return wrapped if wrapped or not self._elsewhere or not self.version else _Elsewhere()
+
+    @state.setter
+    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
+        if "wrapped" in self.__dict__:  # the constructor of torch's class sets an empty one
+            self.wrapped.state = state
+
+    @property
+    def _elsewhere(self) -> bool:
+        """Whether another process makes the steps, or another optimizer of this one: the servers, or the leader of the worker."""
+        return self._session.servers_step or self._place.size > 1
 
     @property
     def version(self) -> int:
@@ -224,6 +253,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        elif self._makes_state():
+            self.wrapped.step()
+            return None
+        self._begin()
         if isinstance(self._session, LocalSession) and (name := self._first_nonfinite()) is not None:
             if self._nonfinite == "stop":
                 raise FloatingPointError(f"the gradient of {name} is not finite")
@@ -233,6 +266,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._session.step(samples)
         self.wrapped._opt_called = True  # type: ignore[attr-defined] # a scheduler made before the wrapping looks there for a first step
         return loss
+
+    def _makes_state(self) -> bool:
+        """Return True for a step that only makes the optimizer's state, before the first: with zero gradients, at a learning rate of zero.
+
+        The functions of ``torch.distributed.checkpoint`` for optimizers do this to know which tensors the state has.
+        """
+        if self._began or self.version or any(float(group.get("lr", 1.0)) for group in self.param_groups):
+            return False
+        gradients = [parameter.grad for group in self.param_groups for parameter in group["params"] if parameter.grad is not None]
+        return bool(gradients) and not any(bool(_local(gradient).any()) for gradient in gradients)
+
+    def _begin(self) -> None:
+        if not self._began:
+            self._began = True
+            if self._elsewhere:
+                self.wrapped.state.clear()
 
     def interruptible(self) -> AbstractContextManager[None]:
         """Return a context manager whose body ends early when the gradient computed in it is obsolete, under rules that interrupt.
@@ -261,6 +310,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state, gathered from the servers, in the format of the wrapped optimizer's own ``state_dict``."""
+        if self.wrapped.state and not self.version:
+            return self.wrapped.state_dict()
         return self._session.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -268,9 +319,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Every worker calls it with the same state. A worker that joins a running job, past version 0, gets the job's state instead.
         """
-        self._session.load_state_dict(state_dict)
-        # Loading has replaced the dicts of the wrapped optimizer; schedulers use those of this object.
-        self.param_groups, self.state = self.wrapped.param_groups, self.wrapped.state
+        self._session.load_state_dict(by_position(state_dict))
+        self._begin()
+        self.param_groups = self.wrapped.param_groups  # loading has replaced those of the wrapped optimizer; schedulers use these
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise `ConfigurationError` once the servers have the parameters: add groups to the optimizer before wrapping it."""
@@ -291,6 +342,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """Leave the job; the model keeps its parameters. Called automatically at the end of the script."""
         self._session.close()
+
+
+def _local(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
 
 
 def _spec_of(optimizer: torch.optim.Optimizer) -> tuple[OptimizerSpec, str | None]:

@@ -128,6 +128,8 @@ class Session(ABC):
     """The batch size that the rule sets for the samplers; None: the script's."""
     resumes: bool = True
     """Whether state that the script loads is used. False: this worker has joined a running job and takes the job's state."""
+    servers_step: bool = False
+    """Whether the servers make the optimizer's steps, and have its state."""
     overlap: float | None = None
     """The fraction of the data that all workers' splits share; None: no splits, samples are dealt out from one pool."""
 

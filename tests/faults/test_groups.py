@@ -26,15 +26,25 @@ GROUPED = str(SCRIPTS / "grouped.py")
 EPOCHS = 3
 
 
-def on_all_samples() -> dict[str, torch.Tensor]:
+def on_all_samples(epochs: int) -> dict[str, torch.Tensor]:
     """The parameters after as many steps of one process, each over all samples."""
     model, (inputs, labels) = plain_model(), data()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for _ in range(EPOCHS):
+    for _ in range(epochs):
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
     return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def check_parameters(folder: Path, epochs: int) -> None:
+    """All processes of all workers have the parameters of one process that has trained for as many epochs."""
+    expected = on_all_samples(epochs)
+    for place in ("0-0", "0-1", "1-0", "1-1"):
+        found = torch.load(folder / f"{place}.pt")
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert (found[name] - value).norm() < 1e-5 * value.norm(), (place, name)
 
 
 def processes(job: Job) -> dict[int, psutil.Process]:
@@ -49,18 +59,19 @@ def test_two_workers_of_two_processes_equal_one_process_on_the_joined_batch(star
     job = start("--workers", "2", "--procs-per-worker", "2", *script)
     ended = job.ended()
     assert ended.status == 0, ended.err
-    expected = on_all_samples()
-    for place in ("0-0", "0-1", "1-0", "1-1"):
-        found = torch.load(tmp_path / f"{place}.pt")
-        assert found.keys() == expected.keys()
-        for name, value in expected.items():
-            assert (found[name] - value).norm() < 1e-5 * value.norm(), (place, name)
+    check_parameters(tmp_path, EPOCHS)
     reports = [record["report"] for record in ended.records if record["kind"] == "epoch_ended"]
     assert [report["folded"] for report in reports] == [SIZE] * EPOCHS
+    saved, names = torch.load(tmp_path / "checkpoint.pt"), on_all_samples(0).keys()
+    assert len(saved["optimizer"]["state"]) == len(names), "the momentum of every parameter"
     if inside == "ddp":
-        saved = torch.load(tmp_path / "checkpoint.pt")
-        assert saved["model"].keys() == {f"module.{name}" for name in expected}
-        assert len(saved["optimizer"]["state"]) == len(expected), "the momentum of every parameter"
+        assert saved["model"].keys() == {f"module.{name}" for name in names}
+        return
+    (tmp_path / "more").mkdir()
+    more = ("--epochs", "1", "--load", str(tmp_path / "checkpoint.pt"), "--out", str(tmp_path / "more"))
+    resumed = start("--workers", "2", "--procs-per-worker", "2", GROUPED, "--inside", inside, "--batch", "16", *more).ended()
+    assert resumed.status == 0, resumed.err
+    check_parameters(tmp_path / "more", EPOCHS + 1)
 
 
 @pytest.mark.parametrize(("how", "rank"), marked([("start", 0), ("start", 1), ("start_new", 1)], ("start", 1)))

@@ -5,11 +5,14 @@ Variables that the user has set are kept, except those with which a process join
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
+import random
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from offbeat.runtime.job.settings import JobSettings, WorkerSettings
@@ -20,6 +23,8 @@ THREADS = "OMP_NUM_THREADS"
 MMAP_THRESHOLD_BYTES = 1 << 30
 OLD_MMAP_THRESHOLD_BYTES = 32 << 20
 TRIM_THRESHOLD_BYTES = 4 << 30
+LOWEST_PORT, TRIES = 10_000, 20
+"""Below the first are ports of well-known services; and how many ports `free_port` looks at."""
 _AGENT_STORE = ("TORCHELASTIC_USE_AGENT_STORE",)
 """With this variable a process group would use the store of the outer torchrun, which listens at another port."""
 
@@ -107,10 +112,26 @@ def torchrun_variables(worker: WorkerId, workers: int, place: Place) -> dict[str
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port of an interface ("": of all) that is free now. Another process may take it before it is used."""
+    """Return a port of an interface ("": of all) that is free now, and that will not be given to a connection before it is used.
+
+    From its range of local ports the kernel takes one for each connection that a process makes. So the port is one below that range.
+    """
+    for port in random.SystemRandom().sample(range(LOWEST_PORT, _local_ports_begin()), TRIES):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return port
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def _local_ports_begin() -> int:
+    """Return the first port that the kernel may choose itself, or the first of most systems."""
+    with contextlib.suppress(OSError, ValueError):
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        if first >= LOWEST_PORT + TRIES:
+            return first
+    return 32768
 
 
 def worker_environment(

@@ -211,7 +211,7 @@ def main(arguments: Sequence[str]) -> None:
     command = _serve(channel)
     if command is not None:
         channel.close()
-        _run_program(command)
+        run_program(command)
 
 
 def _serve(channel: socket.socket) -> list[str] | None:
@@ -283,7 +283,8 @@ def begin_anew(environment: Mapping[str, str]) -> None:
         sys.modules["numpy"].random.seed()  # Python's own generator does this itself
 
 
-def _run_program(command: Sequence[str]) -> NoReturn:
+def run_program(command: Sequence[str]) -> NoReturn:
+    """Run the program of this command, and end the process as Python would; ``sys.path[0]`` is the program's folder already."""
     stacks.register()
     sys.excepthook = _show
     process_exit.run_and_exit(Program.of(command).run)

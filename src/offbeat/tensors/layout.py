@@ -235,7 +235,7 @@ def _dtype_name(name: str, parameter: torch.Tensor) -> str:
 
 def _dense_stride(parameter: torch.Tensor) -> tuple[int, ...]:
     stride, shape = tuple(parameter.stride()), tuple(parameter.shape)
-    if _is_dense(shape, stride):
+    if prod(shape) != 1 and _is_dense(shape, stride):  # of a single element any stride is dense, also one that no view as bytes can have
         return stride
     return tuple(torch.empty(shape, device="meta").stride())
 

@@ -48,6 +48,21 @@ def assemble_state_dict(
     return {"state": {slot: state[slot] for slot in sorted(state)}, "param_groups": groups}
 
 
+def by_position(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a ``state_dict`` whose parameters are numbered by their position in the groups, as torch's optimizers read it.
+
+    Those of ``torch.distributed.checkpoint`` have names in place of numbers.
+
+    >>> by_position({"state": {"weight": {"step": 3}}, "param_groups": [{"lr": 0.1, "params": ["bias", "weight"]}]})
+    {'state': {1: {'step': 3}}, 'param_groups': [{'lr': 0.1, 'params': [0, 1]}]}
+    """
+    keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+    numbers = {key: number for number, key in enumerate(keys)}
+    groups = [{**group, "params": [numbers[key] for key in group["params"]]} for group in state_dict["param_groups"]]
+    state = {numbers.get(key, key): entry for key, entry in state_dict["state"].items()}
+    return {**state_dict, "state": state, "param_groups": groups}
+
+
 def _place(tensor: TensorSpec, piece: StatePiece, state: dict[int, dict[str, torch.Tensor]], seen: dict[tuple[int, str], int]) -> None:
     values, entry = piece.values(), state.setdefault(tensor.slot, {})
     if piece.shape is not None:

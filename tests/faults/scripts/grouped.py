@@ -10,6 +10,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -54,11 +61,18 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--out", type=Path, help="a folder for the parameters of each worker")
+    parser.add_argument("--load", type=Path, help="begin with the state of sharded parameters and their optimizer in this file")
     parser.add_argument("--clumsy", action="store_true", help="the second process makes another call than the first")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     model = wrapped(args.inside)
     optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    if args.load is not None:
+        saved = torch.load(args.load) if dist.get_rank() == 0 else {"model": {}, "optimizer": {}}
+        into = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(model, saved["model"], options=into)
+        set_optimizer_state_dict(model, optimizer, saved["optimizer"], options=into)
     inputs, labels = data()
     sampler = optimizer.batch_sampler(inputs, batch_size=args.batch)
     for epoch in count():
@@ -72,6 +86,13 @@ def main() -> None:
             optimizer.step()
     if args.out is not None and args.inside == "ddp":
         offbeat.save(args.out / "checkpoint.pt", model=model, optimizer=optimizer, sampler=sampler)
+    if args.out is not None and args.inside == "fsdp":
+        state = {
+            "model": get_model_state_dict(model, options=whole),
+            "optimizer": get_optimizer_state_dict(model, optimizer, options=whole),
+        }
+        if offbeat.chief():
+            torch.save(state, args.out / "checkpoint.pt")
     values = {name: p.full_tensor() if args.inside == "fsdp" else p for name, p in model.named_parameters()}  # type: ignore[attr-defined]
     if args.out is not None:
         place = f"{optimizer.worker}-{dist.get_rank()}"

@@ -5,6 +5,7 @@ Messages are msgpack over a local socket that only these processes have. A proce
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -12,7 +13,8 @@ from typing import Any, NoReturn
 import msgpack  # type: ignore[import-untyped]
 
 from offbeat.errors import JobError, ProtocolError
-from offbeat.runtime.group import messages
+from offbeat.runtime.group import messages, state
+from offbeat.runtime.group.state import Entries
 from offbeat.session import LEADERLESS, Place
 from offbeat.transport.schema import Check
 from offbeat.transport.shm import MemoryBlock
@@ -37,12 +39,12 @@ class _Link:
             raise ProtocolError(f"{sender} sent what cannot be read: {error} (expected at most {messages.NBYTES_MAX} bytes)") from None
         return messages.unpacked(packed, sender, check)
 
-    def send_descriptor(self, descriptor: int) -> None:
-        reduction.send_handle(self._connection, descriptor, None)  # the receiver's number is for Windows only
+    def send_memory(self, block: MemoryBlock) -> None:
+        reduction.send_handle(self._connection, block.descriptor, None)  # the receiver's number is for Windows only
 
-    def receive_descriptor(self) -> int:
-        """Return the descriptor that the other process sends. Raises what `receive` raises."""
-        return reduction.recv_handle(self._connection)
+    def receive_memory(self) -> MemoryBlock:
+        """Return the memory that the other process sends. Raises what `receive` raises."""
+        return MemoryBlock.receive(reduction.recv_handle(self._connection))
 
 
 class Leader:
@@ -68,6 +70,8 @@ class Leader:
                 theirs, values = link.receive(f"process {rank} of this worker", messages.CALL)
             except EOFError:
                 raise JobError(f"process {rank} of this worker has ended, and process 0 calls {call}()") from None
+            if "state" in values:
+                values["state"] = state.from_memory(values["state"], link.receive_memory())
             if theirs != call:
                 raise JobError(
                     f"process 0 of this worker calls {call}() and process {rank} calls {theirs}(): all {self.size} processes of a worker "
@@ -81,7 +85,14 @@ class Leader:
         for link in self._links:
             link.send(values)
             for block in blocks:
-                link.send_descriptor(block.descriptor)
+                link.send_memory(block)
+
+    def hand_out(self, entries: Callable[[int], Entries]) -> None:
+        """Send each other process its part of the optimizer's state, ``entries`` of its rank."""
+        for rank, link in enumerate(self._links, start=1):
+            plain, block = state.to_memory(entries(rank))
+            link.send({"state": plain})
+            link.send_memory(block)
 
 
 class Follower:
@@ -95,31 +106,48 @@ class Follower:
         self.rank, self.size = place.rank, place.size
         self._link = _Link(place.links[0])
 
-    def announce(self, call: str, values: dict[str, Any]) -> None:
-        """Tell the leader that this process makes this call.
+    def announce(self, call: str, values: dict[str, Any], entries: Entries | None = None) -> None:
+        """Tell the leader that this process makes this call, and hand over this process's part of the optimizer's state, if there is one.
 
         Raises:
             SystemExit: the leader has ended.
         """
         try:
-            self._link.send([call, values])
+            if entries is None:
+                self._link.send([call, values])
+            else:
+                plain, block = state.to_memory(entries)
+                self._link.send([call, {**values, "state": plain}])
+                self._link.send_memory(block)
         except OSError:
             self._end()
 
     def await_answer(self, check: Check = messages.RESULT) -> dict[str, Any]:
-        """Wait until the leader has made the call. Raises what `announce` raises, and `ProtocolError` if the answer does not fit."""
+        """Wait until the leader has made the call. Raises what `announce` raises.
+
+        Raises:
+            JobError: the call has failed.
+            ProtocolError: the answer does not fit.
+        """
         try:
             answer: dict[str, Any] = self._link.receive("process 0 of this worker", check)
         except EOFError:
             self._end()
+        if "error" in answer:
+            raise JobError(f"the call has failed in process 0 of this worker: {answer['error']}")
         return answer
 
     def receive_memory(self) -> MemoryBlock:
         """Return memory that the leader hands out with an answer. Raises what `announce` raises."""
         try:
-            return MemoryBlock.receive(self._link.receive_descriptor())
+            return self._link.receive_memory()
         except EOFError:
             self._end()
+
+    def receive_state(self) -> Entries:
+        """Return this process's part of the optimizer's state. Raises what `await_answer` raises."""
+        plain = self.await_answer(messages.STATE)["state"]
+        return state.from_memory(plain, self.receive_memory())
 
     def _end(self) -> NoReturn:
         raise SystemExit(LEADERLESS)  # why, the leader says, or the process that has started both

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from offbeat.errors import JobError
 from offbeat.runtime.group import messages, values
 from offbeat.runtime.group.channel import Follower, follower
+from offbeat.runtime.group.state import Entries, ScriptState
 from offbeat.session import LeasedRange, Place, Session, Snapshot
-from offbeat.transport.schema import Check
 from offbeat.types import Epoch, WorkerId
 
 
@@ -36,22 +35,18 @@ class FollowerSession(Session):
         self._channel, self._optimizer = channel, optimizer
         parameters = values.trained(model, optimizer)
         channel.announce("DistributedOptimizer", {"pieces": values.to_wire(values.own_pieces(channel.rank, parameters))})
-        pieces = values.from_wire(self._answered(messages.PIECES)["pieces"])
+        pieces = values.from_wire(channel.await_answer(messages.PIECES)["pieces"])
         gradients, parameters_in_memory = channel.receive_memory(), channel.receive_memory()
         self._own = values.Own(channel.rank, parameters, pieces, gradients.view, parameters_in_memory.view)
         self._own.give()
-        channel.announce("DistributedOptimizer", {})
-        self._note(self._answered())
+        self._state = ScriptState(optimizer, parameters)
+        channel.announce("DistributedOptimizer", {}, self._state.entries(optimizer.state_dict()))
+        optimizer.state.clear()
+        self._note(channel.await_answer())
 
-    def _answered(self, check: Check = messages.RESULT) -> dict[str, Any]:
-        answer = self._channel.await_answer(check)
-        if "error" in answer:
-            raise JobError(f"the call has failed in process 0 of this worker: {answer['error']}")
-        return answer
-
-    def _call(self, name: str, **sent: Any) -> dict[str, Any]:
-        self._channel.announce(name, sent)
-        answer = self._answered()
+    def _call(self, name: str, entries: Entries | None = None, **sent: Any) -> dict[str, Any]:
+        self._channel.announce(name, sent, entries)
+        answer = self._channel.await_answer()
         self._note(answer)
         return answer
 
@@ -84,12 +79,12 @@ class FollowerSession(Session):
         self._call("pull")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this process's optimizer, which has hyperparameters only: the leader returns the whole."""
         self._call("state_dict")
-        return self._optimizer.state_dict()
+        return self._state.state_dict(self._channel.receive_state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._call("load_state_dict")
+        self._own.give()
+        self._call("load_state_dict", self._state.entries(state))
         for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
 

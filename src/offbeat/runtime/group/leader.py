@@ -27,7 +27,6 @@ def shadow_of(place: Place, model: nn.Module, optimizer: torch.optim.Optimizer) 
 
     Raises:
         JobError: the processes have different models.
-        ConfigurationError: the optimizer has a state of sharded parameters.
     """
     channel, parameters = leader(place), values.trained(model, optimizer)
     theirs = [values.from_wire(request["pieces"]) for request in channel.gather("DistributedOptimizer")]
@@ -52,7 +51,7 @@ class Leading:
         gradients, self._values = session.memory
         self._channel.answer({"pieces": values.to_wire(shadow.pieces)}, _mapped(gradients), _mapped(self._values))
         shadow.enter(session.flat, gradients.view, self._values.view)
-        self._channel.gather("DistributedOptimizer")
+        shadow.begin_with([request["state"] for request in self._channel.gather("DistributedOptimizer")])
 
     def joined(self) -> None:
         """Hand out what the session has found when it joined."""
@@ -68,28 +67,33 @@ class Leading:
         if call not in SHARED_CALLS:
             return arguments
         requests = self._channel.gather(SHARED_CALLS[call])
-        if self._shadow.sharded and call in ("snapshot", "hand_in", "state_dict", "load_state_dict"):
+        if self._shadow.sharded and call in ("snapshot", "hand_in"):
             raise ConfigurationError(
-                f"{SHARED_CALLS[call]}() of a worker with sharded parameters (FSDP2): the state of the optimizer, which the servers have, "
-                "cannot be saved or loaded by shards; save the parameters with torch.distributed.checkpoint"
+                "save() of a worker with sharded parameters (FSDP2), of which no process has all: save the state_dict() of the model and "
+                "of the optimizer with torch.distributed.checkpoint"
             )
         if call == "load_state_dict":
             self._shadow.give()
+            return (self._shadow.to_load(arguments[0], [request["state"] for request in requests]),)
         elif call == "step":
             self._shadow.give_gradients(self._session.delivered, {number for request in requests for number in request["nonfinite"]})
             counts = [arguments[0], *(request["samples"] for request in requests)]
             return (None if None in counts else sum(counts),)
         return arguments
 
-    def after(self, call: str, result: Any) -> None:
-        """Hand the result to all processes."""
+    def after(self, call: str, result: Any) -> Any:
+        """Hand the result to all processes. Returns the result for the leader's script."""
         if call not in SHARED_CALLS:
-            return
+            return result
         session = self._session
         if call == "load_state_dict":
             self._shadow.loaded()
         grant = result if isinstance(result, LeasedRange) else None
         self._answer(grant, loads=call != "take" or grant is None or session.version != self._version or not session.consumed)
+        if call == "state_dict":
+            self._channel.hand_out(lambda rank: self._shadow.entries(rank, result))
+            return self._shadow.script_state(result)
+        return result
 
     def _answer(self, grant: LeasedRange | None, *, loads: bool) -> None:
         session, memory = self._session, self._session.memory[1]

@@ -14,8 +14,8 @@ NBYTES_MAX: Final = 64 << 20
 _pieces: Final = many(row(text(), whole(-1, 1 << 16), many(whole(), 64), text(20), whole()))
 _grant: Final = row(whole(), whole(), whole(), whole(), many(row(whole(), whole())), maybe(whole()))
 
-CALL: Final = row(text(100), fields({}, {"pieces": _pieces, "samples": maybe(whole()), "nonfinite": many(whole())}))
-"""From another process to the leader: the name of the call, and its values."""
+CALL: Final = row(text(100), fields({}, {"pieces": _pieces, "samples": maybe(whole()), "nonfinite": many(whole()), "state": plain()}))
+"""From another process to the leader: the name of the call, and its values. With ``state`` a descriptor follows, of its memory."""
 
 PIECES: Final = fields({"pieces": _pieces})
 """Two descriptors follow, of the memory for gradients and for parameters."""
@@ -33,6 +33,8 @@ RESULT: Final = fields(
     }
 )
 """If ``moved``, a descriptor follows, of the memory that now has the parameters."""
+STATE: Final = fields({"state": plain()})
+"""After the result of ``state_dict``: the receiver's part. A descriptor follows."""
 FAILED: Final = fields({"error": text(1 << 20)})
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
-from offbeat.errors import ConfigurationError
+from offbeat.runtime.group import state
+from offbeat.runtime.group.state import Entries, ScriptState
 from offbeat.runtime.group.values import REPLICATED, Own, Piece, is_sharded, placed
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import DTYPES, Layout
@@ -26,19 +28,12 @@ class Shadow:
         model, optimizer: the script's, in the leader.
         parameters: that the optimizer trains, by name.
         pieces: of all processes; `pieces` of the shadow are these with their places in memory.
-
-    Raises:
-        ConfigurationError: the optimizer has a state of sharded parameters.
     """
 
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter], pieces: Sequence[Piece]
     ) -> None:
         self.sharded = any(piece.rank != REPLICATED for piece in pieces)
-        if self.sharded and optimizer.state:
-            raise ConfigurationError(
-                "this optimizer has a state of sharded parameters (FSDP2), which cannot be handed to a job: begin without"
-            )
         self._script_parameters, self._script_optimizer = parameters, optimizer
         self.module = nn.Module()
         by_parameter: defaultdict[int, list[nn.Parameter]] = defaultdict(list)
@@ -56,9 +51,8 @@ class Shadow:
             for group in optimizer.param_groups
         ]
         self.optimizer.state = defaultdict(dict)
-        for parameter, state in optimizer.state.items():
-            for shadow in by_parameter[id(parameter)]:
-                self.optimizer.state[shadow] = dict(state)
+        self._state = ScriptState(optimizer, parameters)
+        self._by_slot = dict(enumerate(shadow for group in self.optimizer.param_groups for shadow in group["params"]))
         self.layout = Layout.of(self.module, self.optimizer)
         self.pieces = placed(pieces, self.layout)
         self._passes: dict[int, int] = {}
@@ -76,6 +70,31 @@ class Shadow:
         self._flat = flat
         self._own = Own(0, self._script_parameters, self.pieces, gradients, values)
         self._own.give()
+
+    def begin_with(self, theirs: Sequence[Entries]) -> None:
+        """Take the optimizer's state, of which the other processes have sent their parts; the script's optimizer forgets its own."""
+        mine = self._state.entries(self._script_optimizer.state_dict())
+        for slot, entry in state.joined(self.pieces, self.layout, [mine, *theirs]).items():
+            self.optimizer.state[self._by_slot[slot]] = entry
+        self._script_optimizer.state.clear()
+
+    def to_load(self, saved: Mapping[str, Any], theirs: Sequence[Entries]) -> dict[str, Any]:
+        """Return the ``state_dict`` for the session to load, from the script's and the other processes' parts of it.
+
+        Raises:
+            ConfigurationError: it was saved from another optimizer.
+        """
+        entries = state.joined(self.pieces, self.layout, [self._state.entries(saved), *theirs])
+        groups = zip(self.optimizer.state_dict()["param_groups"], saved["param_groups"], strict=True)
+        return {"state": entries, "param_groups": [{**given, "params": group["params"]} for group, given in groups]}
+
+    def entries(self, rank: int, state_dict: Mapping[str, Any]) -> Entries:
+        """Return one process's part of the session's ``state_dict``."""
+        return state.of_rank(rank, self.pieces, self.layout, state_dict["state"])
+
+    def script_state(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the ``state_dict`` of the leader's optimizer, from the session's."""
+        return self._state.state_dict(self.entries(0, state_dict))
 
     def read_from(self, values: memoryview) -> None:
         """Read parameters from another memory from now on."""

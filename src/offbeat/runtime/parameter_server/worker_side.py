@@ -101,6 +101,10 @@ class WorkerSession(JobSession):
         """See `FlatModel.writes`, when this worker joined."""
 
     @property
+    def servers_step(self) -> bool:  # type: ignore[override]
+        return self._exchange.averaging is None
+
+    @property
     def flat(self) -> FlatModel:
         return self._exchange.flat
 

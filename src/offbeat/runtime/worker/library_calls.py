@@ -66,7 +66,7 @@ class TakesPart(Protocol):
 
     def before(self, call: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]: ...
 
-    def after(self, call: str, result: Any) -> None: ...
+    def after(self, call: str, result: Any) -> Any: ...
 
     def failed(self, call: str, error: BaseException) -> None: ...
 
@@ -98,7 +98,7 @@ def library_call(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate
             finally:
                 calls.depth -= 1
             if group is not None:
-                group.after(method.__name__, result)
+                result = group.after(method.__name__, result)
         except BaseException as error:
             if group is not None:
                 group.failed(method.__name__, error)
