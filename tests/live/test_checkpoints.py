@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.live.harness import Job, Worker, wait
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
@@ -185,6 +186,36 @@ def test_on_another_number_of_workers(tmp_path: Path, workers: int) -> None:
     with Job(workers, servers=2) as job:
         after = job.run(script)
     assert sorted(index for used in [*(it.used for it in before), *after] for index in used) == list(range(SIZE))
+
+
+def test_torch_distributed_checkpoint_saves_and_loads_the_state_of_the_servers(tmp_path: Path) -> None:
+    """Its functions make a step with zero gradients where they find no state: nobody else hears of it."""
+    before = run(tmp_path, "bsp", resume=None, save="half.pt", stop_at=2)
+    assert all(it.optimizer.version == 2 for it in before)
+    saved = read(tmp_path / "half.pt")
+    named: list[Any] = []
+
+    def script(worker: Worker) -> None:
+        it = Script(worker, "bsp")
+        it.model.load_state_dict(saved["model"])
+        names = [name for name, _ in it.model.named_parameters()]
+        numbers = iter(names)
+        groups = [{**group, "params": [next(numbers) for _ in group["params"]]} for group in saved["optimizer"]["param_groups"]]
+        state = {names[slot]: entry for slot, entry in saved["optimizer"]["state"].items()}
+        set_optimizer_state_dict(it.model, it.optimizer, {"state": state, "param_groups": groups})
+        assert it.optimizer.version == 0
+        it.epoch()
+        version = it.optimizer.version
+        assert it.optimizer.state
+        with pytest.raises(ConfigurationError, match="state_dict"):
+            it.optimizer.state[next(it.model.parameters())]
+        named.append(get_optimizer_state_dict(it.model, it.optimizer))
+        assert it.optimizer.version == version
+
+    with Job(2, servers=2) as job:
+        job.run(script)
+    assert list(named[0]["state"]) == ["0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"]
+    assert float(named[0]["state"]["0.weight"]["step"]) == 2 + STEPS
 
 
 def test_the_main_process_may_save_alone_and_without_offbeat_the_file_is_read_in_a_line(tmp_path: Path) -> None:
