@@ -25,7 +25,7 @@ class Hit(NamedTuple):
     until: Seconds
     """When the process went on; for a death ``at``."""
     worker: int | None
-    """None: it hit something that workers may rightly wait for, such as a server."""
+    """None: it hit something that workers may rightly wait for, such as a server without a standby."""
     part: float = 1.0
     """Part of this time during which it was stopped."""
 
@@ -46,6 +46,8 @@ class Observation:
         self.replicas = 0
         """How many times two replicas of one version were compared."""
         self.unequal: list[str] = []
+        self.replicated = False
+        """True if servers have standbys."""
         self.end: Record = {}
         self._versions: dict[tuple[int, int | None], int] = {}
         self._replicas: dict[tuple[int, float], float] = {}
@@ -72,6 +74,8 @@ class Observation:
                 self._follow(record)
             case "state_changed" if first:
                 self.changes.setdefault(record["worker"], []).append((record["t"], record["state"] == "alive"))
+            case "process" if record["role"] == "standby":
+                self.replicated = True
             case "epoch_ended":
                 self._account(record)
             case "metrics":
