@@ -24,10 +24,10 @@ SERVERS_FROZEN = 0.25
 RULES_OF_TURN = [kind.about.examples[0] for word, kind in RULES.items() if word != "allreduce"]
 """Every rule with its first example of settings, but the one that ends with the death of a rank."""
 CUT_RULES = ("bsp", "ssp(staleness=3)", "dbw", "majority")
-CUT_FAULTS = 16
-"""Faults of a job on two hosts: a cut lasts for 1.8 s on average, and while it lasts no other can begin."""
-CUTS = 11
-"""As many of these are cuts."""
+CUT_FAULTS, CUTS = 16, 11
+"""Faults of a job on two hosts, and how many of these are cuts."""
+CUT_MTBF = 2.5
+"""Times the mean between two faults of other jobs: a cut lasts for 1.8 s on average, and while it lasts no other can begin."""
 
 
 class Job(NamedTuple):

@@ -42,13 +42,15 @@ from tests.cluster.test_chaos import SCRIPT as TWO_AGENTS
 from tests.faults.job import SCRIPTS
 
 from benchmarks.fault_figures import lost_indices, shares, table, window
-from benchmarks.fault_plan import ENDING, RULES_OF_TURN, Job, following
+from benchmarks.fault_plan import CUT_MTBF, ENDING, RULES_OF_TURN, Job, following
 from offbeat.chaos.clock import RealClock
 from offbeat.chaos.run import Run
 
 TRAIN = str(SCRIPTS / "replicas.py")
 OPTIONS = ("--timeout", "2", "--max-restarts", "9999", "--preload", "torch._dynamo", "--slow", "any=0.02")
 CLI = (sys.executable, "-m", "offbeat.cli")
+SAMPLES = ("--samples", "1024")
+"""Of an epoch, which lasts two to four seconds: a restarted script first runs through all past epochs, and under bsp the others wait."""
 TAIL_S = 2.0
 """Seconds from the end of the faults' time to the end of the job: the last worker comes back."""
 PATIENCE_S = 60.0
@@ -58,14 +60,14 @@ PATIENCE_S = 60.0
 def command(job: Job, workers: int, journal: Path, folder: Path) -> Iterator[list[str]]:
     """Return the words that run this job, which writes this journal."""
     if job.hosts == 1:
-        yield [*CLI, "run", "--workers", str(workers), "--sync", job.sync, *OPTIONS, "--journal", str(journal), TRAIN]
+        yield [*CLI, "run", "--workers", str(workers), "--sync", job.sync, *OPTIONS, "--journal", str(journal), TRAIN, *SAMPLES]
         return
     token, script = folder / "token", folder / "two.sh"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(16))
     with Network(2) as pair:
         endpoint = ("--nnodes=2", f"--rdzv-endpoint={pair[0].address}:7100", "--token-file", str(token))
-        words = [sys.executable, "-m", "offbeat.agent", *endpoint, *OPTIONS, "--sync", job.sync, "--journal", str(journal), TRAIN]
+        words = [sys.executable, "-m", "offbeat.agent", *endpoint, *OPTIONS, "--sync", job.sync, "--journal", str(journal), TRAIN, *SAMPLES]
         first, second = (shlex.join(host.words(*words)) for host in pair)
         script.write_text(TWO_AGENTS.format(first=first, second=second))
         yield ["sh", str(script)]
@@ -86,10 +88,11 @@ def disturbed(job: Job, args: argparse.Namespace, folder: Path) -> dict[str, Any
     """Run the job with its faults; the result of ``offbeat chaos``, with its journal's figures."""
     journal, result = folder / "faults.jsonl", folder / "result.json"
     seed = args.seed * 10_000 + job.number
-    lasts_s = sum(job.plan.values()) * args.mtbf + TAIL_S
+    mtbf_s = args.mtbf * (CUT_MTBF if job.hosts == 2 else 1.0)
+    lasts_s = sum(job.plan.values()) * mtbf_s + TAIL_S
     plan = ",".join(f"{fault}={number}" for fault, number in job.plan.items())
     with command(job, args.workers, journal, folder) as words:
-        options = ["--seed", str(seed), "--plan", plan, "--mtbf", f"{args.mtbf:g}", "--time", f"{lasts_s:g}", "--no-baseline"]
+        options = ["--seed", str(seed), "--plan", plan, "--mtbf", f"{mtbf_s:g}", "--time", f"{lasts_s:g}", "--no-baseline"]
         options += ["--patience", f"{PATIENCE_S:g}", *(["--journal", str(journal), "--timeout", "2"] if job.hosts == 2 else [])]
         chaos = [*CLI, "chaos", *options, "--json", str(result), "--", *words]
         run_chaos(chaos, folder)

@@ -301,7 +301,7 @@ def _with_faults(options: Options, clock: Clock, screen: Console, folder: Path, 
         return schedule(options.seed, of=options.chances, count=options.count, **limits)
 
     screen.print(f"the job with faults, seed {options.seed}:", highlight=False)
-    one = _run(options, clock, folder, journal, ready=ready, told=told)
+    one = _run(options, clock, folder, journal, ready=ready, told=told, insists=options.plan is not None)
     return one.run(faults)
 
 
