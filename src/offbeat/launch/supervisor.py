@@ -35,6 +35,8 @@ __all__ = ["Outcome", "Supervisor"]
 
 GRACE_S = 5.0
 """Seconds that processes have to end after a last signal before they are killed."""
+EXIT_S = 2.0
+"""Least seconds that a process has to end after its goodbye, whatever ``--grace`` is."""
 CHECKPOINT_SHARE = 0.6
 """The part of ``--grace`` that a last checkpoint may take."""
 NEWS_S = 2.0
@@ -52,7 +54,7 @@ class Supervisor:
         token: authenticates the processes of the job to each other.
         max_restarts: how often each worker may be restarted. The loss of its machine does not count.
         return_s: seconds to wait for a machine once no worker is left whose machine is there.
-        grace_s: seconds that scripts have to end after Ctrl-C or SIGTERM.
+        grace_s: seconds that scripts have to end after Ctrl-C or SIGTERM, and processes after their goodbye.
         notice: says when this machine is about to be taken away, which ends the job as SIGTERM does; None: only signals do.
         log_dir: a folder for the raw output of each worker and server; None: no files.
         display: shows the job to the user.
@@ -465,10 +467,10 @@ class Supervisor:
                 continue
             how = state.describe(status)
             self._record("worker", worker, "exited", how)
-            if status == 0 or state.too_late:
+            if status == 0 or state.too_late or state.standing.hung_at_exit:
                 state.status = 0
                 self._send("ended", worker=worker)
-                if state.too_late:
+                if state.too_late or state.standing.hung_at_exit:
                     self._display.note(f"worker {worker} {how}")
                 continue
             self._send("lost", worker=worker, reason=f"its process {how}")
@@ -520,7 +522,7 @@ class Supervisor:
             if state.child is None or state.status is not None or state.child.ended() is not None:
                 continue
             if standing.kill_reason is None:
-                standing.kill_reason = standing.hung(now, settings.timeout_s, settings.progress_timeout_s)
+                standing.kill_reason = standing.hung(now, settings.timeout_s, settings.progress_timeout_s, max(EXIT_S, self._grace_s))
                 if standing.kill_reason is None:
                     continue
                 self._record("worker", worker, "hung", standing.kill_reason)
