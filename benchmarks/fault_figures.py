@@ -5,10 +5,12 @@ Both are measured from the first push of the last worker, for as long as faults 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from rich.table import Table
@@ -81,6 +83,22 @@ def _hits(fault: dict[str, Any], start: float, workers: int) -> list[Hit]:
     return [Hit(at, until, worker, fault["duty"] if fault["kind"] == "slow" else 1.0) for worker in stopped]
 
 
+def gaps(journal: Path, faults: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """Return the seconds from each fault to the next fold, by ``kind:target``."""
+    records = list(read(journal))
+    observation, first = Observation.of(records), dict[int, float]()
+    for record in records:
+        if record["kind"] == "pushed":
+            first.setdefault(record["worker"], record["t"])
+    found: dict[str, list[float]] = {}
+    for fault in faults if first else ():
+        at = max(first.values()) + fault["injected_at_s"]
+        place = bisect_right(observation.folds, at)
+        if place < len(observation.folds):
+            found.setdefault(f"{fault['kind']}:{fault['target']}", []).append(round(observation.folds[place] - at, 3))
+    return found
+
+
 def lost_indices(journal: Path) -> int:
     """Return how many indices no report of an epoch accounts for."""
     reports = [record["report"] for record in read(journal) if record["kind"] == "epoch_ended"]
@@ -150,6 +168,23 @@ def table(jobs: Iterable[dict[str, Any]]) -> Table:
         shown.add_column(heading)
     for name in sorted(rows, key=lambda name: (name == "all", name)):
         shown.add_row(*rows[name].cells())
+    return shown
+
+
+def waits(jobs: Iterable[dict[str, Any]]) -> Table:
+    """Return a table of the seconds without a fold after each kind of fault, median and longest, for each rule."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for job in jobs:
+        for kind, seconds in job.get("gaps", {}).items():
+            for name in (job["sync"], "all"):
+                found.setdefault(name, {}).setdefault(kind, []).extend(seconds)
+    kinds = ("kill:worker", "kill:server", "stop:worker", "stop:server", "cut:link")
+    shown = Table(title="seconds to the next fold, median (longest)", title_justify="left")
+    for heading in ("rule", *kinds):
+        shown.add_column(heading)
+    for name in sorted(found, key=lambda name: (name == "all", name)):
+        cells = [found[name].get(kind, []) for kind in kinds]
+        shown.add_row(name, *(f"{median(cell):.2f} ({max(cell):.2f})" if cell else "-" for cell in cells))
     return shown
 
 

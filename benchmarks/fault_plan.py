@@ -19,6 +19,8 @@ SHARES = {"worker": 0.50, "server": 0.20, "freeze": 0.15, "cut": 0.10, "other": 
 OTHERS = ("slow:worker", "term:worker", "slow:worker", "kill:supervisor", "slow:worker", "term:worker", "slow:worker", "disk:journal")
 """In turn."""
 ENDING = ("kill:supervisor", "disk:journal")
+RANKS_FROZEN = 2
+"""Most freezes in a job without servers: half of them outlast the timeout, and the parameters go with the last rank that is there."""
 SERVERS_FROZEN = 0.25
 """The part of the freezes that hit a server, where one may be hit."""
 RULES_OF_TURN = [kind.about.examples[0] for word, kind in RULES.items() if word != "allreduce"]
@@ -84,6 +86,8 @@ def following(seed: int, before: Iterable[tuple[str, int]], done: Mapping[str, i
     sync = turns[sum(hosts == 1 for _, hosts in earlier) % len(turns)]
     owed = {group: share * (groups.total() + faults) - groups[group] for group, share in SHARES.items() if group != "cut"}
     limits = {"server": faults // 2 if outlives_servers(sync) else 0, "other": 4}
+    if not isinstance(rule(sync), ServerRule):
+        limits["freeze"] = RANKS_FROZEN
     given: Counter[str] = Counter()
     for _ in range(faults):
         able = [group for group in owed if given[group] < limits.get(group, faults)]

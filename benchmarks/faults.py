@@ -41,7 +41,7 @@ from tests.cluster.hosts import Network
 from tests.cluster.test_chaos import SCRIPT as TWO_AGENTS
 from tests.faults.job import SCRIPTS
 
-from benchmarks.fault_figures import lost_indices, shares, table, window
+from benchmarks.fault_figures import gaps, lost_indices, shares, table, waits, window
 from benchmarks.fault_plan import CUT_MTBF, ENDING, RULES_OF_TURN, Job, following
 from offbeat.chaos.clock import RealClock
 from offbeat.chaos.run import Run
@@ -113,6 +113,7 @@ def disturbed(job: Job, args: argparse.Namespace, folder: Path) -> dict[str, Any
         "lost": lost_indices(journal),
         "pauses_s": found["figures"]["pauses_s"],
         "returns_s": found["figures"]["returns_s"],
+        "gaps": gaps(journal, done),
         **{"seconds": seen.seconds, "samples": seen.samples, "present": seen.present},
     }
 
@@ -172,7 +173,7 @@ def main() -> None:
 
 def report(jobs: list[dict[str, Any]], kept: Path) -> None:
     """Print the table, the shares, and how to repeat what failed."""
-    Console(width=160).print(table(jobs))
+    Console(width=160).print(table(jobs), waits(jobs))
     print(shares(sum((Counter(job["done"]) for job in jobs), Counter[str]())))
     print("jobs:", ", ".join(f"{number} {outcome}" for outcome, number in Counter(job["outcome"] for job in jobs).items()))
     for job in jobs:

@@ -24,8 +24,9 @@ supervisor kills a worker, so that a longer stop would be a death."""
 SLOW: Final = (0.5, 2.0)
 DUTY: Final = (0.5, 0.9)
 
-ENDING: Final = ("supervisor", "journal")
-"""Targets whose death ends the job, or its journal."""
+LAST: Final = ("term", "kill supervisor", "term supervisor", "disk")
+"""Faults of a plan that come last, in this order, by kind or by kind and target: the worker does not come back, or the job or its journal
+ends."""
 
 
 class Cell(NamedTuple):
@@ -131,7 +132,7 @@ def planned(seed: int, *, mtbf_s: Seconds, timeout_s: Seconds, plan: Mapping[Cel
     """Return exactly these faults, the earliest first, in an order and at times that are drawn.
 
     The times are those of a Poisson process of which it is known that so many faults fall into the first ``mtbf_s`` seconds for each. What
-    ends the job, or its journal, comes last: nothing could be seen after it.
+    takes something away for good comes last (`LAST`).
 
     Args:
         seed: of all draws.
@@ -145,9 +146,14 @@ def planned(seed: int, *, mtbf_s: Seconds, timeout_s: Seconds, plan: Mapping[Cel
     draw = random.Random(seed)
     cells = [cell for cell, count in plan.items() for _ in range(count)]
     draw.shuffle(cells)
-    cells.sort(key=lambda cell: cell.target in ENDING)
+    cells.sort(key=_lasting)
     times = sorted(draw.uniform(0.0, mtbf_s * len(cells)) for _ in cells)
     return [_fault(draw, number, at_s, cell, timeout_s) for number, (at_s, cell) in enumerate(zip(times, cells, strict=True))]
+
+
+def _lasting(cell: Cell) -> int:
+    """Return 0, or the place of a fault among those that come last."""
+    return max((place for place, name in enumerate(LAST, start=1) if name in (cell.kind, f"{cell.kind} {cell.target}")), default=0)
 
 
 def _fault(draw: random.Random, number: int, at_s: Seconds, cell: Cell, timeout_s: Seconds) -> Fault:
