@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from offbeat.chaos.observation import Hit, Observation
 from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 
+SOON_S = 1.0
+"""A wait for a returned worker, or for a server, shows within this time after its death."""
 HEADINGS = ("rule", "jobs", "faults", "survived", "away %", "goodput %", "of what could be %", "indices", "lost", "hangs", "checks broken")
 
 
@@ -49,13 +52,9 @@ def window(journal: Path, seconds: float, faults: Sequence[dict[str, Any]] = (),
         ends: True if a fault has ended the job, or its journal: then the window ends with the last fold.
     """
     records = list(read(journal))
-    observation, first = Observation.of(records), dict[int, float]()
-    for record in records:
-        if record["kind"] == "pushed":
-            first.setdefault(record["worker"], record["t"])
-    if len(first) < max(1, observation.workers) or not observation.folds:
+    observation, start = Observation.of(records), _start(records)
+    if start == float("inf") or not observation.folds:
         return Window(0.0, 0, 1.0)
-    start = max(first.values())
     stop = max(start, observation.folds[-1]) if ends else start + seconds
     tally, samples = Tally(), []
     at = 0
@@ -84,19 +83,30 @@ def _hits(fault: dict[str, Any], start: float, workers: int) -> list[Hit]:
 
 
 def gaps(journal: Path, faults: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
-    """Return the seconds from each fault to the next fold, by ``kind:target``."""
+    """Return the longest time without a fold in the `SOON_S` after each fault, before the next one, by ``kind:target``."""
     records = list(read(journal))
-    observation, first = Observation.of(records), dict[int, float]()
-    for record in records:
-        if record["kind"] == "pushed":
-            first.setdefault(record["worker"], record["t"])
+    folds, start = Observation.of(records).folds, _start(records)
+    times = sorted(start + fault["injected_at_s"] for fault in faults)
     found: dict[str, list[float]] = {}
-    for fault in faults if first else ():
-        at = max(first.values()) + fault["injected_at_s"]
-        place = bisect_right(observation.folds, at)
-        if place < len(observation.folds):
-            found.setdefault(f"{fault['kind']}:{fault['target']}", []).append(round(observation.folds[place] - at, 3))
+    for fault in faults:
+        at = start + fault["injected_at_s"]
+        until = min([at + SOON_S, *times[bisect_right(times, at) :][:1]])
+        ends = folds[bisect_right(folds, at) : bisect_right(folds, until) + 1]
+        if ends:
+            pauses = [after - before for before, after in pairwise([at, *ends])]
+            found.setdefault(f"{fault['kind']}:{fault['target']}", []).append(round(max(pauses), 3))
     return found
+
+
+def _start(records: Iterable[dict[str, Any]]) -> float:
+    """Return the time of the first push of the last worker; infinite if one has not pushed."""
+    workers, first = 0, dict[int, float]()
+    for record in records:
+        if record["kind"] == "job":
+            workers = record["workers"]
+        elif record["kind"] == "pushed":
+            first.setdefault(record["worker"], record["t"])
+    return max(first.values()) if len(first) >= max(1, workers) else float("inf")
 
 
 def lost_indices(journal: Path) -> int:
@@ -172,14 +182,14 @@ def table(jobs: Iterable[dict[str, Any]]) -> Table:
 
 
 def waits(jobs: Iterable[dict[str, Any]]) -> Table:
-    """Return a table of the seconds without a fold after each kind of fault, median and longest, for each rule."""
+    """Return a table of `gaps`, median and longest of each kind of fault and rule."""
     found: dict[str, dict[str, list[float]]] = {}
     for job in jobs:
         for kind, seconds in job.get("gaps", {}).items():
             for name in (job["sync"], "all"):
                 found.setdefault(name, {}).setdefault(kind, []).extend(seconds)
     kinds = ("kill:worker", "kill:server", "stop:worker", "stop:server", "cut:link")
-    shown = Table(title="seconds to the next fold, median (longest)", title_justify="left")
+    shown = Table(title="seconds without a fold within a second of a fault, median (longest)", title_justify="left")
     for heading in ("rule", *kinds):
         shown.add_column(heading)
     for name in sorted(found, key=lambda name: (name == "all", name)):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.fault_figures import lost_indices, table, window
+from benchmarks.fault_figures import gaps, lost_indices, table, window
 from benchmarks.fault_plan import ENDING, RULES_OF_TURN, SHARES, following, grouped, outlives_servers
 
 
@@ -63,6 +63,8 @@ def test_both_jobs_are_measured_from_the_first_push_of_the_last_worker(tmp_path:
     assert window(path, 4.0, [slow]).present == pytest.approx(1 - 1.5 / 8.0)
     assert window(path, 99.0, ends=True).seconds == 8.0
     assert lost_indices(path) == 3
+    kills = [{**stop, "kind": "kill", "injected_at_s": at} for at in (0.25, 0.5, 3.5)]
+    assert gaps(path, kills) == {"kill:server": [0.75, 1.0, 1.0]}
 
 
 def test_the_table_compares_all_jobs_of_a_rule_together() -> None:
