@@ -19,6 +19,8 @@ SHARES = {"worker": 0.50, "server": 0.20, "freeze": 0.15, "cut": 0.10, "other": 
 OTHERS = ("slow:worker", "term:worker", "slow:worker", "kill:supervisor", "slow:worker", "term:worker", "slow:worker", "disk:journal")
 """In turn."""
 ENDING = ("kill:supervisor", "disk:journal")
+FROZEN = 6
+"""Most freezes in a job with servers: each lasts for 2 s on average, and more would leave nobody to train."""
 RANKS_FROZEN = 2
 """Most freezes in a job without servers: half of them outlast the timeout, and the parameters go with the last rank that is there."""
 SERVERS_FROZEN = 0.25
@@ -85,9 +87,8 @@ def following(seed: int, before: Iterable[tuple[str, int]], done: Mapping[str, i
     turns = [*rules, *filter(outlives_servers, rules)]  # under these, servers may die: they have two turns
     sync = turns[sum(hosts == 1 for _, hosts in earlier) % len(turns)]
     owed = {group: share * (groups.total() + faults) - groups[group] for group, share in SHARES.items() if group != "cut"}
-    limits = {"server": faults // 2 if outlives_servers(sync) else 0, "other": 4}
-    if not isinstance(rule(sync), ServerRule):
-        limits["freeze"] = RANKS_FROZEN
+    frozen = FROZEN if isinstance(rule(sync), ServerRule) else RANKS_FROZEN
+    limits = {"server": faults // 2 if outlives_servers(sync) else 0, "freeze": frozen, "other": 4}
     given: Counter[str] = Counter()
     for _ in range(faults):
         able = [group for group in owed if given[group] < limits.get(group, faults)]
