@@ -1,14 +1,21 @@
 """Hit jobs under all rules with many faults, and say in one table what became of them: ``python -m benchmarks.faults --faults 1000``.
 
-One job after another is run by ``offbeat chaos`` (docs/chaos.md) until so many faults have happened. Each rule has its turn: a job in which
-workers die, and one in which processes stop and become slow, too, and servers die under rules whose jobs outlive them. ``--cuts`` of the
-faults happen in jobs of two hosts with a link between them (network namespaces, needs root), and ``--ends`` jobs have one fault that ends
-them or their journal as documented: the death of the supervisor, or a full disk.
+One job after another is run by ``offbeat chaos`` (docs/chaos.md) until so many faults have happened; each has a plan of its own
+(`benchmarks.fault_plan`), so that all together have the shares 50 % (deaths of workers), 20 (of servers), 15 (freezes), 10 (cut links) and
+5 (supervisor, disk, slow workers, notices). Cuts happen in jobs on two hosts with a link between them: network namespaces, which need
+root.
 
-    pause, back after    median (and longest) time without a fold after a fault on a worker, and until a worker came back
-    present   part of the workers' time during which they were there: neither dead nor stopped
-    goodput   folded samples per second over those of an undisturbed job of the rule, run before
-    of what could be    goodput / present: 100 % where nothing is lost but the capacity that was away
+Directly before each job, or directly after it, in turn, the same job runs undisturbed for a few seconds. Both are measured from the first
+push of the last worker.
+
+    away      part of the workers' time during which they could not work: dead, stopped, cut off, or their server was stopped
+    goodput   folded samples per second over those of the undisturbed job
+    of what could be    goodput / (1 - away): 100 % where nothing is lost but the capacity that was away
+    survived  faults after which the job went on
+    lost      indices that no epoch's report accounts for
+
+Each job is one line of ``--results``. With that file the command goes on after its last line, so that it can be run in pieces:
+``--minutes 8`` begins no job after that time.
 """
 
 from __future__ import annotations
@@ -17,225 +24,165 @@ import argparse
 import json
 import secrets
 import shlex
-import signal
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import count, cycle
+from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from tests.cluster import hosts
 from tests.cluster.hosts import Network
 from tests.cluster.test_chaos import SCRIPT as TWO_AGENTS
 from tests.faults.job import SCRIPTS
 
-from benchmarks.job import save
-from offbeat.core.policy import ServerRule
-from offbeat.policies import RULES, rule
+from benchmarks.fault_figures import gaps, lost_indices, shares, table, waits, window
+from benchmarks.fault_plan import CUT_MTBF, ENDING, RULES_OF_TURN, Job, following
+from offbeat.chaos.clock import RealClock
+from offbeat.chaos.run import Run
 
 TRAIN = str(SCRIPTS / "replicas.py")
-OPTIONS = ("--timeout", "2", "--max-restarts", "9999", "--slow", "any=0.02")
+OPTIONS = ("--timeout", "2", "--max-restarts", "9999", "--preload", "torch._dynamo", "--slow", "any=0.02")
 CLI = (sys.executable, "-m", "offbeat.cli")
-RULES_OF_TURN = [kind.about.examples[0] for word, kind in RULES.items() if word != "allreduce"]
-"""Every rule with its first example of settings, but the one that ends with the death of a rank."""
-HEADINGS = (
-    "rule",
-    "jobs",
-    "faults",
-    "ended",
-    "pushes",
-    "indices",
-    "checks broken",
-    "pause s",
-    "back after s",
-    "present %",
-    "goodput %",
-    "of what could be %",
-)
-CUT_RULES = ("bsp", "ssp(staleness=3)", "dbw", "majority")
+SAMPLES = ("--samples", "1024")
+"""Of an epoch, which lasts two to four seconds: a restarted script first runs through all past epochs, and under bsp the others wait."""
+TAIL_S = 2.0
+"""Seconds from the end of the faults' time to the end of the job: the last worker comes back."""
+PATIENCE_S = 60.0
 
 
-@dataclass
-class Row:
-    """What became of the jobs under one rule."""
-
-    sync: str
-    jobs: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    outcomes: Counter[str] = field(default_factory=Counter)
-    pushes: int = 0
-    indices: int = 0
-    broken: list[str] = field(default_factory=list)
-    """Checks that did not hold, with the seed."""
-    pauses: list[float] = field(default_factory=list)
-    """Seconds without a fold after each fault on a worker."""
-    returns: list[float] = field(default_factory=list)
-    """Seconds for which a worker was away that came back."""
-    present: list[float] = field(default_factory=list)
-    goodput: list[float] = field(default_factory=list)
-
-    def add(self, seed: int, result: dict[str, Any]) -> None:
-        """Add the result of one ``offbeat chaos``."""
-        self.jobs += 1
-        self.faults.update(f"{fault['kind']} {fault['target']}" for fault in result["faults"] if fault["done"])
-        self.outcomes[result["outcome"]] += 1
-        self.pushes += result["figures"]["pushes"] or 0
-        self.indices += result["figures"]["indices"]
-        self.pauses += result["figures"]["pauses_s"]
-        self.returns += result["figures"]["returns_s"]
-        self.broken += [f"seed {seed}: {one['name']}: {one['figures']}" for one in result["checks"] if one["held"] is False]
-        if result["goodput"] is not None:
-            self.present.append(result["present"])
-            self.goodput.append(result["goodput"])
-
-    def cells(self) -> list[str]:
-        """Return the row of the table."""
-        ended = ", ".join(f"{number} {outcome}" for outcome, number in self.outcomes.items())
-        ratios = [good / there for good, there in zip(self.goodput, self.present, strict=True) if there > 0]
-        shares = [f"{100 * median(part):.0f}" if part else "-" for part in (self.present, self.goodput, ratios)]
-        times = [f"{median(part):.2f} ({max(part):.2f})" if part else "-" for part in (self.pauses, self.returns)]
-        return [
-            self.sync,
-            str(self.jobs),
-            str(self.faults.total()),
-            ended,
-            f"{self.pushes:,}",
-            f"{self.indices:,}",
-            str(len(self.broken)),
-            *times,
-            *shares,
-        ]
-
-
-def undisturbed(sync: str, workers: int, seconds: float, journal: Path) -> None:
-    """Write the journal of an undisturbed job."""
-    words = [*CLI, "run", "--workers", str(workers), "--sync", sync, *OPTIONS, "--journal", str(journal), TRAIN]
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
-        while job.poll() is None and not (journal.exists() and b'"kind":"settle"' in journal.read_bytes()):
-            time.sleep(0.1)
-        time.sleep(seconds)
-        job.send_signal(signal.SIGTERM)
-
-
-def chaos(seed: int, words: list[str], job: list[str], folder: Path) -> dict[str, Any]:
-    """Run ``offbeat chaos``; its result."""
-    result = folder / f"{seed}.json"
-    command = [*CLI, "chaos", "--seed", str(seed), "--json", str(result), "--patience", "60", *words, "--", *job]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    (folder / f"{seed}.out").write_text(done.stdout + done.stderr)
-    if not result.exists():
-        sys.exit(f"seed {seed} has no result:\n{done.stdout}{done.stderr}")
-    found: dict[str, Any] = json.loads(result.read_text())
-    return found
-
-
-def on_one_host(seed: int, sync: str, deaths: bool, args: argparse.Namespace, baseline: Path, folder: Path) -> dict[str, Any]:
-    """Run a job of which workers die, or workers stop and, where the job outlives them, servers die and stop."""
-    dying = isinstance(rule(sync), ServerRule) and not sync.startswith("psp")
-    words = ["--faults", "kill", "--targets", "worker"]
-    if not deaths:
-        words = ["--faults", "kill,stop,slow", "--targets", "worker,server" if dying else "worker"]
-        words += ["--mix", "worker=10,server=20,freeze=15"]
-    words += ["--mtbf", str(args.mtbf), "--time", str(args.time), "--baseline", str(baseline)]
-    preload = ["--preload", "torch._dynamo"]
-    return chaos(seed, words, [*CLI, "run", "--workers", str(args.workers), "--sync", sync, *OPTIONS, *preload, TRAIN], folder)
-
-
-def with_cuts(seed: int, sync: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Run a job of two hosts between which the link goes down."""
-    token, journal, script = folder / "token", folder / f"{seed}.jsonl", folder / f"{seed}.sh"
+@contextmanager
+def command(job: Job, workers: int, journal: Path, folder: Path) -> Iterator[list[str]]:
+    """Return the words that run this job, which writes this journal."""
+    if job.hosts == 1:
+        yield [*CLI, "run", "--workers", str(workers), "--sync", job.sync, *OPTIONS, "--journal", str(journal), TRAIN, *SAMPLES]
+        return
+    token, script = folder / "token", folder / "two.sh"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(16))
     with Network(2) as pair:
-        endpoint = ("--nnodes=2", f"--rdzv-endpoint={pair[0].address}:7100", "--token-file", str(token), "--preload", "torch._dynamo")
-        words = [sys.executable, "-m", "offbeat.agent", *endpoint, *OPTIONS, "--sync", sync, "--journal", str(journal), TRAIN]
+        endpoint = ("--nnodes=2", f"--rdzv-endpoint={pair[0].address}:7100", "--token-file", str(token))
+        words = [sys.executable, "-m", "offbeat.agent", *endpoint, *OPTIONS, "--sync", job.sync, "--journal", str(journal), TRAIN, *SAMPLES]
         first, second = (shlex.join(host.words(*words)) for host in pair)
         script.write_text(TWO_AGENTS.format(first=first, second=second))
-        faults = ["--faults", "cut", "--mtbf", "2", "--time", str(args.time), "--no-baseline", "--journal", str(journal), "--timeout", "2"]
-        return chaos(seed, faults, ["sh", str(script)], folder)
+        yield ["sh", str(script)]
 
 
-def ending(seed: int, sync: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Run a job that ends by a fault, or whose journal does."""
-    kind = ["kill", "--targets", "supervisor"] if seed % 2 else ["disk"]
-    words = ["--faults", *kind, "--mtbf", "3", "--count", "1", "--time", "12", "--no-baseline"]
-    return chaos(seed, words, [*CLI, "run", "--workers", str(args.workers), "--sync", sync, *OPTIONS, TRAIN], folder)
+def undisturbed(job: Job, args: argparse.Namespace, folder: Path) -> float:
+    """Run the job without faults; its folded samples per second, and 0 if it has failed."""
+    journal = folder / "undisturbed.jsonl"
+    with command(job, args.workers, journal, folder) as words:
+        ended = Run(words, journal, folder, RealClock(), patience_s=PATIENCE_S, time_s=args.calm).run()
+    if ended.hang is not None or not ended.timed:
+        say(f"      the undisturbed job has failed: {ended.hang or ended.said}")
+        return 0.0
+    return window(journal, args.calm).rate
 
 
-def turns(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Run one job after another until enough faults have happened. Yields each job's row, seed and result."""
-    seeds = count(args.seed)
-    happened = cut = 0
-    for number in range(args.ends):
-        seed = next(seeds)
-        result = ending(seed, args.rules[number % len(args.rules)], args, folder)
-        happened += hits(result)
-        yield "(ends)", seed, result
-    while cut < args.cuts:
-        for sync in CUT_RULES:
-            seed = next(seeds)
-            result = with_cuts(seed, sync, args, folder)
-            cut += hits(result)
-            yield f"{sync}, two hosts", seed, result
-    happened += cut
-    for number, sync in enumerate(cycle(args.rules)):
-        if happened >= args.faults:
-            return
-        baseline = folder / f"undisturbed-{number % len(args.rules)}.jsonl"
-        if not baseline.exists():
-            undisturbed(sync, args.workers, args.time / 2, baseline)
-        for deaths in (True, False):
-            seed = next(seeds)
-            result = on_one_host(seed, sync, deaths, args, baseline, folder)
-            happened += hits(result)
-            yield f"{sync}, {'deaths of workers' if deaths else 'the rest'}", seed, result
+def disturbed(job: Job, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Run the job with its faults; the result of ``offbeat chaos``, with its journal's figures."""
+    journal, result = folder / "faults.jsonl", folder / "result.json"
+    seed = args.seed * 10_000 + job.number
+    mtbf_s = args.mtbf * (CUT_MTBF if job.hosts == 2 else 1.0)
+    lasts_s = sum(job.plan.values()) * mtbf_s + TAIL_S
+    plan = ",".join(f"{fault}={number}" for fault, number in job.plan.items())
+    with command(job, args.workers, journal, folder) as words:
+        options = ["--seed", str(seed), "--plan", plan, "--mtbf", f"{mtbf_s:g}", "--time", f"{lasts_s:g}", "--no-baseline"]
+        options += ["--patience", f"{PATIENCE_S:g}", *(["--journal", str(journal), "--timeout", "2"] if job.hosts == 2 else [])]
+        chaos = [*CLI, "chaos", *options, "--json", str(result), "--", *words]
+        run_chaos(chaos, folder)
+        if not result.exists():
+            sys.exit(f"job {job.number} has no result:\n{shlex.join(chaos)}\n{(folder / 'chaos.out').read_text()}")
+    found: dict[str, Any] = json.loads(result.read_text())
+    done = [fault for fault in found["faults"] if fault["done"]]
+    counts = Counter(f"{fault['kind']}:{fault['target']}" for fault in done)
+    seen = window(journal, lasts_s, done, ends=any(counts[fault] for fault in ENDING) or found["outcome"] != "finished")
+    return {
+        "seed": seed,
+        "command": shlex.join(chaos),
+        "done": counts,
+        "outcome": found["outcome"],
+        "reason": found["reason"],
+        "broken": [f"{one['name']}: {one['figures']}" for one in found["checks"] if one["held"] is False],
+        "indices": found["figures"]["indices"],
+        "lost": lost_indices(journal),
+        "pauses_s": found["figures"]["pauses_s"],
+        "returns_s": found["figures"]["returns_s"],
+        "gaps": gaps(journal, done),
+        **{"seconds": seen.seconds, "samples": seen.samples, "present": seen.present},
+    }
 
 
-def hits(result: dict[str, Any]) -> int:
-    """Return how many faults have happened."""
-    return sum(fault["done"] for fault in result["faults"])
+def run_chaos(words: list[str], folder: Path) -> None:
+    """Run ``offbeat chaos`` and keep what it prints."""
+
+    with (folder / "chaos.out").open("w") as out:
+        subprocess.run(words, stdout=out, stderr=out, check=False)
+
+
+def run(job: Job, args: argparse.Namespace, kept: Path) -> dict[str, Any]:
+    """Run a job, with and without faults; what is known of it. The journals stay if a check did not hold."""
+    folder = Path(tempfile.mkdtemp(prefix=f"{job.number}-", dir=kept))
+    rate = undisturbed(job, args, folder) if job.number % 2 == 0 else 0.0
+    found = disturbed(job, args, folder)
+    if job.number % 2:
+        rate = undisturbed(job, args, folder)
+    if not found["broken"]:
+        shutil.rmtree(folder)
+    return {**job._asdict(), **found, "rate": rate}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=1000)
-    parser.add_argument("--cuts", type=int, default=100)
-    parser.add_argument("--ends", type=int, default=10)
+    parser.add_argument("--of-a-job", type=int, default=26, help="faults of one job")
+    parser.add_argument("--mtbf", type=float, default=0.7, help="mean seconds between two faults")
+    parser.add_argument("--calm", type=float, default=5.0, help="seconds of the undisturbed job")
+    parser.add_argument("--no-cuts", action="store_true", help="no jobs on two hosts, which need root")
     parser.add_argument("--rules", nargs="+", default=RULES_OF_TURN, metavar="RULE")
     parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--mtbf", type=float, default=1.0)
-    parser.add_argument("--time", type=float, default=25.0, help="seconds of each job")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--results", type=Path, default=Path("faults.jsonl"), help="one line for each job; the command goes on after the last"
+    )
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no job after that time")
     args = parser.parse_args()
-    if args.cuts and (reason := hosts.why_not()) is not None:
-        parser.error(f"--cuts {args.cuts}: {reason}")
-    rows: dict[str, Row] = {}
-    folder = Path(tempfile.mkdtemp(prefix="faults-"))
-    say(f"what each job said is in {folder}")
-    for name, seed, result in turns(args, folder):
-        row = rows.setdefault(name, Row(name))
-        row.add(seed, result)
-        say(f"{sum(one.faults.total() for one in rows.values()):5} faults, seed {seed}, {name}: {result['outcome']}")
-        for broken in row.broken:
+    if not args.no_cuts and (reason := hosts.why_not()) is not None:
+        parser.error(f"{reason}; or leave the cuts out with --no-cuts")
+    began, kept = time.monotonic(), Path(tempfile.mkdtemp(prefix="faults-"))
+    jobs = [json.loads(line) for line in args.results.read_text().splitlines()] if args.results.exists() else []
+    while time.monotonic() < began + 60.0 * args.minutes:
+        done = sum((Counter(job["done"]) for job in jobs), Counter[str]())
+        if done.total() >= args.faults:
+            break
+        before = [(job["sync"], job["hosts"]) for job in jobs]
+        job = following(args.seed, before, done, rules=args.rules, faults=args.of_a_job, cuts=not args.no_cuts)
+        jobs.append(found := run(job, args, kept))
+        with args.results.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+        say(f"{done.total() + sum(found['done'].values()):5} faults, job {job.number}, {job.sync}: {found['outcome']}")
+        for broken in found["broken"]:
             say(f"      {broken}")
-        save(args.json, [{**vars(one), "faults": dict(one.faults), "outcomes": dict(one.outcomes)} for one in rows.values()])
-    table = Table(title=f"{args.workers} workers", title_justify="left")
-    for heading in HEADINGS:
-        table.add_column(heading)
-    for row in rows.values():
-        table.add_row(*row.cells())
-    Console(width=160).print(table)
-    kinds = sum((row.faults for row in rows.values()), Counter[str]())
-    print(f"{kinds.total():,} faults:", ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()))
+    report(jobs, kept)
+
+
+def report(jobs: list[dict[str, Any]], kept: Path) -> None:
+    """Print the table, the shares, and how to repeat what failed."""
+    Console(width=160).print(table(jobs), waits(jobs))
+    print(shares(sum((Counter(job["done"]) for job in jobs), Counter[str]())))
+    print("jobs:", ", ".join(f"{number} {outcome}" for outcome, number in Counter(job["outcome"] for job in jobs).items()))
+    for job in jobs:
+        if job["broken"]:
+            print(f"seed {job['seed']}, {job['sync']}: {'; '.join(job['broken'])}\n  {job['command']}")
+    if not any(kept.iterdir()):
+        kept.rmdir()
+    else:
+        print(f"journals of what failed in this piece: {kept}")
 
 
 def say(text: str) -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from offbeat.chaos import command as chaos_command
 from offbeat.chaos.clock import RealClock
-from offbeat.chaos.schedule import DEFAULT_KINDS, GROUPS, KINDS, TARGETS
+from offbeat.chaos.schedule import GROUPS, KINDS, TARGETS
 from offbeat.errors import ConfigurationError, OffbeatError
 from offbeat.journal.file import Records, read
 from offbeat.journal.summary import Tally
@@ -417,11 +417,15 @@ def simulate(
 )
 def chaos(
     context: typer.Context,
-    faults: Annotated[str, typer.Option(help=f"Kinds of faults: {', '.join(KINDS)}.")] = ",".join(DEFAULT_KINDS),
-    targets: Annotated[str, typer.Option(help=f"Processes that may be hit: {', '.join(TARGETS)}.")] = "worker",
+    faults: Annotated[str, typer.Option(help=f"Kinds of faults: {', '.join(KINDS)}.")] = chaos_command.DEFAULT_FAULTS,
+    targets: Annotated[str, typer.Option(help=f"Processes that may be hit: {', '.join(TARGETS)}.")] = chaos_command.DEFAULT_TARGETS,
     mix: Annotated[
         list[str] | None,
         typer.Option(help=f"GROUP=SHARE of all faults.  \\[default: {','.join(f'{name}={share:g}' for name, share in GROUPS.items())}]"),
+    ] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(help="KIND:TARGET=NUMBER,...: exactly these faults, in an order and at times that are drawn; with --mtbf and --seed."),
     ] = None,
     mtbf: Annotated[float, typer.Option(help="Mean seconds between two faults.")] = 10.0,
     seed: Annotated[int | None, typer.Option(help="Seed of the schedule of faults.  \\[default: a new one, which is printed]")] = None,
@@ -445,6 +449,7 @@ def chaos(
         faults=faults,
         targets=targets,
         mix=mix or [],
+        plan=plan,
         mtbf_s=mtbf,
         seed=chosen,
         time_s=time,

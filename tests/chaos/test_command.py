@@ -41,8 +41,16 @@ MISTAKES = [
     (("--", "no-such-command"), "there is no command 'no-such-command' here"),
     (("--", "true"), "true: no 'offbeat run' or 'offbeat agent' in this command; name its journal with --journal FILE"),
     (("--faults", "kill,sloth", *JOB), "--faults: 'sloth' is not known; it may name kill, stop, term, slow, cut, disk"),
-    (("--targets", "all", *JOB), "--targets: 'all' is not known; it may name worker, server, supervisor, agent, forkserver"),
+    (("--targets", "all", *JOB), "--targets: 'all' is not known; it may name worker, server, standby, supervisor, agent, forkserver"),
     (("--mix", "worker:3", *JOB), "--mix worker:3: write GROUP=SHARE, for instance worker=50"),
+    (
+        ("--plan", "kill:link=3", *JOB),
+        "--plan kill:link=3: write KIND:TARGET=NUMBER, for instance kill:worker=12, cut:link=3 or disk:journal=1",
+    ),
+    (
+        ("--plan", "kill:worker=3", "--count", "3", *JOB),
+        "--plan kill:worker=3: it says which faults there are; leave out --faults, --targets, --mix and --count",
+    ),
     (("--mtbf", "0", *JOB), "--mtbf 0: must be a number above 0"),
     (("--time", "-3", *JOB), "--time -3: must be a number above 0"),
     (("--count", "0", *JOB), "--count 0: must be a number above 0"),

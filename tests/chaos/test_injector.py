@@ -20,10 +20,12 @@ def fault(kind: str, at_s: float, pick: float = 0.0, seconds: float = 1.0, targe
     return Fault(0, at_s, kind, target, pick, seconds, 0.6)
 
 
-def played(machine: FakeMachine, faults: Iterable[Fault], until_s: float = 60.0, *, revive: bool = False) -> list[Injected]:
+def played(
+    machine: FakeMachine, faults: Iterable[Fault], until_s: float = 60.0, *, revive: bool = False, insists: bool = False
+) -> list[Injected]:
     """Run a schedule for so long, in make-believe time, and return what was done."""
     clock = FakeClock()
-    injector = Injector(machine, iter(faults), START)
+    injector = Injector(machine, iter(faults), START, insists=insists)
     while clock.now() < START + until_s and not injector.exhausted:
         injector.tick(clock.now())
         if revive:
@@ -59,6 +61,18 @@ def test_a_stopped_process_is_hit_by_nothing_else() -> None:
     first, second, third = played(machine, [fault("stop", 1.0, seconds=3.0), fault("kill", 2.0), fault("kill", 5.0)])
     assert (first.done, second.done, third.done) == (True, False, True)
     assert second.note == "no worker to hit"
+
+
+def test_a_fault_of_a_plan_is_tried_again_until_it_hits_somebody_or_the_job_is_over() -> None:
+    machine = FakeMachine(1)
+    planned = [fault("stop", 1.0, seconds=3.0), fault("kill", 2.0)._replace(number=1), fault("kill", 50.0)._replace(number=2)]
+    done = played(machine, planned, insists=True)
+    assert [(entry.fault.number, entry.done, entry.note) for entry in done] == [
+        (0, True, ""),
+        (1, True, ""),
+        (2, False, "no worker to hit"),
+    ]
+    assert 4.0 <= done[1].at - START <= 4.5, "once it is running again"
 
 
 def test_a_signal_without_effect_is_not_called_a_fault_that_happened() -> None:

@@ -120,6 +120,21 @@ def test_how_a_job_ends(more: dict[str, Any], injected: list[Injected], outcome:
     assert next(check.held for check in verdict.checks if check.name == "end") is (outcome in (FINISHED, DOCUMENTED))
 
 
+def test_with_standbys_a_server_may_end_the_job_only_if_both_were_hit_and_nobody_waits_for_it() -> None:
+    standby = {"kind": "process", "t": 0.1, "role": "standby", "number": 0, "what": "started", "detail": "pid 7"}
+
+    def seen(*injected: Injected, gap_s: float = 1.0, **more: Any) -> Evidence:
+        job, *rest = records(gap_s=gap_s, end=not more, ok=not more)
+        return evidence([job, standby, *rest], *injected, timeout_s=2.0, **more)
+
+    ended: dict[str, Any] = {"status": 1, "said": "server 0 killed by SIGKILL, and its part of the parameters is gone with it"}
+    assert judge(seen(hit("kill", "server"), **ended)).outcome == LOST
+    assert judge(seen(hit("kill", "standby"), hit("kill", "server"), **ended)).outcome == DOCUMENTED
+    for target in ("server", "standby"):
+        assert failed(seen(hit("kill", target), gap_s=3.0)) == []
+        assert failed(seen(hit("kill", target), gap_s=9.0)) == ["no wait for the dead"]
+
+
 def test_ranks_that_are_all_away_at_once_lose_the_model_as_documented() -> None:
     journal = records(sync="majority", ok=False)
     gone = {"kind": "state_changed", "t": journal[-1]["t"], "worker": 0, "incarnation": 1, "state": "dead", "reason": ""}

@@ -50,6 +50,17 @@ def test_roles_of_a_job_on_one_machine() -> None:
     }
 
 
+def test_of_the_processes_of_a_server_the_oldest_leads() -> None:
+    leader, standby = (process(pid, parent=10, OFFBEAT_SERVER="0", OFFBEAT_ROLE=role) for pid, role in ((11, "leader"), (12, "standby")))
+    second = process(13, parent=10, OFFBEAT_SERVER="0", OFFBEAT_ROLE="standby")
+    for processes, expected in (
+        ([standby, leader], {11: ("server", 0), 12: ("standby", 0)}),
+        ([standby], {12: ("server", 0)}),
+        ([second, standby], {12: ("server", 0), 13: ("standby", 0)}),
+    ):
+        assert procfs.roles([process(10), *processes], {}) == {10: ("supervisor", None), **expected}
+
+
 def test_roles_of_a_job_with_agents() -> None:
     agents = [process(10), process(20)]
     children = [process(11, parent=10, OFFBEAT_SUPERVISES="5"), process(12, parent=10, OFFBEAT_SERVER="0")]

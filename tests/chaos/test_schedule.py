@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import islice, pairwise
 
 import pytest
@@ -9,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tiers import examples
 
-from offbeat.chaos.schedule import DEFAULT_KINDS, DUTY, GROUPS, KINDS, LONG, SHORT, SLOW, TARGETS, Cell, chances, chosen, schedule
+from offbeat.chaos.schedule import DEFAULT_KINDS, DUTY, GROUPS, KINDS, LONG, SHORT, SLOW, TARGETS, Cell, chances, chosen, planned, schedule
 from offbeat.errors import ConfigurationError
 
 SOME_KINDS = st.lists(st.sampled_from(KINDS), min_size=1, unique=True)
 SOME_TARGETS = st.lists(st.sampled_from(TARGETS), min_size=1, unique=True)
+PLANNED = [Cell("kill", "worker"), Cell("stop", "server"), Cell("disk", "journal")]
 SEEDS = st.integers(0, 2**32)
 
 
@@ -58,6 +60,18 @@ def test_means_and_shares_are_those_that_were_asked_for() -> None:
     assert sum(seconds < 2.0 for seconds in stops) / len(stops) == pytest.approx(0.5, abs=0.05)
 
 
+@examples(100)
+@given(SEEDS, st.dictionaries(st.sampled_from(PLANNED), st.integers(1, 9)))
+def test_a_plan_has_exactly_its_faults_and_what_ends_the_journal_comes_last(seed: int, plan: dict[Cell, int]) -> None:
+    faults = planned(seed, mtbf_s=2.0, timeout_s=1.0, plan=plan)
+    assert faults == planned(seed, mtbf_s=2.0, timeout_s=1.0, plan=plan)
+    assert Counter(Cell(fault.kind, fault.target) for fault in faults) == plan
+    assert all(a.at_s <= b.at_s and b.number == a.number + 1 for a, b in pairwise(faults))
+    assert all(fault.at_s <= 2.0 * len(faults) for fault in faults)
+    ends = [fault.target == "journal" for fault in faults]
+    assert ends == sorted(ends)
+
+
 def test_by_default_only_workers_are_hit_and_all_of_them_may_return() -> None:
     assert {cell.target for cell in chances(DEFAULT_KINDS, ["worker"])} == {"worker"}
     assert "term" not in DEFAULT_KINDS
@@ -79,7 +93,7 @@ def test_whom_a_fault_hits(pick: float, numbers: set[int], total: int) -> None:
     ("kinds", "targets", "mix", "sentence"),
     [
         (["kil"], ["worker"], GROUPS, "--faults: 'kil' is not known; it may name kill, stop, term, slow, cut, disk"),
-        (["kill"], ["boss"], GROUPS, "--targets: 'boss' is not known; it may name worker, server, supervisor, agent, forkserver"),
+        (["kill"], ["boss"], GROUPS, "--targets: 'boss' is not known; it may name worker, server, standby, supervisor, agent, forkserver"),
         (["kill"], ["worker"], {"workers": 1.0}, "--mix: 'workers' is not known"),
         (["kill"], ["worker"], {"worker": -1.0}, "--mix worker=-1: must be a number of at least 0"),
         (["kill"], ["worker"], {"worker": 0.0}, "--faults kill --targets worker: with these shares of --mix nothing can happen"),

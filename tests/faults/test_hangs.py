@@ -66,10 +66,11 @@ def test_who_hangs_for_good_is_not_waited_for_at_the_end(faulty: Faulty) -> None
     assert ended.out.count("not restarted, --max-restarts is 0") == 2
 
 
-def test_a_process_that_hangs_while_it_starts(faulty: Faulty) -> None:
-    """The others, who wait for it inside the library, are not taken for hung."""
+def test_one_hangs_while_it_starts_and_one_after_its_goodbye(faulty: Faulty) -> None:
+    """The other one, which waits for the first inside the library, is not taken for hung. After the goodbye nothing is lost."""
     faulty.order("start-0", "block")
-    job = faulty.start("--workers", "2", "--sync", "full", *QUICK)
+    faulty.order("start-1", "last")
+    job = faulty.start("--workers", "2", "--sync", "full", "--grace", "0", *QUICK)
     hung = job.record("process", number=0, what="hung")
     assert "has made no offbeat.DistributedOptimizer within 4 s of its start" in hung["detail"]
     job.record("settle", worker=0, fate="folded")
@@ -77,8 +78,10 @@ def test_a_process_that_hangs_while_it_starts(faulty: Faulty) -> None:
     faulty.enough()
     ended = job.ended()
     accounted(ended)
-    assert "in block" in ended.err
-    assert [r["number"] for r in ended.records if r["kind"] == "process" and r["what"] == "hung"] == [0]
+    assert ended.err.count("in block") == 2
+    assert [r["number"] for r in ended.records if r["kind"] == "process" and r["what"] == "hung"] == [0, 1]
+    assert "worker 1 has said goodbye, and its process has not ended for another 2 s (--grace): it is killed; its stacks" in ended.out
+    assert ended.records[-1]["ok"] and "worker 1 has said goodbye" in ended.records[-1]["reason"]
 
 
 def test_a_server_that_is_stopped_for_good_ends_a_job_without_restarts(faulty: Faulty) -> None:

@@ -41,14 +41,14 @@ class ToSupervisor(Receiver):
         self.supervisor = Supervisor(JobSettings(workers=3), self.engine, token="token", max_restarts=1, display=display)
         self.display = display
         child = RemoteChild(1, Mute("agent"), "node1")
-        self.supervisor._servers[0] = child
+        self.supervisor._servers.children[0] = child
         if self.draw.random() < 0.9:
-            self.supervisor._connections[0] = self.line
+            self.supervisor._servers.connections[0] = self.line
         for number in range(3):
             started = RemoteChild(2 + number, Mute("agent"), "node1")
             started.started(77)
             self.supervisor._workers[WorkerId(number)] = WorkerProcess(started, standing=ProcessStanding(0.0))
-        self.supervisor._server_watch.heard(0, 0.0)
+        self.supervisor._servers.watch.heard(0, 0.0)
 
     def receive(self, message: Message) -> Outcome:
         supervisor = self.supervisor

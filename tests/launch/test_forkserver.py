@@ -6,6 +6,7 @@ import contextlib
 import errno
 import gzip
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.launch.waiting import alive, printed, until
 from offbeat.errors import ConfigurationError
 from offbeat.launch import forkserver as forkservers
 from offbeat.launch.engine import Child
-from offbeat.launch.forkserver import POSSIBLE, Forkserver, check_preload
+from offbeat.launch.forkserver import POSSIBLE, Forkserver, check_preload, fork_or_start
 from offbeat.launch.program import Program
 
 pytestmark = pytest.mark.skipif(not POSSIBLE, reason="only on Linux do libraries survive a fork")
@@ -190,6 +191,21 @@ def test_forks_die_with_their_forkserver(fork: Fork, forkserver: Forkserver, scr
     until("the news of it", lambda: child.ended() is not None)
     assert child.ended() == -9
     assert forkserver.fork(os.environ, Program(str(script))) is None, "who asks starts a new process instead"
+
+
+def test_one_that_is_stopped_is_killed_and_a_plain_process_takes_the_place(
+    forkserver: Forkserver, fork: Fork, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forkservers, "ANSWER_S", 0.3)
+    earlier = fork("import sys, time\nprint('decimal' in sys.modules, flush=True)\ntime.sleep(1000 * ('decimal' in sys.modules))")
+    forkserver.child.signal(signal.SIGSTOP)
+    notes: list[str] = []
+    children = [fork_or_start(forkserver, dict(os.environ), Program(str(script)), notes.append) for _ in range(2)]
+    assert [printed(child) for child in children] == [["False"], ["False"]], "they have imported nothing before"
+    (note,) = notes
+    assert re.fullmatch(r"the process that .*script.py is forked from \(pid \d+\) did not answer within 0.3 s: it is killed .*", note)
+    until("the end of its earlier fork", lambda: earlier.ended() is not None)
+    assert (earlier.ended(), forkserver.child.ended()) == (-9, -9)
 
 
 def test_a_fork_that_the_system_refuses_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:

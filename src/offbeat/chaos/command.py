@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +22,7 @@ from offbeat.chaos.judgement import Evidence, Verdict, judge, rate
 from offbeat.chaos.machine import LinuxMachine
 from offbeat.chaos.observation import Observation, pauses
 from offbeat.chaos.run import Ended, Run
-from offbeat.chaos.schedule import GROUPS, Cell, chances, schedule
+from offbeat.chaos.schedule import DEFAULT_KINDS, GROUPS, KINDS, TARGETS, Cell, Fault, cells, chances, planned, schedule
 from offbeat.chaos.table import as_data, table
 from offbeat.errors import ConfigurationError, JobError
 from offbeat.journal.file import read
@@ -31,6 +31,8 @@ from offbeat.types import Seconds
 
 STARTS: Final = {("offbeat", "run"), ("offbeat.cli", "run"), ("offbeat", "agent"), ("offbeat.cli", "agent")}
 """Words after which the options of a job come; so they do after ``-m offbeat.agent``."""
+DEFAULT_FAULTS: Final = ",".join(DEFAULT_KINDS)
+DEFAULT_TARGETS: Final = "worker"
 NO_LINKS: Final = "has no links of its own: all its processes are on this machine"
 
 Parse = Callable[[str, list[str]], Mapping[str, Any]]
@@ -68,6 +70,8 @@ class Options:
 
     job: JobCommand
     chances: Mapping[Cell, float]
+    plan: Mapping[Cell, int] | None
+    """How many faults of each kind there are, exactly; None: they are drawn by their chances."""
     mtbf_s: Seconds
     seed: int
     time_s: Seconds | None
@@ -88,6 +92,7 @@ def check(
     faults: str,
     targets: str,
     mix: Sequence[str],
+    plan: str | None,
     mtbf_s: Seconds,
     seed: int,
     time_s: Seconds | None,
@@ -113,8 +118,15 @@ def check(
         raise ConfigurationError(f"--no-baseline and --baseline {compare}: leave out one of them")
     if result is not None and not result.absolute().parent.is_dir():
         raise ConfigurationError(f"--json {result}: there is no folder {result.absolute().parent}")
-    kinds, hit = _names(faults), _names(targets)
-    of = chances(kinds, hit, {**GROUPS, **_shares(mix)})
+    exactly = None if plan is None else _plan(plan)
+    if exactly is None:
+        kinds, hit = _names(faults), _names(targets)
+        of = chances(kinds, hit, {**GROUPS, **_shares(mix)})
+    else:
+        kinds, hit = [cell.kind for cell in exactly], [cell.target for cell in exactly]
+        of = {cell: number / sum(exactly.values()) for cell, number in exactly.items()}
+        if mix or count is not None or faults != DEFAULT_FAULTS or targets != DEFAULT_TARGETS:
+            raise ConfigurationError(f"--plan {plan}: it says which faults there are; leave out --faults, --targets, --mix and --count")
     job = job_command(words, parse, journal, timeout_s)
     if "cut" in kinds:
         why = links.why_not()
@@ -125,6 +137,7 @@ def check(
     return Options(
         job=job,
         chances=of,
+        plan=exactly,
         mtbf_s=mtbf_s,
         seed=seed,
         time_s=time_s,
@@ -149,6 +162,20 @@ def _shares(mix: Sequence[str]) -> dict[str, float]:
             found[name.strip()] = float(share)
         except ValueError:
             raise ConfigurationError(f"--mix {item}: write GROUP=SHARE, for instance worker=50") from None
+    return found
+
+
+def _plan(text: str) -> dict[Cell, int]:
+    found: dict[Cell, int] = {}
+    for item in _names(text):
+        what, _, number = item.partition("=")
+        cell = Cell(*what.partition(":")[::2])
+        known = cell.kind in KINDS and cell in [one for members in cells([cell.kind], TARGETS).values() for one in members]
+        if not known or not number.isdecimal() or not int(number):
+            raise ConfigurationError(f"--plan {item}: write KIND:TARGET=NUMBER, for instance kill:worker=12, cut:link=3 or disk:journal=1")
+        found[cell] = int(number)
+    if not found:
+        raise ConfigurationError("--plan: it names no fault; write KIND:TARGET=NUMBER, for instance kill:worker=12")
     return found
 
 
@@ -267,10 +294,15 @@ def _with_faults(options: Options, clock: Clock, screen: Console, folder: Path, 
         what = f"{entry.fault.kind} {entry.victim or entry.fault.target}{lasts}"
         screen.print(f"{entry.fault.at_s:8.1f} s  {what}{f' ({entry.note})' if entry.note else ''}", highlight=False, markup=False)
 
-    limits = {"mtbf_s": options.mtbf_s, "timeout_s": options.job.timeout_s}
+    def faults() -> Iterator[Fault]:
+        limits = {"mtbf_s": options.mtbf_s, "timeout_s": options.job.timeout_s}
+        if options.plan is not None:
+            return iter(planned(options.seed, plan=options.plan, **limits))
+        return schedule(options.seed, of=options.chances, count=options.count, **limits)
+
     screen.print(f"the job with faults, seed {options.seed}:", highlight=False)
-    one = _run(options, clock, folder, journal, ready=ready, told=told)
-    return one.run(lambda: schedule(options.seed, of=options.chances, count=options.count, **limits))
+    one = _run(options, clock, folder, journal, ready=ready, told=told, insists=options.plan is not None)
+    return one.run(faults)
 
 
 def _report(options: Options, screen: Console, verdict: Verdict, ended: Ended, baseline_rate: float | None) -> None:

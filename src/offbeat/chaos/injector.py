@@ -24,6 +24,8 @@ SEVERAL: Final = -1
 PERIOD_S: Final[Seconds] = 0.25
 """Of ``slow``: once stopped and once running."""
 LOOK_S: Final[Seconds] = 0.05
+AGAIN_S: Final[Seconds] = 0.3
+"""Seconds until a fault of a plan is tried again that has hit nobody, for instance while the server is just being started again."""
 GONE: Final = {**dict.fromkeys(KINDS, "it was gone already"), "cut": "its links cannot be taken down", "disk": "no process writes to it"}
 
 
@@ -91,13 +93,23 @@ class Injector:
         faults: the schedule, by time.
         start: the time by the clock of the run that its seconds count from.
         told: called with each fault once it has been carried out.
+        insists: True if a fault that hits nobody is tried again until it does: every one of a plan is to happen.
     """
 
     def __init__(
-        self, machine: Machine, faults: Iterator[Fault], start: Seconds, told: Callable[[Injected], object] = lambda _: None
+        self,
+        machine: Machine,
+        faults: Iterator[Fault],
+        start: Seconds,
+        told: Callable[[Injected], object] = lambda _: None,
+        *,
+        insists: bool = False,
     ) -> None:
         self.done: list[Injected] = []
         self._machine, self._faults, self._start, self._told = machine, faults, start, told
+        self._insists = insists
+        self._without: dict[int, Injected] = {}
+        """By number: faults that have hit nobody so far."""
         self._next = next(faults, None)
         self._due: list[tuple[Seconds, int, Callable[[Seconds], None]]] = []
         self._order = 0
@@ -136,12 +148,14 @@ class Injector:
             victim.signal(signal.SIGCONT) if entry.fault.kind in ("stop", "slow") else victim.up()
             entry.until = now
         self._held.clear()
+        for entry in self._without.values():
+            self._note(entry)
+        self._without.clear()
 
     # One fault.
 
     def _inject(self, fault: Fault, now: Seconds) -> None:
         entry = Injected(fault, now)
-        self.done.append(entry)
         victim = self._machine.choose(fault.target, fault.pick, set(self._held))
         if victim is None:
             entry.note = f"no {fault.target} to hit"
@@ -150,6 +164,15 @@ class Injector:
         else:
             entry.victim, entry.worker = victim.name, victim.worker
             self._hit(victim, entry, now)
+        if self._insists and not entry.done:
+            self._without[fault.number] = entry
+            self._later(now + AGAIN_S, lambda then: self._inject(fault, then))
+        else:
+            self._without.pop(fault.number, None)
+            self._note(entry)
+
+    def _note(self, entry: Injected) -> None:
+        self.done.append(entry)
         self._told(entry)
 
     def _hit(self, victim: Victim, entry: Injected, now: Seconds) -> None:

@@ -20,6 +20,8 @@ SLACK_S: Final[Seconds] = 1.0
 """Beyond the timeout: how exactly faults are known in the journal's time, and the coordinator's timers."""
 STOPPED: Final = 143
 """Status of a job that ends by SIGTERM, as with ``--time``."""
+STANDBY_S: Final[Seconds] = 2.0
+"""Least seconds of silence after which a server with a standby, or the standby, is taken for frozen (docs/training.md)."""
 SHOWN: Final = 3
 
 FINISHED, DOCUMENTED, LOST, HANG = "finished", "ended as documented", "lost", "hang"
@@ -51,15 +53,19 @@ class Evidence:
     """The longest time between two folds there."""
 
     def hits(self) -> list[Hit]:
-        """Return the faults in the journal's time. Workers rightly wait while one lasts that hit no worker."""
+        """Return the faults in the journal's time. Workers rightly wait while one lasts that hit no worker.
+
+        With standbys they do not: when a server or its standby is dead or frozen, the other one must go on within the timeout.
+        """
         return [self._hit(entry) for entry in self.injected if entry.done]
 
     def _hit(self, entry: Injected) -> Hit:
         fault, at = entry.fault, entry.at - self.offset_s
         until = at if entry.until is None else entry.until - self.offset_s
-        if fault.target not in ("worker", "link") and fault.kind in ("kill", "term"):
+        standing_by = self.observation.replicated and fault.target in ("server", "standby")
+        if fault.target not in ("worker", "link") and fault.kind in ("kill", "term") and not standing_by:
             until = at + self.timeout_s  # what hangs together with it dies within that time
-        unknown = SEVERAL if fault.target == "worker" else None
+        unknown = SEVERAL if fault.target == "worker" or standing_by else None
         return Hit(at, until, unknown if entry.worker is None else entry.worker, fault.duty if fault.kind == "slow" else 1.0)
 
 
@@ -151,7 +157,10 @@ def documented(seen: Evidence) -> str | None:
         return "the supervisor was ended, and the job ends with it"
     if done["disk", "journal"] and "the journal is not complete" in seen.said:
         return "training went on to its end without the journal, and the status says so"
-    if (done["kill", "server"] or done["term", "server"]) and "server" in seen.said:
+    if seen.observation.replicated:
+        if "server" in seen.said and max(_on_servers(seen).values(), default=0) > 1:
+            return "a server and its standby were both hit, and nobody was left to go on"
+    elif (done["kill", "server"] or done["term", "server"]) and "server" in seen.said:
         return "a server was killed in a job of which servers cannot go on, or more often than --max-restarts, or it was told to leave"
     if done["kill", "agent"] or done["term", "agent"]:
         return "an agent was ended; that of the supervisor ends the job"
@@ -162,6 +171,11 @@ def documented(seen: Evidence) -> str | None:
     if _spec(seen).startswith("allreduce") and any(target == "worker" for _, target in done):
         return "a job under allreduce ends with the death of a rank"
     return None
+
+
+def _on_servers(seen: Evidence) -> Counter[str]:
+    """Return how many faults have hit each server: the process that has led it then, or its standby."""
+    return Counter(entry.victim.split()[-1] for entry in seen.injected if entry.done and entry.fault.target in ("server", "standby"))
 
 
 def _used_up(seen: Evidence, worker: int) -> bool:
@@ -237,7 +251,8 @@ def _pauses(seen: Evidence) -> Pauses:
 def _waiting(seen: Evidence) -> Check:
     found = _pauses(seen)
     usual = max(found.usual, seen.baseline_gap_s)
-    deadline = seen.timeout_s + usual + SLACK_S
+    timeout_s = max(seen.timeout_s, STANDBY_S) if seen.observation.replicated else seen.timeout_s
+    deadline = timeout_s + usual + SLACK_S
     if not found.after:
         return Check("no wait for the dead", None, "no fold after a fault on a worker")
     longest, median = max(found.after), statistics.median(found.after)

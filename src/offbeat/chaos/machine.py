@@ -167,7 +167,7 @@ class LinuxMachine:
 
     def total(self, target: str) -> int:
         """Return how many processes of a role the job has when none is away; 0: not known."""
-        return {"worker": self._tail.workers, "server": self._tail.servers}.get(target, 0)
+        return {"worker": self._tail.workers, "server": self._tail.servers, "standby": self._tail.servers}.get(target, 0)
 
     def hosts(self) -> list[tuple[int, bool]]:
         """Return the hosts that have a network of their own: the oldest process there, and whether the supervisor is on it."""

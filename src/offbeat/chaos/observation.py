@@ -25,7 +25,7 @@ class Hit(NamedTuple):
     until: Seconds
     """When the process went on; for a death ``at``."""
     worker: int | None
-    """None: it hit something that workers may rightly wait for, such as a server."""
+    """None: it hit something that workers may rightly wait for, such as a server without a standby."""
     part: float = 1.0
     """Part of this time during which it was stopped."""
 
@@ -46,6 +46,8 @@ class Observation:
         self.replicas = 0
         """How many times two replicas of one version were compared."""
         self.unequal: list[str] = []
+        self.replicated = False
+        """True if servers have standbys."""
         self.end: Record = {}
         self._versions: dict[tuple[int, int | None], int] = {}
         self._replicas: dict[tuple[int, float], float] = {}
@@ -72,6 +74,8 @@ class Observation:
                 self._follow(record)
             case "state_changed" if first:
                 self.changes.setdefault(record["worker"], []).append((record["t"], record["state"] == "alive"))
+            case "process" if record["role"] == "standby":
+                self.replicated = True
             case "epoch_ended":
                 self._account(record)
             case "metrics":
@@ -108,9 +112,9 @@ class Observation:
 
     # Absences.
 
-    def away(self, worker: int) -> list[tuple[Seconds, Seconds]]:
-        """Return when a worker was not there, from the first release to the last fold."""
-        start, stop = self.span
+    def away(self, worker: int, span: tuple[Seconds, Seconds] | None = None) -> list[tuple[Seconds, Seconds]]:
+        """Return when a worker was not there, within ``span``; None: from the first release to the last fold."""
+        start, stop = span or self.span
         found, since = [], start
         present = False
         for t, alive in self.changes.get(worker, []):
@@ -134,18 +138,18 @@ class Observation:
         start = self.first_release or 0.0
         return start, max(start, self.folds[-1]) if self.folds else start
 
-    def present_share(self, hits: Iterable[Hit]) -> float:
-        """Return the part of all workers' time during which they were there, and no fault had stopped them."""
-        start, stop = self.span
+    def present_share(self, hits: Iterable[Hit], span: tuple[Seconds, Seconds] | None = None) -> float:
+        """Return the part of all workers' time, within ``span``, during which they were there, and no fault had stopped them."""
+        start, stop = span or self.span
         total = self.workers * (stop - start)
         if total <= 0.0:
             return 1.0
         lost = 0.0
         known = list(hits)
         for worker in range(self.workers):
-            absences = self.away(worker)
+            absences = self.away(worker, span)
             stops = [hit for hit in known if hit.worker == worker and hit.until > hit.at]
-            whole = [(max(hit.at, start), min(hit.until, stop)) for hit in stops if hit.part == 1.0]
+            whole = [(max(hit.at, start), min(hit.until, stop)) for hit in stops if hit.part == 1.0 and hit.at < stop and hit.until > start]
             lost += length([*absences, *whole])
             lost += sum(hit.part * max(0.0, min(hit.until, stop) - max(hit.at, start)) for hit in stops if hit.part < 1.0)
         return max(0.0, 1.0 - lost / total)

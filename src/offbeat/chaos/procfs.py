@@ -23,6 +23,8 @@ KTHREADD: Final = 2
 LOOKS: Final = 5
 SUPERVISES: Final = "OFFBEAT_SUPERVISES"
 _FORKSERVER: Final = b"offbeat.launch.forkserver"
+ROLE: Final = "OFFBEAT_ROLE"
+"""In the environment of the processes of a server that has a standby."""
 STANDBY: Final = "OFFBEAT_STANDBY"
 """In the environment of the forkserver from which servers are started again, and so of its forks."""
 _NAME: Final = re.compile(r"offbeat-[0-9a-f]+")
@@ -104,10 +106,23 @@ def roles(processes: Sequence[Process], forks: Mapping[int, int]) -> dict[int, t
         elif one.leads and SUPERVISES in one.environment:
             role = ("supervisor", None)
         found[one.pid] = role
+    found |= _standbys(processes)
     agents = any(role == "supervisor" for role, _ in found.values())
     for one in processes:
-        if found[one.pid][0] in ("worker", "server", "forkserver") and found.get(one.parent, ("", None))[0] == "other":
+        if found[one.pid][0] in ("worker", "server", "standby", "forkserver") and found.get(one.parent, ("", None))[0] == "other":
             found[one.parent] = ("agent" if agents else "supervisor", None)
+    return found
+
+
+def _standbys(processes: Sequence[Process]) -> dict[int, tuple[str, int | None]]:
+    """Return the roles of those that stand by: of the processes of a server the oldest leads, for a standby is younger than its leader."""
+    by_age = sorted((one for one in processes if one.leads and ROLE in one.environment), key=lambda one: (one.start, one.pid))
+    found, led = {}, set()
+    for one in sorted(by_age, key=lambda one: one.environment[ROLE] != "leader"):
+        number = one.environment.get("OFFBEAT_SERVER", "")
+        if number in led:
+            found[one.pid] = ("standby", _number(number))
+        led.add(number)
     return found
 
 

@@ -64,6 +64,7 @@ class Run:
         own_host: links of the supervisor's host may be cut.
         ready: called once every worker has pushed; it may refuse to go on by an exception.
         told: called with each fault, and its time since every worker has pushed.
+        insists: see `Injector`.
     """
 
     def __init__(
@@ -78,9 +79,10 @@ class Run:
         own_host: bool = False,
         ready: Callable[[LinuxMachine], object] = lambda _: None,
         told: Callable[[Injected], object] = lambda _: None,
+        insists: bool = False,
     ) -> None:
         self._words, self._journal, self._folder, self._clock = words, journal, folder, clock
-        self._patience_s, self._time_s, self._ready, self._told = patience_s, time_s, ready, told
+        self._patience_s, self._time_s, self._ready, self._told, self._insists = patience_s, time_s, ready, told, insists
         self._tally, self._observation = Tally(), Observation()
         self._tail = Tail(journal, self._take)
         self._mark = secrets.token_hex(8)
@@ -128,7 +130,7 @@ class Run:
             if self._began is None and self._tail.all_pushed():
                 self._began = now
                 self._ready(self.machine)
-                self._injector = Injector(self.machine, faults(), now, self._told)
+                self._injector = Injector(self.machine, faults(), now, self._told, insists=self._insists)
             if self._injector is not None:
                 self._injector.tick(now)
             if now >= looked:

@@ -10,12 +10,12 @@ from offbeat.errors import ConfigurationError
 from offbeat.types import Seconds
 
 KINDS: Final = ("kill", "stop", "term", "slow", "cut", "disk")
-TARGETS: Final = ("worker", "server", "supervisor", "agent", "forkserver")
+TARGETS: Final = ("worker", "server", "standby", "supervisor", "agent", "forkserver")
 DEFAULT_KINDS: Final = ("kill", "stop", "slow")
 """After ``term`` a worker does not return, so that it is not drawn unless it is asked for."""
 GROUPS: Final = {"worker": 50.0, "server": 20.0, "freeze": 15.0, "cut": 10.0, "other": 5.0}
 """Shares of the groups of faults. ``worker``, ``server``: such a process dies. ``freeze``: a process stops or is slowed down, and goes on.
-``other``: the supervisor, an agent or the forkserver dies, or the disk under the journal is full."""
+``other``: a standby, the supervisor, an agent or the forkserver dies, or the disk under the journal is full."""
 
 SHORT: Final = (0.1, 0.6)
 LONG: Final = (1.2, 1.8)
@@ -23,6 +23,10 @@ LONG: Final = (1.2, 1.8)
 supervisor kills a worker, so that a longer stop would be a death."""
 SLOW: Final = (0.5, 2.0)
 DUTY: Final = (0.5, 0.9)
+
+LAST: Final = ("term", "kill supervisor", "term supervisor", "disk")
+"""Faults of a plan that come last, in this order, by kind or by kind and target: the worker does not come back, or the job or its journal
+ends."""
 
 
 class Cell(NamedTuple):
@@ -120,11 +124,44 @@ def schedule(seed: int, *, mtbf_s: Seconds, timeout_s: Seconds, of: Mapping[Cell
     while count is None or number < count:
         at_s += draw.expovariate(1.0 / mtbf_s)
         (cell,) = draw.choices(choices, weights)
-        long, length, duty, pick = (draw.random() for _ in range(4))
-        low, high = SLOW if cell.kind in ("slow", "disk") else LONG if long < 0.5 else SHORT
-        seconds = timeout_s * (low + (high - low) * length)
-        yield Fault(number, at_s, cell.kind, cell.target, pick, seconds, DUTY[0] + (DUTY[1] - DUTY[0]) * duty)
+        yield _fault(draw, number, at_s, cell, timeout_s)
         number += 1
+
+
+def planned(seed: int, *, mtbf_s: Seconds, timeout_s: Seconds, plan: Mapping[Cell, int]) -> list[Fault]:
+    """Return exactly these faults, the earliest first, in an order and at times that are drawn.
+
+    The times are those of a Poisson process of which it is known that so many faults fall into the first ``mtbf_s`` seconds for each. What
+    takes something away for good comes last (`LAST`).
+
+    Args:
+        seed: of all draws.
+        mtbf_s: mean time between two faults.
+        timeout_s: the job's; stops and cuts are shorter or longer than it, with equal chances.
+        plan: how many of each kind and target.
+
+    >>> [fault.kind for fault in planned(1, mtbf_s=1.0, timeout_s=2.0, plan={Cell("disk", "journal"): 1, Cell("kill", "worker"): 2})]
+    ['kill', 'kill', 'disk']
+    """
+    draw = random.Random(seed)
+    cells = [cell for cell, count in plan.items() for _ in range(count)]
+    draw.shuffle(cells)
+    cells.sort(key=_lasting)
+    times = sorted(draw.uniform(0.0, mtbf_s * len(cells)) for _ in cells)
+    return [_fault(draw, number, at_s, cell, timeout_s) for number, (at_s, cell) in enumerate(zip(times, cells, strict=True))]
+
+
+def _lasting(cell: Cell) -> int:
+    """Return 0, or the place of a fault among those that come last."""
+    return max((place for place, name in enumerate(LAST, start=1) if name in (cell.kind, f"{cell.kind} {cell.target}")), default=0)
+
+
+def _fault(draw: random.Random, number: int, at_s: Seconds, cell: Cell, timeout_s: Seconds) -> Fault:
+    """Draw the rest of a fault, with as many draws for each kind."""
+    long, length, duty, pick = (draw.random() for _ in range(4))
+    low, high = SLOW if cell.kind in ("slow", "disk") else LONG if long < 0.5 else SHORT
+    seconds = timeout_s * (low + (high - low) * length)
+    return Fault(number, at_s, cell.kind, cell.target, pick, seconds, DUTY[0] + (DUTY[1] - DUTY[0]) * duty)
 
 
 def chosen(pick: float, numbers: Collection[int], total: int) -> int | None:

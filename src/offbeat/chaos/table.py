@@ -71,6 +71,7 @@ def as_data(verdict: Verdict, injected: list[Injected], *, start: Seconds, **mor
                 "injected_at_s": entry.at - start,
                 "until_s": None if entry.until is None else entry.until - start,
                 "victim": entry.victim,
+                "worker": entry.worker,
                 "done": entry.done,
                 "proved": entry.proved,
                 "note": entry.note,

@@ -22,7 +22,7 @@ from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.launch.agent_messages import HELLO, TO_AGENT
 from offbeat.launch.agents import LOOPBACK_NET, beat_of
 from offbeat.launch.environment import common_environment, free_port, server_environment
-from offbeat.launch.forkserver import POSSIBLE, Forkserver
+from offbeat.launch.forkserver import POSSIBLE, Forkserver, fork_or_start
 from offbeat.launch.hangs import LivedClock
 from offbeat.launch.local import SERVER_COMMAND
 from offbeat.launch.notice import NoticeCommand
@@ -307,8 +307,7 @@ class Agent:
             common = server_environment(0, 1, token=self._token, supervisor=self._address, port=0)
             return start(SERVER_COMMAND, {**common, **variables}, capture=True)
         environment, program = {**self._common(), **variables}, self._duties.program
-        forked = self._forkserver.fork(environment, program) if self._forkserver is not None else None
-        return forked or start([sys.executable, *program.command], environment, capture=True)
+        return fork_or_start(self._forkserver, environment, program, lambda note: print(f"offbeat: {note}", file=sys.stderr))
 
     def _pass_on(self) -> None:
         """Pass on what the processes have printed, and their ends."""

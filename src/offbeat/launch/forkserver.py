@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import IO, NoReturn
 
@@ -38,6 +38,9 @@ from offbeat.types import Seconds
 MESSAGE_BYTES = 1 << 16
 REFUSED = -1
 """Sent in place of a fork's number if the fork failed, for example because there are too many processes."""
+ANSWER_S: Seconds = 5.0
+"""Seconds that a forkserver has to answer a request. A fork takes milliseconds; a forkserver that was stopped (SIGSTOP) never answers, and
+the one who waits for it is the supervisor, or an agent."""
 POSSIBLE = sys.platform.startswith("linux")
 """True if this system can run a forkserver."""
 OPTIMIZERS = "torch._dynamo"
@@ -88,6 +91,8 @@ class Forkserver:
         self._statuses: dict[int, int] = {}
         self.over = False
         """True once the process has ended."""
+        self.hung = False
+        """True if it was killed because it did not answer."""
         self.failure: str | None = None
         """Why a module could not be imported; None if all could."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -102,6 +107,8 @@ class Forkserver:
 
     def fork(self, environment: Mapping[str, str], program: Program) -> LocalChild | None:
         """Return a new process that runs a program; None if the forkserver has ended or the fork fails.
+
+        A forkserver that does not answer within `ANSWER_S` is killed, and its forks with it: a fork that came later would be one too many.
 
         Args:
             environment: all of its variables.
@@ -119,9 +126,17 @@ class Forkserver:
                 outputs.append(open(reading, "rb", buffering=0))  # noqa: SIM115 - the child's, until its end
             with contextlib.suppress(OSError):
                 socket.send_fds(self._channel, [request], theirs)
-            while not self.over and (pid := self._receive(None)) != REFUSED:
+            deadline = time.monotonic() + ANSWER_S
+            while not self.over:
+                left_s = deadline - time.monotonic()
+                pid = self._receive(max(0.0, left_s))
+                if pid == REFUSED:
+                    break
                 if pid is not None:
                     return LocalChild(Fork(self, pid, *outputs))
+                if left_s <= 0.0:
+                    self.child.kill()
+                    self.over = self.hung = True
         for output in outputs:
             output.close()
         return None
@@ -137,7 +152,7 @@ class Forkserver:
         with contextlib.suppress(OSError):
             self._channel.send(json.dumps({"release": pid}).encode())
 
-    def _receive(self, timeout_s: Seconds | None) -> int | None:
+    def _receive(self, timeout_s: Seconds) -> int | None:
         """Read the messages that have come, up to the number of a new fork, which is returned."""
         while not self.over and select.select([self._channel], [], [], timeout_s)[0]:
             message = {}
@@ -154,9 +169,29 @@ class Forkserver:
                     self.failure = reason
                 case _:
                     self.over = True
-            if timeout_s is not None:
-                timeout_s = 0.0
+            timeout_s = 0.0
         return None
+
+
+def fork_or_start(
+    forkserver: Forkserver | None, environment: Mapping[str, str], program: Program, note: Callable[[str], object]
+) -> LocalChild:
+    """Return a new process that runs a program: a fork, or a plain one where there is no forkserver that could fork.
+
+    Args:
+        forkserver: None, or one that has ended: there is none.
+        environment: all variables of the process.
+        program: the user's, or a server's.
+        note: shows a line to the user.
+    """
+    if forkserver is not None and not forkserver.over:
+        forked = forkserver.fork(environment, program)
+        if forked is not None:
+            return forked
+        if forkserver.hung:
+            who = f"the process that {program.name} is forked from (pid {forkserver.child.pid})"
+            note(f"{who} did not answer within {ANSWER_S:g} s: it is killed with its forks, and each process imports for itself")
+    return start([sys.executable, *program.command], environment, capture=True)
 
 
 class Fork:

@@ -1,8 +1,8 @@
 """Decide how long the supervisor waits for a process that hangs, and what it reports.
 
-A worker hangs if it was declared dead and is silent for another timeout, if its script makes no progress, or if its process never says
-hello. A server hangs if it does not report. Times count only while the supervisor itself runs: while it is stopped (SIGSTOP, a suspended
-machine), no other process can be blamed.
+A worker hangs if it was declared dead and is silent for another timeout, if its script makes no progress, if its process never says
+hello, or if it does not end after its goodbye. A server hangs if it does not report. Times count only while the supervisor itself runs:
+while it is stopped (SIGSTOP, a suspended machine), no other process can be blamed.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class ProcessStanding:
     dead_because: str = ""
     stuck_s: Seconds = 0.0
     """Seconds that its script has neither called the library nor waited in it, by its heartbeat."""
+    exits_since: Seconds | None = None
+    """When it has said goodbye because its process ends; None: it has not."""
     kill_reason: str | None = None
     """Why it is being killed; None: it is not."""
     kill_at: Seconds = 0.0
@@ -75,17 +77,26 @@ class ProcessStanding:
                     self.dead_since, self.dead_because = now, header["reason"]
             case "alive" | "recovered" | "finished":
                 self.dead_since = None
+                self.exits_since = now if header.get("exits", False) else None
             case "stuck":
                 self.stuck_s = header["seconds"]
 
-    def hung(self, now: Seconds, timeout_s: Seconds, progress_timeout_s: Seconds) -> str | None:
+    @property
+    def hung_at_exit(self) -> bool:
+        """Return True if it is killed since it did not end after its goodbye: its work is done, and nothing was lost."""
+        return self.exits_since is not None and self.kill_reason is not None
+
+    def hung(self, now: Seconds, timeout_s: Seconds, progress_timeout_s: Seconds, grace_s: Seconds = float("inf")) -> str | None:
         """Return why the process must be killed, in words that follow its name; None: it need not.
 
         Args:
             now: by the supervisor's `LivedClock`.
             timeout_s: seconds of silence after which a worker is dead, and as many more after which its process is killed.
             progress_timeout_s: seconds that a script may go without progress, or a process without its hello; 0: for ever.
+            grace_s: seconds that a process may take to end after its goodbye.
         """
+        if self.exits_since is not None and now - self.exits_since >= grace_s:
+            return f"has said goodbye, and its process has not ended for another {grace_s:g} s (--grace)"
         if self.dead_since is not None and now - self.dead_since >= timeout_s:
             return f"was declared dead ({self.dead_because}), and nothing came from it for another {timeout_s:g} s"
         if 0.0 < progress_timeout_s <= self.stuck_s:

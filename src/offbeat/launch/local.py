@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 
 from offbeat.launch.engine import Child, Engine, ServerRole
 from offbeat.launch.environment import Place, common_environment, free_port, server_environment, worker_environment
-from offbeat.launch.forkserver import OPTIMIZERS, POSSIBLE, Forkserver
+from offbeat.launch.forkserver import OPTIMIZERS, POSSIBLE, Forkserver, fork_or_start
 from offbeat.launch.processes import start
 from offbeat.launch.program import Program
 from offbeat.runtime.job.settings import ROLE, JobSettings
 from offbeat.transport.base import Address, Hub
-from offbeat.types import WorkerId
+from offbeat.types import Seconds, WorkerId
 
 SERVER = Program("offbeat.runtime.server", module=True)
 SERVER_COMMAND = [sys.executable, *SERVER.command]
 SERVER_MODULES = (OPTIMIZERS, "offbeat.runtime.coordinators")
 """What a server imports after it has begun to listen."""
+IMPORTS_S: Seconds = 30.0
+"""Seconds that a server waits for these imports of the process from which it would be started again; a stopped process never ends them."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -38,6 +41,7 @@ class LocalEngine(Engine):
         self._forkserver: Forkserver | None = None
         self._standby: Forkserver | None = None
         """Has imported what a server needs."""
+        self._standby_since: Seconds = 0.0
         self._notes: list[str] = []
         self._settings: JobSettings
         self._address: Address
@@ -75,8 +79,7 @@ class LocalEngine(Engine):
             return self.start_server(number, token)
         environment = self._server_environment(number, token, earlier.tcp[1], earlier.local)
         ready = self._standby is not None and self._standby.settled()
-        forked = self._standby.fork(environment, SERVER) if self._standby is not None and ready else None
-        return forked or start(SERVER_COMMAND, environment, capture=True)
+        return fork_or_start(self._standby if ready else None, environment, SERVER, self._notes.append)
 
     def _server_environment(self, number: int, token: str, port: int, local: str) -> dict[str, str]:
         return server_environment(number, self._settings.servers, token=token, supervisor=self._address, port=port, local=local)
@@ -86,11 +89,12 @@ class LocalEngine(Engine):
             return None
         environment = {name: value for name, value in self._server_environment(0, "", 0, "").items() if not name.startswith("OFFBEAT_")}
         marks = {name: value for name, value in os.environ.items() if name.startswith("OFFBEAT_")}
+        self._standby_since = time.monotonic()
         self._standby = Forkserver(SERVER, SERVER_MODULES, {**environment, **marks, "OFFBEAT_STANDBY": "servers"}, capture=True)
         return self._standby.child
 
     def returns_soon(self) -> bool:
-        return self._standby is not None and not self._standby.settled()
+        return self._standby is not None and not self._standby.settled() and time.monotonic() < self._standby_since + IMPORTS_S
 
     def start_worker(
         self, worker: WorkerId, servers: Sequence[Address], token: str, standbys: Sequence[Address | None] | None = None
@@ -106,8 +110,7 @@ class LocalEngine(Engine):
             servers_return=self.servers_return,
             standbys=None if standbys is None else tuple(standbys),
         )
-        forked = self._forkserver.fork(environment, self._program) if self._forkserver is not None else None
-        return forked or start([sys.executable, *self._program.command], environment, capture=True)
+        return fork_or_start(self._forkserver, environment, self._program, self._notes.append)
 
     def notes(self) -> list[str]:
         notes, self._notes = self._notes, []

@@ -8,16 +8,19 @@ given the standby up: so no two processes of a server may send at the same time.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from offbeat.errors import ProtocolError
-from offbeat.launch.engine import Child
+from offbeat.launch.engine import Child, Engine
 from offbeat.launch.hangs import ServerWatch
+from offbeat.launch.output import Output
 from offbeat.launch.processes import describe
+from offbeat.launch.servers import Servers
 from offbeat.runtime.job import messages
 from offbeat.transport.base import Address, Connection, Message
+from offbeat.transport.schema import readable
 from offbeat.types import Seconds
 
 PATIENCE_S: Seconds = 2.0
@@ -44,37 +47,52 @@ class Standbys:
     """The standbys of all servers.
 
     Args:
+        servers: the processes that lead; a takeover puts a standby in the place of one.
+        engine: starts the processes.
+        token: authenticates the processes of the job to each other.
         timeout_s: the job's.
+        output: takes what the processes print.
         note: shows a line to the user.
+        record: writes a line on a process to the journal: its role, number, what happened to it, and details.
     """
 
-    def __init__(self, timeout_s: Seconds, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        servers: Servers,
+        engine: Engine,
+        *,
+        token: str,
+        timeout_s: Seconds,
+        output: Output,
+        note: Callable[[str], None],
+        record: Callable[[str, int, str, str], None],
+    ) -> None:
+        self._servers, self._engine, self._token = servers, engine, token
+        self._output, self._note, self._record = output, note, record
         self.key = secrets.token_hex(16)
         """Shows a leader that a process is the standby that the supervisor has started."""
-        self._note = note
         self._of: dict[int, Standby] = {}
         self._terms: dict[int, int] = {}
         self._fenced: dict[Connection, int] = {}
         """By connection of a process that no longer leads: its server."""
         self._watch = ServerWatch(timeout_s, patience_of(timeout_s))
 
-    def add(self, number: int, child: Child, now: Seconds) -> None:
-        """Note that the process of a standby has been started."""
+    # Start.
+
+    def start(self, number: int, now: Seconds) -> None:
+        """Start the standby of a server."""
+        child = self._engine.start_server(number, self._token, "standby")
+        self._output.attach("standby", number, child)
         self._of[number] = Standby(child)
         self._terms.setdefault(number, 1)
         self._watch.heard(number, now, loading=True)
+        self._record("standby", number, "started", child.where)
 
-    def children(self) -> list[Child]:
-        """Return the processes of all standbys."""
-        return [standby.child for standby in self._of.values()]
-
-    def addresses(self, servers: int) -> tuple[Address | None, ...]:
-        """Return where the standby of each server listens; None: there is none that could take over."""
-        return tuple(self._of[number].address if self.ready(number) else None for number in range(servers))
-
-    def ready(self, number: int) -> bool:
-        """Return True if the standby of this server could take over."""
-        return number in self._of and self._of[number].follows and self._of[number].connection is not None
+    def stand_by(self, number: int, job: dict[str, Any]) -> None:
+        """Let the standby of a server follow the leader."""
+        connection = self._of[number].connection
+        if connection is not None:
+            connection.send({**job, "kind": "stand_by", "key": self.key})
 
     def all_listen(self) -> bool:
         """Return True if every standby can be reached."""
@@ -83,6 +101,14 @@ class Standbys:
     def all_follow(self) -> bool:
         """Return True if every standby gets records."""
         return all(standby.follows for standby in self._of.values())
+
+    def children(self) -> list[Child]:
+        """Return the processes of all standbys."""
+        return [standby.child for standby in self._of.values()]
+
+    def addresses(self) -> tuple[Address | None, ...]:
+        """Return where the standby of each server listens; None: there is none that could take over."""
+        return tuple(self._of[number].address if self._ready(number) else None for number in sorted(self._servers.children))
 
     # Messages.
 
@@ -119,10 +145,19 @@ class Standbys:
             if standby.connection is connection:
                 standby.connection = None
 
-    def followed(self, number: int) -> None:
-        """Note that the leader sends records to its standby."""
-        if number in self._of:
-            self._of[number].follows = True
+    def on_leader_message(self, number: int, header: Mapping[str, Any], now: Seconds) -> bool:
+        """Handle what the leader of a server says of its standby, or of its own end. Returns False if the message is of something else."""
+        match header["kind"]:
+            case "followed":
+                if number in self._of:
+                    self._of[number].follows = True
+                return True
+            case "standby_gone":
+                self._give_up(number, f"is cut off from its leader ({readable(header['reason'])})")
+                return True
+            case "noticed":
+                return self.take_over(number, f"was told to leave by {readable(header['signal'])}", now)
+        return False
 
     def tell(self, **header: Any) -> None:
         """Send every standby a message."""
@@ -130,40 +165,71 @@ class Standbys:
             if standby.connection is not None:
                 standby.connection.send(header)
 
-    def stand_by(self, number: int, job: dict[str, Any]) -> None:
-        """Let the standby of a server follow the leader."""
-        connection = self._of[number].connection
-        if connection is not None:
-            connection.send({**job, "kind": "stand_by", "key": self.key})
-
     # Decisions.
 
-    def ended(self, now: Seconds) -> list[tuple[int, str]]:
-        """Return the servers whose standby has ended or does not report, and what has happened to it."""
-        found = []
+    def check(self, now: Seconds) -> None:
+        """Let the leaders go on alone whose standby has ended or does not report."""
+        ended = []
         for number, standby in self._of.items():
             if (status := standby.child.ended()) is not None:
-                found.append((number, describe(status) if standby.child.lost is None else f"is gone ({standby.child.lost})"))
+                ended.append((number, describe(status) if standby.child.lost is None else f"is gone ({standby.child.lost})"))
         frozen = self._watch.frozen(now)
-        if frozen is not None and not found:
-            found.append((frozen[0], "does not report"))
-        return found
+        if frozen is not None and not ended:
+            ended.append((frozen[0], "does not report"))
+        for number, how in ended:
+            self._give_up(number, how)
 
-    def give_up(self, number: int) -> None:
-        """Let go of a standby; it will never lead."""
+    def take_over(self, number: int, how: str, now: Seconds) -> bool:
+        """Let the standby of a server lead, and fence the process that has led.
+
+        Args:
+            number: the server.
+            how: what has happened to its leader, in words that follow its name.
+            now: by the supervisor's `LivedClock`.
+
+        Returns:
+            False if there is no standby that could lead.
+        """
+        if not self._ready(number):
+            return False
+        servers, standby = self._servers, self._of.pop(number)
+        self._watch.forget(number)
+        self._terms[number] += 1
+        term = self._terms[number]
+        leader = servers.connections.pop(number, None)
+        if leader is not None:
+            self._fenced[leader] = number
+            leader.send({"kind": "fenced", "term": term})
+        servers.children[number].strike()
+        servers.lasting[number].returns(now)
+        self._record("server", number, "exited", how)
+        self._output.drain()
+        self._note(f"server {number} {how}: its standby leads from now on (term {term})")
+        assert standby.connection is not None and standby.address is not None, "a standby that is ready can be reached"
+        servers.children[number], servers.connections[number] = standby.child, standby.connection
+        servers.addresses[number] = standby.address
+        servers.watch.heard(number, now)
+        where = servers.where()
+        standby.connection.send({"kind": "lead", "term": term, "servers": where})
+        for other in servers.connections.values():
+            other.send({"kind": "moved", "servers": where})
+        self.tell(kind="moved", servers=where)
+        self._record("server", number, "taken over", f"term {term}, {standby.child.where}")
+        return True
+
+    def _ready(self, number: int) -> bool:
+        """Return True if the standby of this server could take over."""
+        return number in self._of and self._of[number].follows and self._of[number].connection is not None
+
+    def _give_up(self, number: int, how: str) -> None:
+        """Let go of a standby, which will never lead, and let the leader of its server go on alone."""
         standby = self._of.pop(number, None)
         self._watch.forget(number)
         if standby is not None:
             standby.child.strike()
             if standby.connection is not None:
                 self._fenced[standby.connection] = number
-
-    def promote(self, number: int, leader: Connection | None) -> tuple[Standby, int]:
-        """Fence the leader of a server. Returns the standby that leads instead, and its term."""
-        standby = self._of.pop(number)
-        self._watch.forget(number)
-        self._terms[number] += 1
-        if leader is not None:
-            self._fenced[leader] = number
-            leader.send({"kind": "fenced", "term": self._terms[number]})
-        return standby, self._terms[number]
+        self._note(f"the standby of server {number} {how}: the server goes on without one")
+        self._record("standby", number, "exited", how)
+        if number in self._servers.connections:
+            self._servers.connections[number].send({"kind": "alone"})

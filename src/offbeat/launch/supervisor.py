@@ -5,7 +5,6 @@ The supervisor decides nothing about training; the coordinator in server 0 does,
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,19 +22,21 @@ from offbeat.launch.outcome import Display, End, Outcome, verdict
 from offbeat.launch.output import Output
 from offbeat.launch.processes import describe
 from offbeat.launch.restarts import AWAITED, FailureReport, WorkerProcess, why_not_restarted
+from offbeat.launch.servers import Servers
 from offbeat.launch.standbys import Standbys, patience_of
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.notices import NOTICES
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.transport.base import Address, Connection, Message
 from offbeat.transport.hub import SocketHub
-from offbeat.transport.schema import readable
 from offbeat.types import Seconds, WorkerId, worker_ids
 
 __all__ = ["Outcome", "Supervisor"]
 
 GRACE_S = 5.0
 """Seconds that processes have to end after a last signal before they are killed."""
+EXIT_S = 2.0
+"""Least seconds that a process has to end after its goodbye, whatever ``--grace`` is."""
 CHECKPOINT_SHARE = 0.6
 """The part of ``--grace`` that a last checkpoint may take."""
 NEWS_S = 2.0
@@ -53,7 +54,7 @@ class Supervisor:
         token: authenticates the processes of the job to each other.
         max_restarts: how often each worker may be restarted. The loss of its machine does not count.
         return_s: seconds to wait for a machine once no worker is left whose machine is there.
-        grace_s: seconds that scripts have to end after Ctrl-C or SIGTERM.
+        grace_s: seconds that scripts have to end after Ctrl-C or SIGTERM, and processes after their goodbye.
         notice: says when this machine is about to be taken away, which ends the job as SIGTERM does; None: only signals do.
         log_dir: a folder for the raw output of each worker and server; None: no files.
         display: shows the job to the user.
@@ -83,11 +84,6 @@ class Supervisor:
         self._output = Output(display, log_dir)
         self._token = token
         self._hub = SocketHub(token, maps=False)
-        self._servers: dict[int, Child] = {}
-        self._lasting: dict[int, LastingServer] = {}
-        """What outlives the processes of each server."""
-        self._connections: dict[int, Connection] = {}
-        self._addresses: dict[int, Address] = {}
         self._workers: dict[WorkerId, WorkerProcess] = {}
         self._checkpointed = -1
         """The version of the newest checkpoint that has been made, or could not be."""
@@ -102,9 +98,19 @@ class Supervisor:
         self._none_since: Seconds | None = None
         """Since when no process of a worker runs."""
         replicated = settings.replicas > 0
-        self._server_watch = ServerWatch(settings.timeout_s, patience_of(settings.timeout_s) if replicated else None)
-        self._standbys = Standbys(settings.timeout_s, display.note) if replicated else None
+        self._servers = Servers(ServerWatch(settings.timeout_s, patience_of(settings.timeout_s) if replicated else None))
+        self._standbys: Standbys | None = None
         """None: the job has no replicas."""
+        if replicated:
+            self._standbys = Standbys(
+                self._servers,
+                engine,
+                token=token,
+                timeout_s=settings.timeout_s,
+                output=self._output,
+                note=display.note,
+                record=self._record,
+            )
 
     def run(self) -> Outcome:
         """Run the job to its end. Afterwards every process is gone, however the job ended."""
@@ -148,22 +154,23 @@ class Supervisor:
         if not self._wait_for_start(self._engine.ready_for_servers):
             return
         for number in range(self._settings.servers):
-            self._servers[number] = self._engine.start_server(number, self._token, "" if self._standbys is None else "leader")
+            server = self._engine.start_server(number, self._token, "" if self._standbys is None else "leader")
+            self._servers.children[number] = server
             if self._engine.servers_return or self._standbys is not None:
-                self._lasting[number] = LastingServer(number)
-            self._output.attach("server", number, self._servers[number])
-            self._server_watch.heard(number, self._clock.now(), loading=True)
+                self._servers.lasting[number] = LastingServer(number)
+            self._output.attach("server", number, server)
+            self._servers.watch.heard(number, self._clock.now(), loading=True)
             if self._standbys is not None:
-                self._start_standby(number, self._standbys)
-        if self._lasting and (standby := self._engine.prepare_returns()) is not None:
+                self._standbys.start(number, self._clock.now())
+        if self._servers.lasting and (standby := self._engine.prepare_returns()) is not None:
             self._output.attach("standby", 0, standby)
-        if not self._wait_for_start(lambda: len(self._addresses) == self._settings.servers):
+        if not self._wait_for_start(self._servers.all_listen):
             return
         if self._standbys is not None and not self._wait_for_start(self._standbys.all_listen):
             return
-        for number, connection in sorted(self._connections.items()):
+        for number, connection in sorted(self._servers.connections.items()):
             self._send_job(number, connection)
-            self._record("server", number, "started", self._servers[number].where)
+            self._record("server", number, "started", self._servers.children[number].where)
         if self._standbys is not None and not self._wait_for_start(self._standbys.all_follow):
             return
         if not self._wait_for_start(self._engine.ready_for_workers):  # the servers load, too, meanwhile
@@ -179,10 +186,10 @@ class Supervisor:
 
     def _send_job(self, number: int, connection: Connection) -> None:
         """Send a server its job, after what earlier processes of it have left."""
-        lasting = self._lasting.get(number)
+        lasting = self._servers.lasting.get(number)
         for name, block in lasting.kept.items() if lasting is not None else ():
             connection.send({"kind": "kept", "name": name}, memory=(block,))
-        job: dict[str, Any] = {"kind": "job", "settings": self._settings.to_wire(), "servers": self._where()}
+        job: dict[str, Any] = {"kind": "job", "settings": self._settings.to_wire(), "servers": self._servers.where()}
         if self._standbys is not None:
             connection.send({**job, "key": self._standbys.key})
             self._standbys.stand_by(number, job)
@@ -190,16 +197,6 @@ class Supervisor:
             connection.send(job if lasting is None else {**job, "outlives": True})
         if lasting is not None:
             lasting.job_sent = True
-
-    def _where(self) -> str:
-        """Return where the servers' leaders listen, for a message."""
-        return json.dumps([self._addresses[n] for n in range(self._settings.servers)])
-
-    def _start_standby(self, number: int, standbys: Standbys) -> None:
-        child = self._engine.start_server(number, self._token, "standby")
-        self._output.attach("standby", number, child)
-        standbys.add(number, child, self._clock.now())
-        self._record("standby", number, "started", child.where)
 
     def _wait_for_start(self, ready: Callable[[], bool]) -> bool:
         """Wait until ``ready`` returns True. Returns False if something happens first that ends the job."""
@@ -218,9 +215,8 @@ class Supervisor:
         self._failure = self._failure or self._engine.failure
 
     def _spawn(self, worker: WorkerId) -> Child | None:
-        servers = [self._addresses[n] for n in range(self._settings.servers)]
-        standbys = None if self._standbys is None else self._standbys.addresses(self._settings.servers)
-        child = self._engine.start_worker(worker, servers, self._token, standbys)
+        standbys = None if self._standbys is None else self._standbys.addresses()
+        child = self._engine.start_worker(worker, self._servers.listening(), self._token, standbys)
         if child is not None:
             self._output.attach("worker", worker, child)
         return child
@@ -237,7 +233,7 @@ class Supervisor:
                 return self._end(2 if mistake else 1, reason)
             if (number := self._told_to_stop) is not None:
                 return self._stop(number)
-            if any(lasting.returning for lasting in self._lasting.values()):
+            if any(lasting.returning for lasting in self._servers.lasting.values()):
                 continue  # what becomes of workers is known once the server has come back
             self._take_in()
             self._check_workers()
@@ -251,15 +247,13 @@ class Supervisor:
                 if self._engine.on_message(connection, item) or self._from_standby(connection, item):
                     continue
                 self._on_message(connection, item)
-                for number in [number for number, server in self._connections.items() if server is connection]:
-                    self._server_watch.heard(number, self._clock.now(), loading=item.header.get("kind") == "loading")
+                if (number := self._servers.number_of(connection)) is not None:
+                    self._servers.watch.heard(number, self._clock.now(), loading=item.header.get("kind") == "loading")
             else:
                 self._engine.on_closed(connection, item.reason)
-                for lasting in self._lasting.values():
-                    lasting.cut(connection)
                 if self._standbys is not None:
                     self._standbys.on_closed(connection)
-                self._connections = {number: server for number, server in self._connections.items() if server is not connection}
+                self._servers.on_closed(connection)
         self._engine.tick(self._clock.now())
         self._note_engine()
         self._output.drain()
@@ -288,32 +282,28 @@ class Supervisor:
             kind = messages.TO_SUPERVISOR.check(header, connection.peer, len(message.payload), len(message.memory))
             fresh = kind == "listening" and self._awaits(header["number"], connection)
             # A server whose port is taken sends 'failed' before 'listening'.
-            starting = kind == "failed" and len(self._connections) < len(self._servers)
-            if not fresh and not starting and connection not in self._connections.values():
+            starting = kind == "failed" and len(self._servers.connections) < len(self._servers.children)
+            sender = self._servers.number_of(connection)
+            if not fresh and not starting and sender is None:
                 raise ProtocolError(f"{connection.peer} sent {kind!r} but is no server of this job")
         except ProtocolError as error:
             self._refuse(connection, error)
+            return
+        if self._standbys is not None and sender is not None and self._standbys.on_leader_message(sender, header, self._clock.now()):
             return
         match kind:
             case "listening":
                 host, tcp, local = header["address"]
                 number = header["number"]
-                self._connections[number] = connection
+                self._servers.connections[number] = connection
                 if not connection.shares_memory and self._standbys is None:  # OFFBEAT_HOST keeps them apart
-                    self._lasting.pop(number, None)
-                self._addresses[number] = Address(host, (tcp[0], tcp[1]), local)
-                if number in self._lasting and self._lasting[number].job_sent:
+                    self._servers.lasting.pop(number, None)
+                self._servers.addresses[number] = Address(host, (tcp[0], tcp[1]), local)
+                if number in self._servers.lasting and self._servers.lasting[number].job_sent:
                     self._send_job(number, connection)
-            case "followed" | "standby_gone" if self._standbys is not None:
-                for number in [number for number, server in self._connections.items() if server is connection]:
-                    if kind == "followed":
-                        self._standbys.followed(number)
-                    else:
-                        self._go_without_standby(number, self._standbys, f"is cut off from its leader ({readable(header['reason'])})")
             case "keep" | "drop" | "mortal":
-                for number, server in self._connections.items():
-                    if server is connection and number in self._lasting:
-                        self._lasting[number].on_message(kind, message)
+                if sender is not None and sender in self._servers.lasting:
+                    self._servers.lasting[sender].on_message(kind, message)
             case "status":
                 self._snapshot = header["snapshot"]
                 self._display.update(header["snapshot"], time.monotonic())
@@ -337,9 +327,6 @@ class Supervisor:
                     self._workers[header["worker"]].failure = FailureReport(header["reason"], header["pushed"])
             case "checkpoint":
                 self._on_checkpoint(header)
-            case "noticed" if (number := self._with_standby(connection)) is not None:
-                assert self._standbys is not None
-                self._take_over(number, self._standbys, f"was told to leave by {readable(header['signal'])}")
             case "noticed":
                 self._display.note(f"a server was told to leave by {header['signal']}, and the job ends with it")
                 self._noticed = True
@@ -362,15 +349,15 @@ class Supervisor:
     def _refuse(self, connection: Connection, error: ProtocolError) -> None:
         """Close the connection of a peer that has broken the protocol. Without a server the job ends."""
         connection.close()
-        servers = [number for number, server in self._connections.items() if server is connection]
-        if not servers:
+        number = self._servers.number_of(connection)
+        if number is None:
             self._display.note(f"{error}: its connection is closed")
-        for number in servers:
-            del self._connections[number]
+        else:
+            del self._servers.connections[number]
             self._failure = self._failure or (f"server {number} broke the protocol: {error}", False)
 
     def _check_servers(self) -> None:
-        for number, child in self._servers.items():
+        for number, child in self._servers.children.items():
             status = child.ended()
             if status is not None and self._failure is None:
                 self._serve(0.0)  # a report from it may explain its end better
@@ -378,29 +365,28 @@ class Supervisor:
                 if self._failure is None:
                     self._failure = self._after_end(number, how)
         if self._standbys is not None:
-            for number, how in self._standbys.ended(self._clock.now()):
-                self._go_without_standby(number, self._standbys, how)
-        frozen = self._server_watch.frozen(self._clock.now())
+            self._standbys.check(self._clock.now())
+        frozen = self._servers.watch.frozen(self._clock.now())
         if frozen is not None and self._failure is None:
             number, why = frozen
-            if self._standbys is not None and self._standbys.ready(number):
-                self._take_over(number, self._standbys, why)
-            elif self._may_return(number):
+            if self._taken_over(number, why):
+                return
+            if self._may_return(number):
                 self._display.note(f"{why}: it is killed")
-                self._servers[number].kill()
+                self._servers.children[number].kill()
             else:
                 self._failure = (f"{why}{self._why_not_returned(number)}", False)
 
     def _awaits(self, number: int, connection: Connection) -> bool:
         """Return True if a process of this server is awaited. What an earlier one has left is for the process that was started, alone."""
-        if number not in self._servers or number in self._connections:
+        if number not in self._servers.children or number in self._servers.connections:
             return False
-        returning = number in self._lasting and self._lasting[number].job_sent
-        return not returning or connection.peer == f"process {self._servers[number].pid} of this host"
+        returning = number in self._servers.lasting and self._servers.lasting[number].job_sent
+        return not returning or connection.peer == f"process {self._servers.children[number].pid} of this host"
 
     def _taken(self, connection: Connection, message: Message) -> Message | None:
         """Return a message without its number in the link over which it has come; None: it is the link's own, or came before."""
-        lasting = next((one for one in self._lasting.values() if self._connections.get(one.number) is connection), None)
+        lasting = next((one for one in self._servers.lasting.values() if self._servers.connections.get(one.number) is connection), None)
         if lasting is None:
             return message
         try:
@@ -409,45 +395,17 @@ class Supervisor:
             self._refuse(connection, error)
             return None
 
-    def _with_standby(self, connection: Connection) -> int | None:
-        """Return the server whose leader has this connection, and whose standby could take over; None: there is none."""
-        ready = (number for number, server in self._connections.items() if server is connection)
-        return next((number for number in ready if self._standbys is not None and self._standbys.ready(number)), None)
-
-    def _take_over(self, number: int, standbys: Standbys, how: str) -> None:
-        """Let the standby of a server lead."""
-        before = self._connections.pop(number, None)
-        standby, term = standbys.promote(number, before)
-        self._servers[number].strike()
-        lasting = self._lasting[number]
-        lasting.returns(self._clock.now())
-        self._record("server", number, "exited", how)
-        self._output.drain()
-        self._display.note(f"server {number} {how}: its standby leads from now on (term {term})")
-        assert standby.connection is not None and standby.address is not None, "a standby that is ready can be reached"
-        self._servers[number], self._connections[number], self._addresses[number] = standby.child, standby.connection, standby.address
-        self._server_watch.heard(number, self._clock.now())
-        standby.connection.send({"kind": "lead", "term": term, "servers": self._where()})
-        for other in self._connections.values():
-            other.send({"kind": "moved", "servers": self._where()})
-        standbys.tell(kind="moved", servers=self._where())
-        self._record("server", number, "taken over", f"term {term}, {standby.child.where}")
-
-    def _go_without_standby(self, number: int, standbys: Standbys, how: str) -> None:
-        """Let a server's leader go on alone."""
-        standbys.give_up(number)
-        self._display.note(f"the standby of server {number} {how}: the server goes on without one")
-        self._record("standby", number, "exited", how)
-        if number in self._connections:
-            self._connections[number].send({"kind": "alone"})
+    def _taken_over(self, number: int, how: str) -> bool:
+        """Let the standby of a server lead, after what has happened to its leader. Returns False if there is none that could."""
+        return self._standbys is not None and self._standbys.take_over(number, how, self._clock.now())
 
     def _may_return(self, number: int) -> bool:
         if self._standbys is not None:
             return False
-        return number in self._lasting and self._lasting[number].why_mortal(self._max_restarts) is None
+        return number in self._servers.lasting and self._servers.lasting[number].why_mortal(self._max_restarts) is None
 
     def _why_not_returned(self, number: int) -> str:
-        why = self._lasting[number].why_mortal(self._max_restarts) if number in self._lasting else None
+        why = self._servers.lasting[number].why_mortal(self._max_restarts) if number in self._servers.lasting else None
         if self._standbys is not None:
             why = "it had no standby any more"
         elif why is None and not self._max_restarts:
@@ -458,15 +416,14 @@ class Supervisor:
 
     def _after_end(self, number: int, how: str) -> tuple[str, bool] | None:
         """Start a server again whose process has ended, at once or later. Returns why the job fails; None: the server goes on."""
-        if self._standbys is not None and self._standbys.ready(number):
-            self._take_over(number, self._standbys, how)
+        if self._taken_over(number, how):
             return None
         if not self._may_return(number):
             reason = f"server {number} {how}, and its part of the parameters is gone with it"
             return f"{reason}{self._why_not_returned(number)}", False
-        lasting = self._lasting[number]
+        lasting = self._servers.lasting[number]
         lasting.returning = True
-        self._server_watch.heard(number, self._clock.now(), loading=True)
+        self._servers.watch.heard(number, self._clock.now(), loading=True)
         if self._engine.returns_soon():
             return None
         lasting.returns(self._clock.now())
@@ -474,8 +431,8 @@ class Supervisor:
         self._record("server", number, "exited", how)
         self._output.drain()
         self._display.note(f"server {number} {how}: it goes on in a new process ({count})")
-        self._connections.pop(number, None)
-        child = self._servers[number] = self._engine.restart_server(number, self._token, self._addresses.get(number))
+        self._servers.connections.pop(number, None)
+        child = self._servers.children[number] = self._engine.restart_server(number, self._token, self._servers.addresses.get(number))
         self._output.attach("server", number, child)
         self._record("server", number, "restarted", f"{count}, {child.where}")
         return None
@@ -510,10 +467,10 @@ class Supervisor:
                 continue
             how = state.describe(status)
             self._record("worker", worker, "exited", how)
-            if status == 0 or state.too_late:
+            if status == 0 or state.too_late or state.standing.hung_at_exit:
                 state.status = 0
                 self._send("ended", worker=worker)
-                if state.too_late:
+                if state.too_late or state.standing.hung_at_exit:
                     self._display.note(f"worker {worker} {how}")
                 continue
             self._send("lost", worker=worker, reason=f"its process {how}")
@@ -557,7 +514,7 @@ class Supervisor:
     def _check_hangs(self) -> None:
         """Kill worker processes that hang, once they have had time to print their stacks."""
         now, settings = self._clock.now(), self._settings
-        loading = self._server_watch.loading(0)
+        loading = self._servers.watch.loading(0)
         for worker, state in self._workers.items():
             standing = state.standing
             if loading:  # server 0 cannot report hellos while it imports
@@ -565,7 +522,7 @@ class Supervisor:
             if state.child is None or state.status is not None or state.child.ended() is not None:
                 continue
             if standing.kill_reason is None:
-                standing.kill_reason = standing.hung(now, settings.timeout_s, settings.progress_timeout_s)
+                standing.kill_reason = standing.hung(now, settings.timeout_s, settings.progress_timeout_s, max(EXIT_S, self._grace_s))
                 if standing.kill_reason is None:
                     continue
                 self._record("worker", worker, "hung", standing.kill_reason)
@@ -585,7 +542,7 @@ class Supervisor:
         ends = {w: End(state.status, state.describe(state.status)) for w, state in self._workers.items() if state.status is not None}
         ends |= {w: End(-signal.SIGKILL, f"was lost: {state.away}") for w, state in self._workers.items() if state.away is not None}
         if any(end.status == 0 for end in ends.values()):
-            self._serve_until(lambda: self._joined() or 0 not in self._connections, NEWS_S)
+            self._serve_until(lambda: self._joined() or 0 not in self._servers.connections, NEWS_S)
         return self._end(*verdict(ends, joined=self._joined(), script=self._settings.script))
 
     def _joined(self) -> bool:
@@ -657,29 +614,29 @@ class Supervisor:
         _kill([state.child for state in self._workers.values() if state.child is not None])
         self._output.drain()
         self._send("finish", ok=status == 0, reason=reason)
-        self._serve_until(lambda: self._summary is not None or 0 not in self._connections, GRACE_S)
+        self._serve_until(lambda: self._summary is not None or 0 not in self._servers.connections, GRACE_S)
         if self._standbys is not None:
             standbys = self._standbys
             standbys.tell(kind="finish", ok=status == 0, reason=reason)
             self._serve_until(lambda: all(child.ended() is not None for child in standbys.children()), GRACE_S)
         if self._summary is None and self._snapshot is not None and self._settings.journal is not None:
-            _kill(list(self._servers.values()))  # a stopped server 0 must not continue to write later
+            _kill(list(self._servers.children.values()))  # a stopped server 0 must not continue to write later
             seal(self._settings.journal, reason)
         if self._journal_failure is not None:
             status, reason = status or 1, f"{reason}; but the journal is not complete: {self._journal_failure}"
-        _kill(list(self._servers.values()))
+        _kill(list(self._servers.children.values()))
         self._serve_until(lambda: self._engine.over(status, reason), GRACE_S)
         return Outcome(status, reason, self._summary or self._snapshot)
 
     def _children(self) -> list[Child]:
         standbys = () if self._standbys is None else self._standbys.children()
-        return [*(state.child for state in self._workers.values() if state.child is not None), *self._servers.values(), *standbys]
+        return [*(state.child for state in self._workers.values() if state.child is not None), *self._servers.children.values(), *standbys]
 
     def _send(self, kind: str, **fields: Any) -> None:
-        if 0 in self._lasting:
-            self._lasting[0].link.send({"kind": kind, **fields})
-        elif 0 in self._connections:
-            self._connections[0].send({"kind": kind, **fields})
+        if 0 in self._servers.lasting:
+            self._servers.lasting[0].link.send({"kind": kind, **fields})
+        elif 0 in self._servers.connections:
+            self._servers.connections[0].send({"kind": kind, **fields})
 
     def _record(self, role: str, number: int, what: str, detail: str = "") -> None:
         self._send("process", fields={"role": role, "number": number, "what": what, "detail": detail})

@@ -156,6 +156,7 @@ class WorkerRequests(Derived):
         self._job.ranks.outside(peer.worker, message.header["incarnation"], message.header["reason"], now)
 
     def _leave(self, peer: Peer, message: Message, now: Seconds) -> None:
+        peer.exits = message.header.get("exits", False)
         self._left(Left(peer.worker, message.header["incarnation"], message.header["noticed"]), now)
 
     def _abort(self, peer: Peer, message: Message, now: Seconds) -> None:

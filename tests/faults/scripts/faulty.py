@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import resource
 import signal
@@ -61,6 +62,7 @@ MISHAPS: dict[str, Callable[[], object]] = {
     "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "memory": use_up_memory,
     "sockets": close_sockets,
+    "last": lambda: atexit.register(block),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import zlib
 from itertools import count
 
@@ -12,9 +13,12 @@ import offbeat
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--samples", type=int, default=64, help="of an epoch")
+    samples = parser.parse_args().samples
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    data = TensorDataset(torch.randn(samples, 4), torch.randn(samples, 1))
     model = torch.nn.Linear(4, 1)
     optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), model)
     loader = DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=4))

@@ -36,7 +36,8 @@ class Standings:
     def changed(self, effect: StateChanged) -> None:
         """Report a worker's new state in the job."""
         if self._peers.knows(effect.worker):
-            self._tell(effect.worker, effect.state.value, reason=effect.reason)
+            exits = {"exits": True} if effect.state is WorkerState.FINISHED and self._peers[effect.worker].exits else {}
+            self._tell(effect.worker, effect.state.value, reason=effect.reason, **exits)
 
     def too_late(self, worker: WorkerId) -> None:
         """Report a process that came after all others had finished."""

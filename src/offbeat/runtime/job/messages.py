@@ -115,7 +115,7 @@ FROM_WORKER: Final = Kinds(
         "pull": MessageSchema(fields({"incarnation": whole()})),
         "samples": MessageSchema(fields({"want": fields({**_EPOCH, "batch": whole(1, SAMPLES_MAX)}, {"rest": _ranges})})),
         "epoch": MessageSchema(fields({"want": fields(_EPOCH)})),
-        "left": MessageSchema(fields({"incarnation": whole(), "noticed": flag})),
+        "left": MessageSchema(fields({"incarnation": whole(), "noticed": flag}, {"exits": flag})),
         "abort": MessageSchema(fields({"reason": _words})),
         "state": _STATE,
         "place": MessageSchema(fields({"incarnation": whole(), "pull": flag})),
@@ -281,6 +281,7 @@ _STANDINGS: Final[dict[str, dict[str, Check]]] = {
     "stuck": {"seconds": _seconds},
 }
 """What a server may report of a worker, and what comes with it."""
+_MORE_STANDINGS: Final[dict[str, dict[str, Check]]] = {WorkerState.FINISHED.value: {"exits": flag}}
 
 TO_SUPERVISOR: Final = Kinds(
     {
@@ -291,7 +292,9 @@ TO_SUPERVISOR: Final = Kinds(
         "journal_failed": MessageSchema(fields({"reason": _words})),
         "alive": MessageSchema(),
         "standing": MessageSchema(
-            variant("standing", {state: fields({**_STANDING, **more}) for state, more in _STANDINGS.items()}),
+            variant(
+                "standing", {state: fields({**_STANDING, **more}, _MORE_STANDINGS.get(state, {})) for state, more in _STANDINGS.items()}
+            ),
         ),
         "status": MessageSchema(fields({"snapshot": SUMMARY})),
         "summary": MessageSchema(fields({"summary": SUMMARY})),

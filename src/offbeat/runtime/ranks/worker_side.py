@@ -161,7 +161,7 @@ class RankSession(JobSession):
         self._leave()
         self._detach()
 
-    def _leave(self) -> None:
+    def _leave(self, *, exits: bool = False) -> None:
         if self.link.incarnation and not self.link.failed and not self.link.closed.is_set():
             self.tended = False
             if not self._enters:
@@ -174,7 +174,7 @@ class RankSession(JobSession):
                 self.link.answer("farewell")
             with suppress(Fenced, JobError):
                 self._take_leave()
-        super()._leave()
+        super()._leave(exits=exits)
 
     def _take_leave(self) -> None:
         """Wait until no other rank needs this one any more, nor any rank that joins with a copy of its replica meanwhile."""

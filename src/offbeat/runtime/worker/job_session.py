@@ -283,7 +283,7 @@ class JobSession(Session):
         if not self.link.failed:
             self.link.leaving()
             self._hand_in()
-            self._leave()
+            self._leave(exits=True)
 
     @library_call
     def close(self) -> None:
@@ -293,11 +293,12 @@ class JobSession(Session):
         self._detach()
         self._leave()
 
-    def _leave(self) -> None:
+    def _leave(self, *, exits: bool = False) -> None:
         if not self.link.closed.is_set():
             if self._loss is not None:  # no push has taken it along
                 self._coordinator.send({"kind": "metrics", "values": {"loss": self._loss}})
-            self._coordinator.send({"kind": "left", "incarnation": self.link.incarnation, "noticed": self.link.told_to_leave})
+            left = {"kind": "left", "incarnation": self.link.incarnation, "noticed": self.link.told_to_leave}
+            self._coordinator.send({**left, "exits": True} if exits else left)
             self.vanish()
 
     def vanish(self) -> None:
