@@ -85,6 +85,8 @@ class Standbys:
         self.key = secrets.token_hex(16)
         """Shows a leader that a process is the standby that the supervisor has started."""
         self._of: dict[int, Standby] = {}
+        self._over = False
+        """True once the job has ended: what becomes of standbys is of no interest then."""
         self._job: dict[str, Any] | None = None
         """The settings of the job, once the servers have been sent them."""
         self._failed: Counter[int] = Counter()
@@ -181,8 +183,8 @@ class Standbys:
     def on_leader_message(self, number: int, header: Mapping[str, Any], now: Seconds) -> bool:
         """Handle what the leader of a server says of its standby, or of its own end. Returns False if the message is of something else."""
         match header["kind"]:
-            case "followed" | "standby_gone" if number not in self._of or self._of[number].where != header["address"]:
-                return True  # it is about an earlier standby, which was given up
+            case "followed" | "standby_gone" if self._over or number not in self._of or self._of[number].where != header["address"]:
+                return True  # it is about a standby that was given up
             case "followed":
                 self._on_followed(number, self._of[number])
                 return True
@@ -202,6 +204,7 @@ class Standbys:
 
     def finish(self, *, ok: bool, reason: str) -> None:
         """Tell the standbys that the job has ended. Those that cannot listen yet are killed."""
+        self._over = True
         for number, standby in self._of.items():
             if standby.connection is None or self._watch.loading(number):
                 standby.child.strike()

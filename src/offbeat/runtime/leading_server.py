@@ -179,6 +179,7 @@ class LeadingServer(Server):
     def _let_join(self, stream: StreamRecorder, connection: Connection) -> None:
         """Give a new standby the state of this server, between two records."""
         stream.flush()
+        self._launcher.send({"kind": "loading"})  # to copy a large state takes long
         try:
             stream.let_join(connection, self._state(), self._parts, self.now())
         except TypeError as error:
@@ -189,12 +190,15 @@ class LeadingServer(Server):
         state = {name: value for name, value in super()._state().items() if name not in OF_A_REPLICA}
         if self._coordinator is not None:
             state["journal"] = self._coordinator.journal.place()
-        return state
+        return {**state, "writes": self._writer.open}
 
     @property
     def _parts(self) -> dict[str, Any]:
-        parts = {**super()._parts, "settings": self._settings}
-        return parts if self._coordinator is None else {**parts, "journal": self._coordinator.journal}
+        parts = {**super()._parts, "settings": self._settings, "writer": self._writer}
+        if self._coordinator is not None:
+            parts["journal"] = self._coordinator.journal
+        keeps = self._files if self._coordinator is None else self._coordinator.checkpoints
+        return parts if keeps is None else {**parts, "folder": keeps.folder}
 
     def _begin_with(self, connection: Connection | None, job: Mapping[str, Any]) -> None:
         """Begin the job with the standby that has come; None: without one."""

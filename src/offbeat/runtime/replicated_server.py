@@ -26,6 +26,7 @@ from offbeat.errors import JobError, OffbeatError, ProtocolError
 from offbeat.journal.file import Journal
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job import messages
+from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
 from offbeat.runtime.job.settings import JobSettings, read_addresses
 from offbeat.runtime.lasting_server import RETURN_S
 from offbeat.runtime.leading_server import IMPORTING, LeadingServer
@@ -141,6 +142,7 @@ class ReplicatedServer(LeadingServer):
             import offbeat.runtime.coordinators
             import offbeat.runtime.recovery.plain_graph  # noqa: F401
         self._own_settings = self._with_own_journal(settings)
+        self._writer.held = True  # the leader writes the files of checkpoints
         stream = self._recorder = self._stream = StreamRecorder(self._launcher, replays=True)
         self._supervisor = stream.supervisor
         self._leader = self._hub.connect(self._servers[self._number])
@@ -153,10 +155,15 @@ class ReplicatedServer(LeadingServer):
             raise JobError(f"the leader sent 'state' to the standby of server {self._number} in the middle of its records")
         assert self._own_settings is not None
         settings = self._own_settings
+        self._launcher.send({"kind": "loading"})  # a large state takes long
         try:
             journal = Journal(settings.journal if self._number == 0 else None, now=self.now)
-            state = stream.joined(header, {**super()._parts, "settings": settings, "journal": journal})
+            parts = {**super()._parts, "settings": settings, "journal": journal, "writer": self._writer}
+            if settings.checkpoint is not None:
+                parts["folder"] = CheckpointFolder(settings.checkpoint.folder)
+            state = stream.joined(header, parts)
             place = state.pop("journal", None)
+            self._writer.follow(state.pop("writes"))
             vars(self).update(state)
             if self._coordinator is None:
                 journal.close()
@@ -201,6 +208,7 @@ class ReplicatedServer(LeadingServer):
             _, began, started, settings, servers = record
             mine = self._with_own_journal(JobSettings.from_wire(settings))
             record = ["begin", began, started, mine.to_wire(), servers]
+            self._heard = 0.0, self._clock()
             self._launcher.send({"kind": "loading"})
         elif record[0] in ("message", "tick", "closed"):
             self._heard = record[1], self._clock()
@@ -242,7 +250,7 @@ class ReplicatedServer(LeadingServer):
             self._leader = None
         self._stands_by, self._term = False, header["term"]
         self._catch_up(stream)
-        self._again_told = False
+        self._again_told = self._writer.held = False
         stream.lead()
         then, at = self._heard
         self._began = at - then

@@ -42,7 +42,11 @@ OTHERS: Final = {
     ("offbeat.transport.shm", "MemoryBlock"),
 }
 """Further classes and functions that stand in a table themselves: to be called, or as the owner of a class method."""
-REMAKES: Final = {("offbeat.transport.link", "Link"), ("offbeat.runtime.parameter_server.shard", "LiveShard")}
+REMAKES: Final = {
+    ("offbeat.runtime.coordination.checkpoint_content", "Resumed"),
+    ("offbeat.runtime.parameter_server.shard", "LiveShard"),
+    ("offbeat.transport.link", "Link"),
+}
 """Classes whose ``__setstate__`` is called, beside those that extend `Derived`."""
 _ATOMS: Final = (type(None), bool, float, str, bytes)
 _WHOLE: Final = range(-(1 << 63), 1 << 64)

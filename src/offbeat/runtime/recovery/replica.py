@@ -31,6 +31,7 @@ BYTES_MAX: Final = 1 << 40
 NEAR: Final = 8
 """Records that a standby which came later may lack when messages begin to wait for it."""
 CATCH_UP_S: Final[Seconds] = 10.0
+"""Longest time for which a standby that has the state may lack more: this process keeps for it what it has not taken yet."""
 CARRYING: Final = ("push", "initial")
 """Kinds of a worker's messages with a region that is not in the record."""
 
