@@ -4,8 +4,8 @@ On one host, so the standby and its network traffic use the same processors as e
 the server (shm), or use TCP as they do on several machines (tcp); with replicas they use TCP. The runs alternate; ``to shm`` and ``to tcp``
 are medians of the ratios of the runs of one turn.
 
-With ``--deaths N``, N jobs of a small model are run instead, in each of which the leader of server 0 is killed: the pause is the longest
-time between two folds.
+With ``--deaths N`` one job is run instead, in which the leader of server 0 is killed N times, each time once its new standby could lead.
+The pause is the longest time between two folds around a takeover, the copy that around the moment at which the new standby could lead.
 
     python -m benchmarks.replicas --json replicas.json
     python -m benchmarks.replicas --deaths 10
@@ -18,6 +18,7 @@ import itertools
 import os
 import signal
 import tempfile
+import time
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,6 +33,8 @@ OUTLIVED = str(SCRIPTS / "outlived.py")
 
 CASES = (("shm", 0), ("tcp", 0), ("shm", 1))
 """How the processes are connected, and the replicas."""
+APART_S = 1.0
+"""Seconds without a fault before each death, and after the last."""
 
 
 def measure(sync: str, workers: int, servers: int, steps: int, turns: int) -> dict[str, Any]:
@@ -53,19 +56,31 @@ def measure(sync: str, workers: int, servers: int, steps: int, turns: int) -> di
     return row
 
 
-def pause(workers: int, servers: int, sync: str) -> float:
-    """Return the seconds without a fold after the leader of server 0 was killed."""
+def deaths(count: int, workers: int, servers: int, sync: str, width: int) -> list[dict[str, float]]:
+    """Kill the leader of server 0 again and again in one job, each time once its new standby could lead. Returns a row for each death."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["--workers", str(workers), "--servers", str(servers), "--sync", sync, "--replicas", "1", "--max-restarts", "0"]
-        job = Job(Path(folder), [*options, OUTLIVED, "--save", str(Path(folder, "end.pt")), "--steps", "100000"])
+        job = Job(Path(folder), [*options, OUTLIVED, "--save", str(Path(folder, "end.pt")), "--steps", "1000000", "--width", str(width)])
         try:
-            started = job.record("process", role="server", number=0, what="started")
-            job.wait("versions", lambda: sum(r["kind"] == "fold" for r in job.records()) > 100)
-            os.kill(int(started["detail"].split("pid ")[1]), signal.SIGKILL)
-            led = job.record("process", what="taken over")
-            job.wait("versions", lambda: any(r["kind"] == "fold" and r["t"] > led["t"] + 0.5 for r in job.records()))
-            folds = [r["t"] for r in job.records() if r["kind"] == "fold"]
-            return float(max(b - a for a, b in itertools.pairwise(folds[50:])))
+            victim, deaths = job.record("process", role="server", number=0, what="started"), []
+            job.record("fold", version=50)
+            for _ in range(count):
+                time.sleep(APART_S)
+                os.kill(int(victim["detail"].split("pid ")[1]), signal.SIGKILL)
+                led = victim = job.record("process", number=0, what="taken over", after=victim["t"])
+                follows = job.record("process", role="standby", number=0, what="follows", after=led["t"])
+                deaths.append((led["t"], follows["t"]))
+            time.sleep(APART_S)
+            folds = [record["t"] for record in job.records() if record["kind"] == "fold"]
+            gaps = [(b, b - a) for a, b in itertools.pairwise(folds)]
+            return [
+                {
+                    "pause": max(gap for at, gap in gaps if led_at - 0.5 < at < led_at + APART_S),
+                    "copy": max(gap for at, gap in gaps if follows_at - 0.5 < at < follows_at + 0.5),
+                    "alone": follows_at - led_at,
+                }
+                for led_at, follows_at in deaths
+            ]
         finally:
             job.clean_up()
 
@@ -77,13 +92,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=15, help="of each worker, per run (default: 15)")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rules", nargs="+", default=["bsp", "asp"], metavar="RULE")
-    parser.add_argument("--deaths", type=int, default=0, help="measure the pause after a death in so many jobs (default: 0)")
+    parser.add_argument("--deaths", type=int, default=0, help="measure so many deaths of one server (default: 0)")
+    parser.add_argument("--width", type=int, default=64, help="the width of the model of --deaths (default: 64)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.deaths:
-        pauses = [pause(args.workers, args.servers, args.rules[0]) for _ in range(args.deaths)]
-        Console().print(f"{args.rules[0]}, {args.deaths} deaths: paused {median(pauses):.2f} s (median), at most {max(pauses):.2f} s")
-        save(args.json, [{"sync": args.rules[0], "pauses": pauses}])
+        died = deaths(args.deaths, args.workers, args.servers, args.rules[0], args.width)
+        for name, what in (("pause", "paused at takeovers"), ("copy", "paused for a new standby"), ("alone", "had no standby")):
+            seconds = [one[name] for one in died]
+            Console().print(
+                f"{args.rules[0]}, {len(died)} deaths: {what} for {median(seconds):.2f} s (median), at most {max(seconds):.2f} s"
+            )
+        save(args.json, [{"sync": args.rules[0], "width": args.width, "deaths": died}])
         return
     table = Table(title=f"{args.workers} workers, {args.servers} servers, 25.2 M parameters: samples per second", title_justify="left")
     for name in ("rule", "shm", "tcp", "replicas", "to shm", "to tcp", "CPU ms: shm", "tcp", "replicas"):

@@ -103,6 +103,8 @@ ORDERS: dict[str, dict[str, Any]] = {
     )
 }
 """Orders of server 0, one of each kind."""
+WHERE = {"address": '[["node1", ["127.0.0.1", 29500], ""]]'}
+"""Where a standby listens."""
 FROM_SUPERVISOR: dict[str, dict[str, Any]] = {
     "job": {"settings": {"workers": 3, "servers": 1, "slow": [], "kill": [], "late": []}, "servers": "[]"},
     "finish": {"ok": True, "reason": "enough"},
@@ -111,16 +113,23 @@ FROM_SUPERVISOR: dict[str, dict[str, Any]] = {
     "ended": {"worker": 0},
     "checkpoint": {"within_s": 18.0},
     "kept": {"name": "log"},
-    "stand_by": {"settings": {"workers": 3, "servers": 1, "slow": [], "kill": [], "late": []}, "servers": "[]", "key": "c4"},
+    "stand_by": {"settings": {"workers": 3, "servers": 1, "slow": [], "kill": [], "late": []}, "servers": "[]", "key": "c4"}
+    | WHERE
+    | {"runs": True},
     "lead": {"term": 2, "servers": "[]"},
     "alone": {},
     "fenced": {"term": 2},
     "moved": {"servers": "[]"},
 }
-FROM_STANDBY: dict[str, dict[str, Any]] = {"follow": {"number": 0, "key": "c4"}, "acknowledged": {"at": 1}}
-FROM_LEADER: dict[str, dict[str, Any]] = {"record": {"at": 1, "done": [0, 0]}, "bytes": {"start": 0, "nbytes": 0}}
+FROM_STANDBY: dict[str, dict[str, Any]] = {"follow": {"number": 0, "key": "c4", **WHERE}, "acknowledged": {"at": 1}}
+FROM_LEADER: dict[str, dict[str, Any]] = {
+    "record": {"at": 1, "done": [0, 0]},
+    "bytes": {"start": 0, "nbytes": 0},
+    "state": {"at": 1, "now": 0.5, "done": [0, 0], "blocks": 1},
+}
 AWAIT = {"await": {"session": "3f"}}
 LEADING = {"leading": {"term": 2}}
+STANDBY = {"standby": WHERE}
 RESUME = {"resume": {"session": "3f", "received": 0}}
 """The first message of a link over a socket, from either end."""
 SUMMARY = Tally.of(
@@ -149,8 +158,8 @@ TO_SUPERVISOR: dict[str, dict[str, Any]] = {
     "keep": {"name": "log"},
     "drop": {"name": "log"},
     "mortal": {"reason": "a rule of shard scope"},
-    "followed": {},
-    "standby_gone": {"reason": "end of stream"},
+    "followed": WHERE,
+    "standby_gone": {"reason": "end of stream", **WHERE},
 }
 RELEASE = {"serial": 1, "incarnation": 1, "version": 3, "chief": 0, "begins": True, "plan": [None, None, None]}
 TO_WORKER: dict[str, dict[str, Any]] = {

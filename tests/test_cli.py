@@ -97,7 +97,6 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         r"--procs-per-worker 2: checkpoints of the whole job do not have",
     ),
     ({"replicas": 2}, r"--replicas 2: each server can have no standby \(0\) or one \(1\)"),
-    ({"replicas": 1, "checkpoint": CheckpointOrder(folder="job")}, r"--replicas 1: a standby cannot write or read checkpoints yet"),
     ({"replicas": 1, "wire": "bf16"}, r"--replicas 1: a standby cannot take over connections in bf16 yet"),
     ({"replicas": 1, "sync": "psp(c=1)"}, r"--replicas 1: under psp\(.*\) each shard decides by itself"),
     ({"replicas": 1, "sync": "solo"}, r"--replicas 1: solo has no servers that could have standbys"),

@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime.job": {*RULES, *DATA_PLANE},
     "runtime.coordination": {*RULES, *DATA_PLANE, "journal", "runtime.job"},
     "runtime.worker": {*RULES, *DATA_PLANE, "session", "runtime.job"},
-    "runtime.recovery": {*BASE, "transport"},
+    "runtime.recovery": {*BASE, "core", "transport"},
     "runtime.parameter_server": TOOLS,
     "runtime.group": {*BASE, "core", "session", "tensors", "transport", "runtime.job", "runtime.worker"},
     "runtime.ranks": TOOLS,

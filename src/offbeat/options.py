@@ -144,7 +144,7 @@ def check(
         if late and not (isinstance(chosen, ServerRule) and chosen.scope == "shard"):
             raise ConfigurationError(f"--late {late[0]}: under {spelling} servers send no blocks to delay; use --sync 'psp(...)'")
     if replicas:
-        _check_replicas(replicas, sync=sync, wire=wire, checkpoints=checkpoint is not None or resume is not None, on_ray=on_ray)
+        _check_replicas(replicas, sync=sync, wire=wire, on_ray=on_ray)
     checkpointing.check_rule(resume, spelling)
     check_files(journal, summary)
     if log_dir is not None:
@@ -170,11 +170,9 @@ def check(
     )
 
 
-def _check_replicas(replicas: int, *, sync: str | None, wire: str | None, checkpoints: bool, on_ray: bool) -> None:
+def _check_replicas(replicas: int, *, sync: str | None, wire: str | None, on_ray: bool) -> None:
     if replicas != 1:
         raise ConfigurationError(f"--replicas {replicas}: each server can have no standby (0) or one (1)")
-    if checkpoints:
-        raise ConfigurationError("--replicas 1: a standby cannot write or read checkpoints yet; leave --checkpoint and --resume out")
     if wire not in (None, "float32"):
         raise ConfigurationError(f"--replicas 1: a standby cannot take over connections in {wire} yet; leave --wire out, or --replicas")
     if on_ray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.cluster.conftest import finished
@@ -11,12 +11,18 @@ from tests.cluster.test_agents import by_hand, folded
 from tests.faults.job import Job
 
 from offbeat.journal.records import Record
+from offbeat.runtime.job.settings import ROLE
 
 Start = Callable[..., Job]
 
 
 def taken_over(job: Job, number: int) -> Record:
     return job.record("process", role="server", number=number, what="taken over")
+
+
+def is_leader(environment: Mapping[str, str], number: int) -> bool:
+    """Whether a process was started as the leader of a server."""
+    return environment.get(ROLE) == "leader" and environment.get("OFFBEAT_SERVER") == str(number)
 
 
 def test_the_machine_of_a_server_is_lost_and_its_standby_leads(two_hosts: list[Host], start_at: Start, enough: Path) -> None:
@@ -33,10 +39,20 @@ def test_the_machine_of_a_server_is_lost_and_its_standby_leads(two_hosts: list[H
     again = start_at(second, *words, "--until", str(enough))
     back = job.record("joined", worker=1, after=led["t"])
     folded(job, 1, after=back["t"])
+    assert "is the only machine left: the standby of server 1 is on it as well" in job.printed()
+    lone = job.record("process", role="standby", number=0, what="follows", after=gone["t"])
+    killed = [process for process in job.processes() if is_leader(process.environ(), 0)]
+    for process in killed:
+        process.kill()
+    led = taken_over(job, 0)
+    apart = job.record("process", role="standby", number=0, what="follows", after=led["t"])
+    assert len(killed) == 1 and lone["detail"] == led["detail"].split(", ")[1] != apart["detail"], (
+        "its standby is on the machine that came back"
+    )
+    folded(job, 1, after=apart["t"])
     enough.touch()
     finished(job)
     assert again.ended().status == 0
-    assert "the standby of server 0" in job.printed()
 
 
 def test_the_machine_of_a_leader_is_cut_off_and_its_former_leader_does_not_lead_again(

@@ -51,25 +51,30 @@ def complete(folder: Path) -> list[Checkpoint]:
     return found
 
 
-def restarts(ended: Ended, role: str) -> list[float]:
-    return [r["t"] for r in ended.records if r["kind"] == "process" and r["role"] == role and r["what"] == "restarted"]
+def restarts(ended: Ended, role: str, what: str = "restarted") -> list[float]:
+    return [r["t"] for r in ended.records if r["kind"] == "process" and r["role"] == role and r["what"] == what]
 
 
-@pytest.mark.parametrize(
-    ("victim", "phase", "then"),
-    marked([(0, "whole", "1-told"), (1, "filed", "1-restored")], (0, "whole", "1-told")),
-)
-def test_a_death_in_each_phase_of_a_checkpoint(jobs: Start, tmp_path: Path, calm: Any, victim: int, phase: str, then: str) -> None:
+CASES = [(0, 0, "whole", "1-told"), (1, 1, "filed", "0-whole")]
+"""Of both ways in which a server goes on: without replicas, and with them."""
+
+
+@pytest.mark.parametrize(("replicas", "victim", "phase", "then"), marked(CASES, CASES[0]))
+def test_a_death_in_each_phase_of_a_checkpoint(
+    jobs: Start, tmp_path: Path, calm: Any, replicas: int, victim: int, phase: str, then: str
+) -> None:
     """Then a job goes on from a checkpoint that was made after the return, and a server of that job dies as well."""
+    how, what = [("it goes on in a new process (1 of 9)", "restarted"), ("its standby leads from now on (term 2)", "taken over")][replicas]
+    more = ("--replicas", str(replicas))
     folder, orders = tmp_path / "checkpoints", tmp_path / "orders"
     environment = orders_to_die(orders)
-    job = jobs("first", *SLOW, "--checkpoint", str(folder), "--every", "5v", "--keep", "99", environment=environment)
+    job = jobs("first", *SLOW, *more, "--checkpoint", str(folder), "--every", "5v", "--keep", "99", environment=environment)
     until_checkpoint(job, folder)
     (orders / f"{victim}-{phase}").touch()
     ended = job.ended(DEADLINE_S)
     account(ended, 0)
-    assert not os.listdir(orders) and f"server {victim} killed by SIGKILL: it goes on in a new process (1 of 9)" in ended.out
-    [at] = restarts(ended, "server")
+    assert not os.listdir(orders) and f"server {victim} killed by SIGKILL: {how}" in ended.out
+    [at] = restarts(ended, "server", what)
     assert not restarts(ended, "worker")
     assert same(result(tmp_path / "first" / "result.pt"), calm), "bit for bit"
 
@@ -84,11 +89,11 @@ def test_a_death_in_each_phase_of_a_checkpoint(jobs: Start, tmp_path: Path, calm
         if checkpoint.version > after[0]:
             shutil.rmtree(checkpoint.path)
     (orders / then).touch()
-    second = jobs("second", *SLOW, "--resume", str(folder), "--every", "2v", "--keep", "1", environment=environment)
+    second = jobs("second", *SLOW, *more, "--resume", str(folder), "--every", "2v", "--keep", "1", environment=environment)
     ended = second.ended(DEADLINE_S)
     assert ended.status == 0 and not os.listdir(orders), ended.err
     assert not began.exists() and ended.records[0]["resumed"] == after[0]
-    assert len(restarts(ended, "server")) == 1 and not restarts(ended, "worker")
+    assert len(restarts(ended, "server", what)) == 1 and not restarts(ended, "worker")
     assert ended.tally().problems() == []
     assert same(result(tmp_path / "second" / "result.pt"), calm), "bit for bit"
 

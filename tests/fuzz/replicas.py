@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
+from tests import malformed
 from tests.fuzz.receiver import Finding, Outcome, Receiver, checked
 
 from offbeat.errors import JobError, ProtocolError
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.replicated_server import ReplicatedServer
 from offbeat.runtime.serving import JobEnded
-from offbeat.transport.base import Connection, Message
+from offbeat.transport.base import Closed, Connection, Message
 from offbeat.transport.memory import MemoryConnection, MemoryHub, MemoryNetwork
 from offbeat.transport.wire import EMPTY
 
@@ -29,7 +29,9 @@ class ReplicaReceiver(Receiver):
         self.address, others = self.hub.listen(), self.peers.listen()
         self.server = ReplicatedServer(0, self.hub, self.hub.connect(supervisor.listen()), stands_by=self.stands_by)
         leader = others if self.stands_by else self.address
-        order = {**JOB, "kind": "stand_by" if self.stands_by else "job", "servers": json.dumps([leader])}
+        order = {**JOB, "kind": "job", "servers": json.dumps([leader])}
+        if self.stands_by:
+            order |= {"kind": "stand_by", "address": json.dumps([self.address]), "runs": False}
         self.server._arrived(self.server._launcher, Message(order, EMPTY, ()))
         self.line: Connection = self.enter()
 
@@ -93,6 +95,14 @@ class FromStandby(ReplicaReceiver):
     def enter(self) -> Connection:
         line = self.connect()
         if self.draw.random() < 0.7:
-            follow: dict[str, Any] = {"kind": "follow", "number": 0, "key": "c4"}
-            self.server._arrived(line, Message(follow, EMPTY, ()))
+            self.server._arrived(line, self.follow())
+            if self.draw.random() < 0.4:  # a later standby, which gets the state
+                self.server._arrived(line, Closed("end of stream"))
+                self.server._arrived(self.server._launcher, Message({"kind": "alone"}, EMPTY, ()))
+                line = self.connect()
+                self.server._arrived(line, self.follow())
         return line
+
+    @staticmethod
+    def follow() -> Message:
+        return Message({"kind": "follow", **malformed.FROM_STANDBY["follow"]}, EMPTY, ())

@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -108,6 +108,33 @@ class Journal:
                 self.failure = f"{self.path}: {error.strerror}; the journal ends here"
                 self._release()
 
+    def place(self) -> dict[str, Any]:
+        """Return what a journal in another file needs to go on from here, as plain data: see `go_on`."""
+        self.flush()
+        content = None
+        if self._file is not None:
+            content = memoryview(os.pread(self._file, os.fstat(self._file).st_size, 0))
+        return {
+            "content": content,
+            "failure": self.failure,
+            "lines": list(self._lines),
+            "headed": self._headed,
+            "ids": self._ids,
+            "flush_at": self._flush_at,
+        }
+
+    def go_on(self, place: Mapping[str, Any], listeners: Iterable[Callable[[Record], None]]) -> None:
+        """Begin where another journal was when `place` was called. The file of this one is empty; it gets what is in the other's."""
+        self._listeners = tuple(listeners)
+        self._headed, self._ids, self._flush_at = place["headed"], place["ids"], place["flush_at"]
+        self._lines = list(place["lines"])
+        self._nbytes = sum(len(line) + 1 for line in self._lines)
+        if place["content"] is None:
+            self.failure = place["failure"]
+            self._release()
+        elif self._file is not None:
+            self._put(place["content"])
+
     def log(self, item: Event | Effect, t: Seconds, cause: RecordId = NO_CAUSE) -> RecordId:
         """Record an event or effect, unless it is one of `UNRECORDED`.
 
@@ -165,6 +192,10 @@ class Journal:
         block = memoryview(self._pack(("\n".join(self._lines) + "\n").encode("utf-8", "backslashreplace")))
         self._lines.clear()
         self._nbytes = 0
+        self._put(block)
+
+    def _put(self, block: memoryview) -> None:
+        assert self._file is not None
         try:
             while block:
                 block = block[os.write(self._file, block) :]

@@ -174,6 +174,8 @@ class AgentEngine(Engine):
         self._now: Seconds = 0.0
         self._beat_at: Seconds = 0.0
         self._begun = self._told = False
+        self._apart: set[int] = set()
+        """Servers that have had a standby on another machine."""
         self._group: tuple[str, int] | None = None
         """Where the scripts' own process group meets."""
 
@@ -201,11 +203,33 @@ class AgentEngine(Engine):
         return True
 
     def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
-        # The supervisor's own machine first, whichever agent has come first: the loss of this machine ends the job anyway.
-        machines = sorted(self._by_machine(), key=lambda agents: agents[0].host != self._hub.host)
-        stands_by = role == "standby"
-        agent = machines[(number + stands_by) % len(machines)][0]  # a standby is on another machine than its leader, if there is one
-        port = self._port + 1 + number + stands_by * self._settings.servers if self._port else 0
+        machines = self._machines_of_servers()
+        return self._start_server(machines[number % len(machines)][0], number, role, self._ports_of(number)[0])
+
+    def start_standby(self, number: int, token: str, leader: Child, leader_at: Address | None) -> Child | None:
+        machines = self._machines_of_servers()
+        if not machines:
+            return None
+        beside = [at for at, agents in enumerate(machines) if any(leader in agent.children.values() for agent in agents)]
+        agent = machines[(beside[0] + 1 if beside else number) % len(machines)][0]
+        if beside and len(machines) > 1:
+            self._apart.add(number)
+        elif number in self._apart:
+            self._notes.append(
+                f"{agent.node} is the only machine left: the standby of server {number} is on it as well, and would be lost with it"
+            )
+        first, second = self._ports_of(number)
+        return self._start_server(agent, number, "standby", first if leader_at is not None and leader_at.tcp[1] == second else second)
+
+    def _machines_of_servers(self) -> list[list[Agent]]:
+        """Return the agents of each machine: the supervisor's own first, since its loss ends the job anyway."""
+        return sorted(self._by_machine(), key=lambda agents: agents[0].host != self._hub.host)
+
+    def _ports_of(self, number: int) -> tuple[int, int]:
+        """Return where the two processes of a server listen; 0: the system chooses."""
+        return (self._port + 1 + number, self._port + 1 + number + self._settings.servers) if self._port else (0, 0)
+
+    def _start_server(self, agent: Agent, number: int, role: ServerRole, port: int) -> Child:
         variables = {"OFFBEAT_SERVER": str(number), "OFFBEAT_PORT": str(port), "OFFBEAT_LISTEN": self._address_of(agent), ROLE: role}
         return self._start(agent, "server", number, variables)
 

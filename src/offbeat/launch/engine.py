@@ -99,6 +99,17 @@ class Engine(ABC):
     def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
         """Start a process of a server; ``role``: whether it leads or stands by, "" in a job without replicas."""
 
+    def start_standby(self, number: int, token: str, leader: Child, leader_at: Address | None) -> Child | None:
+        """Start a standby of a server, where it is not lost with the leader if that is possible; None: there is no machine for it.
+
+        Args:
+            number: the server.
+            token: authenticates the processes of the job to each other.
+            leader: the process that leads it.
+            leader_at: where that listens; None: this is not known yet.
+        """
+        return self.start_server(number, token, "standby")
+
     def restart_server(self, number: int, token: str, earlier: Address | None) -> Child:
         """Start another process of a server whose process has died; ``earlier``: where that one has listened."""
         raise NotImplementedError(f"{type(self).__name__} does not start servers again (expected only where servers_return is True)")

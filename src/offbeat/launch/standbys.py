@@ -3,11 +3,15 @@
 The supervisor makes this decision since it also decides which processes are dead, and since the job ends with the supervisor. A standby is
 told to lead only after the supervisor has given the leader up, and a leader may go on without its standby only after the supervisor has
 given the standby up: so no two processes of a server may send at the same time.
+
+A server that has no standby any more gets a new one, which takes over the leader's state and follows from then on.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +29,8 @@ from offbeat.types import Seconds
 
 PATIENCE_S: Seconds = 2.0
 """Least seconds without a report after which a server with a standby is taken for frozen; more if the job's timeout is longer."""
+ATTEMPTS = 3
+"""Standbys in a row that end before they could lead, after which a server gets no new one."""
 
 
 def patience_of(timeout_s: Seconds) -> Seconds:
@@ -39,8 +45,15 @@ class Standby:
     child: Child
     connection: Connection | None = None
     address: Address | None = None
+    late: bool = False
+    """True if the job has begun before: it cannot handle the leader's records from the first one on."""
     follows: bool = False
-    """True once it gets the leader's records."""
+    """True once it could lead."""
+
+    @property
+    def where(self) -> str:
+        """Return its address, for a message."""
+        return json.dumps([self.address])
 
 
 class Standbys:
@@ -72,6 +85,12 @@ class Standbys:
         self.key = secrets.token_hex(16)
         """Shows a leader that a process is the standby that the supervisor has started."""
         self._of: dict[int, Standby] = {}
+        self._over = False
+        """True once the job has ended: what becomes of standbys is of no interest then."""
+        self._job: dict[str, Any] | None = None
+        """The settings of the job, once the servers have been sent them."""
+        self._failed: Counter[int] = Counter()
+        """By server: how many standbys in a row have ended before they could lead."""
         self._terms: dict[int, int] = {}
         self._fenced: dict[Connection, int] = {}
         """By connection of a process that no longer leads: its server."""
@@ -81,30 +100,44 @@ class Standbys:
 
     def start(self, number: int, now: Seconds) -> None:
         """Start the standby of a server."""
-        child = self._engine.start_server(number, self._token, "standby")
+        child = self._engine.start_standby(number, self._token, self._servers.children[number], self._servers.addresses.get(number))
+        if child is None:
+            self._note(f"no machine is left for a standby of server {number}: the server goes on without one")
+            return
         self._output.attach("standby", number, child)
-        self._of[number] = Standby(child)
+        self._of[number] = Standby(child, late=self._job is not None)
         self._terms.setdefault(number, 1)
         self._watch.heard(number, now, loading=True)
         self._record("standby", number, "started", child.where)
 
     def stand_by(self, number: int, job: dict[str, Any]) -> None:
-        """Let the standby of a server follow the leader."""
-        connection = self._of[number].connection
-        if connection is not None:
-            connection.send({**job, "kind": "stand_by", "key": self.key})
+        """Let the standby of a server follow the leader, which has been sent this job; one that comes later follows once it listens."""
+        self._job = {"settings": job["settings"]}
+        if number not in self._of:
+            self._servers.connections[number].send({"kind": "alone"})
+        elif self._of[number].connection is not None:
+            self._let_follow(self._of[number])
+
+    def _let_follow(self, standby: Standby) -> None:
+        assert self._job is not None and standby.connection is not None
+        job = {**self._job, "servers": self._servers.where(), "key": self.key}
+        standby.connection.send({**job, "kind": "stand_by", "address": standby.where, "runs": standby.late})
 
     def all_listen(self) -> bool:
         """Return True if every standby can be reached."""
         return all(standby.address is not None for standby in self._of.values())
 
     def all_follow(self) -> bool:
-        """Return True if every standby gets records."""
+        """Return True if every standby could lead."""
         return all(standby.follows for standby in self._of.values())
 
     def children(self) -> list[Child]:
         """Return the processes of all standbys."""
         return [standby.child for standby in self._of.values()]
+
+    def has_one(self, number: int) -> bool:
+        """Return True if a server has a standby, even if that could not lead yet."""
+        return number in self._of
 
     def addresses(self) -> tuple[Address | None, ...]:
         """Return where the standby of each server listens; None: there is none that could take over."""
@@ -136,6 +169,8 @@ class Standbys:
             raise ProtocolError(f"{connection.peer} is no standby of this job")
         host, tcp, local = header["address"]
         standby.connection, standby.address = connection, Address(host, (tcp[0], tcp[1]), local)
+        if self._job is not None:
+            self._let_follow(standby)
         return True
 
     def on_closed(self, connection: Connection) -> None:
@@ -148,16 +183,32 @@ class Standbys:
     def on_leader_message(self, number: int, header: Mapping[str, Any], now: Seconds) -> bool:
         """Handle what the leader of a server says of its standby, or of its own end. Returns False if the message is of something else."""
         match header["kind"]:
+            case "followed" | "standby_gone" if self._over or number not in self._of or self._of[number].where != header["address"]:
+                return True  # it is about a standby that was given up
             case "followed":
-                if number in self._of:
-                    self._of[number].follows = True
+                self._on_followed(number, self._of[number])
                 return True
             case "standby_gone":
-                self._give_up(number, f"is cut off from its leader ({readable(header['reason'])})")
+                self._give_up(number, f"is cut off from its leader ({readable(header['reason'])})", now)
                 return True
             case "noticed":
                 return self.take_over(number, f"was told to leave by {readable(header['signal'])}", now)
         return False
+
+    def _on_followed(self, number: int, standby: Standby) -> None:
+        standby.follows = True
+        self._failed[number] = 0
+        if standby.late:
+            self._note(f"server {number} has a new standby ({standby.child.where})")
+            self._record("standby", number, "follows", standby.child.where)
+
+    def finish(self, *, ok: bool, reason: str) -> None:
+        """Tell the standbys that the job has ended. Those that cannot listen yet are killed."""
+        self._over = True
+        for number, standby in self._of.items():
+            if standby.connection is None or self._watch.loading(number):
+                standby.child.strike()
+        self.tell(kind="finish", ok=ok, reason=reason)
 
     def tell(self, **header: Any) -> None:
         """Send every standby a message."""
@@ -177,7 +228,7 @@ class Standbys:
         if frozen is not None and not ended:
             ended.append((frozen[0], "does not report"))
         for number, how in ended:
-            self._give_up(number, how)
+            self._give_up(number, how, now)
 
     def take_over(self, number: int, how: str, now: Seconds) -> bool:
         """Let the standby of a server lead, and fence the process that has led.
@@ -215,21 +266,27 @@ class Standbys:
             other.send({"kind": "moved", "servers": where})
         self.tell(kind="moved", servers=where)
         self._record("server", number, "taken over", f"term {term}, {standby.child.where}")
+        self.start(number, now)
         return True
 
     def _ready(self, number: int) -> bool:
         """Return True if the standby of this server could take over."""
         return number in self._of and self._of[number].follows and self._of[number].connection is not None
 
-    def _give_up(self, number: int, how: str) -> None:
-        """Let go of a standby, which will never lead, and let the leader of its server go on alone."""
-        standby = self._of.pop(number, None)
+    def _give_up(self, number: int, how: str, now: Seconds) -> None:
+        """Let go of a standby, which will never lead, let the leader of its server go on alone, and start a new standby."""
+        standby = self._of.pop(number)
         self._watch.forget(number)
-        if standby is not None:
-            standby.child.strike()
-            if standby.connection is not None:
-                self._fenced[standby.connection] = number
-        self._note(f"the standby of server {number} {how}: the server goes on without one")
+        standby.child.strike()
+        if standby.connection is not None:
+            self._fenced[standby.connection] = number
+        self._failed[number] = 0 if standby.follows else self._failed[number] + 1
+        renewed = self._failed[number] < ATTEMPTS
+        goes_on = "until a new one has come" if renewed else f"from now on, since {ATTEMPTS} in a row could not follow it"
+        self._output.drain()
+        self._note(f"the standby of server {number} {how}: the server goes on without one {goes_on}")
         self._record("standby", number, "exited", how)
         if number in self._servers.connections:
             self._servers.connections[number].send({"kind": "alone"})
+        if renewed:
+            self.start(number, now)

@@ -407,7 +407,7 @@ class Supervisor:
     def _why_not_returned(self, number: int) -> str:
         why = self._servers.lasting[number].why_mortal(self._max_restarts) if number in self._servers.lasting else None
         if self._standbys is not None:
-            why = "it had no standby any more"
+            why = "its standby could not lead yet" if self._standbys.has_one(number) else "it had no standby any more"
         elif why is None and not self._max_restarts:
             why = "--max-restarts is 0"
         said = "" if why is None else f" ({why})"
@@ -617,7 +617,7 @@ class Supervisor:
         self._serve_until(lambda: self._summary is not None or 0 not in self._servers.connections, GRACE_S)
         if self._standbys is not None:
             standbys = self._standbys
-            standbys.tell(kind="finish", ok=status == 0, reason=reason)
+            standbys.finish(ok=status == 0, reason=reason)
             self._serve_until(lambda: all(child.ended() is not None for child in standbys.children()), GRACE_S)
         if self._summary is None and self._snapshot is not None and self._settings.journal is not None:
             _kill(list(self._servers.children.values()))  # a stopped server 0 must not continue to write later

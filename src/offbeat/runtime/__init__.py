@@ -9,10 +9,12 @@ a gradient are sent ahead of the message, while the rest is computed):
 | server 0 | supervisor | checkpoint | one has been made, or could not be |
 | server 0 | supervisor | standing | the state of a worker's process (``runtime/coordination/standings.py``) |
 | server | supervisor | keep, drop, mortal | memory that its next process needs; why no other process can go on |
-| server | supervisor | followed, standby_gone | its standby gets all records, or gets none any more |
+| server | supervisor | followed, standby_gone | its standby could lead from now on, or gets no records any more |
 | supervisor | server | stand_by, lead, alone, fenced, moved | who leads (``runtime/replicated_server.py``) |
 | standby | its leader | follow, acknowledged | the first message, and how many records have come |
 | leader | its standby | bytes, record | what a record has changed, and the record |
+| leader | a later standby | bytes, state | before the first record: all that the server keeps (``recovery/plain_graph.py``) |
+| leader | worker | standby | the server has a new standby: wait there, too |
 | worker | standby | await | over a connection that is idle until the answer, leading |
 | standby | worker | leading | it has taken over: go on with the link over this connection |
 | supervisor | server | job, process, lost, ended, noted, finish | settings first, then starts and ends of processes |

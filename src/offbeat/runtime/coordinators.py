@@ -199,6 +199,11 @@ class LiveCoordinators:
         """Give the journal's lines to the operating system."""
         self._journal.flush()
 
+    @property
+    def journal(self) -> Journal:
+        """Return the journal of the job."""
+        return self._journal
+
     def move_journal(self, path: str) -> None:
         """Put the journal in place of the one at ``path``."""
         self._journal.move(path)

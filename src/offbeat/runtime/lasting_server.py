@@ -14,7 +14,7 @@ from offbeat.runtime.job.settings import JobSettings, read_addresses
 from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.runtime.recovery.recorder import Recorder, is_bare
 from offbeat.runtime.recovery.replica import Replica, StreamRecorder
-from offbeat.runtime.recovery.sessions import SessionLinks
+from offbeat.runtime.recovery.sessions import SERVER, SessionLinks
 from offbeat.runtime.serving import Serving
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message
 from offbeat.transport.link import Link
@@ -27,7 +27,7 @@ RETRY_S: Seconds = 0.02
 """Seconds between two attempts to reach server 0 again."""
 RETURN_S: Seconds = 10.0
 """Least seconds that workers have to connect to the new process of a server."""
-_OF_THIS_PROCESS = {
+OF_THIS_PROCESS = {
     "_hub",
     "_clock",
     "_launcher",
@@ -179,7 +179,7 @@ class Server(Serving):
     def _call(self, coordinator: Address) -> Connection:
         if self._recorder is None:
             return super()._call(coordinator)
-        return self._recorder.make(f"server {self._number}", "server 0")  # goes over a socket from the next tick on
+        return self._recorder.make(f"{SERVER} {self._number}", "server 0")  # goes over a socket from the next tick on
 
     @property
     def _keeper(self) -> Keeper | Replica | None:
@@ -252,7 +252,7 @@ class Server(Serving):
         """Return what a snapshot has besides links: all that is not of this process."""
         if self._coordinator is not None:
             self._coordinator.flush()
-        return {name: value for name, value in vars(self).items() if name not in _OF_THIS_PROCESS}
+        return {name: value for name, value in vars(self).items() if name not in OF_THIS_PROCESS}
 
     @property
     def _parts(self) -> dict[str, Any]:

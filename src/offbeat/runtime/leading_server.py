@@ -1,10 +1,22 @@
-"""Serve as the leader of a server with a standby: the standby gets each handled record before any other process sees its effect."""
+"""Serve as the leader of a server with a standby: the standby gets each handled record before any other process sees its effect.
+
+A leader that is alone, since it has taken over or since its standby has died, may get a new standby at any time:
+
+```
+    new standby ──follow──► leader ──state, records──► standby     messages leave at once, as without a standby
+                              │ ◄────acknowledged────────│         from now on they wait for the standby
+                              │ ◄────acknowledged────────│         it has all that anybody has seen:
+          workers ◄──standby──┤                                    each keeps an idle connection to it
+       supervisor ◄─followed──┘                                    it leads if this process dies
+```
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakSet
 
 from offbeat.errors import FencedError, JobError, ProtocolError
 from offbeat.runtime.coordination.peers import refuse
@@ -12,15 +24,43 @@ from offbeat.runtime.job.settings import read_addresses
 from offbeat.runtime.lasting_server import TICK_S, Server
 from offbeat.runtime.recovery.replica import StreamRecorder
 from offbeat.runtime.recovery.replica_messages import FROM_STANDBY
-from offbeat.runtime.recovery.sessions import SessionLinks
+from offbeat.runtime.recovery.sessions import SERVER, SessionLinks
 from offbeat.transport.base import Closed, Connection, Hub, Message
 from offbeat.transport.link import AWAIT, Link
+from offbeat.transport.schema import shown
 from offbeat.types import Seconds
 
 CALLS_MAX = 4
 """Most calls of standbys that are kept until the job is known."""
 IMPORTING = ("shard", "hello", "setup")
 """Kinds of messages whose receiver may import modules for a long time."""
+OF_A_REPLICA = {
+    "_servers",
+    "_settings",
+    "_supervisor",
+    "_writer",
+    "_term",
+    "_stream",
+    "_awaiting",
+    "_job",
+    "_key",
+    "_called",
+    "_standby_at",
+    "_standby_ready",
+    "_standby_reported",
+    "_told",
+    "_invited",
+    "_postponed",
+    "_stands_by",
+    "_leader",
+    "_queue",
+    "_acknowledged",
+    "_heard",
+    "_journal",
+    "_address",
+    "_own_settings",
+}
+"""What each of the two processes has of its own, beside `OF_THIS_PROCESS`."""
 
 
 class LeadingServer(Server):
@@ -38,7 +78,17 @@ class LeadingServer(Server):
         self._key = ""
         """With it the standby shows that the supervisor has started it."""
         self._called: dict[Connection, Message] = {}
-        """Calls of standbys that have come before the job."""
+        """Calls of standbys that have come before the job, or before this process may have a new standby."""
+        self._standby_at = ""
+        """Where the standby listens, in JSON."""
+        self._standby_ready = False
+        """True if a standby that came later could lead from now on, and the workers are told of it."""
+        self._standby_reported = False
+        """True once the supervisor has been told."""
+        self._invited: WeakSet[Connection] = WeakSet()
+        """Connections over which a link may go since this process leads, and none goes yet."""
+        self._told: WeakSet[Connection] = WeakSet()
+        """Sockets over which a worker has been told where the standby listens."""
         self._postponed: deque[Callable[[], None]] = deque()
         """After a takeover: what has come before every gradient that is needed has come again."""
 
@@ -48,8 +98,10 @@ class LeadingServer(Server):
         stream = self._stream
         if stream is not None and connection in stream.former:
             return
+        self._invited.discard(connection)
         if stream is not None and stream.keeper.standby is connection:
             self._from_standby(stream, connection, item)
+            self._settle()
         elif isinstance(item, Closed) and (connection in self._awaiting or connection in self._called):
             self._awaiting.pop(connection, None)
             self._called.pop(connection, None)
@@ -77,6 +129,7 @@ class LeadingServer(Server):
         awaiting, self._awaiting = self._awaiting, {}
         for connection in awaiting:
             connection.send({"kind": "leading", "term": self._term})
+            self._invited.add(connection)
 
     def _carry_out(self, kind: str, message: Message) -> None:
         header = message.header
@@ -84,11 +137,13 @@ class LeadingServer(Server):
             case "job" if self._job is None and self._stream is None:
                 self._job_of(header)  # raises if it cannot be read
                 self._job, self._key = header, header.get("key", "")
-                called, self._called = self._called, {}
-                for connection, call in called.items():
-                    self._on_idle(connection, call)
-            case "alone" if self._stream is not None:
-                self._stream.go_on_alone()
+                self._listen_to_called()
+            case "alone":
+                if self._job is not None:
+                    self._begin_with(None, self._job)
+                elif self._stream is not None:
+                    self._stream.go_on_alone()
+                self._listen_to_called()
             case "fenced":
                 raise FencedError(f"server {self._number} is fenced: its standby leads, in term {header['term']}")
             case "moved":
@@ -99,21 +154,65 @@ class LeadingServer(Server):
     # The standby.
 
     def _on_follow(self, connection: Connection, message: Message) -> None:
-        """Let the standby follow, and begin the job, which has waited for this."""
-        if self._job is None and self._stream is None and len(self._called) < CALLS_MAX:
-            self._called[connection] = message
-            return
-        if self._job is None or message.header["number"] != self._number or message.header["key"] != self._key:
+        """Let the standby follow, and begin the job if it has waited for this."""
+        stream = self._stream
+        known = self._job is not None or stream is not None
+        if known and (message.header["number"] != self._number or message.header["key"] != self._key):
             raise ProtocolError(f"{connection.peer} sent 'follow' and is not the standby that was started for server {self._number}")
-        job, self._job = self._job, None
+        if self._job is not None:
+            self._standby_at = _checked_address(connection, message)
+            self._begin_with(connection, self._job)
+        elif stream is not None and stream.is_alone and not self._lacking:
+            self._standby_at = _checked_address(connection, message)
+            self._let_join(stream, connection)
+        elif len(self._called) < CALLS_MAX:
+            self._called[connection] = message
+        else:
+            raise ProtocolError(f"{connection.peer} sent 'follow' to server {self._number}, which waits for its job or its supervisor")
+
+    def _listen_to_called(self) -> None:
+        """Handle the calls of standbys that have waited."""
+        called, self._called = self._called, {}
+        for connection, call in called.items():
+            self._on_idle(connection, call)
+
+    def _let_join(self, stream: StreamRecorder, connection: Connection) -> None:
+        """Give a new standby the state of this server, between two records."""
+        stream.flush()
+        self._launcher.send({"kind": "loading"})  # to copy a large state takes long
+        try:
+            stream.let_join(connection, self._state(), self._parts, self.now())
+        except TypeError as error:
+            self._say_standby_gone(f"the state of server {self._number} cannot be sent to a new one: it has {error}")
+            refuse(connection, ProtocolError(str(error)))
+
+    def _state(self) -> dict[str, Any]:
+        state = {name: value for name, value in super()._state().items() if name not in OF_A_REPLICA}
+        if self._coordinator is not None:
+            state["journal"] = self._coordinator.journal.place()
+        return {**state, "writes": self._writer.open}
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        parts = {**super()._parts, "settings": self._settings, "writer": self._writer}
+        if self._coordinator is not None:
+            parts["journal"] = self._coordinator.journal
+        keeps = self._files if self._coordinator is None else self._coordinator.checkpoints
+        return parts if keeps is None else {**parts, "folder": keeps.folder}
+
+    def _begin_with(self, connection: Connection | None, job: Mapping[str, Any]) -> None:
+        """Begin the job with the standby that has come; None: without one."""
+        self._job = None
         self._launcher.send({"kind": "loading"})
         stream = self._recorder = self._stream = StreamRecorder(self._launcher, replays=False)
         self._supervisor = stream.supervisor
-        stream.follow(connection)
+        if connection is not None:
+            stream.follow(connection)
         stream.begun(self._began, self._started, job["settings"], job["servers"])
         self._begin(*self._job_of(job))
         stream.join(stream.supervisor, self._launcher)
-        self._launcher.send({"kind": "followed"})
+        if connection is not None:
+            self._launcher.send({"kind": "followed", "address": self._standby_at})
         self._go_on_with_waiting()
         stream.flush()
 
@@ -122,14 +221,36 @@ class LeadingServer(Server):
         if isinstance(item, Message):
             try:
                 FROM_STANDBY.check(item.header, connection.peer, len(item.payload), len(item.memory))
-                stream.acknowledged(item.header.get("at", -1))
+                if stream.acknowledged(item.header.get("at", -1), self.now()):
+                    self._standby_ready, self._standby_reported = True, False
+                    self._told.clear()
             except ProtocolError as error:
                 reason = str(error)
                 connection.close()
         if reason is not None:
             stream.former.add(connection)
             stream.lose_standby()
-            self._launcher.send({"kind": "standby_gone", "reason": reason[:1000]})
+            self._say_standby_gone(reason)
+
+    def _say_standby_gone(self, reason: str) -> None:
+        self._standby_ready = False
+        self._launcher.send({"kind": "standby_gone", "reason": reason[:1000], "address": self._standby_at})
+
+    def _announce_standby(self, stream: StreamRecorder) -> None:
+        """Tell each worker where the standby listens that could lead from now on, and the supervisor once all have been told.
+
+        A worker that comes later, or over another socket, is told then: the message has no number.
+        """
+        links = [link for link in stream.sessions.values() if not link.closed and not link.session.startswith(SERVER)]
+        for link in links:
+            if link.socket is not None and link.socket not in self._told:
+                self._told.add(link.socket)
+                link.socket.send({"kind": "standby", "address": self._standby_at})
+        # A worker that has not come back from the last takeover yet would wait for this process if the standby led by then.
+        back = self._return_until is None or not self._invited
+        if not self._standby_reported and back and all(link.socket is not None for link in links):
+            self._standby_reported = True
+            self._launcher.send({"kind": "followed", "address": self._standby_at})
 
     # The links.
 
@@ -151,10 +272,14 @@ class LeadingServer(Server):
         """Give the standby its record, and handle what has been postponed once nothing is lacking."""
         if self._stream is None:
             return
+        if self._standby_ready:
+            self._announce_standby(self._stream)
         self._stream.flush()
         while self._postponed and not self._lacking:
             self._postponed.popleft()()
             self._stream.flush()
+        if self._called and not self._lacking and self._stream.is_alone:
+            self._listen_to_called()
 
     def _move(self, servers: str) -> None:
         """Note which processes lead the servers."""
@@ -188,3 +313,13 @@ class LeadingServer(Server):
     @property
     def _lacking(self) -> bool:
         return self._stream is not None and bool(self._stream.lacking)
+
+
+def _checked_address(connection: Connection, message: Message) -> str:
+    """Return the address in a standby's call, after it was read: workers get it as it is."""
+    text: str = message.header["address"]
+    try:
+        (_,) = read_addresses(text)
+    except (ValueError, TypeError, LookupError, RecursionError):
+        raise ProtocolError(f"{connection.peer} sent 'follow' with address = {shown(text)} (expected one address, in JSON)") from None
+    return text

@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.errors import JobError, OffbeatError, ProtocolError
+from offbeat.journal.file import Journal
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job import messages
+from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
 from offbeat.runtime.job.settings import JobSettings, read_addresses
 from offbeat.runtime.lasting_server import RETURN_S
 from offbeat.runtime.leading_server import IMPORTING, LeadingServer
@@ -60,6 +62,10 @@ class ReplicatedServer(LeadingServer):
         """The leader's time of the newest record, and this process's own then."""
         self._journal: tuple[str, str] | None = None
         """Where the standby's journal is, and the place of the job's."""
+        self._address = ""
+        """Where the standby listens, in JSON."""
+        self._own_settings: JobSettings | None = None
+        """The job at the standby, with the place of its own journal."""
 
     def run(self) -> None:
         try:
@@ -97,6 +103,7 @@ class ReplicatedServer(LeadingServer):
         kind = messages.FROM_SUPERVISOR.check(header, "the supervisor", len(item.payload), len(item.memory))
         match kind:
             case "stand_by" if self._stream is None:
+                self._key, self._address = header["key"], header["address"]
                 self._stand_by(header)
             case "lead" if self._stream is not None and self._settings is not None:
                 self._lead(self._stream, self._settings, header)
@@ -115,6 +122,8 @@ class ReplicatedServer(LeadingServer):
         kind = FROM_LEADER.check(item.header, "the leader", len(item.payload), len(item.memory))
         if kind == "bytes":
             self._stream.keeper.on_bytes(item)
+        elif kind == "state":
+            self._join(self._stream, item.header)
         else:
             self._queue.append((item.header["at"], item.header["done"], item.payload))
             self._acknowledge(self._stream)
@@ -127,11 +136,47 @@ class ReplicatedServer(LeadingServer):
         if settings.journal is not None and self._number == 0:
             path = Path(settings.journal)
             self._journal = str(path.with_name(f"standby-{path.name}")), settings.journal
+        if header["runs"]:
+            # The leader keeps its records for this process from now on, and this process must not import for seconds meanwhile.
+            self._launcher.send({"kind": "loading"})
+            import offbeat.runtime.coordinators
+            import offbeat.runtime.recovery.plain_graph  # noqa: F401
+        self._own_settings = self._with_own_journal(settings)
+        self._writer.held = True  # the leader writes the files of checkpoints
         stream = self._recorder = self._stream = StreamRecorder(self._launcher, replays=True)
         self._supervisor = stream.supervisor
         self._leader = self._hub.connect(self._servers[self._number])
         self._leader.place_with(stream.keeper.place)
-        self._leader.send({"kind": "follow", "number": self._number, "key": header["key"]})
+        self._leader.send({"kind": "follow", "number": self._number, "key": self._key, "address": self._address})
+
+    def _join(self, stream: StreamRecorder, header: Mapping[str, Any]) -> None:
+        """Take over the state of a server that has served for some time."""
+        if stream.commit.position != 1 or self._settings is not None:
+            raise JobError(f"the leader sent 'state' to the standby of server {self._number} in the middle of its records")
+        assert self._own_settings is not None
+        settings = self._own_settings
+        self._launcher.send({"kind": "loading"})  # a large state takes long
+        try:
+            journal = Journal(settings.journal if self._number == 0 else None, now=self.now)
+            parts = {**super()._parts, "settings": settings, "journal": journal, "writer": self._writer}
+            if settings.checkpoint is not None:
+                parts["folder"] = CheckpointFolder(settings.checkpoint.folder)
+            state = stream.joined(header, parts)
+            place = state.pop("journal", None)
+            self._writer.follow(state.pop("writes"))
+            vars(self).update(state)
+            if self._coordinator is None:
+                journal.close()
+            else:
+                journal.go_on(place, (self._coordinator.tally.add,))
+        except (OffbeatError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise JobError(f"the standby of server {self._number} cannot take over the state of its leader: {error}") from error
+        self._settings, self._supervisor = settings, stream.supervisor
+        self._heard = header["now"], self._clock()
+        self._acknowledge(stream)
+
+    def _with_own_journal(self, settings: JobSettings) -> JobSettings:
+        return settings if self._journal is None else dataclasses.replace(settings, journal=self._journal[0])
 
     def _acknowledge(self, stream: StreamRecorder) -> None:
         handled = stream.commit.position - 1
@@ -161,10 +206,9 @@ class ReplicatedServer(LeadingServer):
     def _again(self, recorder: Recorder | StreamRecorder, record: list[Any]) -> None:
         if record[0] == "begin":
             _, began, started, settings, servers = record
-            mine = JobSettings.from_wire(settings)
-            if self._journal is not None:
-                mine = dataclasses.replace(mine, journal=self._journal[0])
+            mine = self._with_own_journal(JobSettings.from_wire(settings))
             record = ["begin", began, started, mine.to_wire(), servers]
+            self._heard = 0.0, self._clock()
             self._launcher.send({"kind": "loading"})
         elif record[0] in ("message", "tick", "closed"):
             self._heard = record[1], self._clock()
@@ -206,7 +250,7 @@ class ReplicatedServer(LeadingServer):
             self._leader = None
         self._stands_by, self._term = False, header["term"]
         self._catch_up(stream)
-        self._again_told = False
+        self._again_told = self._writer.held = False
         stream.lead()
         then, at = self._heard
         self._began = at - then

@@ -6,7 +6,7 @@ place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -121,6 +121,15 @@ class AveragingShard:
         for own in self._own:
             if (velocity := state.get(own.tensor, {}).get(OUTER)) is not None:
                 self._velocity(own.at, velocity.numel(), velocity.dtype).copy_(velocity)
+
+    def whole_state(self) -> dict[str, Any]:
+        """Return the momentum for `load_whole_state`; the next fold changes the bytes."""
+        headers, pieces = self.state()
+        return {"headers": headers, "pieces": pieces}
+
+    def load_whole_state(self, whole: Mapping[str, Any]) -> None:
+        """Go on where another shard of the same span was. Raises `ProtocolError` if its momentum does not fit the layout."""
+        self.load_state(self.read_state(whole["headers"], b"".join(whole["pieces"])))
 
     def _step(self, unit: int, at: int, own: torch.Tensor, start: int, stop: int, parts: list[torch.Tensor], weights: list[float]) -> None:
         lr, mu, place = self.averaging.outer_lr, self.averaging.outer_momentum, own[start:stop]

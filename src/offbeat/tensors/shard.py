@@ -8,7 +8,7 @@ scratch block, and step the optimizer on that block of the parameters. Nothing l
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
@@ -224,6 +224,21 @@ class Shard:
                 if self.kept is not None:
                     self.kept.adopt(unit, values)
         self._lanes = self._make_lanes(len(self._lanes))
+
+    def whole_state(self) -> dict[str, Any]:
+        """Return, for `load_whole_state`, all that decides what the next fold makes beside the parameters. That fold changes the bytes."""
+        headers, pieces = self.state()
+        before = None if self._before is None else self._before.numpy().data
+        return {"headers": headers, "pieces": pieces, "groups": self._groups, "scale": self._scale, "last": before}
+
+    def load_whole_state(self, whole: Mapping[str, Any]) -> None:
+        """Go on where another shard of the same span was. Raises `ProtocolError` if its state does not fit the layout."""
+        self.load_state(self.read_state(whole["headers"], b"".join(whole["pieces"])))
+        self._configure(checked(self.spec.name, whole["groups"]), float(whole["scale"]))
+        if whole["last"] is not None:
+            self._last()
+            assert self._before is not None
+            self._before.numpy().data[:] = whole["last"]
 
     def _make_lanes(self, count: int) -> list[_Lane]:
         return [_Lane(number, self.spec.name, self._groups, self._blocks, self._state, self.kept) for number in range(count)]

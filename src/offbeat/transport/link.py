@@ -29,6 +29,8 @@ AWAIT: Final = Kinds({"await": MessageSchema(fields({"session": text(100)}))})
 """To a standby, over a connection that is idle until the standby leads: this link would go over it then."""
 LEADING: Final = Kinds({"leading": MessageSchema(fields({"term": whole()}))})
 """The answer, when the standby leads."""
+STANDBY: Final = Kinds({"standby": MessageSchema(fields({"address": text(1000)}))})
+"""To the end that has called, without a number: the server has a new standby, which listens there."""
 _stamp = row(whole(), whole())
 
 

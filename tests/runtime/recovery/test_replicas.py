@@ -39,15 +39,15 @@ class Summing(ReplicatedServer):
     def _begin(self, settings: JobSettings, servers: Sequence[Address]) -> None:
         self._settings, self._servers = settings, servers
         self.value = 0
-        self.waiting: dict[Connection, bytearray] = {}
-        self.regions: dict[Connection, bytearray] = {}
+        self.waiting: dict[Connection, memoryview] = {}
+        self.regions: dict[Connection, memoryview] = {}
 
     def _handle(self, connection: Connection, item: Message | Closed) -> None:
         if connection is self._supervisor or connection is self._launcher:
             super()._handle(connection, item)
         elif isinstance(item, Message) and item.header["kind"] == "hello":
-            self.regions[connection] = bytearray(8)
-            connection.bind("push", memoryview(self.regions[connection]))
+            self.regions[connection] = memoryview(bytearray(8))
+            connection.bind("push", self.regions[connection])
             connection.send({"kind": "welcome"})
         elif isinstance(item, Message):
             self.waiting[connection] = self.regions[connection]
@@ -91,43 +91,70 @@ class Client:
 
 
 class Cluster:
-    """The two processes of one server, the clients, and the supervisor."""
+    """The processes of one server, the clients, and the supervisor."""
 
     def __init__(self) -> None:
-        network = MemoryNetwork(shares_memory=False)
-        self.hubs = [MemoryHub(network, "token") for _ in range(2)]
-        self.supervisor = MemoryHub(network, "token")
-        at, addresses = self.supervisor.listen(), [hub.listen() for hub in self.hubs]
+        self.network = MemoryNetwork(shares_memory=False)
+        self.supervisor = MemoryHub(self.network, "token")
+        self.supervisor_at = self.supervisor.listen()
         self.now = 0.0
-        self.servers = [
-            Summing(0, hub, hub.connect(at), stands_by=stands_by, clock=lambda: self.now)
-            for hub, stands_by in zip(self.hubs, (False, True), strict=True)
-        ]
-        self.at = [server._launcher.other for server in self.servers]  # type: ignore[attr-defined]
-        job: dict[str, Any] = {"settings": json.loads(json.dumps(BARE.to_wire())), "servers": json.dumps([addresses[0]]), "key": "k"}
-        self.addresses = addresses
-        self.at[0].send({**job, "kind": "job"})
-        self.at[1].send({**job, "kind": "stand_by"})
+        self.hubs: list[MemoryHub] = []
+        self.addresses: list[Address] = []
+        self.servers: list[Summing] = []
+        self.at: list[Connection] = []
+        """The supervisor's ends of its connections to the processes."""
+        self.term = 1
+        self.start(stands_by=False)
+        self.start(stands_by=True)
+        self.at[0].send({**self.job(0), "kind": "job"})
+        self.at[1].send({**self.job(0), "kind": "stand_by", "address": json.dumps([self.addresses[1]]), "runs": False})
         for _ in range(3):
             self.turn(0)
             self.turn(1)
-        self.clients = [Client(number, network, *addresses) for number in range(CLIENTS)]
+        self.clients = [Client(number, self.network, *self.addresses) for number in range(CLIENTS)]
+
+    def start(self, *, stands_by: bool) -> None:
+        """Start one more process of the server."""
+        hub = MemoryHub(self.network, "token")
+        self.hubs.append(hub)
+        self.addresses.append(hub.listen())
+        server = Summing(0, hub, hub.connect(self.supervisor_at), stands_by=stands_by, clock=lambda: self.now)
+        self.servers.append(server)
+        self.at.append(server._launcher.other)  # type: ignore[attr-defined]
+
+    def job(self, leader: int) -> dict[str, Any]:
+        return {"settings": json.loads(json.dumps(BARE.to_wire())), "servers": json.dumps([self.addresses[leader]]), "key": "k"}
 
     def turn(self, server: int) -> None:
         self.now += 0.01
         self.servers[server].turn(0.0)
 
-    def lead(self) -> None:
+    def lead(self, standby: int = 1) -> None:
         """The supervisor decides that the standby leads."""
-        self.at[0].send({"kind": "fenced", "term": 2})
-        self.at[1].send({"kind": "lead", "term": 2, "servers": json.dumps([self.addresses[1]])})
+        self.term += 1
+        self.at[standby - 1].send({"kind": "fenced", "term": self.term})
+        self.at[standby].send({"kind": "lead", "term": self.term, "servers": json.dumps([self.addresses[standby]])})
 
-    def finish(self, server: int) -> None:
+    def renew(self, leader: int) -> int:
+        """The supervisor starts a new standby of this leader. Returns its number."""
+        self.start(stands_by=True)
+        number = len(self.servers) - 1
+        self.at[number].send({**self.job(leader), "kind": "stand_by", "address": json.dumps([self.addresses[number]]), "runs": True})
+        return number
+
+    def followed(self, standby: int) -> bool:
+        """Whether a leader has said, since the last call, that this standby could lead."""
+        return ("followed", json.dumps([self.addresses[standby]])) in self.reports()
+
+    def reports(self) -> list[tuple[str, Any]]:
+        return [(item.header["kind"], item.header.get("address")) for _, item in self.supervisor.poll(0.0) if isinstance(item, Message)]
+
+    def finish(self, server: int, rounds: int = ROUNDS) -> None:
         for _ in range(20 * ROUNDS):
             self.turn(server)
             for client in self.clients:
                 client.look()
-        assert all(client.turn >= ROUNDS for client in self.clients), [client.turn for client in self.clients]
+        assert all(client.turn >= rounds for client in self.clients), [client.turn for client in self.clients]
 
 
 @examples(400)
@@ -150,6 +177,41 @@ def test_at_any_moment_the_standby_goes_on_where_the_leader_was(seed: int, freez
     assert not cluster.servers[1]._stream.commit.holds(cluster.servers[1]._stream.commit.position)  # type: ignore[union-attr]
 
 
+@examples(200, quick=40)
+@given(st.integers(0, 2**32), st.integers(1, 4))
+def test_each_leader_gets_a_new_standby_which_leads_next(seed: int, deaths: int) -> None:
+    chance, cluster, leader, standby = random.Random(seed), Cluster(), 0, 1
+    ready = True
+    for _ in range(deaths):
+        for _ in range(chance.randrange(20)):
+            some_turn(chance, cluster, leader, standby)
+        if chance.random() < 0.3:  # the standby dies first, maybe before it could lead
+            cluster.hubs[standby].close()
+            cluster.at[leader].send({"kind": "alone"})
+            standby, ready = cluster.renew(leader), False
+        while not ready:  # no death is survived until then
+            some_turn(chance, cluster, leader, standby)
+            ready = cluster.followed(standby)
+        for _ in range(chance.randrange(30)):
+            some_turn(chance, cluster, leader, standby)
+        cluster.hubs[leader].close()
+        cluster.lead(standby)
+        for _ in range(chance.randrange(10)):
+            cluster.clients[chance.randrange(CLIENTS)].look()
+            cluster.turn(standby)
+        leader, standby, ready = standby, cluster.renew(standby), False
+    for _ in range(chance.randrange(40)):
+        some_turn(chance, cluster, leader, standby)
+    cluster.hubs[standby].close()
+    cluster.at[leader].send({"kind": "alone"})
+    cluster.finish(leader, max(client.turn for client in cluster.clients) + 3)
+
+
+def some_turn(chance: random.Random, cluster: Cluster, leader: int, standby: int) -> None:
+    what = chance.randrange(2 + CLIENTS)
+    cluster.turn((leader, standby)[what]) if what < 2 else cluster.clients[what - 2].look()
+
+
 def test_a_leader_whose_standby_is_gone_sends_nothing_until_it_may_go_on_alone() -> None:
     cluster = Cluster()
     for client in cluster.clients:
@@ -160,8 +222,7 @@ def test_a_leader_whose_standby_is_gone_sends_nothing_until_it_may_go_on_alone()
         for client in cluster.clients:
             client.look()
     assert [client.turn for client in cluster.clients] == [-1] * CLIENTS, "no welcome, since no standby knows of it"
-    reports = [item.header["kind"] for _, item in cluster.supervisor.poll(0.0) if isinstance(item, Message)]
-    assert "standby_gone" in reports
+    assert "standby_gone" in dict(cluster.reports())
     cluster.at[0].send({"kind": "alone"})
     cluster.finish(0)
 
@@ -186,7 +247,7 @@ def test_who_is_not_the_standby_of_the_supervisor_gets_no_records() -> None:
     stranger = MemoryHub(cluster.hubs[0].network, "token")
     for key in ("", "another"):
         line = stranger.connect(cluster.addresses[0])
-        line.send({"kind": "follow", "number": 0, "key": key})
+        line.send({"kind": "follow", "number": 0, "key": key, "address": "[]"})
         cluster.turn(0)
         [(_, refused), (_, end)] = stranger.poll(0.0)
         assert isinstance(refused, Message) and "is not the standby that was started" in refused.header["reason"]

@@ -63,8 +63,8 @@ class OptimizerContent:
     """What the manifest says of it: version, rule, places of the samplers."""
     copies: list[ShardCopy] = field(default_factory=list)
     """Of this process's shard; those of the others are in files."""
-    files: list[Path] = field(default_factory=list)
-    """What the other servers have written."""
+    servers: list[int] = field(default_factory=list)
+    """The other servers that have written a file."""
     parts: dict[WorkerId, Message] = field(default_factory=dict)
     """The workers' parts, by worker."""
     giver: WorkerId | None = None
@@ -150,9 +150,9 @@ def write_files(folder: Path, contents: Sequence[OptimizerContent]) -> list[dict
         for worker, part in parts.items():
             workers.setdefault(worker, {})[number] = part
     write_file(workers, folder / WORKERS)
-    for content in contents:
-        for path in content.files:
-            path.unlink()
+    for number, content in enumerate(contents):
+        for server in content.servers:
+            shard_file(folder, server, number).unlink()
     return [
         {
             **content.place,
@@ -188,7 +188,7 @@ def _write_model(folder: Path, number: int, content: OptimizerContent, parts: Ma
         state = {"state": dict(zip(slots, replica["state"], strict=True)), "param_groups": groups, REPLICA: replica["groups"]}
         _write_state_dicts(folder, number, content, copies, state)
         return
-    copies = [*content.copies, *(read_copy(path) for path in content.files)]
+    copies = [*content.copies, *(read_copy(shard_file(folder, server, number)) for server in content.servers)]
     state = assemble_state_dict(content.layout, content.spec, [(copy.headers, memoryview(copy.state)) for copy in copies], groups)
     _write_state_dicts(folder, number, content, copies, state)
 
@@ -219,7 +219,10 @@ class Resumed:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a snapshot of the server has; the file is read again if a worker needs its part of it."""
-        return {**vars(self), "_workers": None}
+        return {"path": str(self.checkpoint.path), "manifest": self.checkpoint.manifest}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.checkpoint, self._workers = Checkpoint(Path(state["path"]), state["manifest"]), None
 
     def check(self, number: int, policy: Policy, layout: Layout, spec: OptimizerSpec) -> None:
         """Compare an optimizer of the job with that of the checkpoint.

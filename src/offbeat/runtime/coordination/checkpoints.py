@@ -17,7 +17,6 @@ import datetime
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 from offbeat import __version__
@@ -28,7 +27,7 @@ from offbeat.core.job.state import dumps
 from offbeat.core.policy import ServerRule
 from offbeat.journal.file import Journal
 from offbeat.journal.records import checkpoint_record
-from offbeat.runtime.coordination.checkpoint_content import ModelRest, OptimizerContent, shard_file, write_files
+from offbeat.runtime.coordination.checkpoint_content import ModelRest, OptimizerContent, write_files
 from offbeat.runtime.coordination.file_writer import FileWriter, Written
 from offbeat.runtime.coordination.peers import Peers
 from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
@@ -74,7 +73,6 @@ class _Making:
 
     version: Version
     began: Seconds
-    folder: Path
     last: tuple[Seconds, Version] | None
     """When the one before was begun, and of which version."""
     within_s: Seconds | None
@@ -108,10 +106,10 @@ class CheckpointKeeper:
 
     def __init__(self, settings: JobSettings, order: CheckpointOrder, supervisor: Connection, journal: Journal, writer: FileWriter) -> None:
         self._settings, self._order, self._supervisor, self._journal, self._writer = settings, order, supervisor, journal, writer
-        self._folder = CheckpointFolder(order.folder)
+        self.folder = CheckpointFolder(order.folder)
         if not writer.held:
-            self._folder.prepare()
-            self._folder.clear_partial()
+            self.folder.prepare()
+            self.folder.clear_partial()
         self._jobs: list[Saves] = []
         self._rests: dict[int, ModelRest] = {}
         """By optimizer: what is known of the model beside the parameters that the servers hold."""
@@ -160,7 +158,7 @@ class CheckpointKeeper:
         last, self._last = self._last, (now, version)
         within_s, self._asked = self._asked, None
         patience_s = PARTS_S if within_s is None else min(PARTS_S, within_s / 2)
-        self._making = _Making(version, now, self._folder.partial(version), last, within_s, patience_s=patience_s)
+        self._making = _Making(version, now, last, within_s, patience_s=patience_s)
         for one in self._jobs:
             self._ask_workers(one, self._making, now)
         return True
@@ -252,13 +250,13 @@ class CheckpointKeeper:
         """Note that another server has written its shard's file, or could not; ``cut_off``: its process has died meanwhile."""
         making = self._making
         if making is None or making.version != version:
-            self._writer.aside(partial(self._folder.abandon, self._folder.partial(version)))  # it was given up before this server wrote
+            self._writer.aside(partial(self.folder.abandon, self.folder.partial(version)))  # it was given up before this server wrote
         elif cut_off:
             self._make_again(making)
         elif number < len(making.contents):
             making.servers -= 1
             making.failed = making.failed or failed
-            making.contents[number].files.append(shard_file(making.folder, server, number))
+            making.contents[number].servers.append(server)
 
     def tick(self, now: Seconds) -> None:
         """Begin to write the checkpoint in the making if it has everything."""
@@ -275,7 +273,7 @@ class CheckpointKeeper:
             for number, places in self._places.items():
                 making.contents[number].place = places.get(self._replica_version(making, number), list(places.values())[-1])
             making.writing = True
-            self._writer.begin(0, making.version, partial(self._write, making), partial(self._folder.is_complete, making.version))
+            self._writer.begin(0, making.version, partial(self._write, making), partial(self.folder.is_complete, making.version))
 
     def _giver_is_gone(self, making: _Making, number: int) -> bool:
         content, coordinator = making.contents[number], self._jobs[number].coordinator
@@ -309,8 +307,8 @@ class CheckpointKeeper:
 
     def _write(self, making: _Making) -> None:
         """Write all files. In a thread."""
-        self._folder.begin(making.version)
-        optimizers = write_files(making.folder, making.contents)
+        folder = self.folder.begin(making.version)
+        optimizers = write_files(folder, making.contents)
         settings = self._settings
         manifest = {
             "version": optimizers[0]["version"],
@@ -325,8 +323,8 @@ class CheckpointKeeper:
             "missing": self._missing(making),
             "optimizers": optimizers,
         }
-        self._folder.finish(making.folder, manifest)
-        self._folder.keep(self._order.keep)
+        self.folder.finish(folder, manifest)
+        self.folder.keep(self._order.keep)
 
     def on_written(self, result: Written, now: Seconds) -> None:
         """Note that the files have been written, or could not be."""
@@ -361,7 +359,7 @@ class CheckpointKeeper:
 
     def _abandon(self, making: _Making) -> None:
         self._making = None
-        self._writer.aside(partial(self._folder.abandon, making.folder))
+        self._writer.aside(partial(self.folder.abandon, self.folder.partial(making.version)))
 
     def has_returned(self) -> None:
         """Note that this server goes on in a new process, without what the earlier one has copied and not written."""
@@ -376,7 +374,7 @@ class CheckpointKeeper:
         """End with the job: a checkpoint that is being written becomes complete, one that lacks parts does not."""
         making = self._making
         if making is not None and not making.writing:
-            self._folder.abandon(making.folder)
+            self.folder.abandon(self.folder.partial(making.version))
         elif making is not None:
             self._writer.wait(CLOSE_S)
             for result in self._writer.results():

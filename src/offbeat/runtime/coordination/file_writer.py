@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final, NamedTuple
 
@@ -64,6 +64,15 @@ class FileWriter:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, held=True)
         self._prepare()
+
+    @property
+    def open(self) -> dict[tuple[int, Version], Callable[[], bool] | None]:
+        """Return the writes whose result has not been handled, for the writer of a standby: see `follow`."""
+        return self._open
+
+    def follow(self, writes: Mapping[tuple[int, Version], Callable[[], bool] | None]) -> None:
+        """Take over the open writes of another server's writer, which are its own business until `held` becomes False."""
+        self._open, self.held = dict(writes), True
 
     def begin(self, number: int, version: Version, write: Callable[[], Any], is_complete: Callable[[], bool] | None = None) -> None:
         """Begin to write the files of ``version`` of an optimizer.

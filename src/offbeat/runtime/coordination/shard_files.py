@@ -22,7 +22,7 @@ class ShardFiles:
     """
 
     def __init__(self, folder: str, server: int, report: Callable[[int, dict[str, Any]], None], writer: FileWriter) -> None:
-        self._folder, self._server, self._report, self._writer = CheckpointFolder(folder), server, report, writer
+        self.folder, self._server, self._report, self._writer = CheckpointFolder(folder), server, report, writer
 
     def save(self, number: int, order: Mapping[str, Any], copy: Callable[[], ShardCopy]) -> None:
         """Begin to write a copy of optimizer ``number``'s shard, as server 0 has ordered."""
@@ -30,7 +30,7 @@ class ShardFiles:
 
         def write() -> None:
             assert copied is not None
-            write_copy(shard_file(self._folder.begin(order["version"]), self._server, number), copied)
+            write_copy(shard_file(self.folder.begin(order["version"]), self._server, number), copied)
 
         self._writer.begin(number, order["version"], write)
 

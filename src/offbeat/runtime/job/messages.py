@@ -253,11 +253,13 @@ _MORE_SETTINGS: Final = {
 }
 _JOB: Final = {"settings": fields(_SETTINGS, _MORE_SETTINGS), "servers": text(1 << 20)}
 _key: Final = text(100)
+_where: Final = text(1000)
+"""The address of a process, in JSON."""
 
 FROM_SUPERVISOR: Final = Kinds(
     {
         "job": MessageSchema(fields(_JOB, {"outlives": flag, "key": _key})),
-        "stand_by": MessageSchema(fields({**_JOB, "key": _key})),
+        "stand_by": MessageSchema(fields({**_JOB, "key": _key, "address": _where, "runs": flag})),
         "lead": MessageSchema(fields({"term": whole(), "servers": text(1 << 20)})),
         "alone": MessageSchema(),
         "fenced": MessageSchema(fields({"term": whole()})),
@@ -286,8 +288,8 @@ _MORE_STANDINGS: Final[dict[str, dict[str, Check]]] = {WorkerState.FINISHED.valu
 TO_SUPERVISOR: Final = Kinds(
     {
         "listening": MessageSchema(fields({"number": _server, "address": _address}, {"role": one_of("leader", "standby")})),
-        "followed": MessageSchema(),
-        "standby_gone": MessageSchema(fields({"reason": _words})),
+        "followed": MessageSchema(fields({"address": _where})),
+        "standby_gone": MessageSchema(fields({"reason": _words, "address": _where})),
         "loading": MessageSchema(),
         "journal_failed": MessageSchema(fields({"reason": _words})),
         "alive": MessageSchema(),

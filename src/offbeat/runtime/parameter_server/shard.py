@@ -144,14 +144,24 @@ class LiveShard:
         return kept
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a snapshot of the server has: all but what `_make` makes, and the sums, which are kept with the state."""
+        """Return what a snapshot of the server has: all but what `_make` makes, and for a standby what the optimizer keeps.
+
+        For a process of this host, sums and the optimizer's state are in memory that outlives this one.
+        """
         made = ("_memory", "_shard", "_averaging", "_outlives", "_encodings", "_encoded")
-        return {name: value for name, value in vars(self).items() if name not in made} | {"_sums": list(self._sums), "_copied": None}
+        state = {name: value for name, value in vars(self).items() if name not in made} | {"_copied": None}
+        if self._keeper is None:
+            return state | {"whole": self._holder.whole_state()}
+        return state | {"_sums": list(self._sums)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        whole = state.pop("whole", None)
         vars(self).update(state, _encodings={}, _encoded=None)
         self._make()
-        self._sums = {worker: self._sum_of(worker) for worker in state["_sums"]}
+        if whole is not None:
+            self._holder.load_whole_state(whole)
+        else:
+            self._sums = {worker: self._sum_of(worker) for worker in state["_sums"]}
 
     def _once(self, work: Callable[[], Any]) -> Any:
         """Change memory, unless an earlier process of this server has. Returns what was measured."""

@@ -12,4 +12,7 @@
 The state of a server follows from its messages, the results of its writer of files (``coordination/file_writer.py``), and their times. The
 next process of the server begins with the snapshot, and handles the messages in the log again. It changes no tensor that was changed
 already (`ShardMemory.once`), and what it would send goes to `transport.link.Link`, which leaves out what the other end has.
+
+A standby (``replica.py``) handles the same messages on another machine while the server serves. One that comes later gets the server's
+objects from ``plain_graph.py``, which a process of another machine may read.
 """

@@ -10,13 +10,13 @@ Source: Li et al., Scaling Distributed Machine Learning with the Parameter Serve
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import msgpack  # type: ignore[import-untyped]
 
 from offbeat.errors import ConfigurationError, ProtocolError
-from offbeat.runtime.recovery.sessions import SessionLinks
+from offbeat.runtime.recovery.sessions import SUPERVISOR, SessionLinks
 from offbeat.transport.base import Connection, Message
 from offbeat.transport.link import Link
 from offbeat.transport.output_commit import UNBOUND, OutputCommit
@@ -28,6 +28,10 @@ PIECE_NBYTES: Final = 64 << 20
 """Most bytes of memory in one message."""
 BYTES_MAX: Final = 1 << 40
 """Most bytes of one sum."""
+NEAR: Final = 8
+"""Records that a standby which came later may lack when messages begin to wait for it."""
+CATCH_UP_S: Final[Seconds] = 10.0
+"""Longest time for which a standby that has the state may lack more: this process keeps for it what it has not taken yet."""
 CARRYING: Final = ("push", "initial")
 """Kinds of a worker's messages with a region that is not in the record."""
 
@@ -93,11 +97,28 @@ class Replica:
 
     def _send(self, memory: memoryview, *, lent: bool) -> None:
         self.count += 1
-        if self.standby is None:
-            return
+        if self.standby is not None:
+            # As long as nothing waits for the standby, memory is used again before it has been sent.
+            self._send_pieces(memory, lent=lent and self._commit.committed != UNBOUND)
+
+    def _send_pieces(self, memory: memoryview, *, lent: bool) -> None:
+        assert self.standby is not None
         for start in range(0, max(1, len(memory)), PIECE_NBYTES):
             piece = memory[start : start + PIECE_NBYTES]
             self.standby.send({"kind": "bytes", "start": start, "nbytes": len(memory)}, payload=[piece], lent=lent)
+
+    def give(self, blocks: Sequence[memoryview]) -> None:
+        """At the leader: send the standby these bytes, which belong to no record."""
+        for block in blocks:
+            self._send_pieces(block, lent=False)
+
+    def given(self, count: int) -> list[memoryview]:
+        """At the standby: return what `give` has sent. Raises `ProtocolError` if other bytes have come."""
+        if len(self._came) != count:
+            raise ProtocolError(f"the leader sent {len(self._came)} blocks of memory (expected {count})")
+        blocks = list(self._came)
+        self._came.clear()
+        return blocks
 
     def _memory(self, nbytes: int) -> memoryview:
         """Return memory that nobody uses."""
@@ -165,6 +186,12 @@ class StreamRecorder(SessionLinks):
         self.keeper = Replica(self.commit)
         self.keeper.replays = replays
         self._batch: list[bytes] = []
+        self._acknowledged = 0
+        """The newest record that the standby has."""
+        self._behind: int | None = None
+        """The record that a standby which came later must have before it could lead; None: it has it, or nothing waits for it yet."""
+        self._joined_at: Seconds | None = None
+        """When a standby that came later had the state; None: it does not have it yet."""
         self._pack = msgpack.Packer().pack
 
     def _new(self, session: str, peer: str) -> Link:
@@ -201,26 +228,78 @@ class StreamRecorder(SessionLinks):
     def follow(self, standby: Connection) -> None:
         """Let a standby get all records from now on, and send nothing that it does not know of."""
         self.keeper.standby = standby
-        self.commit.committed = self.commit.position - 1
+        self.commit.committed = self._acknowledged = self.commit.position - 1
+
+    def let_join(self, standby: Connection, state: Any, parts: Mapping[str, Any], now: Seconds) -> None:
+        """Send a standby that comes later this state of the server, and all records from now on.
+
+        Until it has the state, messages leave at once, as without a standby.
+
+        Raises:
+            TypeError: something in the state is no data.
+        """
+        from offbeat.runtime.recovery.plain_graph import dumps  # imports torch, which this process has by now
+
+        self.keeper.standby = standby
+        for link in self.sessions.values():
+            # Gradients that have come and are in no version yet are in the state.
+            link.release_carried()
+            link.beside = link.socket is not None and self._beside(link.socket)
+        whole = {"links": self._own, "sessions": self.sessions, "server": state}
+        try:
+            table, blocks = dumps(whole, {**parts, "commit": self.commit, "replica": self.keeper})
+        except TypeError:
+            self.keeper.standby = None
+            raise
+        self.keeper.give([memoryview(table), *blocks])
+        self._joined_at = None
+        self._acknowledged = at = self.commit.position - 1
+        standby.send({"kind": "state", "at": at, "now": now, "done": self._done, "blocks": 1 + len(blocks)})
 
     def lose_standby(self) -> None:
-        """Note that the connection to the standby has ended. Nothing is sent until `go_on_alone`: the standby may lead by now."""
-        self.keeper.standby = None
+        """Note that the connection to the standby has ended. Nothing is sent until `go_on_alone`: the standby may lead by now.
+
+        A standby that did not have the server's state yet cannot lead.
+        """
+        self.keeper.standby = self._behind = None
+
+    @property
+    def is_alone(self) -> bool:
+        """Return True if a standby may come: there is none, and nothing waits for one."""
+        return self.keeper.standby is None and self.commit.committed == UNBOUND
 
     def go_on_alone(self) -> None:
         """Send everything at once from now on."""
-        self.keeper.standby = None
+        self.keeper.standby = self._behind = None
         self.commit.committed = UNBOUND
         self._advance()
 
-    def acknowledged(self, at: int) -> None:
-        """Send what has waited for this record. Raises `ProtocolError` if it cannot have come."""
-        if not self.commit.committed <= at < self.commit.position:
+    def acknowledged(self, at: int, now: Seconds) -> bool:
+        """Send what has waited for this record. Returns True if a standby that came later could lead from now on.
+
+        Messages begin to wait for it once it has nearly all records, or after `CATCH_UP_S`: it may be slower than this process.
+
+        Raises:
+            ProtocolError: the record cannot have come.
+        """
+        if not self._acknowledged <= at < self.commit.position:
             raise ProtocolError(
-                f"the standby has record {at} (expected {self.commit.committed} to {self.commit.position - 1}, the newest that was sent)"
+                f"the standby has record {at} (expected {self._acknowledged} to {self.commit.position - 1}, the newest that was sent)"
             )
-        self.commit.committed = at
-        self._advance()
+        self._acknowledged = at
+        if self.commit.committed == UNBOUND:
+            self._joined_at = now if self._joined_at is None else self._joined_at
+            if self.commit.position - at > NEAR and now < self._joined_at + CATCH_UP_S:
+                return False
+            # What others have been sent so far, it will know once it has this record.
+            self.commit.committed = self._behind = self.commit.position - 1
+        if at >= self.commit.committed:
+            self.commit.committed = at
+            self._advance()
+        if self._behind is None or at < self._behind:
+            return False
+        self._behind = None
+        return True
 
     def _advance(self) -> None:
         for link in list(self._at.values()):
@@ -246,6 +325,20 @@ class StreamRecorder(SessionLinks):
                     yield record
         except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
             raise ProtocolError(f"the leader sent a record that cannot be read: {type(error).__name__}") from None
+
+    def joined(self, header: Mapping[str, Any], parts: Mapping[str, Any]) -> Any:
+        """Take over what `let_join` has sent. Returns the state of the server. Raises `ProtocolError` if it cannot be read."""
+        from offbeat.runtime.recovery.plain_graph import loads
+
+        table, *blocks = self.keeper.given(header["blocks"])
+        whole = loads(table, blocks, {**parts, "commit": self.commit, "replica": self.keeper})
+        supervisor = next(iter(self._at))
+        self._own, self.sessions = whole["links"], whole["sessions"]
+        self.supervisor = self._own[SUPERVISOR]
+        self._at = {supervisor: self.supervisor}
+        self.commit.position = header["at"] + 1
+        self.commit.sent, self.keeper.count = header["done"]
+        return whole["server"]
 
     def handled(self, done: list[int]) -> None:
         """Note that a record has been handled. Raises `ProtocolError` if the leader has done something else, judged by how much."""

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from typing import Final
 
-from offbeat.transport.schema import Kinds, MessageSchema, fields, row, text, whole
+from offbeat.transport.schema import Kinds, MessageSchema, fields, number, row, text, whole
 
 FROM_STANDBY: Final = Kinds(
     {
-        "follow": MessageSchema(fields({"number": whole(0, 1 << 16), "key": text(100)})),
+        "follow": MessageSchema(fields({"number": whole(0, 1 << 16), "key": text(100), "address": text(1000)})),
         "acknowledged": MessageSchema(fields({"at": whole()})),
     }
 )
-"""From a standby to its leader: the first message, and how many records it has."""
+"""From a standby to its leader: the first message, with the address of the standby, and how many records it has."""
 
 FROM_LEADER: Final = Kinds(
     {
         "record": MessageSchema(fields({"at": whole(1), "done": row(whole(), whole())}), payload=True),
         "bytes": MessageSchema(fields({"start": whole(), "nbytes": whole()}), payload=True),
+        "state": MessageSchema(fields({"at": whole(), "now": number(0.0), "done": row(whole(), whole()), "blocks": whole(1)})),
     }
 )
-"""From a leader to its standby: what the leader was told and has done, as msgpack; and before it, the bytes that this has changed."""
+"""From a leader to its standby: what the leader was told and has done, as msgpack; and before it, the bytes that this has changed.
+To a standby that comes later, before the first record: everything, of which the bytes have come before."""

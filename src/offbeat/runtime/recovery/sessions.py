@@ -12,6 +12,8 @@ from offbeat.transport.link import RESUME, Link
 from offbeat.types import Seconds
 
 SUPERVISOR: Final = "supervisor"
+SERVER: Final = "server"
+"""How the names of links to server 0 from other servers begin."""
 SESSIONS_MAX: Final = 1 << 14
 
 

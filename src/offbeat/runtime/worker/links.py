@@ -8,8 +8,9 @@ from typing import Final
 from weakref import WeakSet
 
 from offbeat.errors import JobError
+from offbeat.runtime.job.settings import read_addresses
 from offbeat.transport.base import Address, Arrivals, Closed, Connection, Hub, Message
-from offbeat.transport.link import LEADING, RESUME, Link
+from offbeat.transport.link import LEADING, RESUME, STANDBY, Link
 from offbeat.types import Seconds
 
 RETRY_S: Final[Seconds] = 0.02
@@ -88,6 +89,16 @@ class Links:
         self._standbys[connection] = link
         return True
 
+    def _on_new_standby(self, link: Link, text: str) -> None:
+        """Keep an idle connection to the standby that a server has got, in place of one to an earlier standby."""
+        (standby,) = read_addresses(text)
+        # Also if the address is that of the earlier one: a new process may have its port.
+        for connection in [connection for connection, waiting in self._standbys.items() if waiting is link]:
+            del self._standbys[connection]
+            self._former.add(connection)
+            connection.close()
+        self._wait_for(link, standby)
+
     def poll(self, timeout_s: Seconds | None) -> Arrivals:
         """Do as `Hub.poll`. A link has ended only when its server does not come back."""
         if not self._addresses:
@@ -114,6 +125,9 @@ class Links:
             elif item.header.get("kind") == "resume":
                 RESUME.check(item.header, link.peer, len(item.payload), len(item.memory))
                 link.resumed(item.header["received"])
+            elif item.header.get("kind") == "standby":
+                STANDBY.check(item.header, link.peer, len(item.payload), len(item.memory))
+                self._on_new_standby(link, item.header["address"])
             elif (message := link.take(item)) is not None:
                 arrived.append((link, message))
         return arrived
