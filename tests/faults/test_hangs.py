@@ -66,10 +66,10 @@ def test_who_hangs_for_good_is_not_waited_for_at_the_end(faulty: Faulty) -> None
     assert ended.out.count("not restarted, --max-restarts is 0") == 2
 
 
-def test_one_hangs_while_it_starts_and_one_after_its_goodbye(faulty: Faulty) -> None:
+def test_one_hangs_while_it_starts_and_one_after_its_goodbye_where_one_crashes(faulty: Faulty) -> None:
     """The other one, which waits for the first inside the library, is not taken for hung. After the goodbye nothing is lost."""
-    faulty.order("start-0", "block")
-    faulty.order("start-1", "last")
+    faulty.order("start-0", "block, then crash last")
+    faulty.order("start-1", "block last")
     job = faulty.start("--workers", "2", "--sync", "full", "--grace", "0", *QUICK)
     hung = job.record("process", number=0, what="hung")
     assert "has made no offbeat.DistributedOptimizer within 4 s of its start" in hung["detail"]
@@ -80,7 +80,9 @@ def test_one_hangs_while_it_starts_and_one_after_its_goodbye(faulty: Faulty) -> 
     accounted(ended)
     assert ended.err.count("in block") == 2
     assert [r["number"] for r in ended.records if r["kind"] == "process" and r["what"] == "hung"] == [0, 1]
-    assert "worker 1 has said goodbye, and its process has not ended for another 2 s (--grace): it is killed; its stacks" in ended.out
+    assert "worker 1 has said goodbye, and its process has not ended for another 2 s (see --grace): it is killed; its stacks" in ended.out
+    assert "worker 0 had said goodbye when its process was killed by SIGSEGV: its work was done" in ended.out
+    assert [r["number"] for r in ended.records if r["kind"] == "process" and r["what"] == "restarted"] == [0]
     assert ended.records[-1]["ok"] and "worker 1 has said goodbye" in ended.records[-1]["reason"]
 
 

@@ -81,22 +81,21 @@ class ProcessStanding:
             case "stuck":
                 self.stuck_s = header["seconds"]
 
-    @property
-    def hung_at_exit(self) -> bool:
-        """Return True if it is killed since it did not end after its goodbye: its work is done, and nothing was lost."""
-        return self.exits_since is not None and self.kill_reason is not None
+    def was_done(self, status: int) -> bool:
+        """Return True if it was ended by a signal after its goodbye: a library has crashed, or it was killed. Its work was done."""
+        return self.exits_since is not None and status < 0
 
-    def hung(self, now: Seconds, timeout_s: Seconds, progress_timeout_s: Seconds, grace_s: Seconds = float("inf")) -> str | None:
+    def hung(self, now: Seconds, timeout_s: Seconds, progress_timeout_s: Seconds, exit_s: Seconds = float("inf")) -> str | None:
         """Return why the process must be killed, in words that follow its name; None: it need not.
 
         Args:
             now: by the supervisor's `LivedClock`.
             timeout_s: seconds of silence after which a worker is dead, and as many more after which its process is killed.
             progress_timeout_s: seconds that a script may go without progress, or a process without its hello; 0: for ever.
-            grace_s: seconds that a process may take to end after its goodbye.
+            exit_s: seconds that a process may take to end after its goodbye.
         """
-        if self.exits_since is not None and now - self.exits_since >= grace_s:
-            return f"has said goodbye, and its process has not ended for another {grace_s:g} s (--grace)"
+        if self.exits_since is not None and now - self.exits_since >= exit_s:
+            return f"has said goodbye, and its process has not ended for another {exit_s:g} s (see --grace)"
         if self.dead_since is not None and now - self.dead_since >= timeout_s:
             return f"was declared dead ({self.dead_because}), and nothing came from it for another {timeout_s:g} s"
         if 0.0 < progress_timeout_s <= self.stuck_s:

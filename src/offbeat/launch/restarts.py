@@ -53,6 +53,8 @@ class WorkerProcess:
             return "came back too late: the others had finished, and there was nothing left to do"
         if self.standing.kill_reason is not None:
             return f"{self.standing.kill_reason}, and was killed"
+        if self.standing.was_done(status):
+            return f"had said goodbye when its process was {describe(status)}: its work was done"
         return f"failed: {self.failure.reason}" if status > 0 and self.failure is not None else describe(status)
 
     def has_pushed(self, worker: WorkerId, snapshot: Mapping[str, Any] | None) -> bool:

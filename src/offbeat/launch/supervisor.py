@@ -35,8 +35,8 @@ __all__ = ["Outcome", "Supervisor"]
 
 GRACE_S = 5.0
 """Seconds that processes have to end after a last signal before they are killed."""
-EXIT_S = 2.0
-"""Least seconds that a process has to end after its goodbye, whatever ``--grace`` is."""
+EXIT_S, EXIT_GRACES = 2.0, 10
+"""Least seconds that a process has to end after its goodbye, and how many times ``--grace``: handlers at exit may upload files."""
 CHECKPOINT_SHARE = 0.6
 """The part of ``--grace`` that a last checkpoint may take."""
 NEWS_S = 2.0
@@ -467,10 +467,10 @@ class Supervisor:
                 continue
             how = state.describe(status)
             self._record("worker", worker, "exited", how)
-            if status == 0 or state.too_late or state.standing.hung_at_exit:
+            if status == 0 or state.too_late or state.standing.was_done(status):
                 state.status = 0
                 self._send("ended", worker=worker)
-                if state.too_late or state.standing.hung_at_exit:
+                if status != 0 or state.too_late:
                     self._display.note(f"worker {worker} {how}")
                 continue
             self._send("lost", worker=worker, reason=f"its process {how}")
@@ -522,7 +522,8 @@ class Supervisor:
             if state.child is None or state.status is not None or state.child.ended() is not None:
                 continue
             if standing.kill_reason is None:
-                standing.kill_reason = standing.hung(now, settings.timeout_s, settings.progress_timeout_s, max(EXIT_S, self._grace_s))
+                exit_s = max(EXIT_S, EXIT_GRACES * self._grace_s)
+                standing.kill_reason = standing.hung(now, settings.timeout_s, settings.progress_timeout_s, exit_s)
                 if standing.kill_reason is None:
                     continue
                 self._record("worker", worker, "hung", standing.kill_reason)

@@ -37,6 +37,10 @@ def raise_error() -> None:
     raise RuntimeError("the disk is on fire")
 
 
+def crash() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
 def use_up_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
     bytearray(1 << 30)
@@ -59,10 +63,11 @@ MISHAPS: dict[str, Callable[[], object]] = {
     "raise": raise_error,
     "exit": lambda: sys.exit(3),
     "end": lambda: os._exit(7),
-    "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "crash": crash,
     "memory": use_up_memory,
     "sockets": close_sockets,
-    "last": lambda: atexit.register(block),
+    "block last": lambda: atexit.register(block),
+    "crash last": lambda: atexit.register(crash),
 }
 
 
@@ -81,8 +86,9 @@ def mishap(order: Path) -> None:
     if name.startswith("hold "):
         order.unlink()
         hold(Path(name.removeprefix("hold ")))
+    name, _, following = name.partition(", then ")
     if name in MISHAPS:
-        order.unlink()
+        order.write_text(following) if following else order.unlink()
         MISHAPS[name]()
 
 
