@@ -63,13 +63,14 @@ def window(journal: Path, seconds: float, faults: Sequence[dict[str, Any]] = (),
             tally.add(records[at])
             at += 1
         samples.append(tally.summary(brief=True)["samples"])
-    hits = [hit for fault in faults for hit in _hits(fault, start, observation.workers)]
+    hits = [hit for fault in faults for hit in _hits(fault, observation.workers)]
     return Window(stop - start, samples[1] - samples[0], observation.present_share(hits, (start, stop)))
 
 
-def _hits(fault: dict[str, Any], start: float, workers: int) -> list[Hit]:
+def _hits(fault: dict[str, Any], workers: int) -> list[Hit]:
     """Return whom a fault has kept from working while it lasted. Deaths are in the journal."""
-    at, until = start + fault["injected_at_s"], start + (fault["until_s"] or fault["injected_at_s"])
+    at = fault["journal_s"]
+    until = at if fault["until_s"] is None else at + fault["until_s"] - fault["injected_at_s"]
     match fault["kind"], fault["target"]:
         case "stop" | "slow", "worker":
             stopped = [] if fault["worker"] is None else [fault["worker"]]
@@ -84,12 +85,11 @@ def _hits(fault: dict[str, Any], start: float, workers: int) -> list[Hit]:
 
 def gaps(journal: Path, faults: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
     """Return the longest time without a fold in the `SOON_S` after each fault, before the next one, by ``kind:target``."""
-    records = list(read(journal))
-    folds, start = Observation.of(records).folds, _start(records)
-    times = sorted(start + fault["injected_at_s"] for fault in faults)
+    folds = Observation.of(read(journal)).folds
+    times = sorted(fault["journal_s"] for fault in faults)
     found: dict[str, list[float]] = {}
     for fault in faults:
-        at = start + fault["injected_at_s"]
+        at = fault["journal_s"]
         until = min([at + SOON_S, *times[bisect_right(times, at) :][:1]])
         ends = folds[bisect_right(folds, at) : bisect_right(folds, until) + 1]
         if ends:

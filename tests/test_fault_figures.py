@@ -57,13 +57,13 @@ def test_both_jobs_are_measured_from_the_first_push_of_the_last_worker(tmp_path:
     plain = window(path, 4.0)
     assert (plain.seconds, plain.samples, plain.rate) == (4.0, 64, 16.0)
     assert plain.present == pytest.approx(1 - 0.5 / 8.0)
-    stop = {"kind": "stop", "target": "server", "injected_at_s": 1.0, "until_s": 3.0, "duty": 0.9, "worker": None}
+    stop = {"kind": "stop", "target": "server", "injected_at_s": 0.9, "journal_s": 3.0, "until_s": 2.9, "duty": 0.9, "worker": None}
     slow = {**stop, "kind": "slow", "target": "worker", "worker": 0, "duty": 0.5}
     assert window(path, 4.0, [stop]).present == pytest.approx(1 - 4.5 / 8.0)
     assert window(path, 4.0, [slow]).present == pytest.approx(1 - 1.5 / 8.0)
     assert window(path, 99.0, ends=True).seconds == 8.0
     assert lost_indices(path) == 3
-    kills = [{**stop, "kind": "kill", "injected_at_s": at} for at in (0.25, 0.5, 3.5)]
+    kills = [{**stop, "kind": "kill", "journal_s": at} for at in (2.25, 2.5, 5.5)]
     assert gaps(path, kills) == {"kill:server": [0.75, 1.0, 1.0]}
 
 

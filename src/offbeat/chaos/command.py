@@ -309,6 +309,6 @@ def _report(options: Options, screen: Console, verdict: Verdict, ended: Ended, b
     screen.print(table(verdict, ended.injected, seed=options.seed, baseline_rate=baseline_rate))
     screen.print(f"--seed {options.seed} with the same options repeats the schedule.", highlight=False)
     if options.result is not None:
-        command = shlex.join(options.job.words)
-        data = as_data(verdict, ended.injected, start=ended.began, seed=options.seed, command=command, baseline_samples_per_s=baseline_rate)
+        more = {"seed": options.seed, "command": shlex.join(options.job.words), "baseline_samples_per_s": baseline_rate}
+        data = as_data(verdict, ended.injected, start=ended.began, offset_s=ended.offset_s, **more)
         options.result.write_text(json.dumps(data, indent=1) + "\n")

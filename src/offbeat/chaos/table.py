@@ -54,8 +54,8 @@ def _goodput(verdict: Verdict, baseline_rate: float | None) -> str:
     return f"{verdict.goodput:.1%} of {baseline_rate:,.0f} samples/s; {there}{part}"
 
 
-def as_data(verdict: Verdict, injected: list[Injected], *, start: Seconds, **more: Any) -> dict[str, Any]:
-    """Return all of it for ``--json``. Times of faults are seconds after the first push of every worker."""
+def as_data(verdict: Verdict, injected: list[Injected], *, start: Seconds, offset_s: Seconds, **more: Any) -> dict[str, Any]:
+    """Return all of it for ``--json``. Times of faults are seconds after the first push of every worker, ``journal_s`` is the journal's."""
     return {
         **more,
         "ok": verdict.ok,
@@ -69,6 +69,7 @@ def as_data(verdict: Verdict, injected: list[Injected], *, start: Seconds, **mor
             {
                 **entry.fault._asdict(),
                 "injected_at_s": entry.at - start,
+                "journal_s": entry.at - offset_s,
                 "until_s": None if entry.until is None else entry.until - start,
                 "victim": entry.victim,
                 "worker": entry.worker,
