@@ -12,13 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tiers import examples
 
-from offbeat.errors import FencedError, JobError
+from offbeat.errors import FencedError, JobError, ProtocolError
 from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.recovery.replica import Replica
 from offbeat.runtime.replicated_server import ReplicatedServer
 from offbeat.runtime.worker.links import Links
 from offbeat.transport.base import Address, Closed, Connection, Message
 from offbeat.transport.link import Link
 from offbeat.transport.memory import MemoryHub, MemoryNetwork
+from offbeat.transport.output_commit import OutputCommit
 
 CLIENTS = 3
 ROUNDS = 8
@@ -240,6 +242,24 @@ def test_without_a_gradient_that_nobody_can_send_again_the_job_ends_with_the_rea
     cluster.now += 60.0
     with pytest.raises(JobError, match="lacks a gradient that had come to the leader"):
         cluster.turn(1)
+
+
+def test_bytes_in_pieces_come_whole_although_the_transport_is_ahead() -> None:
+    """It asks for the place of the next ones before those that have come are handled."""
+    replica, pieces = Replica(OutputCommit()), []
+    for number, nbytes in enumerate((5, 8, 8, 3)):
+        for start in range(0, nbytes, 3):
+            payload = bytes([number + start]) * min(3, nbytes - start)
+            header = {"kind": "bytes", "start": start, "nbytes": nbytes}
+            place = replica.place(header, len(payload))
+            assert place is not None
+            place[:] = payload
+            pieces.append(Message(header, place, ()))
+    for piece in pieces:
+        replica.on_bytes(piece)
+    assert [bytes(block)[::3] for block in replica.given(4)] == [b"\0\3", b"\1\4\7", b"\2\5\10", b"\3"]
+    with pytest.raises(ProtocolError, match=r"out of order \(expected byte 0\)"):
+        replica.on_bytes(pieces[1])
 
 
 def test_who_is_not_the_standby_of_the_supervisor_gets_no_records() -> None:

@@ -55,6 +55,12 @@ class Replica:
         """At the standby: bytes of the leader that no shard has taken yet."""
         self._coming = EMPTY
         """Those of which a part has come."""
+        self._come = 0
+        """The size of this part."""
+        self._placing = EMPTY
+        """Those that the transport is about to receive, or the last that it has received."""
+        self._placed: deque[memoryview] = deque()
+        """Those that the transport has begun to receive, and of which no part has been handled."""
         self._free: deque[tuple[int, memoryview]] = deque()
         """Memory for sums, and the record that must be committed, or handled, before it is used again."""
         self._results: deque[Any] = deque()
@@ -140,32 +146,43 @@ class Replica:
     # At the standby.
 
     def place(self, header: Mapping[str, Any], nbytes: int) -> memoryview | None:
-        """Return the memory for bytes that are about to come: see `Connection.place_with`."""
+        """Return the memory for bytes that are about to come: see `Connection.place_with`. Earlier ones may not have been handled yet."""
         start, whole = header.get("start"), header.get("nbytes")
         if header.get("kind") != "bytes" or type(start) is not int or type(whole) is not int or not 0 <= start <= start + nbytes <= whole:
             return None
-        if whole > BYTES_MAX or (start and whole != len(self._coming)):
+        if whole > BYTES_MAX or (start and whole != len(self._placing)):
             return None
         if start == 0:
             try:
-                self._coming = self._memory(whole)
+                self._placing = self._memory(whole)
             except ConfigurationError:  # there is not so much memory: `on_bytes` says so
-                self._coming = EMPTY
+                self._placing = EMPTY
                 return None
-        return self._coming[start : start + nbytes]
+            self._placed.append(self._placing)
+        return self._placing[start : start + nbytes]
 
     def on_bytes(self, message: Message) -> None:
-        """Keep bytes that have come to where `place` has put them. Raises `ProtocolError` if they do not follow those before."""
+        """Keep bytes that have come, mostly to where `place` has put them.
+
+        Raises:
+            ProtocolError: they do not follow those before, or there is not so much memory.
+        """
         start, nbytes, payload = message.header["start"], message.header["nbytes"], message.payload
         stop = start + len(payload)
-        if nbytes and payload.obj is not self._coming.obj and (place := self.place(message.header, len(payload))) is not None:
-            place[:] = payload  # this transport does not ask for a place
-            payload = place
-        if nbytes and (len(self._coming) != nbytes or stop > nbytes or payload.obj is not self._coming.obj):
-            raise ProtocolError(f"the leader sent bytes {start} to {stop} of {nbytes} out of order")
+        if start != self._come or stop > nbytes or nbytes > BYTES_MAX or (start and nbytes != len(self._coming)):
+            raise ProtocolError(f"the leader sent bytes {start} to {stop} of {nbytes} out of order (expected byte {self._come})")
+        if start == 0:
+            placed = bool(self._placed) and payload.obj is self._placed[0].obj
+            try:
+                self._coming = self._placed.popleft() if placed else self._memory(nbytes)
+            except ConfigurationError as error:
+                raise ProtocolError(f"the leader sent bytes for which there is no memory: {error}") from error
+        if payload.obj is not self._coming.obj:
+            self._coming[start:stop] = payload  # this transport does not ask for a place
+        self._come = stop
         if stop == nbytes:
             self._came.append(self._coming)
-            self._coming = EMPTY
+            self._coming, self._come = EMPTY, 0
 
     def on_results(self, results: list[Any]) -> None:
         """Keep what the leader has measured while it handled the record that comes next."""
