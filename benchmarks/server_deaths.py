@@ -22,6 +22,8 @@ from tests.faults.job import SCRIPTS, Job, orders_to_die
 
 OUTLIVED = str(SCRIPTS / "outlived.py")
 PHASES = ("before", "during", "after", "release", "told")
+SLOW_S = 0.006
+"""Added to each step of a worker."""
 
 
 def folds(job: Job) -> list[dict[str, Any]]:
@@ -42,6 +44,8 @@ def run(options: argparse.Namespace, servers: int, victim: int | None, steps: in
         saved = folder / "end.pt"
         environment = orders_to_die(orders)
         arguments = ["--workers", str(options.workers), "--servers", str(servers), "--sync", options.sync, "--max-restarts", "100000"]
+        if victim is not None:  # so that a job of a reasonable length has time for all deaths
+            arguments += ["--slow", f"any={SLOW_S}"]
         job = Job(folder, [*arguments, OUTLIVED, "--save", str(saved), "--steps", str(steps)], environment=environment)
         pauses: dict[str, list[float]] = {phase: [] for phase in PHASES}
         try:
@@ -56,7 +60,7 @@ def run(options: argparse.Namespace, servers: int, victim: int | None, steps: in
                     order.touch()
                     made = after_death(job, order, before)
                     pauses[phase].append(max(b["t"] - a["t"] for a, b in itertools.pairwise(made)))
-            ended = job.ended(600.0)
+            ended = job.ended(900.0)
             assert ended.status == 0, ended.err
             assert not ended.tally().problems()
             return pauses, torch.load(saved, weights_only=True)
@@ -78,7 +82,7 @@ def main() -> None:
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--sync", default="bsp")
     parser.add_argument("--turns", type=int, default=20, help="deaths in each phase")
-    parser.add_argument("--steps", type=int, default=6000, help="of each worker: enough for all turns")
+    parser.add_argument("--steps", type=int, default=22_000, help="of each worker: enough for all turns")
     parser.add_argument("--warm-up", type=float, default=8.0, help="seconds of training before the first death")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
