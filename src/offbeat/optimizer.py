@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 import torch
 
@@ -26,6 +27,9 @@ from offbeat.types import WireFormat
 
 _SIBLINGS: list[Any] = []
 """The sessions of this process, in the order in which its optimizers were made."""
+
+MAKES_STATE: Final = ("torch.distributed.checkpoint.state_dict", "_init_optim_state")
+"""Module and name of the function that makes the state of an optimizer without one, by a step."""
 
 
 class _Elsewhere(defaultdict[torch.Tensor, Any]):
@@ -268,14 +272,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _makes_state(self) -> bool:
-        """Return True for a step that only makes the optimizer's state, before the first: with zero gradients, at a learning rate of zero.
+        """Return True for a step, before the script's first, by which ``torch.distributed.checkpoint`` makes the optimizer's state.
 
-        The functions of ``torch.distributed.checkpoint`` for optimizers do this to know which tensors the state has.
+        It is known by its caller, not by its zero gradients and its learning rate of zero: a first step of a warm-up may have both in one
+        process of a worker, whose shards are empty for instance, and not in another.
         """
-        if self._began or self.version or any(float(group.get("lr", 1.0)) for group in self.param_groups):
+        if self._began or self.version:
             return False
-        gradients = [parameter.grad for group in self.param_groups for parameter in group["params"] if parameter.grad is not None]
-        return bool(gradients) and not any(bool(_local(gradient).any()) for gradient in gradients)
+        frame = sys._getframe()
+        while frame.f_back is not None:
+            frame = frame.f_back
+            if (frame.f_globals.get("__name__"), frame.f_code.co_name) == MAKES_STATE:
+                return True
+        return False
 
     def _begin(self) -> None:
         if not self._began:
@@ -342,10 +351,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """Leave the job; the model keeps its parameters. Called automatically at the end of the script."""
         self._session.close()
-
-
-def _local(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
 
 
 def _spec_of(optimizer: torch.optim.Optimizer) -> tuple[OptimizerSpec, str | None]:

@@ -40,7 +40,7 @@ REFUSED = -1
 """Sent in place of a fork's number if the fork failed, for example because there are too many processes."""
 ANSWER_S: Seconds = 5.0
 """Seconds that a forkserver has to answer a request. A fork takes milliseconds; a forkserver that was stopped (SIGSTOP) never answers, and
-the one who waits for it is the supervisor, or an agent."""
+the process that waits for the answer is the supervisor, or an agent."""
 POSSIBLE = sys.platform.startswith("linux")
 """True if this system can run a forkserver."""
 OPTIMIZERS = "torch._dynamo"

@@ -239,7 +239,7 @@ class LeadingServer(Server):
     def _announce_standby(self, stream: StreamRecorder) -> None:
         """Tell each worker where the standby listens that could lead from now on, and the supervisor once all have been told.
 
-        A worker that comes later, or over another socket, is told then: the message has no number.
+        A worker that comes later, or over another socket, is told when it comes: this message is not one that a link sends again.
         """
         links = [link for link in stream.sessions.values() if not link.closed and not link.session.startswith(SERVER)]
         for link in links:

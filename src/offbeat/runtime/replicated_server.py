@@ -87,7 +87,7 @@ class ReplicatedServer(LeadingServer):
         elif isinstance(item, Closed):
             self._resuming.pop(connection, None)
         elif item.header.get("kind") == "resume":
-            self._resuming[connection] = item  # the worker has heard of the takeover before this process
+            self._resuming[connection] = item  # the worker knows of the takeover, of which this process has not been told
         else:
             refuse(connection, ProtocolError(f"{connection.peer} sent a message to a standby (expected 'await')"))
 
