@@ -547,6 +547,9 @@ class Supervisor:
         return self._end(*verdict(ends, joined=self._joined(), script=self._settings.script))
 
     def _joined(self) -> bool:
+        """Return True if a worker has ever joined. Its standing says it at once; the snapshot, which is older, after its restart too."""
+        if any(state.standing.said_hello for state in self._workers.values()):
+            return True
         return self._snapshot is not None and any(row["incarnations"] for row in self._snapshot["per_worker"])
 
     def _stop(self, number: int) -> Outcome:
@@ -575,8 +578,8 @@ class Supervisor:
         """Have a last checkpoint made, if the job makes any, before the workers are told to leave. Returns the seconds that it took."""
         if self._settings.checkpoint is None or not self._joined():
             return 0.0
-        assert self._snapshot is not None
-        began, wanted, limit_s = time.monotonic(), self._snapshot["version"], CHECKPOINT_SHARE * self._grace_s
+        wanted = 0 if self._snapshot is None else self._snapshot["version"]
+        began, limit_s = time.monotonic(), CHECKPOINT_SHARE * self._grace_s
         self._display.note(f"{name}: making a last checkpoint, for at most {limit_s:g} s")
         self._send("checkpoint", within_s=limit_s)
         signals = len(self._signals)
