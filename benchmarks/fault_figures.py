@@ -34,7 +34,7 @@ class Window(NamedTuple):
     samples: int
     """Folded."""
     present: float
-    """Part of the workers' time during which they were there, and could work."""
+    """Part of the workers' time during which they were there and could work: neither they nor a server was dead or stopped."""
 
     @property
     def rate(self) -> float:
@@ -64,18 +64,28 @@ def window(journal: Path, seconds: float, faults: Sequence[dict[str, Any]] = (),
             at += 1
         samples.append(tally.summary(brief=True)["samples"])
     hits = [hit for fault in faults for hit in _hits(fault, observation.workers)]
-    return Window(stop - start, samples[1] - samples[0], observation.present_share(hits, (start, stop)))
+    outages = [
+        observation.outage(fault["victim"], fault["journal_s"], _until(fault))
+        for fault in faults
+        if fault["target"] == "server" and fault["kind"] in ("kill", "stop")
+    ]
+    return Window(stop - start, samples[1] - samples[0], observation.present_share(hits, (start, stop), outages))
+
+
+def _until(fault: dict[str, Any]) -> float | None:
+    """Return when a fault was over, in the journal's time; None: it is a death."""
+    if fault["until_s"] is None:
+        return None
+    return float(fault["journal_s"] + fault["until_s"] - fault["injected_at_s"])
 
 
 def _hits(fault: dict[str, Any], workers: int) -> list[Hit]:
-    """Return whom a fault has kept from working while it lasted. Deaths are in the journal."""
+    """Return the workers that a fault has kept from working while it lasted. Deaths are in the journal."""
     at = fault["journal_s"]
-    until = at if fault["until_s"] is None else at + fault["until_s"] - fault["injected_at_s"]
+    until = _until(fault) or at
     match fault["kind"], fault["target"]:
         case "stop" | "slow", "worker":
             stopped = [] if fault["worker"] is None else [fault["worker"]]
-        case "stop", "server":
-            stopped = list(range(workers))
         case "cut", _:
             stopped = [workers - 1]  # on the host without the supervisor
         case _:

@@ -45,6 +45,8 @@ def journal(folder: Path, *, samples: int) -> Path:
         for second, state in ((5, "dead"), (7, "alive")):
             if version == second:
                 found.append({"kind": "state_changed", "t": 0.5 + second, "worker": 1, "incarnation": 1, "state": state, "reason": ""})
+    back = {"kind": "process", "t": 5.0, "role": "server", "number": 0, "what": "restarted", "detail": ""}
+    found.insert(next(place for place, record in enumerate(found) if record["t"] > 5.0), back)
     report = {"indices": 90, "folded": 80, "dropped": 0, "rejected": 0, "unused": 7}
     found.append({"kind": "epoch_ended", "t": 11.0, "pool": 0, "epoch": 0, "workers": [0], "report": report})
     path = folder / "journal.jsonl"
@@ -57,10 +59,13 @@ def test_both_jobs_are_measured_from_the_first_push_of_the_last_worker(tmp_path:
     plain = window(path, 4.0)
     assert (plain.seconds, plain.samples, plain.rate) == (4.0, 64, 16.0)
     assert plain.present == pytest.approx(1 - 0.5 / 8.0)
-    stop = {"kind": "stop", "target": "server", "injected_at_s": 0.9, "journal_s": 3.0, "until_s": 2.9, "duty": 0.9, "worker": None}
-    slow = {**stop, "kind": "slow", "target": "worker", "worker": 0, "duty": 0.5}
+    stop = {"kind": "stop", "target": "server", "victim": "server 0", "injected_at_s": 0.9, "journal_s": 3.0, "until_s": 2.9}
+    stop |= {"duty": 0.9, "worker": None}
+    slow = {**stop, "kind": "slow", "target": "worker", "victim": "worker 0", "worker": 0, "duty": 0.5}
     assert window(path, 4.0, [stop]).present == pytest.approx(1 - 4.5 / 8.0)
     assert window(path, 4.0, [slow]).present == pytest.approx(1 - 1.5 / 8.0)
+    kill = {**stop, "kind": "kill", "until_s": None, "journal_s": 4.5}
+    assert window(path, 4.0, [kill]).present == pytest.approx(1 - 1.5 / 8.0), "until its next process goes on, both workers can do nothing"
     assert window(path, 99.0, ends=True).seconds == 8.0
     assert lost_indices(path) == 3
     kills = [{**stop, "kind": "kill", "journal_s": at} for at in (2.25, 2.5, 5.5)]

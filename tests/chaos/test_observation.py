@@ -79,7 +79,21 @@ def test_absences_from_the_first_release_to_the_last_fold() -> None:
     assert observation.present_share([]) == pytest.approx(1.0 - 3.0 / 20.0)
     stop, slow = Hit(5.0, 7.0, worker=1), Hit(8.0, 10.0, worker=0, part=0.5)
     assert observation.present_share([stop, slow]) == pytest.approx(1.0 - (4.0 + 1.0) / 20.0)
+    assert observation.present_share([], outages=[(0.0, 2.0), (5.0, 7.0)]) == pytest.approx(1.0 - (3.0 + 2.0 + 3.0) / 20.0)
     assert observation.nobody() == []
+
+
+def test_a_server_is_away_until_its_next_process_goes_on() -> None:
+    def back(t: float, server: int, what: str) -> dict[str, Any]:
+        return {"kind": "process", "t": t, "role": "server", "number": server, "what": what, "detail": ""}
+
+    observation = seen(
+        back(0.0, 0, "started"), fold(1.0, 1), back(2.5, 1, "restarted"), back(3.0, 0, "restarted"), back(6.0, 0, "taken over")
+    )
+    assert observation.outage("server 0", 2.0) == (2.0, 3.0)
+    assert observation.outage("server 0", 4.0) == (4.0, 6.0)
+    assert observation.outage("server 0", 4.0, until=5.0) == (4.0, 5.0), "it was stopped, and went on"
+    assert observation.outage("server 1", 4.0) == (4.0, 4.0), "it never came back: the journal says nothing of it"
 
 
 def test_when_nobody_was_there() -> None:

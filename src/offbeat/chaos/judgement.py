@@ -68,6 +68,15 @@ class Evidence:
         unknown = SEVERAL if fault.target == "worker" or standing_by else None
         return Hit(at, until, unknown if entry.worker is None else entry.worker, fault.duty if fault.kind == "slow" else 1.0)
 
+    def outages(self) -> list[tuple[Seconds, Seconds]]:
+        """Return when a server was dead or stopped, in the journal's time."""
+        found = []
+        for entry in self.injected:
+            if entry.done and entry.fault.target == "server" and entry.fault.kind in ("kill", "stop"):
+                until = None if entry.until is None else entry.until - self.offset_s
+                found.append(self.observation.outage(entry.victim, entry.at - self.offset_s, until))
+        return found
+
 
 class Check(NamedTuple):
     """One thing that is promised."""
@@ -88,7 +97,7 @@ class Verdict:
     goodput: float | None
     """Folded samples per second over those of the undisturbed job; None: there is none to compare with."""
     present: float
-    """Part of the workers' time during which they were there."""
+    """Part of the workers' time during which they were there, and all servers."""
     figures: dict[str, Any]
 
     @property
@@ -116,7 +125,7 @@ def judge(seen: Evidence) -> Verdict:
     if seen.baseline is not None:
         before = rate(seen.baseline)
         goodput = rate(seen.tally) / before if before > 0 else None
-    present = seen.observation.present_share(seen.hits())
+    present = seen.observation.present_share(seen.hits(), outages=seen.outages())
     keys = ("version", "samples", "samples_per_s", "wall_s", "pushes", "fates")
     figures = {**{key: summary[key] for key in keys}, "indices": seen.observation.indices, "unused": seen.observation.unused}
     figures["pauses_s"] = [round(pause, 3) for pause in _pauses(seen).after]

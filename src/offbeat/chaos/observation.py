@@ -48,6 +48,8 @@ class Observation:
         self.unequal: list[str] = []
         self.replicated = False
         """True if servers have standbys."""
+        self.server_returns: dict[str, list[Seconds]] = {}
+        """By server, such as ``server 0``: when its next process went on after a death."""
         self.end: Record = {}
         self._versions: dict[tuple[int, int | None], int] = {}
         self._replicas: dict[tuple[int, float], float] = {}
@@ -76,6 +78,8 @@ class Observation:
                 self.changes.setdefault(record["worker"], []).append((record["t"], record["state"] == "alive"))
             case "process" if record["role"] == "standby":
                 self.replicated = True
+            case "process" if record["role"] == "server" and record["what"] in ("restarted", "taken over"):
+                self.server_returns.setdefault(f"server {record['number']}", []).append(record["t"])
             case "epoch_ended":
                 self._account(record)
             case "metrics":
@@ -138,16 +142,30 @@ class Observation:
         start = self.first_release or 0.0
         return start, max(start, self.folds[-1]) if self.folds else start
 
-    def present_share(self, hits: Iterable[Hit], span: tuple[Seconds, Seconds] | None = None) -> float:
-        """Return the part of all workers' time, within ``span``, during which they were there, and no fault had stopped them."""
+    def outage(self, server: str, at: Seconds, until: Seconds | None = None) -> tuple[Seconds, Seconds]:
+        """Return when a server, such as ``server 0``, was away that died at ``at``, or was stopped then and went on at ``until``."""
+        back = next((t for t in self.server_returns.get(server, []) if t >= at), until)
+        return at, at if back is None else max(at, back if until is None else min(back, until))
+
+    def present_share(
+        self, hits: Iterable[Hit], span: tuple[Seconds, Seconds] | None = None, outages: Sequence[tuple[Seconds, Seconds]] = ()
+    ) -> float:
+        """Return the part of all workers' time during which they could work: they were there, and no fault had stopped them or a server.
+
+        Args:
+            hits: the faults; of those on workers, the times during which they were stopped count.
+            span: the time that counts; None: from the first release to the last fold.
+            outages: when a server was away. Every worker needs all servers.
+        """
         start, stop = span or self.span
         total = self.workers * (stop - start)
         if total <= 0.0:
             return 1.0
         lost = 0.0
         known = list(hits)
+        without = [(max(a, start), min(b, stop)) for a, b in outages if max(a, start) < min(b, stop)]
         for worker in range(self.workers):
-            absences = self.away(worker, span)
+            absences = [*self.away(worker, span), *without]
             stops = [hit for hit in known if hit.worker == worker and hit.until > hit.at]
             whole = [(max(hit.at, start), min(hit.until, stop)) for hit in stops if hit.part == 1.0 and hit.at < stop and hit.until > start]
             lost += length([*absences, *whole])
