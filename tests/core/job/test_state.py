@@ -56,7 +56,7 @@ def compare(make: Callable[[], Coordinator], log: Log, seed: int) -> None:
 
 @pytest.mark.parametrize("name", rules)
 def test_a_frozen_coordinator_goes_on_as_another_does(name: str) -> None:
-    @examples(150, quick=25)
+    @examples(75, quick=25)
     @given(schedules(name), st.integers(0, 2**32))
     def check(schedule: Schedule, seed: int) -> None:
         log = World(schedule).run().log[:-1]
@@ -67,7 +67,7 @@ def test_a_frozen_coordinator_goes_on_as_another_does(name: str) -> None:
 
 @pytest.mark.parametrize("name", shard_rules)
 def test_one_of_a_rule_of_shard_scope_does(name: str) -> None:
-    @examples(300, quick=25)
+    @examples(150, quick=25)
     @given(st.integers(0, 2**62))
     def check(seed: int) -> None:
         plan = drawn(seed, name)
