@@ -8,7 +8,7 @@ root.
 Directly before each job, or directly after it, in turn, the same job runs undisturbed for a few seconds. Both are measured from the first
 push of the last worker.
 
-    away      part of the workers' time during which they could not work: dead, stopped, cut off, or their server was stopped
+    away      part of the workers' time during which they could not work: dead, stopped, cut off, or a server was dead or stopped
     goodput   folded samples per second over those of the undisturbed job
     of what could be    goodput / (1 - away): 100 % where nothing is lost but the capacity that was away
     survived  faults after which the job went on
