@@ -274,7 +274,7 @@ def agent(
     no_torchrun_env: NoTorchrunEnv = False,
 ) -> None:
     """Train SCRIPT on several machines: start workers here, and find the others through the engine that started this command."""
-    task = task_of(nnodes=nnodes, node_rank=node_rank, endpoint=rdzv_endpoint)
+    task = task_of(nnodes=nnodes, node_rank=node_rank, endpoint=rdzv_endpoint, port=port)
     if nproc_per_node < 1:
         raise ConfigurationError(f"--nproc-per-node {nproc_per_node}: must be at least 1")
     if not 0.0 < start_timeout < float("inf"):

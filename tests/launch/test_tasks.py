@@ -89,6 +89,15 @@ def test_min_and_an_endpoint_change_what_an_engine_says() -> None:
     assert (task.machines, task.store, task.host, task.port, task.rank) == (1, None, "10.0.0.5", 7000, 2)
 
 
+def test_where_the_user_names_a_port_all_tasks_look_there() -> None:
+    assert task_of(nnodes="2", endpoint="node0", port=7200, environment={}).port == 7200
+    assert task_of(nnodes="2", endpoint="node0:7200", port=7200, environment={}).port == 7200
+    assert task_of(environment=SLURM, hosts_of=hosts, port=7200).port == 7200
+    assert task_of(environment=SLURM, hosts_of=hosts, port=7200, endpoint="node7").port == 7200
+    through_a_store = task_of(environment=TORCHRUN, port=7200)
+    assert through_a_store.port == 0 and through_a_store.store is not None
+
+
 @pytest.mark.parametrize(
     ("options", "environment", "sentence"),
     [
@@ -98,6 +107,7 @@ def test_min_and_an_endpoint_change_what_an_engine_says() -> None:
         ({"nnodes": "2"}, {}, "--nnodes 2: also say where the first machine is"),
         ({"nnodes": "2", "endpoint": "node0:0"}, {}, "--rdzv-endpoint node0:0: write HOST or HOST:PORT"),
         ({"nnodes": "2", "endpoint": ":7000"}, {}, "--rdzv-endpoint :7000: write HOST"),
+        ({"nnodes": "2", "endpoint": "node0:7000", "port": 7200}, {}, "--port 7200: the other machines would look .* port 7000, as --rdzv"),
         ({"nnodes": "2", "endpoint": "node0", "node_rank": 2}, {}, "--node-rank 2: machines are numbered 0 to 1"),
         ({"node_rank": 1}, TORCHRUN, "--node-rank 1: torchrun has numbered this task 2 already"),
         ({}, {**TORCHRUN, "RANK": "two"}, "RANK='two' in the environment is no number"),

@@ -57,6 +57,7 @@ def task_of(
     nnodes: str | None = None,
     node_rank: int | None = None,
     endpoint: str | None = None,
+    port: int = 0,
     environment: Mapping[str, str] = os.environ,
     hosts_of: Callable[[str], list[str]] | None = None,
 ) -> Task:
@@ -66,6 +67,7 @@ def task_of(
         nnodes: ``N`` or ``MIN:MAX`` machines, by the user's word.
         node_rank: the number of this machine, by the user's word.
         endpoint: ``HOST`` or ``HOST:PORT`` where the supervisor listens, by the user's word.
+        port: where the supervisor listens, by the user's word; 0: as the endpoint or the engine says.
         environment: of this process.
         hosts_of: returns the machines of a Slurm node list; None: ask ``scontrol``.
 
@@ -81,7 +83,7 @@ def task_of(
     (None, 4, 2, '10.0.0.1', 29400)
     """
     least, most = _nodes(nnodes)
-    host, port = _endpoint(endpoint)
+    host, at = _endpoint(endpoint, port)
     found = _of_environment(environment, hosts_of or _scontrol)
     if found is None:
         if most is None:
@@ -91,12 +93,14 @@ def task_of(
             )
         if not host and most > 1:
             raise ConfigurationError(f"--nnodes {nnodes}: also say where the first machine is, with --rdzv-endpoint=HOST:PORT")
-        job = f"{host}-{port}" if most > 1 else str(os.getpid())
-        return Task(engine=BY_HAND, rank=_checked(node_rank, most), size=most, machines=least, host=host, port=port, job=job)
+        job = f"{host}-{at}" if most > 1 else str(os.getpid())
+        return Task(engine=BY_HAND, rank=_checked(node_rank, most), size=most, machines=least, host=host, port=at, job=job)
     if node_rank is not None:
         raise ConfigurationError(f"--node-rank {node_rank}: {found.engine} has numbered this task {found.rank} already; leave it out")
     if host:
-        found = replace(found, host=host, port=port, store=None)
+        found = replace(found, host=host, port=at, store=None)
+    elif port and found.port:
+        found = replace(found, port=port)  # with a store it is told there
     if least is not None:
         found = replace(found, machines=least)
     if not found.host and not found.alone:
@@ -179,12 +183,19 @@ def _nodes(text: str | None) -> tuple[int | None, int | None]:
     return int(match[1]), int(match[2] or match[1])
 
 
-def _endpoint(text: str | None) -> tuple[str, int]:
+def _endpoint(text: str | None, wanted: int) -> tuple[str, int]:
+    """Return the host and the port of the supervisor. ``wanted``: the one of ``--port``, 0 without."""
     if not text:
         return "", 0
-    host, _, port = text.rpartition(":") if re.search(r":\d+$", text) else (text, "", str(PORT))
+    wanted = wanted if 0 < wanted < 65536 else 0  # `options.check` refuses another
+    host, _, port = text.rpartition(":") if re.search(r":\d+$", text) else (text, "", str(wanted or PORT))
     if not host or not 0 < int(port) < 65536:
         raise ConfigurationError(f"--rdzv-endpoint {text}: write HOST or HOST:PORT, for instance node0:{PORT}")
+    if wanted not in (0, int(port)):
+        raise ConfigurationError(
+            f"--port {wanted}: the other machines would look for the supervisor at port {port}, as --rdzv-endpoint {text} says; "
+            "leave one of the two ports out"
+        )
     return host.strip("[]"), int(port)
 
 
