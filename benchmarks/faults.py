@@ -57,17 +57,21 @@ PATIENCE_S = 60.0
 
 
 @contextmanager
-def command(job: Job, workers: int, journal: Path, folder: Path) -> Iterator[list[str]]:
+def command(job: Job, args: argparse.Namespace, journal: Path, folder: Path) -> Iterator[list[str]]:
     """Return the words that run this job, which writes this journal."""
+    rest = [*OPTIONS, "--sync", job.sync, "--journal", str(journal), TRAIN, *SAMPLES, "--width", str(args.width)]
     if job.hosts == 1:
-        yield [*CLI, "run", "--workers", str(workers), "--sync", job.sync, *OPTIONS, "--journal", str(journal), TRAIN, *SAMPLES]
+        yield [*CLI, "run", "--workers", str(args.workers), *rest]
         return
     token, script = folder / "token", folder / "two.sh"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(16))
     with Network(2) as pair:
+        if args.rate is not None:
+            for host in pair:
+                host.limit(args.rate)
         endpoint = ("--nnodes=2", f"--rdzv-endpoint={pair[0].address}:7100", "--token-file", str(token))
-        words = [sys.executable, "-m", "offbeat.agent", *endpoint, *OPTIONS, "--sync", job.sync, "--journal", str(journal), TRAIN, *SAMPLES]
+        words = [sys.executable, "-m", "offbeat.agent", *endpoint, *rest]
         first, second = (shlex.join(host.words(*words)) for host in pair)
         script.write_text(TWO_AGENTS.format(first=first, second=second))
         yield ["sh", str(script)]
@@ -76,7 +80,7 @@ def command(job: Job, workers: int, journal: Path, folder: Path) -> Iterator[lis
 def undisturbed(job: Job, args: argparse.Namespace, folder: Path) -> float:
     """Run the job without faults; its folded samples per second, and 0 if it has failed."""
     journal = folder / "undisturbed.jsonl"
-    with command(job, args.workers, journal, folder) as words:
+    with command(job, args, journal, folder) as words:
         ended = Run(words, journal, folder, RealClock(), patience_s=PATIENCE_S, time_s=args.calm).run()
     if ended.hang is not None or not ended.timed:
         say(f"      the undisturbed job has failed: {ended.hang or ended.said}")
@@ -91,7 +95,7 @@ def disturbed(job: Job, args: argparse.Namespace, folder: Path) -> dict[str, Any
     mtbf_s = args.mtbf * (CUT_MTBF if job.hosts == 2 else 1.0)
     lasts_s = sum(job.plan.values()) * mtbf_s + TAIL_S
     plan = ",".join(f"{fault}={number}" for fault, number in job.plan.items())
-    with command(job, args.workers, journal, folder) as words:
+    with command(job, args, journal, folder) as words:
         options = ["--seed", str(seed), "--plan", plan, "--mtbf", f"{mtbf_s:g}", "--time", f"{lasts_s:g}", "--no-baseline"]
         options += ["--patience", f"{PATIENCE_S:g}", *(["--journal", str(journal), "--timeout", "2"] if job.hosts == 2 else [])]
         chaos = [*CLI, "chaos", *options, "--json", str(result), "--", *words]
@@ -144,6 +148,8 @@ def main() -> None:
     parser.add_argument("--mtbf", type=float, default=0.7, help="mean seconds between two faults")
     parser.add_argument("--calm", type=float, default=5.0, help="seconds of the undisturbed job")
     parser.add_argument("--no-cuts", action="store_true", help="no jobs on two hosts, which need root")
+    parser.add_argument("--width", type=int, default=0, help="the model has WIDTH * WIDTH parameters and some; 0: five")
+    parser.add_argument("--rate", help="of the links of jobs on two hosts, as tc writes it, for instance 100mbit")
     parser.add_argument("--rules", nargs="+", default=RULES_OF_TURN, metavar="RULE")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)

@@ -15,11 +15,14 @@ import offbeat
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--samples", type=int, default=64, help="of an epoch")
-    samples = parser.parse_args().samples
+    parser.add_argument("--width", type=int, default=0, help="of two hidden layers: WIDTH * WIDTH parameters and some; 0: there are none")
+    args = parser.parse_args()
+    samples, width = args.samples, args.width
     torch.manual_seed(0)
     torch.set_num_threads(1)
     data = TensorDataset(torch.randn(samples, 4), torch.randn(samples, 1))
-    model = torch.nn.Linear(4, 1)
+    hidden = [torch.nn.Linear(4, width), torch.nn.Tanh(), torch.nn.Linear(width, width), torch.nn.Tanh()] if width else []
+    model = torch.nn.Sequential(*hidden, torch.nn.Linear(width or 4, 1))
     optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), model)
     loader = DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=4))
     for _ in count():
