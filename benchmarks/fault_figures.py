@@ -81,8 +81,8 @@ def _until(fault: dict[str, Any]) -> float | None:
 
 def _hits(fault: dict[str, Any], workers: int) -> list[Hit]:
     """Return the workers that a fault has kept from working while it lasted. Deaths are in the journal."""
-    at = fault["journal_s"]
-    until = _until(fault) or at
+    at, end = fault["journal_s"], _until(fault)
+    until = at if end is None else end
     match fault["kind"], fault["target"]:
         case "stop" | "slow", "worker":
             stopped = [] if fault["worker"] is None else [fault["worker"]]
@@ -123,6 +123,11 @@ def lost_indices(journal: Path) -> int:
     """Return how many indices no report of an epoch accounts for."""
     reports = [record["report"] for record in read(journal) if record["kind"] == "epoch_ended"]
     return sum(abs(report["indices"] - sum(report[fate] for fate in FATES)) for report in reports)
+
+
+def infinite(journal: Path) -> int:
+    """Return how many gradients were rejected since they were not finite: then the model has diverged, and the goodput says nothing."""
+    return sum(record["kind"] == "settle" and "not finite" in record["reason"] for record in read(journal))
 
 
 @dataclass

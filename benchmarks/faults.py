@@ -41,7 +41,7 @@ from tests.cluster.hosts import Network
 from tests.cluster.test_chaos import SCRIPT as TWO_AGENTS
 from tests.faults.job import SCRIPTS
 
-from benchmarks.fault_figures import gaps, lost_indices, shares, table, waits, window
+from benchmarks.fault_figures import gaps, infinite, lost_indices, shares, table, waits, window
 from benchmarks.fault_plan import CUT_MTBF, ENDING, RULES_OF_TURN, Job, following
 from offbeat.chaos.clock import RealClock
 from offbeat.chaos.run import Run
@@ -106,13 +106,16 @@ def disturbed(job: Job, args: argparse.Namespace, folder: Path) -> dict[str, Any
     done = [fault for fault in found["faults"] if fault["done"]]
     counts = Counter(f"{fault['kind']}:{fault['target']}" for fault in done)
     seen = window(journal, lasts_s, done, ends=any(counts[fault] for fault in ENDING) or found["outcome"] != "finished")
+    broken = [f"{one['name']}: {one['figures']}" for one in found["checks"] if one["held"] is False]
+    if (diverged := infinite(journal)) > 0:
+        broken.append(f"the model has diverged: {diverged:,} gradients were not finite, so the goodput says nothing")
     return {
         "seed": seed,
         "command": shlex.join(chaos),
         "done": counts,
         "outcome": found["outcome"],
         "reason": found["reason"],
-        "broken": [f"{one['name']}: {one['figures']}" for one in found["checks"] if one["held"] is False],
+        "broken": broken,
         "indices": found["figures"]["indices"],
         "lost": lost_indices(journal),
         "pauses_s": found["figures"]["pauses_s"],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.fault_figures import gaps, lost_indices, table, window
+from benchmarks.fault_figures import gaps, infinite, lost_indices, table, window
 from benchmarks.fault_plan import ENDING, RULES_OF_TURN, SHARES, following, grouped, outlives_servers
 
 
@@ -68,6 +68,11 @@ def test_both_jobs_are_measured_from_the_first_push_of_the_last_worker(tmp_path:
     assert window(path, 4.0, [kill]).present == pytest.approx(1 - 1.5 / 8.0), "until its next process goes on, both workers can do nothing"
     assert window(path, 99.0, ends=True).seconds == 8.0
     assert lost_indices(path) == 3
+    assert infinite(path) == 0
+    diverged = {"kind": "settle", "t": 11.0, "worker": 0, "fate": "rejected", "reason": "gradient not finite in 0.weight"}
+    with path.open("a") as file:
+        file.write(json.dumps(diverged) + "\n")
+    assert infinite(path) == 1
     kills = [{**stop, "kind": "kill", "journal_s": at} for at in (2.25, 2.5, 5.5)]
     assert gaps(path, kills) == {"kill:server": [0.75, 1.0, 1.0]}
 

@@ -97,7 +97,7 @@ class Verdict:
     goodput: float | None
     """Folded samples per second over those of the undisturbed job; None: there is none to compare with."""
     present: float
-    """Part of the workers' time during which they were there, and all servers."""
+    """Part of the workers' time during which they could work: neither they nor a server was dead or stopped."""
     figures: dict[str, Any]
 
     @property

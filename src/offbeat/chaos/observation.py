@@ -150,7 +150,7 @@ class Observation:
     def present_share(
         self, hits: Iterable[Hit], span: tuple[Seconds, Seconds] | None = None, outages: Sequence[tuple[Seconds, Seconds]] = ()
     ) -> float:
-        """Return the part of all workers' time during which they could work: they were there, and no fault had stopped them or a server.
+        """Return the part of all workers' time during which they could work: neither they nor a server was away.
 
         Args:
             hits: the faults; of those on workers, the times during which they were stopped count.

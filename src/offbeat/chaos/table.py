@@ -47,7 +47,7 @@ def _hit(done: list[Injected], kind: str, target: str) -> str:
 
 
 def _goodput(verdict: Verdict, baseline_rate: float | None) -> str:
-    there = f"workers were there {verdict.present:.1%} of the time"
+    there = f"workers could work {verdict.present:.1%} of the time"
     if verdict.goodput is None or baseline_rate is None:
         return f"{verdict.figures['samples_per_s']:,.0f} samples/s; {there}; no undisturbed job to compare with"
     part = f", and did {verdict.goodput / verdict.present:.1%} of what these could" if verdict.present > 0 else ""

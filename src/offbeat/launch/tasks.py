@@ -100,7 +100,7 @@ def task_of(
     if host:
         found = replace(found, host=host, port=at, store=None)
     elif port and found.port:
-        found = replace(found, port=port)  # with a store it is told there
+        found = replace(found, port=port)  # a task without a port learns the supervisor's address from a store or a file
     if least is not None:
         found = replace(found, machines=least)
     if not found.host and not found.alone:
@@ -184,10 +184,10 @@ def _nodes(text: str | None) -> tuple[int | None, int | None]:
 
 
 def _endpoint(text: str | None, wanted: int) -> tuple[str, int]:
-    """Return the host and the port of the supervisor. ``wanted``: the one of ``--port``, 0 without."""
+    """Return the host and the port of the supervisor. ``wanted``: the port that ``--port`` names; 0: it names none."""
     if not text:
         return "", 0
-    wanted = wanted if 0 < wanted < 65536 else 0  # `options.check` refuses another
+    wanted = wanted if 0 < wanted < 65536 else 0  # `options.check` refuses other numbers
     host, _, port = text.rpartition(":") if re.search(r":\d+$", text) else (text, "", str(wanted or PORT))
     if not host or not 0 < int(port) < 65536:
         raise ConfigurationError(f"--rdzv-endpoint {text}: write HOST or HOST:PORT, for instance node0:{PORT}")

@@ -23,7 +23,8 @@ def main() -> None:
     data = TensorDataset(torch.randn(samples, 4), torch.randn(samples, 1))
     hidden = [torch.nn.Linear(4, width), torch.nn.Tanh(), torch.nn.Linear(width, width), torch.nn.Tanh()] if width else []
     model = torch.nn.Sequential(*hidden, torch.nn.Linear(width or 4, 1))
-    optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), model)
+    rate = 0.0001 if width else 0.01  # a wide network diverges at the larger one when gradients are stale, and infinite ones are rejected
+    optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9), model)
     loader = DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=4))
     for _ in count():
         for x, y in loader:
