@@ -28,6 +28,8 @@ INTRUDER = 2
 EVERY = {**malformed.TO_SEAT, **malformed.BETWEEN_RANKS, **malformed.FROM_SEAT}
 LIES = ("cut", "on", "piece", "handed", "done", "hello")
 """Well-formed they are about another rank, or about a sum: a rank that says so is believed."""
+CUTS = 6
+"""How often the attacker is cut off before an attack is over: messages that nobody has read yet attack nobody."""
 TURN_S = 5.0
 TIMEOUT_S = 60.0
 
@@ -46,7 +48,7 @@ class Attacked:
 
 
 def attack(spelled: str, messages: int, seed: int) -> Attacked:
-    """Attack a job of this rule with so many messages."""
+    """Attack a job of this rule with so many messages, and on, until the others have ended the attacker's connections ``CUTS`` times."""
     found, draw, hub = rule(spelled), random.Random(seed), SocketHub("secret", host="intruder")
     assert isinstance(found, RoundRule)
     honest = {
@@ -69,7 +71,10 @@ def attack(spelled: str, messages: int, seed: int) -> Attacked:
     lines: dict[int, Connection] = {}
     sent = closed = 0
     began = time.monotonic()
-    while sent < messages:
+    while sent < messages or closed < CUTS:
+        if sent >= messages and time.monotonic() > began + TIMEOUT_S:
+            problems.append(f"the attacker was cut off {closed} times only in {TIMEOUT_S} s")
+            break
         at = draw.choice([SEQUENCER, 0, 1])
         if at not in lines:
             lines[at] = hub.connect(addresses[at])
@@ -83,7 +88,7 @@ def attack(spelled: str, messages: int, seed: int) -> Attacked:
                 sent += 1
             except (TypeError, ValueError, OverflowError):
                 pass  # what this end cannot even write
-        for line, item in hub.poll(0.0):
+        for line, item in hub.poll(0.0 if sent < messages else 0.01):
             if isinstance(item, Closed):
                 closed += 1
                 lines = {peer: other for peer, other in lines.items() if other is not line}

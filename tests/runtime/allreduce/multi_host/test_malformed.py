@@ -161,4 +161,3 @@ def test_a_job_across_hosts_goes_on_under_attack(spelled: str) -> None:
     """``python -m tests.runtime.allreduce.multi_host.attack --messages 100000`` has all rules, and more messages."""
     found = attack(spelled, 1000, seed=1)
     assert found.problems == []
-    assert found.closed > 5
