@@ -209,7 +209,7 @@ def test_jobs_could_start(where: str, tmp_path: Path, monkeypatch: pytest.Monkey
     several = {name: list(given[name] or ()) for name in ("slow", "kill", "late")}
     ray_options(**{name: given.pop(name) for name in inspect.signature(ray_options).parameters})
     given.pop("grace")
-    interval, keep, resume = (given.pop(name) for name in ("every", "keep", "resume"))
+    interval, keep, resume, _ = (given.pop(name) for name in ("every", "keep", "resume", "auto_resume"))
     if resume is None:  # the folder of a job that resumes is not here
         given["checkpoint"] = checkpointing.order_of(given["checkpoint"], interval, keep, None)
     seconds = {f"{name}_s": given.pop(name) for name in ("timeout", "progress_timeout")}

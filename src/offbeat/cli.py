@@ -35,6 +35,7 @@ from offbeat.launch.supervisor import Outcome, Supervisor
 from offbeat.launch.tasks import task_of
 from offbeat.launch.token import given_token
 from offbeat.options import (
+    AutoResume,
     CheckpointDir,
     Every,
     Grace,
@@ -117,6 +118,7 @@ def run(
     every: Every = None,
     keep: Keep = None,
     resume: Resume = None,
+    auto_resume: AutoResume = False,
     seed: Seed = 0,
     timeout: Timeout = 10.0,
     progress_timeout: ProgressTimeout = 1800.0,
@@ -162,7 +164,7 @@ def run(
         tls_ca=tls_ca,
     )
     modules = (preload or []) if ray is None else modules_of_agent(preload or [], none=no_preload)
-    saved = checkpointing.found(resume)
+    saved = checkpointing.found(resume, auto=auto_resume, checkpoint=checkpoint)
     workers, servers, sync, wire, seed = checkpointing.taken_over(
         saved, _given(context), workers=workers, servers=servers, sync=sync, wire=wire, seed=seed
     )
@@ -195,6 +197,7 @@ def run(
     )
     program = grouped(program, procs_per_worker)
     token = secrets.token_hex(16)
+    checkpointing.keep_journal(journal, saved)
     engine: Engine
     if ray is None:
         engine = LocalEngine(program, port=port, preload=modules)
@@ -256,6 +259,7 @@ def agent(
     every: Every = None,
     keep: Keep = None,
     resume: Resume = None,
+    auto_resume: AutoResume = False,
     seed: Seed = 0,
     timeout: Timeout = 10.0,
     progress_timeout: ProgressTimeout = 1800.0,
@@ -281,7 +285,13 @@ def agent(
         raise ConfigurationError(f"--start-timeout {start_timeout:g}: must be a number of seconds above 0")
     program = Program(script, tuple(context.args), module=module)
     modules = modules_of_agent(preload or [], none=no_preload)
-    saved = checkpointing.found(resume)
+    report_to = os.environ.pop(SUPERVISES, None)
+    saved, order = None, None
+    if report_to is None:  # an agent that comes back finds checkpoints of this job in the folder: its supervisor alone looks there
+        checkpointing.check_spelling(every, keep, any_folder=checkpoint is not None or resume is not None)
+    else:
+        saved = checkpointing.found(resume, auto=auto_resume, checkpoint=checkpoint)
+        order = checkpointing.order_of(checkpoint, every, keep, saved)
     servers, sync, wire, seed = checkpointing.taken_over(saved, _given(context), servers=servers, sync=sync, wire=wire, seed=seed)
     settings = check(
         program=program,
@@ -305,14 +315,13 @@ def agent(
         port=port,
         procs_per_worker=procs_per_worker,
         no_torchrun_env=no_torchrun_env,
-        checkpoint=checkpointing.order_of(checkpoint, every, keep, saved),
+        checkpoint=order,
         resume=saved,
         replicas=replicas,
     )
     program = grouped(program, procs_per_worker)
     pass_on(tls_of(tls, several=not task.alone, certificate=tls_cert, key=tls_key, authority=tls_ca))
     cluster = Cluster(task=task, workers=nproc_per_node, start_s=start_timeout, listen=listen, port=port)
-    report_to = os.environ.pop(SUPERVISES, None)
     if report_to is None:
         duties = Duties(
             program=program,
@@ -326,6 +335,7 @@ def agent(
             notice=None if notice_command is None else NoticeCommand(notice_command),
         )
         raise typer.Exit(take_part(cluster, duties, given_token(token_file), sys.argv[2:]))
+    checkpointing.keep_journal(journal, saved)
     screen = console()
     progress = LiveProgress(screen)
     try:

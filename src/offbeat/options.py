@@ -52,6 +52,9 @@ Resume = Annotated[
     Path | None,
     typer.Option(help="Go on from the newest checkpoint in this folder; options that are not given are those of the job before."),
 ]
+AutoResume = Annotated[
+    bool, typer.Option("--auto-resume", help="Go on from the newest checkpoint in the folder of --checkpoint; if it has none, begin.")
+]
 Seed = Annotated[int, typer.Option(help="Seed of sample orders and of injected slowness.")]
 Timeout = Annotated[float, typer.Option(help="Seconds of silence after which a worker counts as dead.")]
 ProgressTimeout = Annotated[

@@ -21,14 +21,14 @@ CALM = ("--slow", "any=0.005")
 @pytest.mark.parametrize("sync", marked(RULES, "bsp"))
 def test_a_job_that_was_killed_as_a_whole_goes_on(jobs: Start, tmp_path: Path, sync: str) -> None:
     folder, file = tmp_path / "checkpoints", tmp_path / "result.pt"
-    every = "1v" if sync in SPLITS else "7v"
-    first = jobs("first", "--sync", sync, *CALM, "--checkpoint", str(folder), "--every", every)
+    options = ("--checkpoint", str(folder), "--auto-resume", "--every", "1v" if sync in SPLITS else "7v")
+    first = jobs("first", "--sync", sync, *CALM, *options)
     until_checkpoint(first, folder, 1 if sync in SPLITS else 40)
     kill_all(first)
     taken = newest(folder)
     assert taken is not None
     place = dict(taken.manifest["optimizers"][0]["places"])[0]
-    ended = jobs("second", "--resume", str(folder), script=("--result", str(file))).ended()
+    ended = jobs("second", *options, script=("--result", str(file))).ended()
     if sync in SPLITS:
         reports = [report for _, report in epoch_reports(ended.records)]
         assert all(report["folded"] + report["dropped"] + report["rejected"] + report["unused"] == report["indices"] for report in reports)

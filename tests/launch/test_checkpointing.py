@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from offbeat import cli
 from offbeat.errors import ConfigurationError
 from offbeat.launch import checkpointing
 from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
@@ -58,6 +60,41 @@ def test_a_folder_without_a_checkpoint(tmp_path: Path) -> None:
     CheckpointFolder(tmp_path).begin(3)
     with pytest.raises(ConfigurationError, match="no complete checkpoint is in it"):
         checkpointing.found(tmp_path)
+
+
+def test_the_same_command_begins_the_job_and_goes_on_with_it(tmp_path: Path, job: Path) -> None:
+    assert checkpointing.found(None, auto=True, checkpoint=tmp_path / "none") is None
+    saved = checkpointing.found(None, auto=True, checkpoint=job)
+    assert saved is not None and saved.version == 7
+    assert checkpointing.order_of(job, None, None, saved) is not None, "in the same folder"
+    with pytest.raises(ConfigurationError, match="--auto-resume: there is no folder with checkpoints; add --checkpoint DIR"):
+        checkpointing.found(None, auto=True)
+    with pytest.raises(ConfigurationError, match=r"--auto-resume goes on from .*job, and --resume .*none from another folder"):
+        checkpointing.found(tmp_path / "none", auto=True, checkpoint=job)
+
+
+def test_a_resumed_job_leaves_the_journal_of_the_one_before(tmp_path: Path, job: Path) -> None:
+    journal, saved = tmp_path / "run.jsonl.zst", checkpointing.found(job)
+    checkpointing.keep_journal(journal, saved)  # there is none yet
+    for text in ("first", "second", "third"):
+        journal.write_text(text)
+        checkpointing.keep_journal(journal, None)
+        assert journal.exists(), "a new job replaces it"
+        checkpointing.keep_journal(journal, saved)
+    assert not journal.exists()
+    assert [(tmp_path / f"run.{number}.jsonl.zst").read_text() for number in (1, 2, 3)] == ["first", "second", "third"]
+
+
+def test_a_machine_that_comes_back_finds_checkpoints_of_its_own_job(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in the folder is for the supervisor to judge."""
+    taken = list[str]()
+    monkeypatch.setattr(cli, "take_part", lambda *arguments: taken.append("part") or 0)
+    script = str(Path(__file__).parents[1] / "faults" / "scripts" / "train.py")
+    options = ["--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "localhost", "--no-preload", "--checkpoint", str(job)]
+    done = CliRunner().invoke(cli.app, ["agent", *options, script], catch_exceptions=False)
+    assert (done.exit_code, taken) == (0, ["part"]), done.output
+    with pytest.raises(ConfigurationError, match="--every soon: must be seconds"):
+        CliRunner().invoke(cli.app, ["agent", *options, "--every", "soon", script], catch_exceptions=False)
 
 
 def test_an_older_one_can_be_chosen_if_the_newer_ones_are_not_in_the_way(tmp_path: Path, job: Path) -> None:

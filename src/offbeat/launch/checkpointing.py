@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +17,24 @@ EVERY: Final = "600"
 KEEP: Final = 2
 
 
-def found(resume: Path | None) -> Checkpoint | None:
-    """Return the newest complete checkpoint in the folder of ``--resume``, or the one that this folder is; None without the option.
+def found(resume: Path | None, *, auto: bool = False, checkpoint: Path | None = None) -> Checkpoint | None:
+    """Return the checkpoint from which the job goes on; None: it begins anew.
+
+    Args:
+        resume: the folder of ``--resume``: the newest complete checkpoint in it, or the one that this folder is.
+        auto: True with ``--auto-resume``: the newest complete checkpoint in the folder of ``--checkpoint``, if there is one.
+        checkpoint: the folder of ``--checkpoint``.
 
     Raises:
-        ConfigurationError: there is no complete checkpoint, or a newer version of offbeat has written it.
+        ConfigurationError: the options contradict each other, there is no complete checkpoint in the folder of ``--resume``, or a newer
+            version of offbeat has written it.
     """
+    if auto:
+        if checkpoint is None:
+            raise ConfigurationError("--auto-resume: there is no folder with checkpoints; add --checkpoint DIR, or use --resume DIR")
+        if resume is not None:
+            raise ConfigurationError(f"--auto-resume goes on from {checkpoint}, and --resume {resume} from another folder; leave one out")
+        return CheckpointFolder(checkpoint.absolute()).newest()
     if resume is None:
         return None
     path = resume.absolute()
@@ -33,21 +46,38 @@ def found(resume: Path | None) -> Checkpoint | None:
     return checkpoint
 
 
+def check_spelling(every: str | None, keep: int | None, *, any_folder: bool) -> tuple[float | None, int | None, int]:
+    """Return what ``--every`` and ``--keep`` say: seconds or versions between two checkpoints, and how many are kept.
+
+    Args:
+        every, keep: the options; None: not given.
+        any_folder: whether a folder is given, with ``--checkpoint`` or ``--resume``.
+
+    Raises:
+        ConfigurationError: an option is wrong, or there is no folder.
+
+    >>> check_spelling("500v", None, any_folder=True)
+    (None, 500, 2)
+    """
+    if not any_folder:
+        for option, value in (("--every", every), ("--keep", keep)):
+            if value is not None:
+                raise ConfigurationError(f"{option} {value}: there are no checkpoints; add --checkpoint DIR, or leave it out")
+    kept = KEEP if keep is None else keep
+    if kept < 1:
+        raise ConfigurationError(f"--keep {kept}: must be at least 1")
+    return *interval(every or EVERY), kept
+
+
 def order_of(checkpoint: Path | None, every: str | None, keep: int | None, resume: Checkpoint | None) -> CheckpointOrder | None:
     """Return what the options order; a job that resumes goes on with checkpoints in the same folder. None: no checkpoints.
 
     Raises:
         ConfigurationError: an option is wrong, or the folder has checkpoints of another job.
     """
+    every_s, every_versions, kept = check_spelling(every, keep, any_folder=checkpoint is not None or resume is not None)
     if checkpoint is None and resume is None:
-        for option, value in (("--every", every), ("--keep", keep)):
-            if value is not None:
-                raise ConfigurationError(f"{option} {value}: there are no checkpoints; add --checkpoint DIR, or leave it out")
         return None
-    kept = KEEP if keep is None else keep
-    if kept < 1:
-        raise ConfigurationError(f"--keep {kept}: must be at least 1")
-    every_s, every_versions = interval(every or EVERY)
     own = None if resume is None else resume.path.parent
     path = own if checkpoint is None else checkpoint.absolute()
     assert path is not None
@@ -61,9 +91,24 @@ def order_of(checkpoint: Path | None, every: str | None, keep: int | None, resum
     if path != own and (other := folder.newest()) is not None:
         raise ConfigurationError(
             f"--checkpoint {path}: it has checkpoints of an earlier job, the newest of version {other.version}; "
-            f"go on from it with --resume {path}, or name another folder"
+            f"go on from it with --resume {path} or --auto-resume, or name another folder"
         )
     return CheckpointOrder(folder=str(path), every_s=every_s, every_versions=every_versions, keep=kept)
+
+
+def keep_journal(journal: Path | None, saved: Checkpoint | None) -> None:
+    """Give the journal of the job before another name, so that that of the resumed job does not replace it.
+
+    ``run.jsonl`` becomes ``run.1.jsonl``, or the first free number. A file that cannot be renamed is left to its fate.
+    """
+    if journal is None or saved is None or not journal.is_file():
+        return
+    name, dot, kind = journal.name.partition(".")
+    number = 1
+    while (kept := journal.with_name(f"{name}.{number}{dot}{kind}")).exists():
+        number += 1
+    with contextlib.suppress(OSError):
+        journal.rename(kept)
 
 
 def interval(text: str) -> tuple[float | None, int | None]:
