@@ -47,15 +47,15 @@ class ToSupervisor(Receiver):
         for number in range(3):
             started = RemoteChild(2 + number, Mute("agent"), "node1")
             started.started(77)
-            self.supervisor._workers[WorkerId(number)] = WorkerProcess(started, standing=ProcessStanding(0.0))
+            self.supervisor._workers._states[WorkerId(number)] = WorkerProcess(started, standing=ProcessStanding(0.0))
         self.supervisor._servers.watch.heard(0, 0.0)
 
     def receive(self, message: Message) -> Outcome:
         supervisor = self.supervisor
         supervisor._on_message(self.line, message)
-        supervisor._check_hangs()
+        supervisor._workers.check_hangs(loading=False)
         supervisor._joined()
-        for number, worker in supervisor._workers.items():
+        for number, worker in supervisor._workers._states.items():
             worker.has_pushed(number, supervisor._snapshot)
         if supervisor._summary is not None:
             self.display._console.print(job_table(supervisor._summary), comparison([supervisor._summary]))

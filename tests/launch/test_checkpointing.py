@@ -87,12 +87,17 @@ def test_a_resumed_job_leaves_the_journal_of_the_one_before(tmp_path: Path, job:
 
 def test_a_machine_that_comes_back_finds_checkpoints_of_its_own_job(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in the folder is for the supervisor to judge."""
-    taken = list[str]()
-    monkeypatch.setattr(cli, "take_part", lambda *arguments: taken.append("part") or 0)
+    taken = list[object]()
+
+    def take_part(*arguments: object) -> int:
+        taken.append(arguments)
+        return 0
+
+    monkeypatch.setattr(cli, "take_part", take_part)
     script = str(Path(__file__).parents[1] / "faults" / "scripts" / "train.py")
     options = ["--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "localhost", "--no-preload", "--checkpoint", str(job)]
     done = CliRunner().invoke(cli.app, ["agent", *options, script], catch_exceptions=False)
-    assert (done.exit_code, taken) == (0, ["part"]), done.output
+    assert (done.exit_code, len(taken)) == (0, 1), done.output
     with pytest.raises(ConfigurationError, match="--every soon: must be seconds"):
         CliRunner().invoke(cli.app, ["agent", *options, "--every", "soon", script], catch_exceptions=False)
 

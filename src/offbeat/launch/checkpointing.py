@@ -39,11 +39,11 @@ def found(resume: Path | None, *, auto: bool = False, checkpoint: Path | None = 
         return None
     path = resume.absolute()
     manifest = manifest_of(path)
-    checkpoint = CheckpointFolder(path).newest() if manifest is None else Checkpoint(path, manifest)
-    if checkpoint is None:
+    saved = CheckpointFolder(path).newest() if manifest is None else Checkpoint(path, manifest)
+    if saved is None:
         why = "there is no such folder" if not resume.is_dir() else "no complete checkpoint is in it (one that was cut off does not count)"
         raise ConfigurationError(f"--resume {resume}: {why}; name the folder of an earlier --checkpoint, or leave --resume out")
-    return checkpoint
+    return saved
 
 
 def check_spelling(every: str | None, keep: int | None, *, any_folder: bool) -> tuple[float | None, int | None, int]:
@@ -105,10 +105,10 @@ def keep_journal(journal: Path | None, saved: Checkpoint | None) -> None:
         return
     name, dot, kind = journal.name.partition(".")
     number = 1
-    while (kept := journal.with_name(f"{name}.{number}{dot}{kind}")).exists():
+    while (former := journal.with_name(f"{name}.{number}{dot}{kind}")).exists():
         number += 1
     with contextlib.suppress(OSError):
-        journal.rename(kept)
+        journal.rename(former)
 
 
 def interval(text: str) -> tuple[float | None, int | None]:

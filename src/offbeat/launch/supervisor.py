@@ -15,28 +15,26 @@ from typing import Any
 from offbeat.errors import ProtocolError
 from offbeat.journal.file import seal
 from offbeat.launch.engine import Child, Engine
-from offbeat.launch.hangs import STACKS_S, LivedClock, ProcessStanding, ServerWatch
+from offbeat.launch.hangs import LivedClock, ServerWatch
 from offbeat.launch.lasting import LastingServer
 from offbeat.launch.notice import NoticeCommand
-from offbeat.launch.outcome import Display, End, Outcome, verdict
+from offbeat.launch.outcome import Display, Outcome, verdict
 from offbeat.launch.output import Output
 from offbeat.launch.processes import describe
-from offbeat.launch.restarts import AWAITED, FailureReport, WorkerProcess, why_not_restarted
 from offbeat.launch.servers import Servers
 from offbeat.launch.standbys import Standbys, patience_of
+from offbeat.launch.workers import Workers
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.notices import NOTICES
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.transport.base import Address, Connection, Message
 from offbeat.transport.hub import SocketHub
-from offbeat.types import Seconds, WorkerId, worker_ids
+from offbeat.types import Seconds, WorkerId
 
 __all__ = ["Outcome", "Supervisor"]
 
 GRACE_S = 5.0
 """Seconds that processes have to end after a last signal before they are killed."""
-EXIT_S, EXIT_GRACES = 2.0, 10
-"""Least seconds that a process has to end after its goodbye, and how many times ``--grace``: handlers at exit may upload files."""
 CHECKPOINT_SHARE = 0.6
 """The part of ``--grace`` that a last checkpoint may take."""
 NEWS_S = 2.0
@@ -78,13 +76,12 @@ class Supervisor:
     ) -> None:
         self._settings = settings
         self._engine = engine
-        self._max_restarts, self._grace_s, self._return_s = max_restarts, grace_s, return_s
+        self._max_restarts, self._grace_s = max_restarts, grace_s
         self._notice = notice
         self._display = display
         self._output = Output(display, log_dir)
         self._token = token
         self._hub = SocketHub(token, maps=False)
-        self._workers: dict[WorkerId, WorkerProcess] = {}
         self._checkpointed = -1
         """The version of the newest checkpoint that has been made, or could not be."""
         self._snapshot: dict[str, Any] | None = None
@@ -95,8 +92,19 @@ class Supervisor:
         self._noticed = False
         """True if a server was told to leave, or this machine will be taken away."""
         self._clock = LivedClock()
-        self._none_since: Seconds | None = None
-        """Since when no process of a worker runs."""
+        self._workers = Workers(
+            settings,
+            engine,
+            max_restarts=max_restarts,
+            return_s=return_s,
+            grace_s=grace_s,
+            clock=self._clock,
+            spawn=self._spawn,
+            output=self._output,
+            note=display.note,
+            record=self._record,
+            tell=self._send,
+        )
         replicated = settings.replicas > 0
         self._servers = Servers(ServerWatch(settings.timeout_s, patience_of(settings.timeout_s) if replicated else None))
         self._standbys: Standbys | None = None
@@ -175,14 +183,7 @@ class Supervisor:
             return
         if not self._wait_for_start(self._engine.ready_for_workers):  # the servers load, too, meanwhile
             return
-        self._engine.arrived()
-        for worker in worker_ids(self._settings.workers):
-            child = self._spawn(worker)
-            self._workers[worker] = WorkerProcess(child, standing=ProcessStanding(self._clock.now()))
-            if child is None:
-                self._send("lost", worker=worker, reason=AWAITED)
-            else:
-                self._record("worker", worker, "started", child.where)
+        self._workers.start()
 
     def _send_job(self, number: int, connection: Connection) -> None:
         """Send a server its job, after what earlier processes of it have left."""
@@ -235,10 +236,10 @@ class Supervisor:
                 return self._stop(number)
             if any(lasting.returning for lasting in self._servers.lasting.values()):
                 continue  # what becomes of workers is known once the server has come back
-            self._take_in()
-            self._check_workers()
-            self._check_hangs()
-            if self._all_done():
+            self._workers.take_in()
+            self._workers.check(self._listens, lambda: self._snapshot)
+            self._workers.check_hangs(loading=self._servers.watch.loading(0))
+            if self._workers.all_done():
                 return self._conclude()
 
     def _serve(self, timeout_s: Seconds) -> None:
@@ -308,12 +309,7 @@ class Supervisor:
                 self._snapshot = header["snapshot"]
                 self._display.update(header["snapshot"], time.monotonic())
             case "standing":
-                told = self._workers.get(header["worker"])
-                if told is not None and told.child is not None and told.child.pid == header["pid"]:
-                    told.standing.heard(header, self._clock.now())
-                    if header["standing"] == "too late":
-                        told.too_late = True
-                        told.child.strike()
+                self._workers.on_standing(header)
             case "journal_failed":
                 self._journal_failure = header["reason"]
                 self._display.note(f"the journal cannot be written any more, and training goes on without it: {header['reason']}")
@@ -323,18 +319,14 @@ class Supervisor:
                 self._failure = self._failure or (header["reason"], header["mistake"])
                 connection.send({"kind": "noted"})
             case "failing":
-                if header["worker"] in self._workers:
-                    self._workers[header["worker"]].failure = FailureReport(header["reason"], header["pushed"])
+                self._workers.on_failing(header)
             case "checkpoint":
                 self._on_checkpoint(header)
             case "noticed":
                 self._display.note(f"a server was told to leave by {header['signal']}, and the job ends with it")
                 self._noticed = True
             case "kill":
-                to_kill = self._workers.get(header["worker"])
-                if to_kill is not None and to_kill.child is not None:
-                    self._display.note(f"killing worker {header['worker']}, as ordered by --kill")
-                    to_kill.child.signal(signal.SIGKILL)
+                self._workers.on_kill(header["worker"])
 
     def _on_checkpoint(self, header: Mapping[str, Any]) -> None:
         """Note that server 0 has made a checkpoint, or could not."""
@@ -443,112 +435,23 @@ class Supervisor:
             self._display.note(f"this machine will be taken away, says --notice-command {self._notice.command!r}")
             self._noticed = True
 
-    def _take_in(self) -> None:
-        """Start the workers whose machine has come, for the first time or again."""
-        for worker in self._engine.arrived():
-            state = self._workers[worker]
-            if state.child is not None or state.status is not None:
-                continue
-            child = self._spawn(worker)
-            if child is not None:
-                what = "started" if state.away is None else "restarted"
-                state.begin(child, self._clock.now())
-                self._record("worker", worker, what, f"its machine has come, {child.where}")
-
-    def _check_workers(self) -> None:
-        for worker, state in self._workers.items():
-            if state.child is None or state.status is not None or (status := state.child.ended()) is None:
-                continue
-            self._serve(0.0)  # its report comes before its end is noticed
-            if self._failure is not None:
-                return
-            if state.child.lost is not None:
-                self._lose(worker, state, state.child.lost)
-                continue
-            how = state.describe(status)
-            self._record("worker", worker, "exited", how)
-            if status == 0 or state.too_late or state.standing.was_done(status):
-                state.status = 0
-                self._send("ended", worker=worker)
-                if status != 0 or state.too_late:
-                    self._display.note(f"worker {worker} {how}")
-                continue
-            self._send("lost", worker=worker, reason=f"its process {how}")
-            pushed = state.has_pushed(worker, self._snapshot)
-            why_not = why_not_restarted(status, pushed=pushed, restarts=state.restarts, max_restarts=self._max_restarts)
-            self._output.drain()  # its own output comes before the note on its end
-            child = self._spawn(worker) if why_not is None else None
-            if child is not None:
-                state.restarts += 1
-                state.begin(child, self._clock.now())
-                count = f"{state.restarts} of {self._max_restarts}"
-                self._record("worker", worker, "restarted", f"{count}, {child.where}")
-                self._display.note(f"worker {worker} {how}: restarted ({count})")
-            elif why_not is None:
-                self._lose(worker, state, "its machine is gone")
-            else:
-                state.status = status
-                self._display.note(f"worker {worker} {how}: not restarted, {why_not}")
-
-    def _lose(self, worker: WorkerId, state: WorkerProcess, reason: str) -> None:
-        """Handle the loss of a worker's machine: the worker may return with it, and no restart is counted."""
-        state.child, state.away = None, reason
-        self._send("lost", worker=worker, reason=reason)
-        self._record("worker", worker, "lost", reason)
-        self._display.note(f"worker {worker} is lost: {reason}; it returns with its machine")
-
-    def _all_done(self) -> bool:
-        """Return True if no worker's process runs or is awaited."""
-        states = self._workers.values()
-        if any(state.child is not None and state.status is None for state in states):
-            self._none_since = None
-            return False
-        if all(state.status is not None for state in states) or any(state.status == 0 for state in states):
-            return True
-        now = self._clock.now()
-        if self._none_since is None:
-            self._none_since = now
-            self._display.note(f"no worker is left: waiting {self._return_s:g} s for a machine (--start-timeout)")
-        return now - self._none_since >= self._return_s
-
-    def _check_hangs(self) -> None:
-        """Kill worker processes that hang, once they have had time to print their stacks."""
-        now, settings = self._clock.now(), self._settings
-        loading = self._servers.watch.loading(0)
-        for worker, state in self._workers.items():
-            standing = state.standing
-            if loading:  # server 0 cannot report hellos while it imports
-                standing.started = now
-            if state.child is None or state.status is not None or state.child.ended() is not None:
-                continue
-            if standing.kill_reason is None:
-                exit_s = max(EXIT_S, EXIT_GRACES * self._grace_s)
-                standing.kill_reason = standing.hung(now, settings.timeout_s, settings.progress_timeout_s, exit_s)
-                if standing.kill_reason is None:
-                    continue
-                self._record("worker", worker, "hung", standing.kill_reason)
-                why_silent = state.child.print_stacks()
-                said = "its stacks follow on its stderr" if why_silent is None else f"no stacks: {why_silent}"
-                self._display.note(f"worker {worker} {standing.kill_reason}: it is killed; {said}")
-                standing.kill_at = now
-                if why_silent is None:
-                    standing.kill_at += STACKS_S
-            if now >= standing.kill_at:
-                state.child.strike()
+    def _listens(self) -> bool:
+        """Handle what has come. Returns False if the job fails."""
+        self._serve(0.0)
+        return self._failure is None
 
     # End.
 
     def _conclude(self) -> Outcome:
         """Return the outcome after every worker process has ended for good."""
-        ends = {w: End(state.status, state.describe(state.status)) for w, state in self._workers.items() if state.status is not None}
-        ends |= {w: End(-signal.SIGKILL, f"was lost: {state.away}") for w, state in self._workers.items() if state.away is not None}
+        ends = self._workers.ends()
         if any(end.status == 0 for end in ends.values()):
             self._serve_until(lambda: self._joined() or 0 not in self._servers.connections, NEWS_S)
         return self._end(*verdict(ends, joined=self._joined(), script=self._settings.script))
 
     def _joined(self) -> bool:
         """Return True if a worker has ever joined. Server 0 reports a hello at once; the snapshot, of each 0.2 s, outlives restarts."""
-        if any(state.standing.said_hello for state in self._workers.values()):
+        if self._workers.any_said_hello:
             return True
         return self._snapshot is not None and any(row["incarnations"] for row in self._snapshot["per_worker"])
 
@@ -561,16 +464,10 @@ class Supervisor:
         name = signal.Signals(number).name
         grace_s = self._grace_s - self._last_checkpoint(name)
         self._display.note(f"{name}: stopping the workers (again: at once)")
-        for state in self._workers.values():
-            # Before its hello a process has nothing to save, and a traceback of its imports would only confuse.
-            gently = number == signal.SIGINT and state.standing.said_hello
-            if state.child is not None:
-                state.child.signal(signal.SIGINT if gently else signal.SIGTERM)
+        self._workers.signal(signal.Signals(number))
         if not self._all_leave(grace_s) and self._failure is None and number == signal.SIGINT and len(self._signals) == 1:
             self._display.note(f"not all scripts have ended within {self._grace_s:g} s of Ctrl-C (--grace): SIGTERM")
-            for state in self._workers.values():
-                if state.child is not None:
-                    state.child.signal(signal.SIGTERM)
+            self._workers.signal(signal.SIGTERM)
             self._all_leave(GRACE_S)
         return self._end(128 + number, f"stopped by {name}")
 
@@ -586,36 +483,26 @@ class Supervisor:
 
         def over() -> bool:
             self._check_servers()
-            ended = all(state.child is None or state.child.ended() is not None for state in self._workers.values())
-            return self._checkpointed >= wanted or self._failure is not None or len(self._signals) > signals or ended
+            interrupted = self._failure is not None or len(self._signals) > signals
+            return self._checkpointed >= wanted or interrupted or self._workers.all_have_ended()
 
         self._serve_until(over, limit_s)
         return time.monotonic() - began
 
     def _all_leave(self, limit_s: Seconds) -> bool:
-        """Wait for the ends of all workers, without restarts. Returns False if some have not ended in time.
-
-        The coordinator is told of each end: other workers may wait for one that ends before it has joined.
-        """
+        """Wait for the ends of all workers, without restarts. Returns False if some have not ended in time."""
 
         def over() -> bool:
-            for worker, state in self._workers.items():
-                if state.child is not None and state.status is None and (status := state.child.ended()) is not None:
-                    state.status = status
-                    self._record("worker", worker, "exited", state.describe(status))
-                    self._send("lost", worker=worker, reason=f"its process {state.describe(status)}")
+            self._workers.note_ends()
             self._check_servers()
-            return self._none_runs() or self._failure is not None or len(self._signals) > 1
+            return self._workers.none_runs() or self._failure is not None or len(self._signals) > 1
 
         self._serve_until(over, limit_s)
-        return self._none_runs()
-
-    def _none_runs(self) -> bool:
-        return all(state.child is None or state.status is not None for state in self._workers.values())
+        return self._workers.none_runs()
 
     def _end(self, status: int, reason: str) -> Outcome:
         """Let the coordinator close the journal, then stop the servers."""
-        _kill([state.child for state in self._workers.values() if state.child is not None])
+        _kill(self._workers.children())
         self._output.drain()
         self._send("finish", ok=status == 0, reason=reason)
         self._serve_until(lambda: self._summary is not None or 0 not in self._servers.connections, GRACE_S)
@@ -634,7 +521,7 @@ class Supervisor:
 
     def _children(self) -> list[Child]:
         standbys = () if self._standbys is None else self._standbys.children()
-        return [*(state.child for state in self._workers.values() if state.child is not None), *self._servers.children.values(), *standbys]
+        return [*self._workers.children(), *self._servers.children.values(), *standbys]
 
     def _send(self, kind: str, **fields: Any) -> None:
         if 0 in self._servers.lasting:

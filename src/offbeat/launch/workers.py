@@ -1,0 +1,244 @@
+"""Keep the processes of a job's workers: start them, restart those that have died, and kill those that hang."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from offbeat.launch.engine import Child, Engine
+from offbeat.launch.hangs import STACKS_S, LivedClock, ProcessStanding
+from offbeat.launch.outcome import End
+from offbeat.launch.output import Output
+from offbeat.launch.restarts import AWAITED, FailureReport, WorkerProcess, why_not_restarted
+from offbeat.runtime.job.settings import JobSettings
+from offbeat.types import Seconds, WorkerId, worker_ids
+
+EXIT_S, EXIT_GRACES = 2.0, 10
+"""Least seconds that a process has to end after its goodbye, and how many times ``--grace``: handlers at exit may upload files."""
+
+
+class Workers:
+    """The processes of all workers.
+
+    Args:
+        settings: the job.
+        engine: says which machines have come.
+        max_restarts: how often each worker may be restarted. The loss of its machine does not count.
+        return_s: seconds to wait for a machine once no worker is left whose machine is there.
+        grace_s: seconds that scripts have to end after Ctrl-C or SIGTERM, and processes, ten times as long, after their goodbye.
+        clock: stands still while this process does.
+        spawn: starts a process of a worker; returns None if its machine is not there.
+        output: what the processes print.
+        note: shows a line to the user.
+        record: writes a line on a process to the journal: its role, number, what happened to it, and details.
+        tell: sends a message to server 0: its kind and its fields.
+    """
+
+    def __init__(
+        self,
+        settings: JobSettings,
+        engine: Engine,
+        *,
+        max_restarts: int,
+        return_s: Seconds,
+        grace_s: Seconds,
+        clock: LivedClock,
+        spawn: Callable[[WorkerId], Child | None],
+        output: Output,
+        note: Callable[[str], None],
+        record: Callable[..., None],
+        tell: Callable[..., None],
+    ) -> None:
+        self._settings, self._engine = settings, engine
+        self._max_restarts, self._return_s = max_restarts, return_s
+        self._exit_s = max(EXIT_S, EXIT_GRACES * grace_s)
+        self._clock, self._spawn, self._output = clock, spawn, output
+        self._note, self._record, self._tell = note, record, tell
+        self._states: dict[WorkerId, WorkerProcess] = {}
+        self._none_since: Seconds | None = None
+        """Since when no process of a worker runs."""
+
+    def start(self) -> None:
+        """Start the workers whose machines are there, for the first time."""
+        self._engine.arrived()
+        for worker in worker_ids(self._settings.workers):
+            child = self._spawn(worker)
+            self._states[worker] = WorkerProcess(child, standing=ProcessStanding(self._clock.now()))
+            if child is None:
+                self._tell("lost", worker=worker, reason=AWAITED)
+            else:
+                self._record("worker", worker, "started", child.where)
+
+    def children(self) -> list[Child]:
+        """Return the newest process of each worker whose machine is there."""
+        return [state.child for state in self._states.values() if state.child is not None]
+
+    # What server 0 says of them.
+
+    def on_standing(self, header: Mapping[str, Any]) -> None:
+        """Note how a process stands, and end it if it has come back too late."""
+        state = self._states.get(header["worker"])
+        if state is not None and state.child is not None and state.child.pid == header["pid"]:
+            state.standing.heard(header, self._clock.now())
+            if header["standing"] == "too late":
+                state.too_late = True
+                state.child.strike()
+
+    def on_failing(self, header: Mapping[str, Any]) -> None:
+        """Keep the reason for which a script is about to fail."""
+        if header["worker"] in self._states:
+            self._states[header["worker"]].failure = FailureReport(header["reason"], header["pushed"])
+
+    def on_kill(self, worker: WorkerId) -> None:
+        """Kill a worker's process, as ordered by ``--kill``."""
+        state = self._states.get(worker)
+        if state is not None and state.child is not None:
+            self._note(f"killing worker {worker}, as ordered by --kill")
+            state.child.signal(signal.SIGKILL)
+
+    @property
+    def any_said_hello(self) -> bool:
+        """True if a process of a worker has said hello, and has not been replaced since."""
+        return any(state.standing.said_hello for state in self._states.values())
+
+    # Ends and restarts.
+
+    def take_in(self) -> None:
+        """Start the workers whose machine has come, for the first time or again."""
+        for worker in self._engine.arrived():
+            state = self._states[worker]
+            if state.child is not None or state.status is not None:
+                continue
+            child = self._spawn(worker)
+            if child is not None:
+                what = "started" if state.away is None else "restarted"
+                state.begin(child, self._clock.now())
+                self._record("worker", worker, what, f"its machine has come, {child.where}")
+
+    def check(self, listen: Callable[[], bool], snapshot: Callable[[], Mapping[str, Any] | None]) -> None:
+        """Look which processes have ended, and start a new one where that may help.
+
+        Args:
+            listen: handles what has come from servers; returns False if the job fails.
+            snapshot: returns the coordinator's last status.
+        """
+        for worker, state, status in self._ended():
+            if not listen():  # its report comes before its end is noticed
+                return
+            assert state.child is not None
+            if state.child.lost is not None:
+                self._lose(worker, state, state.child.lost)
+                continue
+            how = state.describe(status)
+            self._record("worker", worker, "exited", how)
+            if status == 0 or state.too_late or state.standing.was_done(status):
+                state.status = 0
+                self._tell("ended", worker=worker)
+                if status != 0 or state.too_late:
+                    self._note(f"worker {worker} {how}")
+                continue
+            self._tell("lost", worker=worker, reason=f"its process {how}")
+            self._restart(worker, state, status, how, pushed=state.has_pushed(worker, snapshot()))
+
+    def _ended(self) -> Iterator[tuple[WorkerId, WorkerProcess, int]]:
+        """Return the workers whose newest process has ended, and is not known to have: worker, state and exit status."""
+        for worker, state in self._states.items():
+            if state.child is not None and state.status is None and (status := state.child.ended()) is not None:
+                yield worker, state, status
+
+    def _restart(self, worker: WorkerId, state: WorkerProcess, status: int, how: str, *, pushed: bool) -> None:
+        why_not = why_not_restarted(status, pushed=pushed, restarts=state.restarts, max_restarts=self._max_restarts)
+        self._output.drain()  # its own output comes before the note on its end
+        child = self._spawn(worker) if why_not is None else None
+        if child is not None:
+            state.restarts += 1
+            state.begin(child, self._clock.now())
+            count = f"{state.restarts} of {self._max_restarts}"
+            self._record("worker", worker, "restarted", f"{count}, {child.where}")
+            self._note(f"worker {worker} {how}: restarted ({count})")
+        elif why_not is None:
+            self._lose(worker, state, "its machine is gone")
+        else:
+            state.status = status
+            self._note(f"worker {worker} {how}: not restarted, {why_not}")
+
+    def _lose(self, worker: WorkerId, state: WorkerProcess, reason: str) -> None:
+        """Handle the loss of a worker's machine: the worker may return with it, and no restart is counted."""
+        state.child, state.away = None, reason
+        self._tell("lost", worker=worker, reason=reason)
+        self._record("worker", worker, "lost", reason)
+        self._note(f"worker {worker} is lost: {reason}; it returns with its machine")
+
+    def check_hangs(self, *, loading: bool) -> None:
+        """Kill processes that hang, once they have had time to print their stacks.
+
+        Args:
+            loading: True while server 0 imports, and cannot report hellos.
+        """
+        now = self._clock.now()
+        for worker, state in self._states.items():
+            if loading:
+                state.standing.started = now
+            if state.child is None or state.status is not None or state.child.ended() is not None:
+                continue
+            if state.standing.kill_reason is None and not self._hangs(worker, state.child, state.standing, now):
+                continue
+            if now >= state.standing.kill_at:
+                state.child.strike()
+
+    def _hangs(self, worker: WorkerId, child: Child, standing: ProcessStanding, now: Seconds) -> bool:
+        """Return True if a process hangs; have it print its stacks then, for which it has some time."""
+        settings = self._settings
+        standing.kill_reason = standing.hung(now, settings.timeout_s, settings.progress_timeout_s, self._exit_s)
+        if standing.kill_reason is None:
+            return False
+        self._record("worker", worker, "hung", standing.kill_reason)
+        why_silent = child.print_stacks()
+        said = "its stacks follow on its stderr" if why_silent is None else f"no stacks: {why_silent}"
+        self._note(f"worker {worker} {standing.kill_reason}: it is killed; {said}")
+        standing.kill_at = now + (STACKS_S if why_silent is None else 0.0)
+        return True
+
+    # The end of the job.
+
+    def all_done(self) -> bool:
+        """Return True if no process runs or is awaited."""
+        states = self._states.values()
+        if any(state.child is not None and state.status is None for state in states):
+            self._none_since = None
+            return False
+        if all(state.status is not None for state in states) or any(state.status == 0 for state in states):
+            return True
+        now = self._clock.now()
+        if self._none_since is None:
+            self._none_since = now
+            self._note(f"no worker is left: waiting {self._return_s:g} s for a machine (--start-timeout)")
+        return now - self._none_since >= self._return_s
+
+    def none_runs(self) -> bool:
+        """Return True if no process runs."""
+        return all(state.child is None or state.status is not None for state in self._states.values())
+
+    def all_have_ended(self) -> bool:
+        """Return True if every process has ended, whether it is known to have or not."""
+        return all(child.ended() is not None for child in self.children())
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to all. SIGINT goes to none before its hello: it has nothing to save, and gets SIGTERM."""
+        for state in self._states.values():
+            gently = number == signal.SIGINT and state.standing.said_hello
+            if state.child is not None:
+                state.child.signal(signal.SIGINT if gently else signal.SIGTERM)
+
+    def note_ends(self) -> None:
+        """Note which processes have ended, without restarts, and tell the coordinator: others may wait for one that has never joined."""
+        for worker, state, status in self._ended():
+            state.status = status
+            self._record("worker", worker, "exited", state.describe(status))
+            self._tell("lost", worker=worker, reason=f"its process {state.describe(status)}")
+
+    def ends(self) -> dict[WorkerId, End]:
+        """Return how each worker has ended for good."""
+        ends = {w: End(state.status, state.describe(state.status)) for w, state in self._states.items() if state.status is not None}
+        return ends | {w: End(-signal.SIGKILL, f"was lost: {state.away}") for w, state in self._states.items() if state.away is not None}
