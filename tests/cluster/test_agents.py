@@ -9,6 +9,7 @@ from tests.cluster.conftest import finished
 from tests.cluster.hosts import Host
 from tests.cluster.torchrun import torchrun
 from tests.faults.job import TRAIN, Job
+from tests.faults.resuming import until_checkpoint
 
 Start = Callable[..., Job]
 
@@ -40,9 +41,13 @@ def test_a_cut_cable_costs_the_others_the_timeout_and_the_machine_returns(two_ho
     assert other.ended().status == 0, "an agent ends with the job's status"
 
 
-def test_a_job_begins_with_min_takes_in_who_comes_and_outlives_a_lost_machine(two_hosts: list[Host], start_at: Start, enough: Path) -> None:
+def test_a_job_begins_with_min_takes_in_who_comes_and_outlives_each_lost_machine(
+    two_hosts: list[Host], start_at: Start, enough: Path, tmp_path: Path
+) -> None:
+    """The same command each time: at the start, on a lost machine, and on both once that of the supervisor was lost."""
     first, second = two_hosts
-    words = by_hand(first, nnodes="1:2")
+    saved = tmp_path / "saved"
+    words = by_hand(first, f"--checkpoint={saved}", "--every=1v", "--auto-resume", nnodes="1:2")
     job = start_at(first, *words, "--until", str(enough))
     folded(job, 0)
     start_at(second, *words, "--until", str(enough))
@@ -55,9 +60,17 @@ def test_a_job_begins_with_min_takes_in_who_comes_and_outlives_a_lost_machine(tw
     again = start_at(second, *words, "--until", str(enough))
     back = job.record("joined", worker=1, after=lost["t"])
     folded(job, 1, after=back["t"])
+    until_checkpoint(job, saved)
+    first.kill_everything()
+    assert again.ended().status == 1, "the loss of the supervisor's machine ends the job"
+    job = start_at(first, *words, "--until", str(enough))
+    other = start_at(second, *words, "--until", str(enough))
+    assert job.record("job")["resumed"] > 0
+    folded(job, 0)
+    folded(job, 1)
     enough.touch()
     finished(job)
-    assert again.ended().status == 0
+    assert other.ended().status == 0
 
 
 def test_under_torchrun_only_what_died_restarts(two_hosts: list[Host], start_at: Start, enough: Path) -> None:
