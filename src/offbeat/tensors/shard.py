@@ -301,11 +301,15 @@ class _Lane:
         kept: ShardMemory | None,
     ) -> None:
         self._number, self._state, self._kept = number, state, kept
+        self._name, self._groups = name, groups
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
+        self._early = False
+        """True if the optimizer makes its state when it is made. The Adagrad of torch 2.6 does not make it in a step as well."""
         for block in blocks:
             if block.group not in self._optimizers:
-                self._optimizers[block.group] = build(name, groups[block.group], [torch.zeros(1, 1)])
-                self._optimizers[block.group].state = state
+                optimizer = self._optimizers[block.group] = build(name, groups[block.group], [torch.zeros(1, 1)])
+                self._early = bool(optimizer.state)
+                optimizer.state = state
         self._scratch: dict[torch.dtype, torch.Tensor] = {}
         for dtype in {block.parameter.dtype for block in blocks}:
             numel = max(block.numel for block in blocks if block.parameter.dtype == dtype)
@@ -347,6 +351,8 @@ class _Lane:
                 last.copy_(total)
             parameter.grad = torch.as_strided(total, parameter.shape, parameter.stride()) if block.whole else total
             optimizer.param_groups[0]["params"] = [parameter]
+            if self._early and not self._state.get(parameter):
+                self._state[parameter] = build(self._name, self._groups[block.group], [parameter]).state[parameter]
             optimizer.step()
             parameter.grad = None
             if kept is not None:

@@ -40,7 +40,10 @@ class MeetingPoint:
         # The store itself would listen on every interface, so it gets a socket that is already bound.
         self._socket = socket.create_server((host, 0))
         self.address: Meeting = (host, self._socket.getsockname()[1])
-        self._store: Any = dist.TCPStore(*self.address, is_master=True, wait_for_workers=False, master_listen_fd=self._socket.detach())
+        # In torch 2.6 the other implementation of the store, with libuv, takes no such socket.
+        self._store: Any = dist.TCPStore(
+            *self.address, is_master=True, wait_for_workers=False, master_listen_fd=self._socket.detach(), use_libuv=False
+        )
 
     def close(self) -> None:
         """Stop serving the store."""
