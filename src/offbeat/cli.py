@@ -288,6 +288,7 @@ def agent(
     report_to = os.environ.pop(SUPERVISES, None)
     saved, order = None, None
     if report_to is None:  # an agent that comes back finds checkpoints of this job in the folder: its supervisor alone looks there
+        checkpointing.check_folders(resume, auto=auto_resume, checkpoint=checkpoint)
         checkpointing.check_spelling(every, keep, any_folder=checkpoint is not None or resume is not None)
     else:
         saved = checkpointing.found(resume, auto=auto_resume, checkpoint=checkpoint)

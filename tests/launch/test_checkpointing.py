@@ -98,6 +98,8 @@ def test_a_machine_that_comes_back_finds_checkpoints_of_its_own_job(job: Path, m
     options = ["--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "localhost", "--no-preload", "--checkpoint", str(job)]
     done = CliRunner().invoke(cli.app, ["agent", *options, script], catch_exceptions=False)
     assert (done.exit_code, len(taken)) == (0, 1), done.output
+    with pytest.raises(ConfigurationError, match="--auto-resume goes on from"):
+        CliRunner().invoke(cli.app, ["agent", *options, "--auto-resume", "--resume", "other", script], catch_exceptions=False)
     with pytest.raises(ConfigurationError, match="--every soon: must be seconds"):
         CliRunner().invoke(cli.app, ["agent", *options, "--every", "soon", script], catch_exceptions=False)
 

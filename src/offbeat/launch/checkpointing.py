@@ -29,11 +29,8 @@ def found(resume: Path | None, *, auto: bool = False, checkpoint: Path | None = 
         ConfigurationError: the options contradict each other, there is no complete checkpoint in the folder of ``--resume``, or a newer
             version of offbeat has written it.
     """
-    if auto:
-        if checkpoint is None:
-            raise ConfigurationError("--auto-resume: there is no folder with checkpoints; add --checkpoint DIR, or use --resume DIR")
-        if resume is not None:
-            raise ConfigurationError(f"--auto-resume goes on from {checkpoint}, and --resume {resume} from another folder; leave one out")
+    check_folders(resume, auto=auto, checkpoint=checkpoint)
+    if auto and checkpoint is not None:
         return CheckpointFolder(checkpoint.absolute()).newest()
     if resume is None:
         return None
@@ -44,6 +41,18 @@ def found(resume: Path | None, *, auto: bool = False, checkpoint: Path | None = 
         why = "there is no such folder" if not resume.is_dir() else "no complete checkpoint is in it (one that was cut off does not count)"
         raise ConfigurationError(f"--resume {resume}: {why}; name the folder of an earlier --checkpoint, or leave --resume out")
     return saved
+
+
+def check_folders(resume: Path | None, *, auto: bool, checkpoint: Path | None) -> None:
+    """Check which folders ``--auto-resume`` has to do with, without a look into them. Arguments are those of `found`.
+
+    Raises:
+        ConfigurationError: the options contradict each other.
+    """
+    if auto and checkpoint is None:
+        raise ConfigurationError("--auto-resume: there is no folder with checkpoints; add --checkpoint DIR, or use --resume DIR")
+    if auto and resume is not None:
+        raise ConfigurationError(f"--auto-resume goes on from {checkpoint}, and --resume {resume} from another folder; leave one out")
 
 
 def check_spelling(every: str | None, keep: int | None, *, any_folder: bool) -> tuple[float | None, int | None, int]:

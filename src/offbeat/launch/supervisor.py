@@ -464,10 +464,10 @@ class Supervisor:
         name = signal.Signals(number).name
         grace_s = self._grace_s - self._last_checkpoint(name)
         self._display.note(f"{name}: stopping the workers (again: at once)")
-        self._workers.signal(signal.Signals(number))
+        self._workers.ask_to_leave(gently=number == signal.SIGINT)
         if not self._all_leave(grace_s) and self._failure is None and number == signal.SIGINT and len(self._signals) == 1:
             self._display.note(f"not all scripts have ended within {self._grace_s:g} s of Ctrl-C (--grace): SIGTERM")
-            self._workers.signal(signal.SIGTERM)
+            self._workers.ask_to_leave(gently=False)
             self._all_leave(GRACE_S)
         return self._end(128 + number, f"stopped by {name}")
 

@@ -224,12 +224,14 @@ class Workers:
         """Return True if every process has ended, whether it is known to have or not."""
         return all(child.ended() is not None for child in self.children())
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to all. SIGINT goes to none before its hello: it has nothing to save, and gets SIGTERM."""
+    def ask_to_leave(self, *, gently: bool) -> None:
+        """Send SIGTERM to all; with ``gently`` SIGINT to those that have said hello: their scripts may catch KeyboardInterrupt, and save.
+
+        Before its hello a process has nothing to save, and a traceback of its imports would only confuse.
+        """
         for state in self._states.values():
-            gently = number == signal.SIGINT and state.standing.said_hello
             if state.child is not None:
-                state.child.signal(signal.SIGINT if gently else signal.SIGTERM)
+                state.child.signal(signal.SIGINT if gently and state.standing.said_hello else signal.SIGTERM)
 
     def note_ends(self) -> None:
         """Note which processes have ended, without restarts, and tell the coordinator: others may wait for one that has never joined."""
