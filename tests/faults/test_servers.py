@@ -237,7 +237,7 @@ def test_without_servers_the_coordinator_goes_on_where_it_was(start: Start, enou
 
 
 def test_ranks_go_on_while_the_coordinator_stands_still(start: Start, tmp_path: Path) -> None:
-    """Their rounds need nobody else, and what the coordinator hears of them afterwards has the times at which they were."""
+    """Their rounds need nobody else, and the coordinator learns of all of them at once when it is back."""
     more = ("--save", str(tmp_path / "end.pt"), "--steps", "900", "--width", "8")
     job = start("--workers", "2", "--sync", "solo", "--timeout", "1", *UNHURRIED, OUTLIVED, *more)
     strike(job, 0, signal.SIGSTOP)
@@ -245,8 +245,8 @@ def test_ranks_go_on_while_the_coordinator_stands_still(start: Start, tmp_path: 
     one_process_each(ended)
     assert "server 0 has not reported" in ended.out
     (back,) = (r["t"] for r in ended.records if r["kind"] == "process" and r["role"] == "server" and r["what"] == "restarted")
-    away = [r["t"] for r in ended.records if r["kind"] == "fold" and back - 9.0 < r["t"] < back - 1.0]
-    assert len(away) > 100, "it stood still for ten seconds at least"
+    at_once = [r["t"] for r in ended.records if r["kind"] == "fold" and back <= r["t"] < back + 2.0]
+    assert len(at_once) > 500, "two ranks that take 0.01 s for a step cannot have made so many in two seconds"
     pushes = [r["worker"] for r in ended.records if r["kind"] == "pushed"]
     assert [pushes.count(rank) for rank in range(2)] == [900, 900]
 

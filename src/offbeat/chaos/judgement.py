@@ -173,7 +173,7 @@ def documented(seen: Evidence) -> str | None:
             return "a server and its standby were both hit, and nobody was left to go on"
     elif done["term", "server"] and "server" in seen.said:
         return "a server was told to leave"
-    elif done["kill", "server"] and "server" in seen.said and not _goes_on(seen):
+    elif done["kill", "server"] and re.search(r"\bserver \d", seen.said) and not _goes_on(seen):
         return "a server was killed in a job of which servers cannot go on, or more often than --max-restarts"
     if done["kill", "agent"] or done["term", "agent"]:
         return "an agent was ended; that of the supervisor ends the job"
