@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from offbeat.core.policy import ServerRule
 from offbeat.policies import RULES, rule
+from offbeat.policies.gossip import AllReduce
 
 SHARES = {"worker": 0.50, "server": 0.20, "freeze": 0.15, "cut": 0.10, "other": 0.05}
 """``worker``, ``server``: one is killed. ``freeze``: one is stopped and goes on. ``cut``: the links of a host. ``other``: `OTHERS`."""
@@ -46,7 +47,7 @@ class Job(NamedTuple):
 
 def outlives_servers(sync: str) -> bool:
     """Return True if a job under this rule goes on after the death of a server."""
-    return isinstance(rule(sync), ServerRule) and not sync.startswith("psp")
+    return not isinstance(rule(sync), AllReduce) and not sync.startswith("psp")
 
 
 def group_of(fault: str) -> str:

@@ -113,6 +113,22 @@ ENDS: list[tuple[dict[str, Any], list[Injected], str]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("sync", "reason", "outcome"),
+    [
+        ("solo", "--max-restarts 3 is used up", DOCUMENTED),
+        ("solo", "the ranks decide among themselves", LOST),
+        ("dpsgd", "the state of this server cannot be kept", LOST),
+        ("allreduce", "the ranks decide among themselves", DOCUMENTED),
+        ("psp(c=1)", "each shard decides by itself", DOCUMENTED),
+        ("bsp", "worker 1 does not share memory with the servers", DOCUMENTED),
+    ],
+)
+def test_the_death_of_a_server_is_documented_where_no_other_process_can_go_on(sync: str, reason: str, outcome: str) -> None:
+    said = f"server 0 killed by SIGKILL, and its part of the parameters is gone with it ({reason}); offbeat run --resume x goes on"
+    assert judge(evidence(records(sync=sync, ok=False), hit("kill", "server"), status=1, said=said)).outcome == outcome
+
+
 @pytest.mark.parametrize(("more", "injected", "outcome"), ENDS)
 def test_how_a_job_ends(more: dict[str, Any], injected: list[Injected], outcome: str) -> None:
     verdict = judge(evidence(records(ok=False), *injected, **more))

@@ -12,6 +12,8 @@ import psutil
 import pytest
 import torch
 from tests.faults.job import GONE, SCRIPTS, TRAIN, Ended, Job, orders_to_die, signalled
+from tests.faults.test_ranks import CALM as UNHURRIED
+from tests.faults.test_ranks import RANKS, accounted, began
 from tests.tiers import marked
 
 from offbeat.journal.records import Record
@@ -164,9 +166,11 @@ def test_under_bsp_in_each_phase_all_bits_are_those_of_a_job_without_the_death(
     torch.testing.assert_close(end, calm, rtol=0.0, atol=0.0)
 
 
-def test_a_server_that_dies_at_an_epochs_end_tells_the_workers_of_it(start: Start, enough: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sync", ["bsp", "majority"])
+def test_a_server_that_dies_at_an_epochs_end_tells_the_workers_of_it(start: Start, enough: Path, tmp_path: Path, sync: str) -> None:
     order = tmp_path / "0-epoch"
-    job = start("--workers", "2", "--slow", "any=0.02", TRAIN, "--until", str(enough), environment=orders_to_die(tmp_path))
+    options = ("--workers", "2", "--sync", sync, "--slow", "any=0.02")
+    job = start(*options, TRAIN, "--until", str(enough), environment=orders_to_die(tmp_path))
     after = 0.0
     for _ in range(2):
         order.touch()
@@ -206,7 +210,9 @@ def test_a_server_that_dies_again_and_again_ends_the_job_with_its_reason(start: 
     assert ended.last_line.endswith("killed by SIGKILL, and its part of the parameters is gone with it (--max-restarts 2 is used up)")
 
 
-@pytest.mark.parametrize(("sync", "why"), [("psp(c=1)", "each shard decides by itself"), ("solo", "the ranks decide among themselves")])
+@pytest.mark.parametrize(
+    ("sync", "why"), [("psp(c=1)", "each shard decides by itself"), ("allreduce", "the ranks decide among themselves")]
+)
 def test_where_a_server_cannot_go_on_the_job_says_why(start: Start, enough: Path, sync: str, why: str) -> None:
     job = start("--workers", "2", "--sync", sync, "--slow", "any=0.02", TRAIN, "--until", str(enough))
     job.record("settle")
@@ -214,6 +220,55 @@ def test_where_a_server_cannot_go_on_the_job_says_why(start: Start, enough: Path
     ended = job.ended()
     assert ended.status == 1
     assert "server 0 killed by SIGKILL" in ended.last_line and why in ended.last_line
+
+
+@pytest.mark.parametrize("sync", marked(["full", "sgp(out_degree=2, overlap=1)"], "full"))
+def test_without_servers_the_coordinator_goes_on_where_it_was(start: Start, enough: Path, sync: str) -> None:
+    job = start("--workers", "3", "--sync", sync, *UNHURRIED, RANKS, "--until", str(enough))
+    began(job, 3)
+    for _ in range(2):
+        strike(job, 0)
+    made = folds(job)
+    job.wait("more versions", lambda: folds(job) > made + 3)
+    enough.touch()
+    ended = job.ended()
+    one_process_each(ended)
+    accounted(ended)
+
+
+def test_ranks_go_on_while_the_coordinator_stands_still(start: Start, tmp_path: Path) -> None:
+    """Their rounds need nobody else, and the coordinator learns of all of them at once when it is back."""
+    more = ("--save", str(tmp_path / "end.pt"), "--steps", "900", "--width", "8")
+    job = start("--workers", "2", "--sync", "solo", "--timeout", "1", *UNHURRIED, OUTLIVED, *more)
+    strike(job, 0, signal.SIGSTOP)
+    ended = job.ended()
+    one_process_each(ended)
+    assert "server 0 has not reported" in ended.out
+    (back,) = (r["t"] for r in ended.records if r["kind"] == "process" and r["role"] == "server" and r["what"] == "restarted")
+    at_once = [r["t"] for r in ended.records if r["kind"] == "fold" and back <= r["t"] < back + 2.0]
+    assert len(at_once) > 500, "two ranks that take 0.01 s for a step cannot have made so many in two seconds"
+    pushes = [r["worker"] for r in ended.records if r["kind"] == "pushed"]
+    assert [pushes.count(rank) for rank in range(2)] == [900, 900]
+
+
+def test_a_coordinator_that_dies_while_a_rank_joins_lets_it_in(start: Start, enough: Path, tmp_path: Path) -> None:
+    saves = ("--checkpoint", str(tmp_path / "checkpoints"), "--every", "3v")
+    options = ("--workers", "3", "--sync", "majority", *saves, *UNHURRIED)
+    job = start(*options, RANKS, "--until", str(enough), environment=orders_to_die(tmp_path / "orders"))
+    began(job, 3)
+    order = tmp_path / "orders" / "0-donated"
+    order.touch()
+    before = job.workers()
+    signalled(before[1], signal.SIGKILL)
+    job.contribution(1, 2)
+    assert not order.exists() and len(returns(job, 0)) == 1, "it has died with the replica for the rank in its hands"
+    after = job.workers()
+    saved = [r["version"] for r in job.records() if r["kind"] == "checkpoint"]
+    job.wait("a checkpoint", lambda: [r["version"] for r in job.records() if r["kind"] == "checkpoint"] != saved)
+    enough.touch()
+    ended = job.ended()
+    assert [rank for rank in after if after[rank].pid != before[rank].pid] == [1]
+    accounted(ended)
 
 
 def test_a_server_that_dies_while_the_standby_imports_is_forked_from_it(start_new: Start, enough: Path) -> None:

@@ -213,6 +213,10 @@ class SteppedJob:
         self._workers[number].start()
         self.settle()
 
+    def hub(self, turn: Callable[[], None], worker: WorkerId) -> SteppedHub:
+        """Return the hub of a worker's process."""
+        return SteppedHub(self.network, turn, worker)
+
     def process(self, number: WorkerId, iteration: int) -> StubWorker:
         """Return a new process of a worker."""
         return StubWorker(self, number, iteration)

@@ -13,7 +13,6 @@ from math import isinf
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
-from tests.sim.stepped_network import SteppedHub
 from torch import nn
 
 from offbeat.core.effects import Interrupt
@@ -49,7 +48,7 @@ class StubProcess(ABC):
     def __init__(self, job: SteppedJob, number: WorkerId) -> None:
         self.job, self.number = job, number
         self.gone = False
-        self.hub = SteppedHub(job.network, self.turn, number)
+        self.hub = job.hub(self.turn, number)
         self.servers = [self.hub.connect(address) for address in job.addresses]
         self.policy = rule(job.script.sync)
         self.windows = job.script.cluster.script.windows(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError
 from offbeat.journal.summary import Tally
 from offbeat.policies import rule
+from offbeat.policies.gossip import AllReduce
 from offbeat.types import Seconds
 
 SLACK_S: Final[Seconds] = 1.0
@@ -169,8 +171,10 @@ def documented(seen: Evidence) -> str | None:
     if seen.observation.replicated:
         if "server" in seen.said and max(_on_servers(seen).values(), default=0) > 1:
             return "a server and its standby were both hit, and nobody was left to go on"
-    elif (done["kill", "server"] or done["term", "server"]) and "server" in seen.said:
-        return "a server was killed in a job of which servers cannot go on, or more often than --max-restarts, or it was told to leave"
+    elif done["term", "server"] and "server" in seen.said:
+        return "a server was told to leave"
+    elif done["kill", "server"] and re.search(r"\bserver \d", seen.said) and not _goes_on(seen):
+        return "a server was killed in a job of which servers cannot go on, or more often than --max-restarts"
     if done["kill", "agent"] or done["term", "agent"]:
         return "an agent was ended; that of the supervisor ends the job"
     if "no worker finished" in seen.said and all(_used_up(seen, worker) for worker in range(seen.observation.workers)):
@@ -180,6 +184,18 @@ def documented(seen: Evidence) -> str | None:
     if _spec(seen).startswith("allreduce") and any(target == "worker" for _, target in done):
         return "a job under allreduce ends with the death of a rank"
     return None
+
+
+def _goes_on(seen: Evidence) -> bool:
+    """Return True if a server of this job should have gone on in another process, by the reason that the job gave in parentheses."""
+    reason = re.search(r"\((.*)\)", seen.said)
+    if reason is None or any(words in reason[1] for words in ("--max-restarts", "does not share memory")):
+        return False  # on several machines there is no reason to give
+    try:
+        chosen = rule(_spec(seen))
+    except ConfigurationError:
+        return False
+    return not isinstance(chosen, AllReduce) and not (isinstance(chosen, ServerRule) and chosen.scope == "shard")
 
 
 def _on_servers(seen: Evidence) -> Counter[str]:

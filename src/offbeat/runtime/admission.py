@@ -13,6 +13,7 @@ from typing import Any
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
+from offbeat.policies.gossip import AllReduce
 from offbeat.runtime.job.job_spec import JobSpec
 from offbeat.runtime.live_job import LiveJob
 from offbeat.runtime.parameter_server.coordinator_side import ServerCoordinatorSide
@@ -146,7 +147,7 @@ class Admission:
                     f"--servers {shards}: {policy.spelling} has no servers that could share the parameters; leave --servers out"
                 )
             checked_vector(header)
-            if self._keeper is not None:
+            if self._keeper is not None and (isinstance(policy, AllReduce) or not isinstance(self._keeper, Keeper)):
                 self._keeper.give_up(f"under {policy.spelling} the ranks decide among themselves, and server 0 holds what they share")
         job.coordinator = coordinator
 
@@ -162,9 +163,11 @@ class Admission:
             parts = (job.core, peers, job.notifier, job.feed, job.perform, self._now)
             ranks = ranks_of(self._vector, job.settings.workers, job.settings.seed, together=together)
             try:
-                job.side = side_of(policy, ranks, self._hub, parts)
+                job.side = side_of(policy, ranks, self._hub, parts, self._keeper if isinstance(self._keeper, Keeper) else None)
                 if job.resumed is not None:
                     job.ranks.joiners.set_initial(NO_WORKER, job.resumed.replica(job.number, job.spec.layout))
+                    if isinstance(self._keeper, Keeper):
+                        self._keeper.snapshot_due = True  # the next process may not find that checkpoint any more
             except ConfigurationError as error:
                 for worker in self._awaiting_welcome:
                     peers[worker].connection.send({"kind": "refused", "reason": str(error)})

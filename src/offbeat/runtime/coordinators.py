@@ -143,6 +143,8 @@ class LiveCoordinators:
     def on_written(self, result: Written, now: Seconds) -> None:
         """Handle the result of writing a checkpoint."""
         assert self.checkpoints is not None, "without checkpoints nothing is written"
+        for live in self._live:  # what ranks have done before is journaled before
+            live.catch_up(now)
         self.checkpoints.on_written(result, now)
 
     def on_process(self, fields: Mapping[str, Any], now: Seconds) -> None:

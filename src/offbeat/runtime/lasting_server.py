@@ -117,7 +117,7 @@ class Server(Serving):
     def _taken(self, recorder: SessionLinks, link: Link, message: Message) -> None:
         """Write down a message that has come over a link, and handle it."""
         now = self.now()
-        recorder.message(now, link, message)
+        message = recorder.message(now, link, message) or message
         self._at_moment(now, self._handle, link, message)
         if isinstance(recorder, Recorder) and recorder.keeper.snapshot_due:
             recorder.save(self._state, self._parts)

@@ -18,6 +18,9 @@ from offbeat.runtime.allreduce.one_host_coordinator import OneHostCoordinatorSid
 from offbeat.runtime.allreduce.torch_distributed.coordinator_side import TorchCoordinatorSide
 from offbeat.runtime.gossip.coordinator_side import GossipCoordinatorSide, GossipGroup
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
+from offbeat.runtime.ranks.group import Group
+from offbeat.runtime.ranks.recorded_group import RecordedGroup, SharedGroup
+from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.runtime.shared_memory.layout import VECTOR_DTYPES
 from offbeat.tensors.layout import DTYPES
 from offbeat.transport.base import Hub
@@ -41,7 +44,7 @@ class Ranks(NamedTuple):
 
 
 @singledispatch
-def side_of(policy: Policy, ranks: Ranks, hub: Hub, parts: tuple[Any, ...]) -> RankCoordinatorSide:
+def side_of(policy: Policy, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], keeper: Keeper | None) -> RankCoordinatorSide:
     """Return the coordinator's side of a job under this rule.
 
     Args:
@@ -49,6 +52,7 @@ def side_of(policy: Policy, ranks: Ranks, hub: Hub, parts: tuple[Any, ...]) -> R
         ranks: of the job.
         hub: the listening hub of this process.
         parts: the arguments of `RankCoordinatorSide` after the first.
+        keeper: holds the memory with which the coordinator outlives its process, where the ranks share memory; None: it does not.
 
     Raises:
         ConfigurationError: there is not enough memory, or the rule needs all ranks on one host.
@@ -58,26 +62,31 @@ def side_of(policy: Policy, ranks: Ranks, hub: Hub, parts: tuple[Any, ...]) -> R
 
 
 @side_of.register
-def _of_round_rule(policy: RoundRule, ranks: Ranks, hub: Hub, parts: tuple[Any, ...]) -> RankCoordinatorSide:
+def _of_round_rule(policy: RoundRule, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], keeper: Keeper | None) -> RankCoordinatorSide:
     sizes = ranks.workers, ranks.numel, ranks.size, ranks.dtype, ranks.seed
     if ranks.together:
-        return OneHostCoordinatorSide(OneHostGroup(policy, *sizes), *parts)
+        return OneHostCoordinatorSide(_recorded(OneHostGroup.create(policy, *sizes, keeper), keeper), *parts)
     return MultiHostCoordinatorSide(MultiHostGroup(policy, *sizes, hub), *parts)
 
 
 @side_of.register
-def _of_allreduce(policy: AllReduce, ranks: Ranks, hub: Hub, parts: tuple[Any, ...]) -> RankCoordinatorSide:
+def _of_allreduce(policy: AllReduce, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], keeper: Keeper | None) -> RankCoordinatorSide:
     return TorchCoordinatorSide(interface_of(hub), *parts)
 
 
 @side_of.register
-def _of_gossip_rule(policy: GossipRule, ranks: Ranks, hub: Hub, parts: tuple[Any, ...]) -> RankCoordinatorSide:
+def _of_gossip_rule(policy: GossipRule, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], keeper: Keeper | None) -> RankCoordinatorSide:
     if not ranks.together:
         raise ConfigurationError(
             f"the workers are on different hosts, and {policy.spelling} needs all of them on the host of server 0; use a rule of the "
             "allreduce family, such as full or majority, or one with servers, such as bsp"
         )
-    return GossipCoordinatorSide(GossipGroup(policy, ranks.workers, ranks.size, ranks.dtype, ranks.seed), *parts)
+    group = GossipGroup.create(policy, ranks.workers, ranks.size, ranks.dtype, ranks.seed, keeper)
+    return GossipCoordinatorSide(_recorded(group, keeper), *parts)
+
+
+def _recorded(group: SharedGroup, keeper: Keeper | None) -> Group:
+    return group if keeper is None else RecordedGroup(group, keeper.answers)
 
 
 def checked_vector(header: Mapping[str, Any]) -> Mapping[str, Any]:

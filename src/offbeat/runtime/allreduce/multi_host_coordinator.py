@@ -20,6 +20,7 @@ from offbeat.runtime.allreduce.model_means import means_numel
 from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
+from offbeat.runtime.ranks.group import Group
 from offbeat.transport.base import Address, Connection, Hub, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
@@ -33,7 +34,7 @@ def interface_of(hub: Hub) -> str:
     return hub.address.tcp[0]
 
 
-class MultiHostGroup:
+class MultiHostGroup(Group):
     """Hold the rounds of one job, and the rounds that average parameters if the rule has them. The sequencers are in this process.
 
     Args:

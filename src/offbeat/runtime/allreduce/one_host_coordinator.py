@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.effects import Effect
+from offbeat.core.rank_log import Entry
 from offbeat.policies.eager import Full
 from offbeat.runtime.allreduce.model_means import means_numel
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
+from offbeat.runtime.ranks.group import Group
+from offbeat.runtime.ranks.recorded_group import Note
+from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.transport.base import SharedMemory
+from offbeat.transport.shm import MemoryBlock
 from offbeat.types import Incarnation, Version, WorkerId
 
 
@@ -22,37 +28,74 @@ class OneHostCoordinatorSide(RankCoordinatorSide):
     backend = "one_host"
 
 
-class OneHostGroup:
+class OneHostGroup(Group):
     """Hold the rounds of one job, and the rounds that average parameters if the rule has them.
 
     Args:
         policy: the job's rule.
-        ranks: the greatest number of ranks.
-        numel, size: elements of a gradient with its hyperparameters, and the number of parameters.
-        dtype: of both.
-        seed: seed of the rule's draws.
-
-    Raises:
-        ConfigurationError: there is not enough memory.
+        all_rounds: those of gradients, and of parameters if there are some.
     """
 
-    def __init__(self, policy: RoundRule, ranks: int, numel: int, size: int, dtype: torch.dtype, seed: int) -> None:
-        self._rounds = OneHostRounds.create(policy, ranks, numel, dtype=dtype, seed=seed, followed=True)
-        self._all_rounds = [self._rounds]
+    def __init__(self, policy: RoundRule, all_rounds: Sequence[OneHostRounds]) -> None:
+        self._policy, self._all_rounds, self._rounds = policy, all_rounds, all_rounds[0]
+
+    @classmethod
+    def create(
+        cls, policy: RoundRule, ranks: int, numel: int, size: int, dtype: torch.dtype, seed: int, keeper: Keeper | None = None
+    ) -> OneHostGroup:
+        """Return the group of a job, in new memory, or in that of an earlier process of the coordinator.
+
+        Args:
+            policy: the job's rule.
+            ranks: the greatest number of ranks.
+            numel, size: elements of a gradient with its hyperparameters, and the number of parameters.
+            dtype: of both.
+            seed: seed of the rule's draws.
+            keeper: holds the memory with which the coordinator outlives its process; None: it does not.
+
+        Raises:
+            ConfigurationError: there is not enough memory.
+        """
+
+        def kept(make: Callable[[], OneHostRounds], rule: RoundRule) -> OneHostRounds:
+            if keeper is None:
+                return make()
+            name = keeper.name_for("rounds")
+            if (block := keeper.left(name)) is not None:
+                return OneHostRounds.attach(block, None, rule)
+            made = make()
+            assert isinstance(made.block, MemoryBlock)
+            keeper.keep(name, made.block)
+            return made
+
+        all_rounds = [kept(lambda: OneHostRounds.create(policy, ranks, numel, dtype=dtype, seed=seed, followed=True), policy)]
         if policy.model_sync_every is not None:
-            self._all_rounds.append(OneHostRounds.create(Full(), ranks, means_numel(size), dtype=dtype))
-        self.follow, self.present = self._rounds.follow, self._rounds.present
-        self.pause, self.resume = self._rounds.pause, self._rounds.resume
+            all_rounds.append(kept(lambda: OneHostRounds.create(Full(), ranks, means_numel(size), dtype=dtype), Full()))
+        return cls(policy, all_rounds)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Have a snapshot of the server refer to the memory, which the next process attaches."""
+        return _attached, (self._policy, self.memory)
 
     @property
     def memory(self) -> tuple[SharedMemory, ...]:
         """Return the shared blocks: that of the gradients' rounds first."""
         return tuple(rounds.block for rounds in self._all_rounds)
 
+    def follow(self, start: int) -> list[Entry]:
+        """Return the log from entry ``start`` on."""
+        return self._rounds.follow(start)
+
+    def present(self, rank: WorkerId) -> bool:
+        """Return True if a rank takes part."""
+        return self._rounds.present(rank)
+
     def begin(self, ranks: Sequence[WorkerId]) -> None:
-        """Enter the ranks that the job begins with."""
+        """Enter the ranks that the job begins with, and do not take part yet."""
         for rank in ranks:
-            self.enter(rank, 0)
+            for rounds in self._all_rounds:
+                if not rounds.present(rank):
+                    rounds.enter(rank, 0 if rounds is self._rounds else rounds.done)
 
     def enter(self, rank: WorkerId, version: Version) -> None:
         """Let a rank take part from now on, with the parameters of this version."""
@@ -69,13 +112,25 @@ class OneHostGroup:
         for rounds in self._all_rounds:
             rounds.forget(rank)
 
-    def leave(self, rank: WorkerId, incarnation: Incarnation) -> tuple[Effect, ...]:
-        """Remove a rank. Gradients that it has handed in stay."""
+    def leave(self, rank: WorkerId, incarnation: Incarnation, note: Note | None = None) -> tuple[Effect, ...]:
+        """Remove a rank. Gradients that it has handed in stay, and nothing is lost."""
         for rounds in self._all_rounds:
             rounds.leave(rank)
         return ()
+
+    def pause(self, rank: WorkerId) -> None:
+        """Let no round wait for a rank, which has nothing to compute."""
+        self._rounds.pause(rank)
+
+    def resume(self, rank: WorkerId) -> None:
+        """Let rounds wait for a rank again."""
+        self._rounds.resume(rank)
 
     def close(self) -> None:
         """Release the memory at the end of the job."""
         for rounds in self._all_rounds:
             rounds.close()
+
+
+def _attached(policy: RoundRule, memory: Sequence[SharedMemory]) -> OneHostGroup:
+    return OneHostGroup(policy, [OneHostRounds.attach(block, None, rule) for block, rule in zip(memory, (policy, Full()), strict=False)])

@@ -115,7 +115,9 @@ class OneHostMember(RoundMember):
 
     def attach(self) -> None:
         """Attach as this rank, replacing any earlier process with the same number."""
-        self._rounds, self._means = OneHostRounds.attach(self._memory[0], self._rank, self._policy), None
+        rounds = OneHostRounds.attach(self._memory[0], self._rank, self._policy)
+        rounds.meanwhile = self._hear
+        self._rounds, self._means = rounds, None
         if (every := self._policy.model_sync_every) is not None:
             means = OneHostRounds.attach(self._memory[1], self._rank)
             self._means = ModelMeans(means, self._rank, every, self._replica, self._hear)

@@ -77,9 +77,11 @@ class OptimizerContent:
     """Of a job without servers: a rank's replica, in the form of `runtime.ranks.replica.Replica.give`."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a snapshot of the server has: the workers that have handed in a part, but no part (see `FileWriter`)."""
-        nothing = {"copies": [], "rest": ModelRest(), "coordinator": None, "replica": None}
-        return {**vars(self), **nothing, "parts": {worker: Message({}, memoryview(b""), ()) for worker in self.parts}}
+        """Return what a snapshot of the server has: who has handed in a part or a replica, but neither of these (see `FileWriter`)."""
+        nothing = {"copies": [], "rest": ModelRest(), "coordinator": None}
+        replica = None if self.replica is None else Message({"from": self.replica.header.get("from")}, memoryview(b""), ())
+        parts = {worker: Message({}, memoryview(b""), ()) for worker in self.parts}
+        return {**vars(self), **nothing, "replica": replica, "parts": parts}
 
 
 def shard_file(folder: Path, server: int, number: int) -> Path:

@@ -10,38 +10,76 @@ import torch
 
 from offbeat.core.effects import Effect, Source, WrittenOff
 from offbeat.core.events import Event, Pushed
-from offbeat.core.gossip.push_sum import GossipRule
+from offbeat.core.gossip.push_sum import GossipRule, Loss
 from offbeat.core.rank_log import Entry
 from offbeat.errors import ProtocolError
 from offbeat.runtime.gossip.exchange import OneHostGossip
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
+from offbeat.runtime.ranks.group import Group
+from offbeat.runtime.ranks.recorded_group import Note
+from offbeat.runtime.recovery.keeper import Keeper
+from offbeat.transport.base import SharedMemory
+from offbeat.transport.shm import MemoryBlock
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
 
-class GossipGroup:
+class GossipGroup(Group):
     """Hold the gossip of one job.
 
     Args:
         policy: the job's rule.
-        ranks: the greatest number of ranks.
-        size: the number of parameters.
-        dtype: dtype in which they are mixed.
-        seed: seed of the rule's draws.
-
-    Raises:
-        ConfigurationError: there is not enough memory.
+        gossip: its memory.
     """
 
-    def __init__(self, policy: GossipRule, ranks: int, size: int, dtype: torch.dtype, seed: int) -> None:
-        self._gossip = gossip = OneHostGossip.create(policy, ranks, size, dtype=dtype, seed=seed, followed=True)
-        self.follow, self.present, self.close = gossip.follow, gossip.present, gossip.close
-        self.pause, self.resume = gossip.pause, gossip.resume
-        self.memory = (gossip.block,)
+    def __init__(self, policy: GossipRule, gossip: OneHostGossip) -> None:
+        self._policy, self._gossip = policy, gossip
+
+    @classmethod
+    def create(cls, policy: GossipRule, ranks: int, size: int, dtype: torch.dtype, seed: int, keeper: Keeper | None = None) -> GossipGroup:
+        """Return the group of a job, in new memory, or in that of an earlier process of the coordinator.
+
+        Args:
+            policy: the job's rule.
+            ranks: the greatest number of ranks.
+            size: the number of parameters.
+            dtype: dtype in which they are mixed.
+            seed: seed of the rule's draws.
+            keeper: holds the memory with which the coordinator outlives its process; None: it does not.
+
+        Raises:
+            ConfigurationError: there is not enough memory.
+        """
+        name = "" if keeper is None else keeper.name_for("gossip")
+        if keeper is not None and (block := keeper.left(name)) is not None:
+            return _attached(policy, block)
+        gossip = OneHostGossip.create(policy, ranks, size, dtype=dtype, seed=seed, followed=True)
+        if keeper is not None:
+            assert isinstance(gossip.block, MemoryBlock)
+            keeper.keep(name, gossip.block)
+        return cls(policy, gossip)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Have a snapshot of the server refer to the memory, which the next process attaches."""
+        return _attached, (self._policy, self._gossip.block)
+
+    @property
+    def memory(self) -> tuple[SharedMemory, ...]:
+        """Return the shared block."""
+        return (self._gossip.block,)
+
+    def follow(self, start: int) -> list[Entry]:
+        """Return the log from entry ``start`` on."""
+        return self._gossip.follow(start)
+
+    def present(self, rank: WorkerId) -> bool:
+        """Return True if a rank takes part."""
+        return self._gossip.present(rank)
 
     def begin(self, ranks: Sequence[WorkerId]) -> None:
-        """Enter the ranks that the job begins with."""
+        """Enter the ranks that the job begins with, and do not take part yet."""
         for rank in ranks:
-            self.enter(rank, 0)
+            if not self.present(rank):
+                self.enter(rank, 0)
 
     def enter(self, rank: WorkerId, version: Version) -> None:
         """Let a rank take part from now on. Any parameters will do, so ``version`` is ignored."""
@@ -55,13 +93,39 @@ class GossipGroup:
         """Withdraw the ticket of a rank that does not take part and whose process is gone."""
         self._gossip.forget(rank)
 
-    def leave(self, rank: WorkerId, incarnation: Incarnation) -> tuple[Effect, ...]:
-        """Remove a rank. Returns, for push-sum, the effect that writes off its mass and the messages for it."""
-        loss = self._gossip.leave(rank)
-        if loss is None or self._gossip.rule.exchange != "push":
-            return ()
-        messages = tuple(Source(message.sender, message.steps, message.weight) for message in loss.messages)
-        return (WrittenOff(rank, incarnation, loss.mass, messages, "its replica is gone with it"),)
+    def leave(self, rank: WorkerId, incarnation: Incarnation, note: Note | None = None) -> tuple[Effect, ...]:
+        """Remove a rank. Returns, for push-sum, the effect that writes off its mass and the messages for it.
+
+        ``note`` is called with these effects before the change is complete.
+        """
+        effects: tuple[Effect, ...] = ()
+
+        def lost(loss: Loss) -> None:
+            nonlocal effects
+            if self._gossip.rule.exchange == "push":
+                messages = tuple(Source(message.sender, message.steps, message.weight) for message in loss.messages)
+                effects = (WrittenOff(rank, incarnation, loss.mass, messages, "its replica is gone with it"),)
+                if note is not None:
+                    note(effects)
+
+        self._gossip.leave(rank, lost)
+        return effects
+
+    def pause(self, rank: WorkerId) -> None:
+        """Let no rank wait for a rank, which has nothing to compute."""
+        self._gossip.pause(rank)
+
+    def resume(self, rank: WorkerId) -> None:
+        """Let ranks wait for a rank again."""
+        self._gossip.resume(rank)
+
+    def close(self) -> None:
+        """Release the memory at the end of the job."""
+        self._gossip.close()
+
+
+def _attached(policy: GossipRule, block: SharedMemory) -> GossipGroup:
+    return GossipGroup(policy, OneHostGossip.attach(block, None, policy))
 
 
 class GossipCoordinatorSide(RankCoordinatorSide):

@@ -81,13 +81,18 @@ class OneHostGossip(GossipMembers):
         return cls(block, GossipMemory(block, rule, layout), None)
 
     @classmethod
-    def attach(cls, block: SharedMemory, rank: WorkerId | None = None) -> OneHostGossip:
+    def attach(cls, block: SharedMemory, rank: WorkerId | None = None, rule: GossipRule | None = None) -> OneHostGossip:
         """Use a job's memory, as one of its ranks, or (``rank`` None) only to read and to report dead ranks.
+
+        Args:
+            block: the memory.
+            rank: which one.
+            rule: what the block was created with, if that is a rule of the user's own; None: the one that the block names.
 
         Raises:
             ProtocolError: the block is not one for gossip.
         """
-        return cls(block, GossipMemory(block), rank)
+        return cls(block, GossipMemory(block, rule), rank)
 
     # Taking part.
 
@@ -154,8 +159,8 @@ class OneHostGossip(GossipMembers):
             if back not in gossip.present or back in gossip.active:
                 return
             before = gossip.steps(back)
-            if gossip.resume(back) and self.rule.exchange == "average" and memory.holds(back, before):
-                memory.write(back, gossip.steps(back), memory.vector(back, before % memory.layout.slots).clone())
+            if gossip.resume(back) and self.rule.exchange == "average":
+                memory.restamp(back, before, gossip.steps(back))
             state.note(EntryKind.RESUME, back)
 
         memory.change(resume)
@@ -185,7 +190,7 @@ class OneHostGossip(GossipMembers):
 
     def stepping(self, moved: torch.Tensor | None) -> Generator[Wait, None, Exchanged]:
         """Do what `step` does, as a generator: yields a `Wait` whenever this rank has to wait. Resuming it too early does no harm."""
-        self._memory.make_room()
+        self._memory.make_room(self.meanwhile)
         exchange = {"push": self._push, "average": self._average, "pair": self._pair}[self.rule.exchange]
         return (yield from exchange(moved))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from offbeat.core.gossip.push_sum import Loss
 from offbeat.core.rank_log import Entry, EntryKind
 from offbeat.runtime.gossip.memory import GossipState
@@ -57,8 +59,12 @@ class GossipMembers(GossipRank):
 
         self._memory.change(admit)
 
-    def leave(self, rank: WorkerId | None = None) -> Loss | None:
+    def leave(self, rank: WorkerId | None = None, note: Callable[[Loss], None] | None = None) -> Loss | None:
         """Remove a rank, by default this one, from the gossip. No rank waits for it any more, and its mass is written off.
+
+        Args:
+            rank: which one.
+            note: called with what is lost, under the lock and before the change is complete.
 
         Returns:
             What was lost with it; None if it did not take part.
@@ -70,6 +76,8 @@ class GossipMembers(GossipRank):
             if loss is not None:
                 state.incarnations[gone] += 1.0
                 state.note(EntryKind.LEAVE, gone)
+                if note is not None:
+                    note(loss)
             return loss
 
         return self._memory.change(leave)

@@ -75,7 +75,8 @@ class GossipMemory(SharedState[GossipState]):
 
     Args:
         block: the memory; it must outlive this object.
-        rule, layout: of a new block, which is initialised; None: another process has made the block.
+        rule, layout: of a new block, which is initialised. Without a layout another process has made the block; its rule is needed if it is
+            one of the user's own.
 
     Raises:
         ProtocolError: the block is not one for gossip.
@@ -84,9 +85,10 @@ class GossipMemory(SharedState[GossipState]):
 
     def __init__(self, block: SharedMemory, rule: GossipRule | None = None, layout: GossipLayout | None = None) -> None:
         fresh = layout is not None
-        if layout is None or rule is None:
+        if layout is None:
             layout, spelled = GossipLayout.read(block.view)
-            rule = rule_of(GossipRule, spelled)  # type: ignore[type-abstract]
+            rule = rule_of(GossipRule, spelled) if rule is None else rule  # type: ignore[type-abstract]
+        assert rule is not None
         self.layout, self.rule = layout, rule
         memory = layout.parts(block.view)
         super().__init__(memory, layout, partial(GossipState, layout=layout, rule=rule), fresh=fresh)
@@ -121,6 +123,21 @@ class GossipMemory(SharedState[GossipState]):
         self._stamps[rank, slot] = _BEING_WRITTEN
         self.vector(rank, slot).copy_(parameters)
         self._stamps[rank, slot] = steps
+
+    def restamp(self, rank: WorkerId, before: Clock, steps: Clock) -> None:
+        """Let a rank's parameters of the step ``before`` count as those of ``steps``, which is later.
+
+        The coordinator's process may die in here, before the change is complete: then the parameters still have their stamp, or that of the
+        step for which they were to count then.
+        """
+        stamps = self._stamps[rank]
+        slot = before % self.layout.slots if self.holds(rank, before) else int(stamps.argmax())
+        if stamps[slot] == _BEING_WRITTEN:
+            return  # the rank has entered and not begun
+        if slot == steps % self.layout.slots:
+            stamps[slot] = steps
+        else:
+            self.write(rank, steps, self.vector(rank, slot))
 
     def holds(self, rank: WorkerId, steps: Clock) -> bool:
         """Return True if a rank's parameters of this step are in their slot. Check again after reading them: they may be overwritten."""

@@ -44,8 +44,8 @@ class GossipRank:
         """push, average: this rank's parameters before the division by its mass."""
         self._spare = torch.zeros_like(self.model if memory.rule.exchange == "average" else self.model[:0])
         self._incarnation = 0.0
-        self.meanwhile: Callable[[], None] = lambda: None
-        """Called now and then while this rank waits; if it raises, the step is abandoned."""
+        self.meanwhile: Callable[[], None] | None = None
+        """Called now and then while this rank waits; if it raises, the step is abandoned. None: nothing is."""
 
     def _mine(self) -> WorkerId:
         assert self.rank is not None, "attach(block, rank=...) is needed for this call: it was attached without a rank"
@@ -93,7 +93,8 @@ class GossipRank:
 
     def _sleep(self, wait: Wait, deadline: float | None) -> None:
         """Sleep until the state has changed, or for a short time. Raises `JobError` after the deadline."""
-        self.meanwhile()
+        if self.meanwhile is not None:
+            self.meanwhile()
         if not self._memory.sleep(wait.told, deadline):
             raise JobError(
                 f"rank {self.rank} has waited too long for {wait.what}; report ranks that are dead with leave(), or give it more time"

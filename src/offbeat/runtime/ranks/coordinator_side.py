@@ -9,7 +9,7 @@ family has its own subclass (``runtime/sides.py``).
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -65,7 +65,11 @@ class RankCoordinatorSide:
         self._feed, self._perform, self._now = feed, perform, now
         self._entries: deque[Entry] = deque()
         """Entries that were read from the log and are not processed yet."""
+        self._unprocessed: Counter[tuple[EntryKind, WorkerId]] = Counter()
+        """How many of these there are, by kind and rank."""
         self._seq = 0
+        self._began_at: Seconds = 0.0
+        """When the job began, by the clock of the log's entries."""
         self._last_at: Seconds = 0.0
         """Time of the last processed entry; times in the journal must not decrease."""
         self._read_at: Seconds = 0.0
@@ -161,13 +165,13 @@ class RankCoordinatorSide:
 
     def follow(self, now: Seconds) -> None:
         """Process the log up to the first entry whose description has not come yet."""
-        began_at = time.monotonic() - self._now()
         while True:
             self._read()
             if not self._entries or (event := self._event(self._entries[0])) is None:
                 break
             entry = self._entries.popleft()
-            self._last_at = min(now, max(self._last_at, entry.at_ns * 1e-9 - began_at))
+            self._unprocessed[entry.kind, entry.rank] -= 1
+            self._last_at = min(now, max(self._last_at, entry.at_ns * 1e-9 - self._began_at))
             self._process(entry, event)
         self._read_at = self._last_at = now
         for number in sorted(number for number in self._void if number < self._coordinator.version):
@@ -180,6 +184,8 @@ class RankCoordinatorSide:
         if entries:
             self._seq = entries[-1].seq + 1
             self._entries += entries
+            self._unprocessed.update((entry.kind, entry.rank) for entry in entries)
+            self._began_at = self._group.measured(time.monotonic() - self._now())
 
     def _event(self, entry: Entry) -> tuple[Event, ...] | None:
         """Return the events of a log entry; None if a message that describes the entry has not come yet."""
@@ -210,7 +216,7 @@ class RankCoordinatorSide:
         reported = self._reported.get((entry.rank, incarnation))
         if reported:
             return reported.popleft()
-        if any(later.kind is EntryKind.LEAVE and later.rank == entry.rank for later in self._entries):
+        if self._unprocessed[EntryKind.LEAVE, entry.rank]:
             nonfinite = None if entry.buffer is not None else "a tensor that the rank did not name before it died"
             return Pushed(entry.rank, incarnation, entry.version, 0, 0.0, nonfinite=nonfinite)
         return None
@@ -250,7 +256,8 @@ class RankCoordinatorSide:
             self._feed(event, now)
         else:
             reported = self._reported.setdefault((worker, event.incarnation), deque())
-            if len(reported) >= OPEN_MAX:
+            # Of what has arrived while this process was away, one rank may describe all before another describes the first.
+            if len(reported) >= OPEN_MAX + self._unprocessed[EntryKind.ARRIVE, worker]:
                 raise ProtocolError(f"worker {worker} sent {OPEN_MAX} pushes that have not arrived (expected one before each arrival)")
             reported.append(event)
 
@@ -265,7 +272,7 @@ class RankCoordinatorSide:
             return
         self._read()
         # Other ranks may have removed it already; then the LEAVE entry is still unread.
-        if not self._group.present(worker) and not any(entry.kind is EntryKind.LEAVE and entry.rank == worker for entry in self._entries):
+        if not self._group.present(worker) and not self._unprocessed[EntryKind.LEAVE, worker]:
             self._group.forget(worker)
             self._feed(event, now)
         else:

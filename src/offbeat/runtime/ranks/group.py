@@ -8,7 +8,7 @@ from typing import Protocol
 from offbeat.core.effects import Effect
 from offbeat.core.rank_log import Entry
 from offbeat.transport.base import SharedMemory
-from offbeat.types import Incarnation, Version, WorkerId
+from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
 
 class Group(Protocol):
@@ -20,6 +20,10 @@ class Group(Protocol):
 
     def follow(self, start: int) -> list[Entry]:
         """Return the log from entry ``start`` on."""
+
+    def measured(self, seconds: Seconds) -> Seconds:
+        """Return what this process has measured, or an earlier process of the coordinator in the same place."""
+        return seconds
 
     def present(self, rank: WorkerId) -> bool:
         """Return True if a rank takes part."""

@@ -7,7 +7,6 @@ replica of the job for ranks that may still come back.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,7 +59,8 @@ class Joiners:
         self._coordinator, self._peers, self._computed_s = coordinator, peers, computed_s
         self._joining: dict[WorkerId, _Joiner] = {}
         self._inside: set[WorkerId] = set()
-        self._numbers = itertools.count(1)
+        self._asked = 0
+        """Number of the newest request for a replica."""
         self._initial: tuple[WorkerId, Message] | None = None
         self._last: set[WorkerId] = set()
         """Ranks that were asked for their replica because they are the last to leave."""
@@ -85,7 +85,7 @@ class Joiners:
 
     def save(self, rank: WorkerId, got: Callable[[Message], None]) -> None:
         """Ask a rank for its replica, for a checkpoint; ``got`` gets the ``donation``, unless the rank dies before."""
-        number = next(self._numbers)
+        number = self._asked = self._asked + 1
         self._saves[rank, number] = got
         self._peers[rank].connection.send({"kind": "donate", "to": None, "number": number, "ticket": []})
 
@@ -104,7 +104,7 @@ class Joiners:
             if joiner.replica is not None or joiner.source is not None or joiner.too_late:
                 continue
             sources = [source for source in self._sources() if source not in joiner.refused]
-            joiner.number = next(self._numbers)
+            joiner.number = self._asked = self._asked + 1
             if sources:
                 joiner.source = min(sources, key=lambda source: (self._computed_s.get(source, 0.0), source))
                 wanted = {"to": rank, "number": joiner.number, "ticket": self._group.ticket(rank)}

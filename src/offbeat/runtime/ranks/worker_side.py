@@ -94,6 +94,7 @@ class RankSession(JobSession):
                 "buffers": lambda message: self._buffers.write(message.header["layout"], message.payload),
             },
             settings.timeout_s / 10,
+            servers_return=settings.servers_return,
         )
         checkpoints = JobCheckpoints(link, layout, model, optimizer, own_state=lambda: False)
         super().__init__(settings, link, checkpoints, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, siblings=siblings)

@@ -48,10 +48,14 @@ class InputLog:
     def __init__(self, view: memoryview, grow: Callable[[int, int], None]) -> None:
         self._view, self._grow = view, grow
         self._grown = [0, 0]
-        self._words = view[:HEADER_NBYTES].cast("Q")  # the number of the area in use, and how far each area is filled
+        self._words = view[:HEADER_NBYTES].cast("Q")  # the number of the area in use, how far each area is filled, and `calls`
+        self.calls = self._words[3:4]
+        """A number that outlives this process, for `answers.Answers`."""
         self._pack = msgpack.Packer().pack
         self.count = 0
-        """Records since the snapshot."""
+        """Records since the snapshot, without those that take next to no time to be told again."""
+        self._postponed = 0
+        """How many records there were when a snapshot did not fit: the next one is tried after as many again."""
         self._area = self._words[0]
         self._filled = self._words[1 + self._area]
         if not self._filled:
@@ -64,24 +68,28 @@ class InputLog:
     @property
     def due(self) -> bool:
         """Return True if a snapshot is due."""
+        if self.count < self._postponed:
+            return False
         return self.count >= RECORDS_MAX or self._filled - self._begun >= RECORDS_NBYTES
 
-    def append(self, record: list[Any]) -> None:
-        """Write a record. Raises `LogFull`."""
+    def append(self, record: list[Any], *, counts: bool = True) -> None:
+        """Write a record. ``counts``: False if it takes next to no time to be told again. Raises `LogFull`."""
         packed = self._pack(record)
         filled = self._filled + _SIZE.size + len(packed)
         self._write(self._area, self._filled, _SIZE.pack(len(packed)) + packed)
         self._filled = self._words[1 + self._area] = filled
-        self.count += 1
+        self.count += counts
 
     def begin(self, snapshot: bytes) -> None:
-        """Begin anew with a snapshot, and no records. Raises `LogFull`; the log goes on as it was then."""
+        """Begin anew with a snapshot, and no records. Raises `LogFull`; the log goes on as it was then, and a snapshot is due later."""
         other = 1 - self._area
+        self._postponed = self.count + RECORDS_MAX
         self._write(other, 0, _SIZE.pack(len(snapshot)))
         self._write(other, _SIZE.size, snapshot)
         self._words[1 + other] = _SIZE.size + len(snapshot)
         self._words[0] = other
-        self._area, self._filled, self._begun, self.count = other, _SIZE.size + len(snapshot), _SIZE.size + len(snapshot), 0
+        self._area, self._filled, self._begun = other, _SIZE.size + len(snapshot), _SIZE.size + len(snapshot)
+        self.count = self._postponed = 0
 
     def snapshot(self) -> memoryview:
         """Return the snapshot; empty: there is none."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
+from offbeat.runtime.recovery.answers import Answers
 from offbeat.transport.base import Connection, SharedMemory
 from offbeat.transport.shm import MemoryBlock
 
@@ -31,6 +32,8 @@ class Keeper:
         """By shard and operation: what was measured, for the next process."""
         self.note_result: Callable[[str, int, Any], None] = lambda name, number, result: None
         """Writes a result to the log."""
+        self.answers = Answers(lambda record: None, memoryview(bytearray(8)).cast("Q"))
+        """What the next process cannot see any more in memory that others change, too."""
         self.snapshot_due = False
         """True if a snapshot is to be made now, whatever the log's size: the records so far cannot be handled again later."""
         self.given_up: str | None = None
@@ -43,6 +46,10 @@ class Keeper:
     def sparse(self, nbytes: int, name: str) -> MemoryBlock:
         """Return the block of this name, whose pages are not allocated yet if the block is new."""
         return self._have(nbytes, name, sparse=True)
+
+    def left(self, name: str) -> MemoryBlock | None:
+        """Return the block of this name that an earlier process has left; None: it has left none."""
+        return self._blocks.get(name)
 
     def name_for(self, name: str) -> str:
         """Return a name that no other block has."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.recovery import snapshot
+from offbeat.runtime.recovery.answers import ANSWER, Answers
 from offbeat.runtime.recovery.input_log import LOG_NBYTES, InputLog, LogFull
 from offbeat.runtime.recovery.keeper import LOG, Keeper
 from offbeat.runtime.recovery.sessions import SUPERVISOR, SessionLinks
@@ -20,6 +21,8 @@ from offbeat.transport.link import STAMP, Link
 from offbeat.transport.shm import MemoryBlock
 from offbeat.types import Seconds
 
+NOT_TOLD: Final = ("result", ANSWER)
+"""The kinds of records that are asked for while the others are handled again."""
 PAYLOAD_NBYTES: Final = 32 << 20
 """Payloads of more bytes are kept as blocks of memory of their own."""
 
@@ -44,6 +47,8 @@ class Recorder(SessionLinks):
             self._log = InputLog(block.view, block.reserve)
         except ConfigurationError as error:
             self.keeper.give_up(str(error))
+        if self._log is not None:
+            self.keeper.answers = Answers(self.write, self._log.calls)
         self.keeper.note_result = lambda name, number, result: self.write(["result", name, number, result])
 
     # Writing.
@@ -51,26 +56,31 @@ class Recorder(SessionLinks):
     def write(self, record: list[Any]) -> None:
         if self._log is not None and self.keeper.given_up is None:
             try:
-                self._log.append(record)
+                self._log.append(record, counts=record[0] != ANSWER)
             except (LogFull, ConfigurationError) as error:
                 self.keeper.give_up(f"what it was told does not fit into memory: {error}")
 
-    def message(self, now: Seconds, link: Link, message: Message) -> None:
-        """Note a message that is about to be handled."""
+    def message(self, now: Seconds, link: Link, message: Message) -> Message:
+        """Note a message that is about to be handled. Returns it, with a payload that need not be in a snapshot if it is large."""
         names = []
         for number, block in enumerate(message.memory):
             assert isinstance(block, MemoryBlock)
             names.append(f"{link.session} {link.received} {number}")
             self.keeper.keep(names[-1], block)
-        payload: bytes | str = bytes(message.payload) if len(message.payload) <= PAYLOAD_NBYTES else self._apart(link, message.payload)
+        payload: bytes | str
+        if len(message.payload) <= PAYLOAD_NBYTES:
+            payload = bytes(message.payload)
+        else:
+            payload = f"{link.session} {link.received} payload"
+            message = message._replace(payload=self._apart(payload, message.payload))
         self.write(["message", now, link.session, link.received, link.delivered, message.header, payload, names])
+        return message
 
-    def _apart(self, link: Link, payload: memoryview) -> str:
-        name = f"{link.session} {link.received} payload"
+    def _apart(self, name: str, payload: memoryview) -> memoryview:
         block = MemoryBlock.allocate(len(payload), "payload")
         block.view[:] = payload
         self.keeper.keep(name, block)
-        return name
+        return block.view
 
     # Snapshots, and reading.
 
@@ -81,10 +91,12 @@ class Recorder(SessionLinks):
         self.keeper.snapshot_due = False
         self.sessions = {session: link for session, link in self.sessions.items() if not link.closed}
         try:
-            whole = self._own, self.sessions, self.keeper.made, state()
-            data, names = snapshot.dumps(whole, self.keeper, {**parts, "keeper": self.keeper})
+            whole = self._own, self.sessions, self.keeper.made, self.keeper.answers.count, state()
+            data, names = snapshot.dumps(whole, self.keeper, self._all(parts))
             self._log.begin(data)
-        except (TypeError, LogFull, ConfigurationError) as error:
+        except LogFull:
+            return  # such as large replicas that ranks have not received yet: it is tried again
+        except (TypeError, ConfigurationError) as error:
             self.keeper.give_up(str(error))
             return
         self.keeper.drop_all_but({LOG, *names})
@@ -94,21 +106,27 @@ class Recorder(SessionLinks):
         if self._log is None:
             return None
         for record in self._log.records():
-            if record[0] == "result":
-                _, name, number, result = record
-                self.keeper.results.setdefault(name, {})[number] = result
+            match record:
+                case ["result", name, number, result]:
+                    self.keeper.results.setdefault(name, {})[number] = result
+                case ["answer", number, answer]:
+                    self.keeper.answers.given[number] = answer
         data = self._log.snapshot()
         if not len(data):
             return None
         supervisor = next(iter(self._at))
-        self._own, self.sessions, self.keeper.made, state = snapshot.loads(data, self.keeper, {**parts, "keeper": self.keeper})
+        whole = snapshot.loads(data, self.keeper, self._all(parts))
+        self._own, self.sessions, self.keeper.made, self.keeper.answers.count, state = whole
         self.supervisor = self._own[SUPERVISOR]
         self._at = {supervisor: self.supervisor}
         return state
 
+    def _all(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        return {**parts, "keeper": self.keeper, "answers": self.keeper.answers}
+
     def records(self) -> Iterator[list[Any]]:
         """Return what the server was told since the snapshot, as `again` takes it."""
-        return (record for record in (self._log.records() if self._log is not None else ()) if record[0] != "result")
+        return (record for record in (self._log.records() if self._log is not None else ()) if record[0] not in NOT_TOLD)
 
     def again(self, record: list[Any]) -> tuple[Link, Message]:
         """Return the link and the message of a record that `message` has written."""

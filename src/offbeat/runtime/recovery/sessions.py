@@ -42,8 +42,8 @@ class SessionLinks:
         """Write a record for the server's next process."""
         raise NotImplementedError
 
-    def message(self, now: Seconds, link: Link, message: Message) -> None:
-        """Write down a message that is about to be handled."""
+    def message(self, now: Seconds, link: Link, message: Message) -> Message | None:
+        """Write down a message that is about to be handled. Returns what is to be handled in its place; None: itself."""
         raise NotImplementedError
 
     def named(self, session: str) -> Link:

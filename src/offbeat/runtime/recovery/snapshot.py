@@ -36,6 +36,16 @@ def dumps(state: Any, keeper: Keeper, parts: Mapping[str, Any]) -> tuple[bytes, 
     return out.getvalue(), writer.blocks
 
 
+def packed(value: Any) -> bytes:
+    """Return plain objects of this package, which refer to nothing else, as bytes for a record."""
+    return pickle.dumps(value, protocol=5)
+
+
+def unpacked(data: bytes) -> Any:
+    """Return what `packed` was given, in the next process."""
+    return pickle.loads(data)  # noqa: S301 - of the same memory as a snapshot
+
+
 def loads(data: memoryview, keeper: Keeper, parts: Mapping[str, Any]) -> Any:
     """Return what `dumps` was given, in the next process. ``parts`` are this process's own."""
     return _Reader(io.BytesIO(data), keeper, parts).load()

@@ -25,7 +25,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 FOLLOWER_TIMEOUT_S = 60.0
-"""Seconds that ranks wait for a coordinator that does not read the log."""
+"""Seconds that processes wait for a coordinator that does not read the log, if they could not hear of its end."""
 TICK_S = 0.05
 """Seconds after which a waiting process checks again even if it is not woken: the process that was to wake it may be dead."""
 
@@ -125,17 +125,26 @@ class SharedState(ABC, Generic[C]):
             return []
         return self.hold(lambda _: self._log.entries(start, self._end()))
 
-    def make_room(self) -> None:
+    def make_room(self, meanwhile: Callable[[], None] | None = None) -> None:
         """Wait until the log has room for a rank's next entries.
 
+        Args:
+            meanwhile: called now and then while this rank waits, for as long as it takes: a coordinator that is frozen is replaced after
+                some timeouts of the job. It raises once the job is over. None: this process would not hear of that.
+
         Raises:
-            JobError: the coordinator has read nothing for `FOLLOWER_TIMEOUT_S`.
+            JobError: without ``meanwhile``, the coordinator has read nothing for `FOLLOWER_TIMEOUT_S`.
         """
         if self._room is None or self._end() - self._followed[0] < self._room:
             return
-        before, deadline = self._followed[0], time.monotonic() + FOLLOWER_TIMEOUT_S
+        before, deadline, call_at = self._followed[0], time.monotonic() + FOLLOWER_TIMEOUT_S, 0.0
         while self._end() - self._followed[0] >= self._room:
             time.sleep(0.0005)
+            if meanwhile is not None:
+                if time.monotonic() >= call_at:
+                    meanwhile()
+                    call_at = time.monotonic() + TICK_S
+                continue
             if self._followed[0] != before:
                 before, deadline = self._followed[0], time.monotonic() + FOLLOWER_TIMEOUT_S
             if time.monotonic() > deadline:

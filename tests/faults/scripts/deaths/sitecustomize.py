@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PHASES = ("initial", "restored", "before", "during", "after", "release", "epoch", "told", "streamed")
+PHASES = ("initial", "restored", "before", "during", "after", "release", "epoch", "told", "streamed", "donated")
 """Version 0 is taken over; the state of a checkpoint is; before a fold; a block has been stepped and its state not noted; after a fold;
-some workers are released; an epoch has ended; a message was written down, and not handled; its record went to the standby."""
+some workers are released; an epoch has ended; a message was written down, and not handled; its record went to the standby; a rank's
+replica has come for one that joins."""
 OF_CHECKPOINTS = ("asked", "part", "copied", "files", "filed", "whole", "noted")
 """Workers were asked for their parts, and nothing is copied; a part has come; a copy is about to be written; some files are written; server
 1 has written its file; the checkpoint has its name, and the server does not know it yet; it has reported it."""
@@ -55,6 +56,7 @@ if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "OFFBEA
     from offbeat.runtime.coordination.notifier import Notifier
     from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
     from offbeat.runtime.parameter_server.shard import LiveShard
+    from offbeat.runtime.ranks.state_transfer import Joiners
     from offbeat.runtime.recovery.recorder import Recorder
     from offbeat.runtime.recovery.replica import StreamRecorder
     from offbeat.tensors.shard_memory import ShardMemory
@@ -66,6 +68,7 @@ if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "OFFBEA
     around(LiveShard, "_release", after="release")
     around(Notifier, "_epoch_ended", before="epoch")
     around(Recorder, "message", after="told")
+    around(Joiners, "on_donation", before="donated")
     around(CheckpointKeeper, "after", before="asked")
     around(CheckpointKeeper, "on_part", after="part")
     around(checkpoint_content, "_write_model", before="copied", after="files")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -67,6 +68,8 @@ class OneHostRounds(OneHostMembers):
         self.rule = memory.rule
         self._results = [torch.from_numpy(row[: layout.numel]) for row in folder.results]
         self._send = [] if rank is None else [torch.from_numpy(row[: layout.numel]) for row in folder.send[rank]]
+        self.meanwhile: Callable[[], None] | None = None
+        """Called now and then while this rank waits for the coordinator to read the log; it raises once the job is over."""
         self._token = 0
         self._version = self._came_with = 0
         """``_version``: how many results this rank was given. ``_came_with``: how many it had when it last arrived, before those of that
@@ -165,7 +168,7 @@ class OneHostRounds(OneHostMembers):
         """
         assert self._awaited is None, f"rank {self.rank} arrived while it waits for round {self._awaited - 1}; wait() must be True first"
         rank, buffer = self._mine(), None
-        self._memory.make_room()
+        self._memory.make_room(self.meanwhile)
         if gradient:
             if self._buffer is None:
                 self.send()
@@ -245,7 +248,7 @@ class OneHostRounds(OneHostMembers):
                 lambda state: (self._checked(state).rounds.version(rank), state.rounds.number, state.rounds.done)
             )
             if done > version:
-                self._memory.make_room()
+                self._memory.make_room(self.meanwhile)
                 self._version = version
                 self._take(self._memory.change(lambda state: self._checked(state).catch_up(rank)))
                 break
@@ -277,7 +280,7 @@ class OneHostRounds(OneHostMembers):
 
     def enter(self, rank: WorkerId, version: Version) -> tuple[RoundPart, ...]:
         if rank == self.rank:
-            self._memory.make_room()
+            self._memory.make_room(self.meanwhile)
             self._token = self._memory.change(RoundsState.issue, rank)
             self._version, self._buffer, self._awaited, self._given = version, None, None, []
         return super().enter(rank, version)

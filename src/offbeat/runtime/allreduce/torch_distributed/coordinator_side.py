@@ -16,11 +16,12 @@ from offbeat.core.rank_log import Entry, EntryKind
 from offbeat.errors import ConfigurationError, JobError
 from offbeat.runtime.allreduce.torch_distributed.process_group import MeetingPoint
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
+from offbeat.runtime.ranks.group import Group
 from offbeat.transport.base import Connection, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
 
-class TorchGroup:
+class TorchGroup(Group):
     """Keep which ranks take part, which compute, and which have arrived in the open round.
 
     Args:

@@ -1,0 +1,88 @@
+"""The coordinator's process of a job without servers dies at any point, and the journal is that of a job without deaths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.sim.comparison import DEALT, FAULTS, FREE, LAWS, RETURN, comparable, compare, scripted
+from tests.sim.dying_coordinator import POINTS, DyingCoordinator
+from tests.sim.followed import follow
+from tests.sim.stepped import Timings
+from tests.sim.test_same_script_ranks import ROUNDS, TWO_DIE, parameters_follow
+from tests.tiers import examples
+
+from offbeat.journal.records import Record
+from offbeat.journal.summary import Tally
+from offbeat.policies import rule
+
+GOSSIP: Final = ["dpsgd", "sgp", "sgp(out_degree=2, overlap=1)", "adpsgd"]
+SOME: Final = ["solo", "majority", "full", "quorum(q=2)", "solo(delivery=latest, model_sync_every=3)", *GOSSIP]
+
+
+def ran(script: Timings, where: Path, deaths: list[tuple[str, int]], records: int = 20) -> tuple[DyingCoordinator, list[Record]]:
+    """Run it, and check what holds of every job."""
+    job = DyingCoordinator(script, where / "journal.jsonl", deaths, records)
+    live = job.run()
+    assert Tally.of(live).problems() == []
+    reports = [record["report"] for record in live if record["kind"] == "epoch_ended"]
+    for report in reports:
+        assert sum(report[name] for name in ("folded", "dropped", "rejected", "unused")) == report["indices"]
+    if rule(script.sync).family == "allreduce" and parameters_follow(script):
+        follow(job, live)
+    return job, live
+
+
+def compared(script: Timings, where: Path, deaths: list[tuple[str, int]], records: int = 20) -> DyingCoordinator:
+    """Compare it with the job in which nobody dies, but for the first record, which says when it was started.
+
+    Of two ranks that say something at the same instant, the one or the other may be heard first.
+    """
+    _, calm = ran(script, where, [])
+    job, live = ran(script, where, deaths, records)
+    compare(*(sorted(comparable(log[1:]), key=lambda record: (record["t"], str(record))) for log in (live, calm)))
+    return job
+
+
+@pytest.mark.parametrize("sync", SOME)
+def test_the_journal_is_that_of_a_job_in_which_it_has_not_died(sync: str, tmp_path: Path) -> None:
+    deaths = [(kind, 3 * number + 1) for number in range(6) for kind in ("append", "send", "change", "append")]
+    for work in (FREE, DEALT):
+        job = compared(scripted(sync, LAWS[0], RETURN, work), tmp_path, deaths, records=5)
+        assert job.died.total() > 8 and all(job.died[kind] for kind in ("append", "send", "change"))
+
+
+@pytest.mark.parametrize("sync", SOME)
+@pytest.mark.parametrize("kind", ["begin", "change", "note_lost"])
+def test_each_change_of_the_ranks_is_made_once(sync: str, kind: str, tmp_path: Path) -> None:
+    script, number = scripted(sync, LAWS[0], RETURN, DEALT), 1
+    while compared(script, tmp_path, [(kind, number)]).died:
+        number += 1
+    assert number > 8 or (kind == "note_lost" and not sync.startswith("sgp")), number
+
+
+@examples(150)
+@given(
+    sync=st.sampled_from(sorted({*ROUNDS, *SOME})),
+    law=st.sampled_from(LAWS),
+    faults=st.sampled_from((*FAULTS, TWO_DIE)),
+    dealt=st.booleans(),
+    seed=st.integers(0, 1 << 30),
+    deaths=st.lists(st.tuples(st.sampled_from(sorted(POINTS)), st.integers(1, 80)), min_size=1, max_size=30),
+    records=st.integers(1, 40),
+)
+def test_whenever_it_dies_the_books_are_right(
+    tmp_path_factory: pytest.TempPathFactory,
+    sync: str,
+    law: str,
+    faults: str,
+    dealt: bool,
+    seed: int,
+    deaths: list[tuple[str, int]],
+    records: int,
+) -> None:
+    """Where much happens at one instant, it matters who is heard first: so journals are not compared."""
+    ran(scripted(sync, law, faults, DEALT if dealt else FREE, seed=seed), tmp_path_factory.mktemp("dying"), deaths, records)
