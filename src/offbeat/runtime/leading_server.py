@@ -261,21 +261,18 @@ class LeadingServer(Server):
         link = None if self._stream is None else self._stream.link_at(connection)
         if self._stream is not None and link is not None and link.unknown is not None:
             unknown, link.unknown = link.unknown, None
-            if unknown:
-                link.release_carried()  # its worker has gone on since, and the region is not what it was
-            self._reconcile(self._stream, link, unknown)
+            if unknown and link.kept_carried is not None:
+                self._withdraw(self._stream, link)  # its worker has gone on since, and the region is not what it was
+            self._postponed.append(partial(self._reconcile, self._stream, link, unknown))
 
     def _reconcile(self, stream: StreamRecorder, link: Link, unknown: int) -> None:
-        """Handle the return of a worker, as soon as nothing is lacking."""
-        if self._lacking:
-            self._postponed.append(partial(self._reconcile, stream, link, unknown))
-            return
+        """Handle the return of a worker; nothing is lacking."""
         now = self.now()
         stream.reconciled(now, link, unknown)
         self._at_moment(now, self._on_reconciled, link, unknown)
 
     def _withdraw(self, stream: StreamRecorder, link: Link) -> None:
-        """Go on without a gradient that will not come again: its worker may have gone on with an early message, and ended since."""
+        """Go on without a gradient that will not come again, from before anything else is handled: nothing may be folded with it."""
         link.release_carried()
 
         def withdraw() -> None:
@@ -283,7 +280,7 @@ class LeadingServer(Server):
             stream.withdrawn(now, link)
             self._at_moment(now, self._on_withdrawn, link)
 
-        self._postponed.append(withdraw)
+        self._postponed.appendleft(withdraw)
 
     def _withdraw_those_of(self, stream: StreamRecorder, message: Message) -> None:
         """Go on without the gradients of a worker whose process has ended, of which this message of the supervisor tells."""
