@@ -37,18 +37,18 @@ APART_S = 1.0
 """Seconds without a fault before each death, and after the last."""
 
 
-def measure(sync: str, workers: int, servers: int, steps: int, turns: int) -> dict[str, Any]:
+def measure(sync: str, workers: int, servers: int, steps: int, turns: int, ack: str) -> dict[str, Any]:
     """One row: medians over the turns."""
     rates: dict[str, list[float]] = {"shm": [], "tcp": [], "replicas": []}
     cpu: dict[str, list[float]] = {name: [] for name in rates}
     for _ in range(turns):
         for way, replicas in CASES:
             arguments = ["--steps", str(steps), "--repeats", "1", "--late", "0.0"]
-            result = run("step_worker.py", way, workers, servers, sync, arguments, replicas=replicas)[-1]
+            result = run("step_worker.py", way, workers, servers, sync, arguments, replicas=replicas, ack=ack)[-1]
             name = "replicas" if replicas else way
             rates[name].append(result["samples_per_s"])
             cpu[name].append(result["workers_cpu_ms"] + result["servers_cpu_ms"])
-    row: dict[str, Any] = {"sync": sync, "workers": workers, "servers": servers, "turns": turns}
+    row: dict[str, Any] = {"sync": sync, "workers": workers, "servers": servers, "turns": turns, "ack": ack}
     for name, found in rates.items():
         row[name], row[f"{name}_cpu_ms"] = round(median(found), 1), round(median(cpu[name]), 1)
     for name in ("shm", "tcp"):
@@ -56,10 +56,11 @@ def measure(sync: str, workers: int, servers: int, steps: int, turns: int) -> di
     return row
 
 
-def deaths(count: int, workers: int, servers: int, sync: str, width: int) -> list[dict[str, float]]:
+def deaths(count: int, workers: int, servers: int, sync: str, width: int, ack: str) -> list[dict[str, float]]:
     """Kill the leader of server 0 again and again in one job, each time once its new standby could lead. Returns a row for each death."""
     with tempfile.TemporaryDirectory() as folder:
-        options = ["--workers", str(workers), "--servers", str(servers), "--sync", sync, "--replicas", "1", "--max-restarts", "0"]
+        options = ["--workers", str(workers), "--servers", str(servers), "--sync", sync, "--replicas", "1", "--ack", ack]
+        options += ["--max-restarts", "0"]
         job = Job(Path(folder), [*options, OUTLIVED, "--save", str(Path(folder, "end.pt")), "--steps", "1000000", "--width", str(width)])
         try:
             victim, deaths = job.record("process", role="server", number=0, what="started"), []
@@ -94,23 +95,24 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", default=["bsp", "asp"], metavar="RULE")
     parser.add_argument("--deaths", type=int, default=0, help="measure so many deaths of one server (default: 0)")
     parser.add_argument("--width", type=int, default=64, help="the width of the model of --deaths (default: 64)")
+    parser.add_argument("--ack", default="replica", choices=("replica", "leader"), help="of the runs with replicas (default: replica)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.deaths:
-        died = deaths(args.deaths, args.workers, args.servers, args.rules[0], args.width)
+        died = deaths(args.deaths, args.workers, args.servers, args.rules[0], args.width, args.ack)
         for name, what in (("pause", "paused at takeovers"), ("copy", "paused for a new standby"), ("alone", "had no standby")):
             seconds = [one[name] for one in died]
             Console().print(
                 f"{args.rules[0]}, {len(died)} deaths: {what} for {median(seconds):.2f} s (median), at most {max(seconds):.2f} s"
             )
-        save(args.json, [{"sync": args.rules[0], "width": args.width, "deaths": died}])
+        save(args.json, [{"sync": args.rules[0], "width": args.width, "ack": args.ack, "deaths": died}])
         return
     table = Table(title=f"{args.workers} workers, {args.servers} servers, 25.2 M parameters: samples per second", title_justify="left")
     for name in ("rule", "shm", "tcp", "replicas", "to shm", "to tcp", "CPU ms: shm", "tcp", "replicas"):
         table.add_column(name, justify="right")
     rows = []
     for sync in args.rules:
-        row = measure(sync, args.workers, args.servers, args.steps, args.turns)
+        row = measure(sync, args.workers, args.servers, args.steps, args.turns, args.ack)
         rows.append(row)
         shown = [f"{row[name]:.0f}" for name in ("shm", "tcp", "replicas")]
         cost = [f"{row[name]:.0f}" for name in ("shm_cpu_ms", "tcp_cpu_ms", "replicas_cpu_ms")]

@@ -35,6 +35,7 @@ from offbeat.launch.supervisor import Outcome, Supervisor
 from offbeat.launch.tasks import task_of
 from offbeat.launch.token import given_token
 from offbeat.options import (
+    AckOption,
     AutoResume,
     CheckpointDir,
     Every,
@@ -101,6 +102,7 @@ def run(
     workers: Annotated[int, typer.Option(help="Processes that compute gradients.")] = 2,
     servers: Annotated[int, typer.Option(help="Processes that hold the parameters, a shard each.")] = 1,
     replicas: Replicas = 0,
+    ack: AckOption = None,
     sync: Sync = None,
     wire: Wire = None,
     max_restarts: MaxRestarts = 3,
@@ -193,6 +195,7 @@ def run(
         checkpoint=checkpointing.order_of(checkpoint, every, keep, saved),
         resume=saved,
         replicas=replicas,
+        ack=ack,
         on_ray=ray is not None,
     )
     program = grouped(program, procs_per_worker)
@@ -242,6 +245,7 @@ def agent(
     rdzv_endpoint: Annotated[str | None, typer.Option(help=r"HOST\[:PORT] of the first machine, where the engine does not say it.")] = None,
     servers: Annotated[int, typer.Option(help="Processes that hold the parameters, a shard each; the machines start them in turn.")] = 1,
     replicas: Replicas = 0,
+    ack: AckOption = None,
     sync: Sync = None,
     wire: Wire = None,
     max_restarts: MaxRestarts = 3,
@@ -319,6 +323,7 @@ def agent(
         checkpoint=order,
         resume=saved,
         replicas=replicas,
+        ack=ack,
     )
     program = grouped(program, procs_per_worker)
     pass_on(tls_of(tls, several=not task.alone, certificate=tls_cert, key=tls_key, authority=tls_ca))

@@ -23,6 +23,7 @@ from offbeat.policies import rule
 from offbeat.runtime.job.checkpoint_folder import Checkpoint
 from offbeat.runtime.job.settings import CheckpointOrder, JobSettings
 from offbeat.runtime.job.wire_choice import check_rule, wire_format
+from offbeat.types import ACKS, Ack
 
 Script = Annotated[str, typer.Argument(help="The training script; arguments after it are its own.", show_default=False)]
 Module = Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module's name, as after python -m.")]
@@ -32,6 +33,10 @@ Wire = Annotated[
     typer.Option(help="How gradients and parameters travel between hosts: float32, bf16 or int8; overrides the script's."),
 ]
 Replicas = Annotated[int, typer.Option(help="1: every server has a standby, on another machine if there are several, which takes over.")]
+AckOption = Annotated[
+    str | None,
+    typer.Option("--ack", help="With --replicas 1, who has a version when workers get it: replica (the standby too), or leader."),
+]
 MaxRestarts = Annotated[int, typer.Option(help="How often each worker is restarted when its process dies.")]
 Slow = Annotated[list[str] | None, typer.Option(help="WORKER=SECONDS\\[@FROM-TO] or any=SECONDS: make a straggler (FROM-TO: versions).")]
 Kill = Annotated[list[str] | None, typer.Option(help="WORKER@VERSION: kill a worker by SIGKILL at this version.")]
@@ -100,6 +105,7 @@ def check(
     checkpoint: CheckpointOrder | None = None,
     resume: Checkpoint | None = None,
     replicas: int = 0,
+    ack: str | None = None,
     on_ray: bool = False,
 ) -> JobSettings:
     """Check the options of ``run`` and return the job's settings. No process is started.
@@ -146,6 +152,7 @@ def check(
             raise ConfigurationError(f"--servers {servers}: {spelling} has no servers that could share the parameters; leave --servers out")
         if late and not (isinstance(chosen, ServerRule) and chosen.scope == "shard"):
             raise ConfigurationError(f"--late {late[0]}: under {spelling} servers send no blocks to delay; use --sync 'psp(...)'")
+    chosen_ack = _check_ack(ack, replicas, servers)
     if replicas:
         _check_replicas(replicas, sync=sync, wire=wire, on_ray=on_ray)
     checkpointing.check_rule(resume, spelling)
@@ -170,7 +177,23 @@ def check(
         checkpoint=checkpoint,
         resume=None if resume is None else str(resume.path),
         replicas=replicas,
+        ack=chosen_ack,
     )
+
+
+def _check_ack(ack: str | None, replicas: int, servers: int) -> Ack:
+    if ack is None:
+        return "replica"
+    known = next((known for known in ACKS if known == ack), None)
+    if known is None:
+        raise ConfigurationError(f"--ack {ack}: must be replica (a standby has each version that workers get) or leader")
+    if replicas == 0:
+        raise ConfigurationError(f"--ack {ack}: no server has a standby that could acknowledge; add --replicas 1, or leave --ack out")
+    if known == "leader" and servers > 1:
+        raise ConfigurationError(
+            f"--ack leader: after a takeover the shards of {servers} servers could differ by one version; use --servers 1, or --ack replica"
+        )
+    return known
 
 
 def _check_replicas(replicas: int, *, sync: str | None, wire: str | None, on_ray: bool) -> None:

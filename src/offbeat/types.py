@@ -48,6 +48,9 @@ Seconds: TypeAlias = float
 WireFormat: TypeAlias = Literal["float32", "bf16", "int8"]
 """How gradients and parameters travel between processes that do not share memory; see ``tensors/wire_formats.py``."""
 WIRE_FORMATS: Final[tuple[WireFormat, ...]] = get_args(WireFormat)
+Ack: TypeAlias = Literal["replica", "leader"]
+"""Who has a version when a worker gets it: the server's standby too, or at least the leader."""
+ACKS: Final[tuple[Ack, ...]] = get_args(Ack)
 
 FIRST_WORKER: Final = WorkerId(0)
 """The number of a job's first worker, and of the only one where a script runs alone."""

@@ -78,12 +78,12 @@ class Folded(NamedTuple):
 
 
 class Withdrawn(NamedTuple):
-    """Ranks on different hosts: a host died with the only copy of a gradient that is in no result; the round goes on without the
-    gradient."""
+    """A gradient that is in no result was lost, and the job goes on without it: ranks on different hosts: a host died with the only copy;
+    servers with standbys: it had come to a leader that has died, and its worker cannot send it again."""
 
     worker: WorkerId
     number: Version
-    """The round for which the gradient was submitted."""
+    """The round for which the gradient was submitted; with servers, the newest version."""
 
 
 class Voided(NamedTuple):

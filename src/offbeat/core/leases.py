@@ -38,6 +38,10 @@ million batches, and a rule may drop every third.
 """
 
 
+SKIPPED: Final = 1 << 24
+"""More leases than workers are dealt in a version."""
+
+
 class Lease(NamedTuple):
     """A range of positions that one worker holds."""
 
@@ -300,6 +304,10 @@ class Leases:
         self._leases[lease.id] = lease
         self._held.setdefault(worker, {})[lease.id] = lease
         return lease
+
+    def skip(self) -> None:
+        """Skip numbers of leases: workers may hold some that were dealt with these numbers and of which nothing is known here."""
+        self._next_id += SKIPPED
 
     def parts(self, worker: WorkerId, pool: int) -> Parts:
         """Return the worker's split in the current epoch; empty where there is one deck for all, or no split for this worker."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -205,6 +206,7 @@ class LeadingServer(Server):
         self._job = None
         self._launcher.send({"kind": "loading"})
         stream = self._recorder = self._stream = StreamRecorder(self._launcher, replays=False)
+        stream.commit.early = self._job_of(job)[0].ack == "leader"
         self._supervisor = stream.supervisor
         if connection is not None:
             stream.follow(connection)
@@ -254,16 +256,53 @@ class LeadingServer(Server):
 
     # The links.
 
+    def _on_resume(self, connection: Connection, message: Message) -> None:
+        super()._on_resume(connection, message)
+        link = None if self._stream is None else self._stream.link_at(connection)
+        if self._stream is not None and link is not None and link.unknown is not None:
+            unknown, link.unknown = link.unknown, None
+            if unknown and link.kept_carried is not None:
+                self._withdraw(self._stream, link)  # its worker has gone on since, and the region is not what it was
+            self._postponed.append(partial(self._reconcile, self._stream, link, unknown))
+
+    def _reconcile(self, stream: StreamRecorder, link: Link, unknown: int) -> None:
+        """Handle the return of a worker; nothing is lacking."""
+        now = self.now()
+        stream.reconciled(now, link, unknown)
+        self._at_moment(now, self._on_reconciled, link, unknown)
+
+    def _withdraw(self, stream: StreamRecorder, link: Link) -> None:
+        """Go on without a gradient that will not come again, from before anything else is handled: nothing may be folded with it."""
+        link.release_carried()
+
+        def withdraw() -> None:
+            now = self.now()
+            stream.withdrawn(now, link)
+            self._at_moment(now, self._on_withdrawn, link)
+
+        self._postponed.appendleft(withdraw)
+
+    def _withdraw_those_of(self, stream: StreamRecorder, message: Message) -> None:
+        """Go on without the gradients of a worker whose process has ended, of which this message of the supervisor tells."""
+        if not stream.commit.early or self._coordinator is None or message.header.get("kind") not in ("ended", "lost"):
+            return
+        theirs = self._coordinator.connections_of(message.header["worker"])
+        for link in stream.lacking:
+            if link in theirs:
+                self._withdraw(stream, link)
+
     def _taken(self, recorder: SessionLinks, link: Link, message: Message) -> None:
         if message.header.get("kind") in IMPORTING:
             self._launcher.send({"kind": "loading"})
-        if self._lacking:
+        if self._lacking and link is self._supervisor and self._stream is not None:
+            self._withdraw_those_of(self._stream, message)
+        if self._lacking or self._postponed:
             self._postponed.append(lambda: super(LeadingServer, self)._taken(recorder, link, message))
         else:
             super()._taken(recorder, link, message)
 
     def _end(self, recorder: SessionLinks, link: Link, reason: str) -> None:
-        if self._lacking:
+        if self._lacking or self._postponed:
             self._postponed.append(lambda: super(LeadingServer, self)._end(recorder, link, reason))
         else:
             super()._end(recorder, link, reason)
@@ -299,6 +338,11 @@ class LeadingServer(Server):
             return
         assert self._stream is not None
         if self._return_until is not None and self.now() >= self._return_until:
+            if self._stream.commit.early:
+                for link in self._stream.lacking:
+                    self._withdraw(self._stream, link)
+                self._settle()
+                return
             names = ", ".join(link.peer for link in self._stream.lacking)
             raise JobError(
                 f"the standby of server {self._number} has taken over, and lacks a gradient that had come to the leader: its worker "

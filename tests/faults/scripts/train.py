@@ -17,17 +17,21 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--until", type=Path, help="go on for whole epochs until this file is there")
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--samples", type=int, default=64, help="of an epoch")
     parser.add_argument("--worker", type=int, help="who has the mishap")
     parser.add_argument("--raise-after", type=int, help="steps")
     parser.add_argument("--tell", type=Path, help="write the job's token to this file, which no other script should do")
     parser.add_argument("--nan-at", type=int, help="the step whose gradient is not finite")
+    parser.add_argument(
+        "--seen", type=Path, help="after each step write the version that the worker has to a file of its own in this folder"
+    )
     return parser.parse_args()
 
 
 def main() -> None:
     args = options()
     torch.manual_seed(0)
-    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    data = TensorDataset(torch.randn(args.samples, 4), torch.randn(args.samples, 1))
     model = torch.nn.Linear(4, 1)
     optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
     loader = DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=4))
@@ -48,6 +52,9 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             steps += 1
+            if args.seen is not None:
+                with (args.seen / str(optimizer.worker)).open("a") as file:
+                    print(optimizer.version, file=file)
 
 
 if __name__ == "__main__":

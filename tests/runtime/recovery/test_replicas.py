@@ -95,6 +95,10 @@ class Client:
 class Cluster:
     """The processes of one server, the clients, and the supervisor."""
 
+    settings = BARE
+    server: type[Summing] = Summing
+    client: type[Any] = Client
+
     def __init__(self) -> None:
         self.network = MemoryNetwork(shares_memory=False)
         self.supervisor = MemoryHub(self.network, "token")
@@ -113,19 +117,19 @@ class Cluster:
         for _ in range(3):
             self.turn(0)
             self.turn(1)
-        self.clients = [Client(number, self.network, *self.addresses) for number in range(CLIENTS)]
+        self.clients = [self.client(number, self.network, *self.addresses) for number in range(CLIENTS)]
 
     def start(self, *, stands_by: bool) -> None:
         """Start one more process of the server."""
         hub = MemoryHub(self.network, "token")
         self.hubs.append(hub)
         self.addresses.append(hub.listen())
-        server = Summing(0, hub, hub.connect(self.supervisor_at), stands_by=stands_by, clock=lambda: self.now)
+        server = self.server(0, hub, hub.connect(self.supervisor_at), stands_by=stands_by, clock=lambda: self.now)
         self.servers.append(server)
         self.at.append(server._launcher.other)  # type: ignore[attr-defined]
 
     def job(self, leader: int) -> dict[str, Any]:
-        return {"settings": json.loads(json.dumps(BARE.to_wire())), "servers": json.dumps([self.addresses[leader]]), "key": "k"}
+        return {"settings": json.loads(json.dumps(self.settings.to_wire())), "servers": json.dumps([self.addresses[leader]]), "key": "k"}
 
     def turn(self, server: int) -> None:
         self.now += 0.01

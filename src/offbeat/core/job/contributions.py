@@ -12,6 +12,7 @@ from offbeat.core.events import Abandoned, EpochWanted, Folded, LeaseWanted, Pul
 from offbeat.core.job.participants import Participants
 from offbeat.core.job.waiting import Waiting
 from offbeat.core.job.work import JobWork
+from offbeat.core.server.ledger import Ledger
 from offbeat.types import Fate, Seconds, WorkerState
 
 
@@ -75,8 +76,8 @@ class Contributions:
         self._work.deal(now)
 
     def withdrawn(self, event: Withdrawn, now: Seconds) -> None:
-        """Take back a gradient that was lost with its host before its round was summed."""
-        assert isinstance(self._ledger, RoundLedger), "only a gradient that is summed among hosts can go with one"
+        """Take back a gradient that was lost before it was summed: with its host, or with the leader of a server that had it."""
+        assert isinstance(self._ledger, RoundLedger | Ledger), "a gradient is lost where its worker cannot send it again"
         if event.number >= self._ledger.version:
             self._epochs.withdraw(self._ledger.recalled(event.worker))
         self._work.note(self._ledger.withdrawn(event, now))

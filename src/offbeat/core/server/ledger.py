@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from offbeat.core.derived import Derived
 from offbeat.core.effects import Effect, Fold, Gather, Interrupt, Part, Release, Settle
-from offbeat.core.events import Abandoned, Folded, Pushed
+from offbeat.core.events import Abandoned, Folded, Pushed, Withdrawn
 from offbeat.core.policy import Admit, Contribution, Decision, ServerRule, by_samples
 from offbeat.types import NOT_JOINED, Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
 
@@ -195,6 +195,13 @@ class Ledger(Derived):
         self.now = now
         self._policy.observe(self, event)
         return self._advance()
+
+    def withdrawn(self, event: Withdrawn, now: Seconds) -> list[Effect]:
+        """Drop the pending contribution of a worker, whose gradient is lost."""
+        self.now = now
+        if event.worker in self._pending:
+            self._settle(self._pending[event.worker], Fate.DROPPED, "its gradient was lost with the server's former leader", self.version)
+        return self._flush()
 
     def begin_epoch(self, epoch: Epoch, shares: Mapping[WorkerId, int]) -> None:
         """Set the epoch that the rule sees, and each worker's number of samples in it where the rule splits the data."""

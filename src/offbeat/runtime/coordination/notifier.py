@@ -8,6 +8,7 @@ from typing import Any
 from offbeat.core.effects import Effect, EpochEnded, Fence, Grant, Initialise, Interrupt, NoMore, Settle, StateChanged
 from offbeat.runtime.coordination.buffers import BufferBook
 from offbeat.runtime.coordination.peers import Peers
+from offbeat.transport.link import send
 from offbeat.types import Fate, WorkerId, WorkerState
 
 
@@ -44,7 +45,8 @@ class Notifier:
                 self._send(effect.worker, "unused", incarnation=effect.incarnation)
             case Grant():
                 fields = {"lease": effect.lease, "epoch": effect.epoch, "start": effect.start, "stop": effect.stop, "parts": effect.parts}
-                self._send(effect.worker, "grant", **fields, refreshed=effect.refreshed)
+                # A server that takes over deals other leases, and fences a worker that has some of which the server does not know.
+                send(self._peers[effect.worker].connection, {"kind": "grant", **fields, "refreshed": effect.refreshed}, early=True)
             case NoMore():
                 self._no_more(effect)
             case EpochEnded():

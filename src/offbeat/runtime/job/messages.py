@@ -33,7 +33,7 @@ from offbeat.transport.schema import (
     variant,
     whole,
 )
-from offbeat.types import WIRE_FORMATS, WorkerState
+from offbeat.types import ACKS, WIRE_FORMATS, WorkerState
 
 WORKERS_MAX: Final = 1 << 20
 """Greatest number of a worker in any message; the job checks which workers exist."""
@@ -250,6 +250,7 @@ _MORE_SETTINGS: Final = {
     "script": text(1 << 14),
     "journal": maybe(text(1 << 14)),
     "replicas": whole(0, 1),
+    "ack": one_of(*ACKS),
 }
 _JOB: Final = {"settings": fields(_SETTINGS, _MORE_SETTINGS), "servers": text(1 << 20)}
 _key: Final = text(100)

@@ -15,7 +15,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.runtime.job import environment_block
 from offbeat.runtime.job.wire_choice import wire_format
 from offbeat.transport.base import Address
-from offbeat.types import Seconds, Version, WireFormat, WorkerId
+from offbeat.types import Ack, Seconds, Version, WireFormat, WorkerId
 
 TOKEN: Final = "OFFBEAT_TOKEN"
 ROLE: Final = "OFFBEAT_ROLE"
@@ -91,6 +91,8 @@ class JobSettings:
     """The checkpoint from which the job resumes; None: it begins anew."""
     replicas: int = 0
     """1: each server has a standby."""
+    ack: Ack = "replica"
+    """Who has a version when a worker gets it: the standby too, or at least the leader."""
 
     @property
     def checkpoints(self) -> bool:

@@ -26,9 +26,9 @@ from offbeat.tensors.shard_memory import ShardMemory, Sizes
 from offbeat.tensors.whole import ShardCopy
 from offbeat.tensors.wire_formats import Encoded
 from offbeat.transport.base import Connection, Message, SharedMemory
-from offbeat.transport.link import Link
+from offbeat.transport.link import Link, send
 from offbeat.transport.shm import PrivateBlock
-from offbeat.types import NO_WORKER, Seconds, Version, WorkerId
+from offbeat.types import NO_WORKER, NOT_JOINED, Incarnation, Seconds, Version, WorkerId
 
 
 @dataclass(slots=True)
@@ -45,6 +45,8 @@ class _Slot:
     """The count of changes when parameters were last sent as they are; None: never, or the connection encodes."""
     state: OwnState | None = None
     """Optimizer state that belongs to the parameters that the worker provides or has loaded; None: there is none."""
+    incarnation: Incarnation = NOT_JOINED
+    """The newest incarnation of the worker that has been released."""
 
 
 class ShardMeasurements(NamedTuple):
@@ -395,6 +397,8 @@ class LiveShard:
         """Make a new version. ``ready`` is as in `Shard.fold`."""
         self.folded = True
         self._changes += 1
+        if self._replica is not None:
+            self._replica.folded()
         if self._restored and self._keeper is not None:
             # Until now a next process would read the checkpoint again. From now on it must not: newer ones will take its place.
             self._restored, self._keeper.snapshot_due = False, True
@@ -467,8 +471,11 @@ class LiveShard:
         header = {"kind": "parameters", **passed_on(order)}
         if isinstance(slot.connection, Link):
             slot.connection.release_carried()
+        # The first release of an incarnation waits for the standby: a standby that takes over fences incarnations that it knows.
+        early = slot.incarnation == order["incarnation"]
+        slot.incarnation = order["incarnation"]
         if slot.sent == self._changes and not order["anew"] and not slot.connection.shares_memory:
-            slot.connection.send(header)  # at an epoch's end, mostly
+            send(slot.connection, header, early=early)  # at an epoch's end, mostly
             return
         if slot.encoding is None:
             slot.sent = self._changes
@@ -482,7 +489,7 @@ class LiveShard:
                 slot.connection.bind(EXACT, slot.pull.toreadonly())
         if slot.pull is not None:
             self._once(partial(self._copy, slot.pull, Span(0, len(self._memory))))
-        slot.connection.send(header, carry="pull" if slot.encoding is None else EXACT)
+        send(slot.connection, header, carry="pull" if slot.encoding is None else EXACT, early=early)
 
     def answer_state(self, connection: Connection, message: Message) -> None:
         """Send a worker this shard's optimizer state, or keep the state that it offers until `initialise` uses it."""

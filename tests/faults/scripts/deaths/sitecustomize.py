@@ -50,6 +50,31 @@ def around(owner: Any, name: str, before: str | None = None, after: str | None =
     setattr(owner, name, changed)
 
 
+def deafen(owner: Any) -> None:
+    """Let a standby hear nothing more of its leader once that is ordered, and write down the version that it has then.
+
+    The order may have the numbers of workers in it: then it waits until they are those whose pushes have come and are in no version.
+    """
+    plain: Callable[..., Any] = owner._from_leader
+    deaf: set[int] = set()
+
+    def wanted(server: Any, workers: list[str]) -> bool:
+        return not workers or [str(worker) for worker in server._coordinator.first.job.core.ledger.unsettled] == workers
+
+    def changed(self: Any, item: Any) -> None:
+        order = Path(os.environ["OFFBEAT_DEATHS"]) / f"{number()}-deaf"
+        if order.exists() and not self._queue and wanted(self, order.read_text().split()):
+            deaf.add(os.getpid())
+            written = order.with_suffix(".new")
+            written.write_text(str(self._coordinator.first.job.version))
+            written.rename(order.with_suffix(".version"))
+            order.unlink()
+        if os.getpid() not in deaf or not hasattr(item, "header"):
+            plain(self, item)
+
+    owner._from_leader = changed
+
+
 if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "OFFBEAT_STANDBY" in os.environ):
     from offbeat.runtime.coordination import checkpoint_content, shard_files
     from offbeat.runtime.coordination.checkpoints import CheckpointKeeper
@@ -59,6 +84,7 @@ if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "OFFBEA
     from offbeat.runtime.ranks.state_transfer import Joiners
     from offbeat.runtime.recovery.recorder import Recorder
     from offbeat.runtime.recovery.replica import StreamRecorder
+    from offbeat.runtime.replicated_server import ReplicatedServer
     from offbeat.tensors.shard_memory import ShardMemory
 
     around(LiveShard, "_take_over", before="initial")
@@ -77,3 +103,4 @@ if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "OFFBEA
     around(CheckpointKeeper, "_finish", after="noted")
     around(StreamRecorder, "message", after="told")
     around(StreamRecorder, "flush", after="streamed")
+    deafen(ReplicatedServer)
