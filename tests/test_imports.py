@@ -44,7 +44,7 @@ LIVE = {
     "runtime.group",
     "runtime",
 }
-FACE = {*LIVE, "orders", "sampler", "optimizer"}
+FACE = {*LIVE, "orders", "sampler", "wrapping", "optimizer"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
@@ -81,6 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {*RULES, "journal"},
     "launch": {*DATA_PLANE, "session", "journal", "runtime.job", "runtime.worker"},
     "chaos": {*RULES, "journal"},
+    "wrapping": BASE,
     "optimizer": FACE,
     "loaders": FACE,
     "checkpoint": FACE,

@@ -24,6 +24,7 @@ from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec, spec_of
 from offbeat.tensors.state import by_position
 from offbeat.types import WireFormat
+from offbeat.wrapping import FrozenParameters, check_process_group, check_wrapped
 
 _SIBLINGS: list[Any] = []
 """The sessions of this process, in the order in which its optimizers were made."""
@@ -111,7 +112,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         with _job_is_told():
             policy = rule(sync)
             self._wire = wire_format(wire)
+            check_wrapped(optimizer, model)
             layout = Layout.of(model, optimizer)
+            self._frozen = FrozenParameters(optimizer, model)
             spec, self._local_only = _spec_of(optimizer)
             # Under a launcher the command line may have chosen a rule for which this optimizer works: the coordinator will check.
             if (
@@ -128,6 +131,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Whether the script has made a step, or loaded a state."""
         self._session = self._open(layout, spec, model, policy)
         self._session.known_as(self)
+        if (earlier := vars(optimizer).get("_offbeat_guard")) is not None:
+            earlier.remove()  # the optimizer had been wrapped before, in a notebook for instance
+        optimizer._offbeat_guard = optimizer.register_step_pre_hook(self._refuse_own_step)  # type: ignore[attr-defined]
 
     def _open(self, layout: Layout, spec: OptimizerSpec, model: torch.nn.Module, policy: Policy) -> Session:
         """Return this process's session, whose kind follows from the environment."""
@@ -140,6 +146,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         settings = WorkerSettings.from_environment()
         if settings is None:
             other_launchers.hand_over(token=known_token())
+            check_process_group(model, in_job=False)
             check_rule(policy, self._wire)
             local = LocalSession(self.wrapped)
             sessions.made(local)
@@ -149,7 +156,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         wrapped, shadow = self.wrapped, None
         with _job_is_told():
-            if self._place.size > 1:
+            if self._place.size == 1:
+                check_process_group(model, in_job=True)
+            else:
                 shadow = shadow_of(self._place, model, wrapped)
                 model, wrapped, layout = shadow.module, shadow.optimizer, shadow.layout
                 spec, self._local_only = _spec_of(wrapped)
@@ -261,6 +270,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.wrapped.step()
             return None
         self._begin()
+        self._frozen.check()
         if isinstance(self._session, LocalSession) and (name := self._first_nonfinite()) is not None:
             if self._nonfinite == "stop":
                 raise FloatingPointError(f"the gradient of {name} is not finite")
@@ -270,6 +280,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._session.step(samples)
         self.wrapped._opt_called = True  # type: ignore[attr-defined] # a scheduler made before the wrapping looks there for a first step
         return loss
+
+    def _refuse_own_step(self, *_: Any) -> None:
+        """Called before each step of the wrapped optimizer: one that the script makes itself would change this process's model only."""
+        if not self._session.inside and not self._makes_state():
+            raise ConfigurationError(
+                "the script calls step() of the optimizer that is wrapped: call step() of the DistributedOptimizer in its place "
+                "(optimizer = offbeat.DistributedOptimizer(optimizer, model), so that the name of the old one is gone)"
+            )
 
     def _makes_state(self) -> bool:
         """Return True for a step, before the script's first, by which ``torch.distributed.checkpoint`` makes the optimizer's state.
@@ -351,6 +369,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """Leave the job; the model keeps its parameters. Called automatically at the end of the script."""
         self._session.close()
+        self.wrapped._offbeat_guard.remove()  # type: ignore[attr-defined]
 
 
 def _spec_of(optimizer: torch.optim.Optimizer) -> tuple[OptimizerSpec, str | None]:

@@ -262,6 +262,11 @@ class Session(ABC):
         self._outstanding = [grant for grant in self._outstanding if grant.pool != pool]
         self.take_back(pool)
 
+    @property
+    def inside(self) -> bool:
+        """Whether the script is inside a call of this session, which may step the wrapped optimizer."""
+        return False
+
     def interruptible(self) -> AbstractContextManager[None]:
         """Return the context manager for a computation that the job may interrupt."""
         return nullcontext()
@@ -332,9 +337,18 @@ class LocalSession(Session):
         self._leases = Leases()
         self._ending: set[int] = set()
         """Pools whose epoch has been dealt out while some of its batches have not been used in a step yet."""
+        self._stepping = False
+
+    @property
+    def inside(self) -> bool:
+        return self._stepping
 
     def step(self, samples: int | None) -> None:
-        self._optimizer.step()
+        self._stepping = True
+        try:
+            self._optimizer.step()
+        finally:
+            self._stepping = False
         self.version += 1
         self._settle(Fate.FOLDED, "")
 

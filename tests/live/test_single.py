@@ -17,6 +17,7 @@ import offbeat
 from offbeat import session as sessions
 from offbeat.errors import ConfigurationError
 from offbeat.optimizer import DistributedOptimizer
+from offbeat.wrapping import check_process_group
 
 
 @pytest.fixture(autouse=True)
@@ -291,3 +292,102 @@ def test_a_closure_is_evaluated_once_with_gradients_and_a_scheduler_made_before_
             with Job(1) as job:
                 (found,) = job.run(lambda worker: script(worker.distribute))
     assert found == ([True], 0.05)
+
+
+def test_what_is_no_optimizer_or_no_module_is_refused() -> None:
+    a, b = nn.Linear(2, 2), nn.Linear(2, 2)
+    both = torch.optim.SGD([*a.parameters(), *b.parameters()], lr=0.1)
+    with pytest.raises(ConfigurationError, match=r"the model is a list .*ModuleList\(\[a, b\]\)"):
+        DistributedOptimizer(both, [a, b])  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"the model is a generator"):
+        DistributedOptimizer(both, a.parameters())  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="the optimizer is a Linear"):
+        DistributedOptimizer(a, both)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="the optimizer is the class SGD"):
+        DistributedOptimizer(torch.optim.SGD, a)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"not the model's.*ModuleList\(\[a, b\]\)"):
+        DistributedOptimizer(both, a)
+    DistributedOptimizer(both, nn.ModuleList([a, b]))
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_gradients_are_refused_when_the_optimizer_is_wrapped(kind: Any) -> None:
+    model = nn.Sequential(kind(5, 2, sparse=True))
+    with pytest.raises(ConfigurationError, match=r"0 is an Embedding(Bag)?\(sparse=True\).*use sparse=False"):
+        DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model[0].weight.requires_grad = False
+    both = nn.Sequential(model, nn.Linear(2, 1))
+    DistributedOptimizer(torch.optim.SGD(both.parameters(), lr=0.1), both)
+
+
+@pytest.mark.parametrize("sync", [None, "bsp", "majority", "ensemble"])
+def test_a_layer_that_is_thawed_after_the_wrapping_is_an_error(sync: str | None) -> None:
+    """The job has no memory for its gradients; a rank would step it with its own."""
+
+    def script(wrap: Callable[..., DistributedOptimizer]) -> None:
+        model = model_of()
+        model[0].requires_grad_(False)  # type: ignore[index]
+        optimizer = wrap(sgd(model), model, sync or "bsp")
+        train(model, optimizer, 0, 2)
+        model[0].requires_grad_(True)  # type: ignore[index]
+        with pytest.raises(ConfigurationError, match=r"0\.weight has a gradient, and was frozen"):
+            train(model, optimizer, 2, 3)
+
+    if sync is None:
+        script(DistributedOptimizer)
+    else:
+        with Job(1) as job:
+            job.run(lambda worker: script(worker.distribute))
+
+
+@pytest.mark.parametrize("sync", [None, "bsp", "majority", "ensemble"])
+def test_a_step_of_the_optimizer_that_is_wrapped_is_an_error(sync: str | None) -> None:
+    def script(wrap: Callable[..., DistributedOptimizer]) -> None:
+        model = model_of()
+        plain = sgd(model)
+        optimizer = wrap(plain, model, sync or "bsp")
+        train(model, optimizer, 0, 2)
+        with pytest.raises(ConfigurationError, match=r"step\(\) of the optimizer that is wrapped"):
+            train(model, plain, 2, 3)
+        train(model, optimizer, 2, 4)
+        optimizer.close()
+        train(model, plain, 4, 5)
+
+    if sync is None:
+        script(DistributedOptimizer)
+    else:
+        with Job(1) as job:
+            job.run(lambda worker: script(worker.distribute))
+
+
+def test_an_optimizer_can_be_wrapped_again() -> None:
+    model = model_of()
+    plain = sgd(model)
+    DistributedOptimizer(plain, model)
+    train(model, DistributedOptimizer(plain, model), 0, 2)
+
+
+def test_processes_that_the_script_has_connected_itself_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under ``torch.multiprocessing.spawn``: each process would train a model of its own."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    model = model_of()
+    with pytest.raises(ConfigurationError, match=r"has connected 2 processes .* offbeat run --workers 2"):
+        DistributedOptimizer(sgd(model), model)
+
+
+def test_a_model_in_ddp_over_the_workers_of_a_job_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Group:
+        def size(self) -> int:
+            return 2
+
+    class DistributedDataParallel(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module, self.process_group = module, Group()
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    check_process_group(model_of(), in_job=True)
+    with pytest.raises(ConfigurationError, match=r"DistributedDataParallel over 2 processes.*--no-torchrun-env.*--procs-per-worker"):
+        check_process_group(DistributedDataParallel(model_of()), in_job=True)

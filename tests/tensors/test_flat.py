@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from offbeat.errors import ConfigurationError
-from offbeat.tensors.flat import FlatModel
+from offbeat.tensors.flat import SAMPLE, FlatModel
 from offbeat.tensors.layout import Layout, view
 
 
@@ -312,3 +312,33 @@ def test_a_checksum_tells_gradients_apart_and_knows_zeros(width: int) -> None:
     assert digest(ones) == digest(ones.clone()) != digest(2 * ones)
     assert digest(0 * ones) is not None, "the bias has a gradient"
     f.flat.detach()
+
+
+@pytest.mark.parametrize("how", ["nothing", "in place", "data", "replaced", "one element", "pulled"])
+def test_writes_of_a_script_are_noticed(how: str) -> None:
+    fixture = tied()
+    flat, weight = fixture.flat, fixture.model.get_parameter("first.weight")
+    assert flat.written() is None, "nothing has been remembered"
+    flat.remember()
+    fixture.model(batch()).backward()
+    with torch.no_grad():
+        if how == "in place":
+            weight.mul_(1.0)
+        elif how == "data":
+            weight.data.copy_(weight + 1.0)
+        elif how == "replaced":
+            weight.data = weight.data.clone()
+        elif how == "one element":
+            weight.data[0, 0] += 1.0
+        elif how == "pulled":
+            fixture.pull[:] = bytes(len(fixture.pull))
+            flat.pulled()
+            flat.remember()
+    assert flat.written() == (None if how in ("nothing", "pulled") else "first.weight")
+
+
+def test_one_word_of_each_tensor_is_compared_at_least() -> None:
+    fixture = Fixture(nn.ModuleList(nn.Linear(3, 1) for _ in range(SAMPLE)))
+    fixture.flat.remember()
+    fixture.model.get_parameter(f"{SAMPLE - 1}.bias").data.add_(1.0)
+    assert fixture.flat.written() == f"{SAMPLE - 1}.bias"

@@ -93,6 +93,11 @@ class LiveJob:
         return side
 
     @property
+    def servers_step(self) -> bool:
+        """Return True if servers make the optimizer's steps, with the settings of one of the workers."""
+        return isinstance(self.side, ServerCoordinatorSide) and self.side.servers_step
+
+    @property
     def ranks(self) -> RankCoordinatorSide:
         """Return the backend of a job without servers. Raises `ProtocolError` if the job has servers."""
         side = self.backend

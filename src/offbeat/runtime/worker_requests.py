@@ -16,6 +16,7 @@ from offbeat.errors import JobError, ProtocolError
 from offbeat.journal.records import metrics_record, warning_record
 from offbeat.runtime.coordination.peers import Peer
 from offbeat.runtime.coordination.save_points import Checkpoints
+from offbeat.runtime.coordination.schedule_watch import ScheduleWatch
 from offbeat.runtime.job.first_steps import FirstStepsWatch
 from offbeat.runtime.job.loading import Loaded
 from offbeat.runtime.job.packing import Packer
@@ -65,6 +66,7 @@ class WorkerRequests(Derived):
         self._loaded = Loaded()
         self._checkpoints = Checkpoints()
         self._first_steps = FirstStepsWatch(job.settings.workers)
+        self._schedules = ScheduleWatch()
         self._derive()
 
     def _derive(self) -> None:
@@ -170,7 +172,10 @@ class WorkerRequests(Derived):
         if loaded is not None:
             self._loaded.note(peer.worker, loaded)
         self._checkpoints.stepped(peer.worker, message.header["steps"])
-        for warned in self._first_steps.note(peer.worker, message.header.get("first", ())):
+        warnings = self._first_steps.note(peer.worker, message.header.get("first", ()))
+        if self._job.servers_step:
+            warnings += self._schedules.note(peer.worker, message.header, self._job.peers.gone)
+        for warned in warnings:
             self._job.journal.write(warning_record(now, warned.about, warned.workers, warned.step, warned.detail))
         self._job.backend.push(peer.worker, message, now)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -24,6 +25,10 @@ from offbeat.tensors.threads import single_threaded
 DIGEST_NBYTES = 1 << 18
 """Bytes of a gradient that are read for its checksum."""
 PIECE_NBYTES = 1 << 12
+SAMPLE = 1 << 10
+"""About how many 32-bit words of the parameters are compared to notice writes; each tensor has one at least."""
+_WORD = 4
+"""Bytes of a word."""
 
 
 @dataclass(slots=True)
@@ -58,7 +63,11 @@ class FlatModel:
         self._pushes: dict[int, _Push] = {}
         """By address: all memories for gradients used so far."""
         self._to = self._place(push)
+        self._pull = elements(pull, 0, layout.nbytes, torch.uint8)
         self._datas = self._views(pull)
+        self._places = _sample_places(layout)
+        self._remembered: np.ndarray | None = None
+        self._versions: list[int] = []
         self._hooks: list[RemovableHandle] = []
         self.computed: Callable[[int], None] = lambda _: None
         """Called when a backward pass has written a gradient into the push memory, with the tensor's index in the layout."""
@@ -73,6 +82,33 @@ class FlatModel:
     def writes(self) -> int:
         """Return a number that changes when a parameter is written to, other than by pulling."""
         return sum(parameter._version for parameter in self._parameters)
+
+    def remember(self) -> None:
+        """Remember a sample of the parameters, with which `written` compares them."""
+        self._remembered = self._words()
+        self._versions = [parameter._version for parameter in self._parameters]
+
+    def written(self) -> str | None:
+        """Return the name of a parameter that has been written to since `remember`, other than by pulling; None: none is known.
+
+        Noticed are operations in place that autograd counts, new tensors in ``p.data``, and other writes that change one of the words in
+        the sample.
+        """
+        before = self._remembered
+        if before is None or not self._datas:
+            return None
+        for spec, parameter, data, version in zip(self._layout.tensors, self._parameters, self._datas, self._versions, strict=True):
+            if parameter._version != version or (parameter.device.type == "cpu" and parameter.data_ptr() != data.data_ptr()):
+                return spec.name
+        differs = np.flatnonzero(self._words() != before)
+        if len(differs):
+            at = int(self._places[differs[0]]) * _WORD
+            return next(spec.name for spec in self._layout.tensors if spec.offset <= at < spec.stop)
+        return None
+
+    def _words(self) -> np.ndarray:
+        words: np.ndarray = self._pull.numpy().view(np.uint32)[self._places]
+        return words
 
     @property
     def _grads(self) -> list[torch.Tensor]:
@@ -195,6 +231,7 @@ class FlatModel:
 
     def repoint(self, pull: Memory) -> None:
         """Use the parameters in another pull memory from now on; several workers may share it."""
+        self._pull = elements(pull, 0, self._layout.nbytes, torch.uint8)
         self._datas = self._views(pull)
         self.pulled()
 
@@ -209,7 +246,7 @@ class FlatModel:
                     parameter.data = data.clone()
                 if parameter.grad is not None and parameter.grad.data_ptr() == grad.data_ptr():
                     parameter.grad = grad.clone()
-        self._to, self._datas = _Push([], torch.empty(0, dtype=torch.uint8)), []
+        self._to, self._datas, self._pull = _Push([], torch.empty(0, dtype=torch.uint8)), [], torch.empty(0, dtype=torch.uint8)
         self._pushes.clear()
 
     def _place(self, push: Memory) -> _Push:
@@ -281,6 +318,16 @@ class FlatModel:
         else:
             self._to.finite.pop(i, None)
         return finite
+
+
+def _sample_places(layout: Layout) -> np.ndarray:
+    """Return which 32-bit words of a layout are compared to notice writes, spread over each tensor."""
+    most = max(1, SAMPLE // len(layout.tensors))
+    places = []
+    for spec in layout.tensors:
+        words = -(-spec.nbytes // _WORD)
+        places.append(spec.offset // _WORD + np.unique(np.linspace(0, max(0, words - 1), min(most, words), dtype=np.int64)))
+    return np.concatenate(places)
 
 
 def all_finite(tensor: torch.Tensor) -> bool:

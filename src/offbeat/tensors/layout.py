@@ -213,7 +213,8 @@ def _places(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[
             if id(parameter) not in names:
                 raise ConfigurationError(
                     f"parameter {position} of the optimizer's group {group}, of shape {tuple(parameter.shape)}, is not the model's: "
-                    "build the optimizer from the parameters of the model that is passed beside it"
+                    "build the optimizer from the parameters of the model that is passed beside it; for several models pass "
+                    "torch.nn.ModuleList([a, b])"
                 )
             if id(parameter) in places:
                 raise ConfigurationError(f"the optimizer holds {names[id(parameter)]} twice; give each parameter to one group, once")

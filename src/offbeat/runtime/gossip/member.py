@@ -23,6 +23,7 @@ class GossipMember(RankMember):
         hear: called while this rank waits.
     """
 
+    mixes_parameters = True
     waits_unseen = True
 
     def __init__(self, memory: Sequence[SharedMemory], rank: WorkerId, replica: Replica, hear: Callable[[], None]) -> None:

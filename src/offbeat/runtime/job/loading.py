@@ -75,8 +75,11 @@ class Loaded:
         if loaded == before:
             return
         if loaded and before:
-            seen = f"workers {other} and {worker} have loaded different states (checksums {before:#x} and {loaded:#x})"
+            seen = (
+                f"workers {other} and {worker} have loaded different states, or have set their parameters to different values, after "
+                f"wrapping (checksums {before:#x} and {loaded:#x})"
+            )
         else:
             having, without = (worker, other) if loaded else (other, worker)
-            seen = f"worker {having} has loaded a state after wrapping its optimizer, and worker {without} has loaded none"
+            seen = f"worker {having} has loaded a state, or set its parameters, after wrapping its optimizer, and worker {without} has not"
         raise JobError(f"{seen}: every worker must load the same file, or each must load it before wrapping; the job cannot begin so")

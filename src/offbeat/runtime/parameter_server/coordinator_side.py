@@ -96,6 +96,11 @@ class ServerCoordinatorSide:
         """True under rules of shard scope, where workers go on without the coordinator."""
         return self._policy.scope == "shard"
 
+    @property
+    def servers_step(self) -> bool:
+        """True if the servers make the optimizer's steps; False under averaging rules."""
+        return self._policy.averaging is None
+
     def has_backlog_for(self, worker: WorkerId) -> bool:
         """Return False: every event passes through this process."""
         return False

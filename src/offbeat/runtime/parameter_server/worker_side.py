@@ -22,7 +22,7 @@ from offbeat.core.worker import State, Worker
 from offbeat.core.worker_messages import PullAsked, Stepped, Woken
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.coordination.fault_injection import lateness
-from offbeat.runtime.job.loading import too_late
+from offbeat.runtime.job.loading import checksum, too_late
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.parameter_server.exchange import Exchange
 from offbeat.runtime.parameter_server.interrupts import Interrupts
@@ -97,8 +97,8 @@ class WorkerSession(JobSession):
         """The version of the newest parameters that have come."""
         self._unshared: SharedMemory | None = None
         """The job's own memory, until this worker's script begins to train; None: the worker uses it, or has memory of its own."""
-        self._written = 0
-        """See `FlatModel.writes`, when this worker joined."""
+        self._in_place = False
+        """The worker reads the job's own memory: what its script writes there is the job's at once, and what others write is seen here."""
 
     @property
     def servers_step(self) -> bool:  # type: ignore[override]
@@ -107,6 +107,12 @@ class WorkerSession(JobSession):
     @property
     def flat(self) -> FlatModel:
         return self._exchange.flat
+
+    @property
+    def unwritten(self) -> str | None:
+        if self._exchange.averaging is not None:
+            return None
+        return "a later step replaces what was written, and workers that read the same memory (bsp on one host) get it before that"
 
     @property
     def memory(self) -> tuple[SharedMemory, SharedMemory]:
@@ -129,10 +135,11 @@ class WorkerSession(JobSession):
         self._exchange.begin()
         if common is not None and self.resumes:
             self._exchange.share(common)
+            self._in_place = True
         elif common is not None:
             self._unshared = common
             self._exchange.copy(common)
-        self._written = self._exchange.flat.writes()
+        self._exchange.flat.remember()
 
     def _share(self) -> None:
         """Read the parameters in the job's own memory from now on.
@@ -142,14 +149,28 @@ class WorkerSession(JobSession):
         if self._unshared is not None:
             common, self._unshared = self._unshared, None
             self._exchange.share(common)
-            self._written = self._exchange.flat.writes()
+            self._in_place = True
+            self._exchange.flat.remember()
 
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
         self._share()
-        # A script that comes to a running job may have loaded an old checkpoint into its model: the job's parameters go before.
-        if not self.resumes and not self.steps and self._exchange.flat.writes() != self._written:
-            self._refresh_parameters()
+        if self.group is None:  # the parameters of several processes are not those of the session
+            self._heed_writes()
         return super().take(pool, epoch, size, batch)
+
+    @library_call
+    def _heed_writes(self) -> None:
+        """Have the job begin with the parameters that the script has written since it joined: those of a file, for example.
+
+        A script that comes to a running job may have loaded an old checkpoint into its model: there the job's parameters go before.
+        """
+        if self.steps or self._in_place or self._exchange.flat.written() is None:
+            return
+        if self.resumes:
+            state = self._exchange.state_dict()
+            self._loaded = checksum(self._exchange.flat.parameters, state)
+            self._exchange.initialise(state if self.servers_step and state["state"] else None, provided=False)
+        self._refresh_parameters()
 
     def _detach(self) -> None:
         self._exchange.flat.detach()
@@ -166,6 +187,8 @@ class WorkerSession(JobSession):
     def _step(self, samples: int | None) -> None:
         self._settle()
         self._share()
+        if not self.steps and self.resumes and not self._in_place:
+            self._writes.look(self._exchange.flat, self.link.incarnation)
         nonfinite = self._machine.work.nonfinite
         if not self._interrupts.now():
             nonfinite = self._finite(self._exchange.flat.collect()) or nonfinite
@@ -264,6 +287,8 @@ class WorkerSession(JobSession):
         """Take the newest parameters; if an epoch has no more samples for this worker, wait for its end first."""
         self._settle()
         self._hand_in()
+        if self.group is None:
+            self._heed_writes()
         if not self._samples.finish():
             self._refresh_parameters()
 
@@ -273,13 +298,14 @@ class WorkerSession(JobSession):
         self._settle()
         self._tell(PullAsked())
         self._settle()
-        self._written = self._exchange.flat.writes()
+        self._exchange.flat.remember()
 
     def refresh(self) -> None:
         if self._exchange.averaging is None and not self._exchange.flat.accumulating and not self._samples.any_open:
             self._settle()
             self._tell(PullAsked())
             self._settle()
+            self.left()
 
     # State.
 
@@ -310,4 +336,5 @@ class WorkerSession(JobSession):
             raise too_late(f"this worker's first step (it has made {self.steps})")
         loaded = self._exchange.load_state_dict(state, begins=self.resumes)
         self._loaded = loaded
+        self._exchange.flat.remember()
         self.pull()

@@ -29,6 +29,8 @@ class RankMember(ABC):
 
     others_decide = False
     """True if other ranks may go on without this rank before the coordinator knows of it."""
+    mixes_parameters = False
+    """True if each rank has parameters of its own, which are mixed with those of others: what a script writes is mixed, too."""
     waits_unseen = False
     """True if the coordinator cannot know that this rank waits for others unless the rank says so."""
 

@@ -127,6 +127,12 @@ class RankSession(JobSession):
         return self._replica.flat
 
     @property
+    def unwritten(self) -> str | None:
+        if self._part is None or self._part.mixes_parameters:
+            return None
+        return "the replicas of the other ranks do not have what was written, and differ from now on"
+
+    @property
     def memory(self) -> tuple[SharedMemory, SharedMemory]:
         return self._replica.memory
 
@@ -362,6 +368,7 @@ class RankSession(JobSession):
             except Fenced as error:
                 self._fall_out(error)
             self.version = self._mine.version
+            self.left()
 
     @library_call
     def pull(self) -> None:

@@ -12,6 +12,7 @@ Who calls whom::
       +-- siblings.py       Siblings: the sessions of one process, which are tended while it waits with one of them
       +-- checkpoint_parts.py  the parts of a checkpoint that other workers have handed in
       +-- samples.py        the epochs that the script takes part in
+      +-- script_writes.py  notices that the script writes to the parameters itself
       +-- process_end.py    the script ends, raises, or SIGTERM comes
       +-- library_calls.py  whether the script is inside a call of the library; what progress is judged by
       +-- stacks.py         prints the Python stacks of a process that hangs

@@ -31,6 +31,7 @@ from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.runtime.worker.job_checkpoints import JobCheckpoints
 from offbeat.runtime.worker.library_calls import TakesPart, library_call
 from offbeat.runtime.worker.samples import WorkerSamples
+from offbeat.runtime.worker.script_writes import ScriptWrites
 from offbeat.runtime.worker.siblings import Sibling, Siblings
 from offbeat.session import LeasedRange, Session
 from offbeat.tensors.flat import FlatModel
@@ -99,6 +100,7 @@ class JobSession(Session):
         self._answer: Compute | None = None
         self._first = FirstSteps()
         self._samples = WorkerSamples(ask=self._ask, drop=self.drop)
+        self._writes = ScriptWrites()
         self.group: TakesPart | None = None
         """The other processes of this worker, where it consists of several: they make the same calls."""
 
@@ -106,6 +108,11 @@ class JobSession(Session):
     @abstractmethod
     def flat(self) -> FlatModel:
         """Return the model in flat memory."""
+
+    @property
+    @abstractmethod
+    def unwritten(self) -> str | None:
+        """Return what happens to values that the script writes to the parameters; None: they are this worker's own."""
 
     @property
     @abstractmethod
@@ -136,6 +143,20 @@ class JobSession(Session):
     @abstractmethod
     def _detach(self) -> None:
         """Give the model memory of its own."""
+
+    @property
+    def inside(self) -> bool:
+        return self._calls.depth > 0
+
+    def entered(self) -> None:
+        """Look, at the beginning of a call, whether the script has written to the parameters since the last one."""
+        if self.steps and self.group is None and not self.link.closed.is_set() and self.unwritten is not None:
+            self._writes.look(self.flat, self.link.incarnation)
+
+    def left(self) -> None:
+        """Remember, at the end of a call, the parameters that the script gets."""
+        if self.steps and self.group is None and not self.link.closed.is_set() and self.unwritten is not None:
+            self._writes.remember(self.flat, self.link.incarnation, self.unwritten)
 
     # The worker's state machine.
 

@@ -78,6 +78,10 @@ class _Linked(Protocol):
     @property
     def group(self) -> TakesPart | None: ...
 
+    def entered(self) -> None: ...
+
+    def left(self) -> None: ...
+
 
 S = TypeVar("S", bound=_Linked)
 
@@ -88,15 +92,20 @@ def library_call(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate
     @functools.wraps(method)
     def called(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         calls = self._calls
-        group = self.group if calls.depth == 0 else None
+        outermost = calls.depth == 0
+        group = self.group if outermost else None
         try:
             given: Any = args if group is None else group.before(method.__name__, args)
             calls.count += 1
+            if outermost:
+                self.entered()
             calls.depth += 1
             try:
                 result = method(self, *given, **kwargs)
             finally:
                 calls.depth -= 1
+                if outermost:
+                    self.left()
             if group is not None:
                 result = group.after(method.__name__, result)
         except BaseException as error:

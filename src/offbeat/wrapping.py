@@ -1,0 +1,117 @@
+"""Check what a script passes to `DistributedOptimizer`: what cannot work is refused at the wrapping, not in the middle of the training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from offbeat.errors import ConfigurationError
+
+
+def check_wrapped(optimizer: Any, model: Any) -> None:
+    """Raise `ConfigurationError` unless these are an optimizer and one module, whose gradients are dense.
+
+    >>> check_wrapped(torch.optim.SGD(nn.Linear(1, 1).parameters()), [nn.Linear(1, 1), nn.Linear(1, 1)])
+    Traceback (most recent call last):
+      ...
+    offbeat.errors.ConfigurationError: the model is a list (expected a torch.nn.Module): pass several modules, or parameters without a \
+module, as torch.nn.ModuleList([a, b]) or torch.nn.ParameterList([p])
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigurationError(
+            f"the optimizer is {_kind(optimizer)} (expected an optimizer of torch.optim): "
+            "offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)"
+        )
+    if not isinstance(model, nn.Module):
+        raise ConfigurationError(
+            f"the model is {_kind(model)} (expected a torch.nn.Module): pass several modules, or parameters without a module, as "
+            "torch.nn.ModuleList([a, b]) or torch.nn.ParameterList([p])"
+        )
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for name, module in model.named_modules():
+        sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+        if sparse and id(module.weight) in held and module.weight.requires_grad:
+            raise ConfigurationError(
+                f"{name or 'the model'} is {_kind(module)}(sparse=True), whose gradient is sparse; gradients are exchanged "
+                "dense: use sparse=False"
+            )
+
+
+def _kind(value: Any) -> str:
+    """Return what a value is, with an article."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"
+
+
+def check_process_group(model: nn.Module, *, in_job: bool) -> None:
+    """Check that `torch.distributed` does not average the gradients that the job exchanges, in a worker of one process.
+
+    Args:
+        model: the script's.
+        in_job: whether a launcher of offbeat has started this process.
+
+    Raises:
+        ConfigurationError: the model is wrapped in DDP or FSDP over several processes; or several processes of the script are connected
+            by a process group, and none of them is in a job.
+    """
+    from torch import distributed
+
+    if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() < 2:
+        return
+    processes = distributed.get_world_size()
+    if not in_job:
+        raise ConfigurationError(
+            f"this script has connected {processes} processes by torch.distributed.init_process_group, and each would train a model of its "
+            f"own: nothing connects them for offbeat. Start the script once, by offbeat run --workers {processes}, without "
+            "torch.multiprocessing.spawn and without DistributedDataParallel"
+        )
+    kind = _sharing(model)
+    if kind is not None:
+        raise ConfigurationError(
+            f"the model is wrapped in {kind} over {processes} processes of this job: each step would wait for all of them, whatever the "
+            "rule, and the death of one would end the others. Pass the model without it; a script that wraps where RANK is set "
+            f"does not under offbeat run --no-torchrun-env. For {kind} inside a worker: --procs-per-worker"
+        )
+
+
+def _sharing(model: nn.Module) -> str | None:
+    """Return by which class gradients are averaged among several processes; None: by none."""
+    for module in model.modules():
+        kind = type(module).__name__
+        if kind in ("DistributedDataParallel", "FullyShardedDataParallel") and module.process_group.size() > 1:  # type: ignore[operator]
+            return kind
+    if any(type(parameter.data).__name__ == "DTensor" for parameter in model.parameters()):
+        return "FSDP2"
+    return None
+
+
+class FrozenParameters:
+    """The parameters that the optimizer has and the job does not, since they were frozen when the optimizer was wrapped.
+
+    Args:
+        optimizer, model: the script's.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        self._frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad and id(one) in held]
+
+    def check(self) -> None:
+        """Raise `ConfigurationError` if one of them has a gradient by now: no other worker would get it.
+
+        >>> model = nn.Linear(2, 1)
+        >>> model.weight.requires_grad = False
+        >>> frozen = FrozenParameters(torch.optim.SGD(model.parameters()), model)
+        >>> frozen.check()
+        """
+        for name, parameter in self._frozen:
+            if parameter.requires_grad and parameter.grad is not None:
+                raise ConfigurationError(
+                    f"{name} has a gradient, and was frozen (requires_grad=False) when the optimizer was wrapped: the job does not train "
+                    "it. Wrap the optimizer while the parameter is trainable, in a parameter group of its own with lr=0, and set that "
+                    "group's lr when its training begins; until then it may be frozen"
+                )

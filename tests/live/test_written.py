@@ -1,0 +1,157 @@
+"""Scripts that write to the parameters themselves: before the first batch the job begins with what they wrote, later they are warned."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.live.harness import APART, Job, Worker
+from tests.live.samples import Trainer
+from torch import nn
+
+from offbeat.errors import JobError
+from offbeat.journal.file import read
+
+TRAINED = 10
+
+
+def loaded_before_and_after(worker: Worker, sync: str, value: float) -> tuple[float, float]:
+    """Adam's state is loaded before wrapping, the parameters after it, and no ``load_state_dict`` of the optimizer is called."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
+    for _ in range(TRAINED):
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+    wrapped = worker.distribute(optimizer, model, sync)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.data.fill_(value)  # not counted by autograd
+    for _ in wrapped.batch_sampler(range(8), batch_size=2):
+        wrapped.zero_grad()
+        model(torch.ones(1, 1)).sum().backward()
+        wrapped.step()
+    return model.weight.item(), float(wrapped.state_dict()["state"][0]["step"])
+
+
+@pytest.mark.parametrize(
+    ("sync", "job"),
+    [
+        pytest.param("bsp", {}, id="bsp"),
+        pytest.param("bsp", {"hosts": APART, "servers": 2}, id="bsp, across"),
+        pytest.param("asp", {}, id="asp"),
+        pytest.param("psp(c=2, b=0.5)", {"servers": 2}, id="psp"),
+        pytest.param("majority", {}, id="majority"),
+    ],
+)
+def test_the_job_begins_with_parameters_that_were_loaded_after_wrapping(sync: str, job: dict[str, Any]) -> None:
+    with Job(2, **job) as running:
+        for weight, steps in running.run(lambda worker: loaded_before_and_after(worker, sync, 0.25)):
+            assert weight == pytest.approx(0.25, abs=1e-3), "the initial parameters of before"
+            assert steps > TRAINED, "the optimizer's state of before the wrapping"
+
+
+def test_workers_that_begin_with_different_parameters_end_the_job() -> None:
+    with pytest.raises(JobError), Job(2) as job:  # noqa: PT012 the job's own words are in `failure`
+        try:
+            job.run(lambda worker: loaded_before_and_after(worker, "asp", 1.0 + worker.number))
+        finally:
+            assert "different values" in job.await_failure()
+
+
+def in_place(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+
+
+def counted_by_nobody(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data.clamp_(-0.01, 0.01)
+
+
+def replaced(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+
+
+def said(job: Job, script: Callable[[Worker], None]) -> list[str]:
+    """Run the script on all workers; return what they were warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        job.run(script)
+    return [str(one.message) for one in caught if "other than by optimizer.step()" in str(one.message)]
+
+
+@pytest.mark.parametrize("write", [in_place, counted_by_nobody, replaced])
+@pytest.mark.parametrize(
+    ("sync", "consequence"),
+    [
+        ("bsp", "a later step replaces"),
+        ("asp", "a later step replaces"),
+        ("majority", "differ from now on"),
+        ("dpsgd", None),
+        ("ensemble", None),
+    ],
+)
+def test_a_script_that_writes_to_the_parameters_is_warned_once(
+    sync: str, consequence: str | None, write: Callable[[nn.Module], None]
+) -> None:
+    def script(worker: Worker) -> None:
+        trainer = Trainer(worker, sync)
+        for (batch,) in trainer.loader(24, 2):
+            trainer.step(batch)
+            if worker.number == 0:
+                write(trainer.model)
+
+    with Job(2) as job:
+        found = said(job, script)
+    # Under bsp worker 1 reads the memory that worker 0 writes to, and may be warned, too.
+    assert bool(found) == (consequence is not None), found
+    assert len(found) <= (2 if sync == "bsp" else 1), found
+    assert all("weight" in one and str(consequence) in one for one in found)
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp", "psp(c=2, b=0.5)", "majority", "adpsgd"])
+def test_a_script_that_only_trains_is_not_warned(sync: str) -> None:
+    def script(worker: Worker) -> None:
+        trainer = Trainer(worker, sync)
+        loader = trainer.loader(24, 2)
+        for _ in range(2):
+            for (batch,) in loader:
+                trainer.step(batch)
+            trainer.optimizer.pull()
+            copy.deepcopy(trainer.model)
+            trainer.optimizer.state_dict()
+
+    with Job(2, servers=2 if "psp(" in sync else 1) as job:
+        assert said(job, script) == []
+
+
+@pytest.mark.parametrize("by", ["chief", "all"])
+def test_a_scheduler_that_one_worker_calls_is_reported(tmp_path: Path, by: str) -> None:
+    """Worker 1 makes more steps than the chief, so that its settings are used again."""
+    done = threading.Event()
+
+    def script(worker: Worker) -> None:
+        trainer = Trainer(worker, "asp")
+        for _ in range(30 if worker.number else 10):
+            trainer.optimizer.zero_grad()
+            trainer.model(torch.ones(1, 1)).sum().backward()
+            trainer.optimizer.step(samples=1)
+            if worker.number == 0 or by == "all":
+                trainer.optimizer.param_groups[0]["lr"] *= 0.9
+        if worker.number == 0:
+            done.wait(30.0)
+        else:
+            done.set()
+
+    with Job(2, journal=str(tmp_path / "journal")) as job:
+        job.run(script)
+    about = [record["about"] for record in read(tmp_path / "journal") if record["kind"] == "warning"]
+    assert about.count("settings_differ") == (by == "chief")
