@@ -115,6 +115,10 @@ class WorkerSession(JobSession):
         return "a later step replaces what was written, and workers that read the same memory (bsp on one host) get it before that"
 
     @property
+    def may_change(self) -> bool:
+        return self._in_place and (self._samples.dealt_out or len(self._siblings) > 1)
+
+    @property
     def memory(self) -> tuple[SharedMemory, SharedMemory]:
         return self._exchange.memory
 
@@ -188,7 +192,7 @@ class WorkerSession(JobSession):
         self._settle()
         self._share()
         if not self.steps and self.resumes and not self._in_place:
-            self._writes.look(self._exchange.flat, self.link.incarnation)
+            self._writes.look(self._exchange.flat, self.link.incarnation, self.steps)
         nonfinite = self._machine.work.nonfinite
         if not self._interrupts.now():
             nonfinite = self._finite(self._exchange.flat.collect()) or nonfinite
@@ -257,6 +261,8 @@ class WorkerSession(JobSession):
     def _begin(self) -> None:
         """Compute from the parameters that have come."""
         self._exchange.pulled()
+        if not self.steps:  # what has come is not what the script has written
+            self._exchange.flat.remember()
         if self._machine.blocks is not None:
             self.version = min(self._machine.blocks.used)
 
@@ -298,7 +304,6 @@ class WorkerSession(JobSession):
         self._settle()
         self._tell(PullAsked())
         self._settle()
-        self._exchange.flat.remember()
 
     def refresh(self) -> None:
         if self._exchange.averaging is None and not self._exchange.flat.accumulating and not self._samples.any_open:
