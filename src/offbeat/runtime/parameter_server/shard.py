@@ -395,6 +395,15 @@ class LiveShard:
 
     def _fold(self, order: Mapping[str, Any], ready: Callable[[int], None] | None) -> SquaredNorms | None:
         """Make a new version. ``ready`` is as in `Shard.fold`."""
+        self._begin_version()
+        measured = self._once(partial(self._make_version, order, ready))
+        if measured is None:
+            return None
+        parts, total, difference = measured
+        return SquaredNorms(tuple(parts), total, difference)
+
+    def _begin_version(self) -> None:
+        """Note that a version is about to be made."""
         self.folded = True
         self._changes += 1
         if self._replica is not None:
@@ -402,11 +411,6 @@ class LiveShard:
         if self._restored and self._keeper is not None:
             # Until now a next process would read the checkpoint again. From now on it must not: newer ones will take its place.
             self._restored, self._keeper.snapshot_due = False, True
-        measured = self._once(partial(self._make_version, order, ready))
-        if measured is None:
-            return None
-        parts, total, difference = measured
-        return SquaredNorms(tuple(parts), total, difference)
 
     def _make_version(self, order: Mapping[str, Any], ready: Callable[[int], None] | None) -> SquaredNorms | None:
         parts: list[tuple[Memory, float]] = [(self._slots[worker].push, weight) for worker, weight in order["parts"]]
