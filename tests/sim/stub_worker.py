@@ -176,10 +176,10 @@ class StubWorker(StubProcess):
         for iteration in range(first, first + steps):
             self._steps += 1
             sign = -1.0 if iteration % 2 else 1.0
-            self.model.weight.grad, self.model.bias.grad = torch.tensor([[self.number + 1.0]]), torch.tensor([0.5 * sign])
-            if self.encodings:  # not a number that needs few bits
-                self.model.weight.grad *= 1.37 + 0.1 * (iteration % 3)
-                self.model.bias.grad *= 0.29
+            # Where they are encoded, numbers that need more bits than they get.
+            weight, bias = (1.37 + 0.1 * (iteration % 3), 0.29) if self.encodings else (1.0, 1.0)
+            self.model.weight.grad = torch.tensor([[(self.number + 1.0) * weight]])
+            self.model.bias.grad = torch.tensor([0.5 * sign * bias])
             if isinstance(self.policy, ServerRule) and self.policy.averaging is not None:
                 self.optimizer.step()
             done, batches = self._progress.done, self._progress.batches or 0
