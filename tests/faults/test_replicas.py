@@ -86,6 +86,8 @@ def test_under_bsp_all_bits_are_those_of_a_job_without_the_death(start: Start, t
 def test_in_other_wire_formats_too_all_bits_are_those_of_a_job_without_the_death(start: Start, tmp_path: Path, wire: str) -> None:
     options = (*REPLICAS, "--wire", wire)
     whole, _ = end_of(start, tmp_path / "calm", options, lambda job: None, "500")
+    if wire == "bf16":
+        assert all(torch.equal(parameter, parameter.bfloat16().float()) for parameter in whole["model"]), "they have come in bf16"
     other, ended = end_of(start, tmp_path / "disturbed", options, lambda job: strike(job, 0), "500")
     assert [r["number"] for r in takeovers(ended.records)] == [0]
     torch.testing.assert_close(other, whole, rtol=0.0, atol=0.0)

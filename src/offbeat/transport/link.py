@@ -277,7 +277,7 @@ class Link(Connection):
             if self._commit is not None:
                 position = self._commit.position
                 self._commit.sent += 1
-            data = list(payload) if lent else [bytes(part) for part in payload]
+            data: list[Buffer] = list(payload) if lent else [bytes(part) for part in payload]
             self._kept.append(_Kept(self.sent, header, carry, data, tuple(memory), position, early, lent))
             self.advance()
 
