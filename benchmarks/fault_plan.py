@@ -47,7 +47,7 @@ class Job(NamedTuple):
 
 def outlives_servers(sync: str) -> bool:
     """Return True if a job under this rule goes on after the death of a server."""
-    return not isinstance(rule(sync), AllReduce) and not sync.startswith("psp")
+    return not isinstance(rule(sync), AllReduce)
 
 
 def group_of(fault: str) -> str:

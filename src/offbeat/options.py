@@ -22,7 +22,7 @@ from offbeat.launch.ray_engine import RayOptions
 from offbeat.policies import rule
 from offbeat.runtime.job.checkpoint_folder import Checkpoint
 from offbeat.runtime.job.settings import CheckpointOrder, JobSettings
-from offbeat.runtime.job.wire_choice import check_rule, wire_format
+from offbeat.runtime.job.wire_choice import check_ack, check_rule, wire_format
 from offbeat.types import ACKS, Ack
 
 Script = Annotated[str, typer.Argument(help="The training script; arguments after it are its own.", show_default=False)]
@@ -152,9 +152,9 @@ def check(
             raise ConfigurationError(f"--servers {servers}: {spelling} has no servers that could share the parameters; leave --servers out")
         if late and not (isinstance(chosen, ServerRule) and chosen.scope == "shard"):
             raise ConfigurationError(f"--late {late[0]}: under {spelling} servers send no blocks to delay; use --sync 'psp(...)'")
-    chosen_ack = _check_ack(ack, replicas, servers)
+    chosen_ack = _check_ack(ack, replicas, servers, sync)
     if replicas:
-        _check_replicas(replicas, sync=sync, wire=wire, on_ray=on_ray)
+        _check_replicas(replicas, sync=sync, on_ray=on_ray)
     checkpointing.check_rule(resume, spelling)
     check_files(journal, summary)
     if log_dir is not None:
@@ -181,7 +181,7 @@ def check(
     )
 
 
-def _check_ack(ack: str | None, replicas: int, servers: int) -> Ack:
+def _check_ack(ack: str | None, replicas: int, servers: int, sync: str | None) -> Ack:
     if ack is None:
         return "replica"
     known = next((known for known in ACKS if known == ack), None)
@@ -193,23 +193,19 @@ def _check_ack(ack: str | None, replicas: int, servers: int) -> Ack:
         raise ConfigurationError(
             f"--ack leader: after a takeover the shards of {servers} servers could differ by one version; use --servers 1, or --ack replica"
         )
+    if known == "leader" and sync is not None:
+        check_ack(rule(sync), known)
     return known
 
 
-def _check_replicas(replicas: int, *, sync: str | None, wire: str | None, on_ray: bool) -> None:
+def _check_replicas(replicas: int, *, sync: str | None, on_ray: bool) -> None:
     if replicas != 1:
         raise ConfigurationError(f"--replicas {replicas}: each server can have no standby (0) or one (1)")
-    if wire not in (None, "float32"):
-        raise ConfigurationError(f"--replicas 1: a standby cannot take over connections in {wire} yet; leave --wire out, or --replicas")
     if on_ray:
         raise ConfigurationError("--replicas 1: with --on ray servers have no standbys yet; use offbeat agent, or leave --replicas out")
     chosen = None if sync is None else rule(sync)
     if chosen is not None and not isinstance(chosen, ServerRule):
         raise ConfigurationError(f"--replicas 1: {chosen.spelling} has no servers that could have standbys; leave --replicas out")
-    if chosen is not None and chosen.scope == "shard":
-        raise ConfigurationError(
-            f"--replicas 1: under {chosen.spelling} each shard decides by itself, and no standby can follow; leave --replicas out"
-        )
 
 
 def ray_options(

@@ -120,7 +120,7 @@ ENDS: list[tuple[dict[str, Any], list[Injected], str]] = [
         ("solo", "the ranks decide among themselves", LOST),
         ("dpsgd", "the state of this server cannot be kept", LOST),
         ("allreduce", "the ranks decide among themselves", DOCUMENTED),
-        ("psp(c=1)", "each shard decides by itself", DOCUMENTED),
+        ("psp(c=1)", "the state of this server cannot be kept", LOST),
         ("bsp", "worker 1 does not share memory with the servers", DOCUMENTED),
     ],
 )

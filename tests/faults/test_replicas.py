@@ -53,10 +53,11 @@ def follows(job: Job, count: int) -> None:
     job.wait("a new standby", lambda: sum(r["kind"] == "process" and r["what"] == "follows" for r in job.records()) >= count)
 
 
-def end_of(start: Start, folder: Path, options: tuple[str, ...], disturb: Callable[[Job], Any]) -> tuple[Any, Ended]:
+def end_of(start: Start, folder: Path, options: tuple[str, ...], disturb: Callable[[Job], Any], steps: str = STEPS) -> tuple[Any, Ended]:
     """What the first worker has at the end of some steps of Adam under bsp, and how the job has ended."""
+    folder.mkdir(exist_ok=True)
     saved = folder / "end.pt"
-    job = start("--workers", "2", "--sync", "bsp", *options, OUTLIVED, "--save", str(saved), "--steps", STEPS, "--optimizer", "Adam")
+    job = start("--workers", "2", "--sync", "bsp", *options, OUTLIVED, "--save", str(saved), "--steps", steps, "--optimizer", "Adam")
     disturb(job)
     ended = job.ended()
     job.journal.unlink()
@@ -66,7 +67,6 @@ def end_of(start: Start, folder: Path, options: tuple[str, ...], disturb: Callab
 
 @pytest.mark.smoke
 def test_under_bsp_all_bits_are_those_of_a_job_without_the_death(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "calm").mkdir()
     whole, _ = end_of(start, tmp_path / "calm", (), lambda job: None)
 
     def disturb(job: Job) -> None:
@@ -79,6 +79,17 @@ def test_under_bsp_all_bits_are_those_of_a_job_without_the_death(start: Start, t
     assert [r["number"] for r in takeovers(ended.records)] == [0, 0]
     assert "server 0 killed by SIGKILL: its standby leads from now on (term 2)" in ended.out
     assert "server 0 has a new standby" in ended.out
+    torch.testing.assert_close(other, whole, rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("wire", ["bf16", "int8"])
+def test_in_other_wire_formats_too_all_bits_are_those_of_a_job_without_the_death(start: Start, tmp_path: Path, wire: str) -> None:
+    options = (*REPLICAS, "--wire", wire)
+    whole, _ = end_of(start, tmp_path / "calm", options, lambda job: None, "500")
+    if wire == "bf16":
+        assert all(torch.equal(parameter, parameter.bfloat16().float()) for parameter in whole["model"]), "they have come in bf16"
+    other, ended = end_of(start, tmp_path / "disturbed", options, lambda job: strike(job, 0), "500")
+    assert [r["number"] for r in takeovers(ended.records)] == [0]
     torch.testing.assert_close(other, whole, rtol=0.0, atol=0.0)
 
 
@@ -136,10 +147,10 @@ def test_a_leader_that_is_told_to_leave_hands_over(start: Start, enough: Path) -
     assert "server 0 was told to leave by SIGTERM: its standby leads from now on (term 2)" in ended.out
 
 
-RULES = ["elastic", "dbw"]
+RULES = [("elastic", 1), ("dbw", 2), ("psp(c=2, b=0.5, scaling=none)", 2)]
 
 
-@pytest.mark.parametrize(("sync", "servers"), [(sync, 1 + number % 2) for number, sync in enumerate(RULES)])
+@pytest.mark.parametrize(("sync", "servers"), RULES)
 def test_under_other_rules_the_books_are_right(start: Start, enough: Path, sync: str, servers: int) -> None:
     options = ("--workers", "3", "--servers", str(servers), "--sync", sync, "--slow", "any=0.02", *REPLICAS)
     job = start(*options, TRAIN, "--until", str(enough))

@@ -79,8 +79,10 @@ def one_process_each(ended: Ended) -> None:
     assert ended.status == 0, ended.err
     assert not [r for r in ended.records if r["kind"] == "process" and r["role"] == "worker" and r["what"] == "restarted"]
     assert ended.tally().problems() == []
-    versions = [r["version"] for r in ended.records if r["kind"] == "fold" and "shard" not in r]
-    assert versions == list(range(1, len(versions) + 1))
+    made = [(r.get("shard"), r["version"]) for r in ended.records if r["kind"] == "fold"]
+    for shard in {shard for shard, _ in made}:
+        versions = [version for of, version in made if of == shard]
+        assert versions == list(range(1, len(versions) + 1))
 
 
 def end_of(start: Start, folder: Path, servers: int, optimizer: str, disturb: Callable[[Job], Any]) -> tuple[Any, Ended]:
@@ -110,8 +112,12 @@ def test_under_bsp_all_bits_are_those_of_a_job_without_the_deaths(start: Start, 
     torch.testing.assert_close(other, whole, rtol=0.0, atol=0.0)
 
 
-@pytest.mark.parametrize(("sync", "servers"), [(sync, 1 + number % 2) for number, sync in enumerate(dict.fromkeys(SYNCS))])
-def test_under_other_rules_the_books_are_right(start: Start, enough: Path, sync: str, servers: int) -> None:
+@pytest.mark.parametrize(
+    ("sync", "servers", "victims"),
+    [(sync, 1 + number % 2, (number % 2,)) for number, sync in enumerate(SYNCS)]
+    + [("psp(c=1)", 1, (0,)), ("psp(c=2, b=0.5, scaling=none)", 2, (1, 0))],
+)
+def test_under_other_rules_the_books_are_right(start: Start, enough: Path, sync: str, servers: int, victims: tuple[int, ...]) -> None:
     job = start(
         "--workers",
         "3",
@@ -127,10 +133,15 @@ def test_under_other_rules_the_books_are_right(start: Start, enough: Path, sync:
         "--until",
         str(enough),
     )
-    strike(job, servers - 1)
+    for victim in victims:
+        strike(job, victim)
+    made = folds(job)
+    job.wait("more versions", lambda: folds(job) > made + 3)
     enough.touch()
     ended = job.ended()
     one_process_each(ended)
+    if sync.startswith("psp"):
+        assert {r["shard"] for r in ended.records if r["kind"] == "fold"} == set(range(servers))
     reports = [r["report"] for r in ended.records if r["kind"] == "epoch_ended"]
     assert reports
     for report in reports:
@@ -210,16 +221,13 @@ def test_a_server_that_dies_again_and_again_ends_the_job_with_its_reason(start: 
     assert ended.last_line.endswith("killed by SIGKILL, and its part of the parameters is gone with it (--max-restarts 2 is used up)")
 
 
-@pytest.mark.parametrize(
-    ("sync", "why"), [("psp(c=1)", "each shard decides by itself"), ("allreduce", "the ranks decide among themselves")]
-)
-def test_where_a_server_cannot_go_on_the_job_says_why(start: Start, enough: Path, sync: str, why: str) -> None:
-    job = start("--workers", "2", "--sync", sync, "--slow", "any=0.02", TRAIN, "--until", str(enough))
+def test_where_a_server_cannot_go_on_the_job_says_why(start: Start, enough: Path) -> None:
+    job = start("--workers", "2", "--sync", "allreduce", "--slow", "any=0.02", TRAIN, "--until", str(enough))
     job.record("settle")
     signalled(newest(job, 0), signal.SIGKILL)
     ended = job.ended()
     assert ended.status == 1
-    assert "server 0 killed by SIGKILL" in ended.last_line and why in ended.last_line
+    assert "server 0 killed by SIGKILL" in ended.last_line and "the ranks decide among themselves" in ended.last_line
 
 
 @pytest.mark.parametrize("sync", marked(["full", "sgp(out_degree=2, overlap=1)"], "full"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, get_args
 
 import pytest
-from tests.sim.stepped import Timings
+from tests.sim.stepped import SteppedJob, Timings
 
 from offbeat.core.effects import Effect, Fold
 from offbeat.core.events import Event, Folded
@@ -79,6 +79,11 @@ def comparable(records: Sequence[Record], *, causes: bool = False) -> Iterator[R
         if "reason" in plain:
             plain["reason"] = plain["reason"].removeprefix("connection closed: ")
         yield plain
+
+
+def seen(job: SteppedJob) -> dict[Any, list[Any]]:
+    """The parameters with which workers have gone on, bit by bit; who has gone on first at one instant does not matter."""
+    return {key: sorted(parameters.tolist() for parameters in each) for key, each in job.seen.items()}
 
 
 def only(records: Sequence[Record], wanted: frozenset[str]) -> list[Record]:

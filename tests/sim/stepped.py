@@ -30,7 +30,7 @@ from offbeat.sim.event_queue import FAULT, WAKE, EventQueue
 from offbeat.sim.faults import Fault, Join, Kill, Restart, Vanish
 from offbeat.sim.latency.registry import derived
 from offbeat.transport.base import Address, Closed, Connection
-from offbeat.types import Incarnation, Seconds, Version, WorkerId, worker_ids
+from offbeat.types import Incarnation, Seconds, Version, WireFormat, WorkerId, worker_ids
 
 NEVER_S: Final = 1e9
 """The timeout where nobody falls silent."""
@@ -45,6 +45,8 @@ class Timings:
     work: Work
     shares_memory: bool = True
     """Whether parameters and gradients stay where they are, or are copied as over TCP."""
+    wire: WireFormat = "float32"
+    """How they travel then. In other formats, only over links."""
 
     def loss(self, worker: WorkerId, iteration: int) -> float:
         """That of a batch. Losses fall, with exceptions."""

@@ -55,6 +55,8 @@ class SteppedNetwork(MemoryNetwork):
         self._post: tuple[deque[tuple[Callable[[], None], tuple[int, int]]], ...] = (deque(), deque(), deque())
         """What is to be done, and for blocks the turn in which they were sent and their server."""
         self._turn = 0
+        self.as_sent = False
+        """Whether all messages, but for those on their way, are handled in the order of sending: so it is on a link, which counts them."""
 
     def is_server(self, hub: SteppedHub, number: int) -> None:
         self._servers[hub.name] = number
@@ -63,7 +65,7 @@ class SteppedNetwork(MemoryNetwork):
         """Somebody has sent something, or closed a connection."""
         connection, sent = item
         kind = wire.decode_header(sent.packed)["kind"] if hasattr(sent, "packed") else "closed"
-        if kind == "orders":
+        if kind == "orders" and not self.as_sent:
             hub.receive(item)
             return
         to, of = self._servers.get(hub.name), self._servers.get(connection.peer)
@@ -79,6 +81,8 @@ class SteppedNetwork(MemoryNetwork):
                 self._at(arrival, lambda: hub.receive(item))
                 return
         box, place = self._post[turn], (self._turn, of or 0) if kind == "block" else NO_BLOCK
+        if self.as_sent:
+            box, place = self._post[IN_ORDER], NO_BLOCK
         later = []
         while box and place is not NO_BLOCK and box[-1][1][0] == self._turn and box[-1][1] > place:
             later.append(box.pop())

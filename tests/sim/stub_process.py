@@ -20,11 +20,13 @@ from offbeat.core.policy import Plan, ServerRule
 from offbeat.core.worker import State, Worker
 from offbeat.core.worker_messages import Woken
 from offbeat.policies import rule
+from offbeat.runtime.parameter_server.encoding import INITIAL, WorkerEncoding
 from offbeat.runtime.parameter_server.per_shard_pulls import BlockPulls
 from offbeat.sim.process import BEATS
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import spec_of
+from offbeat.tensors.wire_formats import Encoded
 from offbeat.transport.base import Closed, Message
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
 from offbeat.types import NOT_JOINED, Incarnation, Seconds, Version, WorkerId
@@ -57,6 +59,8 @@ class StubProcess(ABC):
         if isinstance(self.policy, ServerRule) and self.policy.scope == "shard":
             self.machine = Worker(number, partial(self.policy.blocks, len(self.spans)))
             self.blocks = BlockPulls(self.machine, self.spans, self.pull_block.view)
+        self.encodings: list[WorkerEncoding] = []
+        """By server; none in float32."""
         self.mail: dict[str, dict[str, Any]] = {}
         self.memory: Any = ()
         self.serials: dict[int, int] = {}
@@ -170,14 +174,28 @@ class StubProcess(ABC):
         """Send every server its part of the push memory."""
         self.job.pushes += 1
         numbered = {"worker": self.number, "number": self.job.pushes}
+        region = "push"
+        if header["kind"] == "push":
+            for encoding in self.encodings:
+                encoding.encode_all()
+                encoding.pushed(self.incarnation)
+        elif self.encodings:
+            region = INITIAL
         for server in self.servers[1:]:
-            server.send({**others, **numbered}, carry="push")
-        self.servers[0].send({**header, **numbered}, carry="push")
+            server.send({**others, **numbered}, carry=region)
+        self.servers[0].send({**header, **numbered}, carry=region)
 
     def bind(self) -> None:
         for server, (start, stop) in zip(self.servers, self.spans, strict=True):
             server.bind("push", self.push_block.view[start:stop])
             server.bind("pull", self.pull_block.view[start:stop])
+        if self.job.script.wire != "float32":
+            self._encode(self.job.script.wire)
+
+    def _encode(self, wire: Encoded) -> None:
+        for server, span in zip(self.servers, self.spans, strict=True):
+            push, pull = (block.view[span.start : span.stop] for block in (self.push_block, self.pull_block))
+            self.encodings.append(WorkerEncoding(server, self.layout, span, wire, push, pull))
 
     def _sort(self, server: int, message: Message) -> None:
         header = message.header
@@ -186,6 +204,8 @@ class StubProcess(ABC):
                 self.serials[server] = header["serial"]
                 self.incarnation, self.plan = header["incarnation"], Plan(*header["plan"])
                 self.version = header["version"]
+                if self.encodings:
+                    self.encodings[server].decode(exact=header["exact"])
                 if self.blocks is not None:
                     self.blocks.received(message, self.job.now, whole=True)
             case "block":
@@ -199,6 +219,9 @@ class StubProcess(ABC):
                 self.machine.on(Interrupt(self.number, self.incarnation, header["version"], header["at_once"], ""), self.job.now)
                 if news and self._alarm and header["at_once"]:
                     self._alarm = self.job.agenda.at(self.thaw(), self._rings)
+            case "unused":
+                for encoding in self.encodings:
+                    encoding.give_back(header["incarnation"])
             case "joined":
                 self.incarnation = header["incarnation"]
             case "fence":

@@ -79,11 +79,12 @@ class StubWorker(StubProcess):
         memory = (self.push_block, self.pull_block) if self.job.network.shares_memory else ()
         self.bind()
         hello = {"layout": self.layout.to_wire(), "optimizer": self.spec.to_wire(), "sync": self.job.script.sync, "local_only": None}
-        self.servers[0].send({"kind": "hello", "worker": self.number, "pid": 0, **hello}, memory=memory)
+        wire = {"wire": self.job.script.wire} if self.encodings else {}
+        self.servers[0].send({"kind": "hello", "worker": self.number, "pid": 0, **hello, **wire}, memory=memory)
         yield lambda: "welcome" in self.mail
         in_place, common = self.mail.pop("welcome")["in_place"], self.memory
         for server in self.servers[1:]:
-            server.send({"kind": "attach", "worker": self.number, "in_place": in_place}, memory=memory)
+            server.send({"kind": "attach", "worker": self.number, "in_place": in_place, **wire}, memory=memory)
             yield lambda: self.mail.pop("attached", None) is not None
         self.say("ready")
         yield from self._settle()
@@ -175,7 +176,10 @@ class StubWorker(StubProcess):
         for iteration in range(first, first + steps):
             self._steps += 1
             sign = -1.0 if iteration % 2 else 1.0
-            self.model.weight.grad, self.model.bias.grad = torch.tensor([[self.number + 1.0]]), torch.tensor([0.5 * sign])
+            # Where they are encoded, numbers that need more bits than they get.
+            weight, bias = (1.37 + 0.1 * (iteration % 3), 0.29) if self.encodings else (1.0, 1.0)
+            self.model.weight.grad = torch.tensor([[(self.number + 1.0) * weight]])
+            self.model.bias.grad = torch.tensor([0.5 * sign * bias])
             if isinstance(self.policy, ServerRule) and self.policy.averaging is not None:
                 self.optimizer.step()
             done, batches = self._progress.done, self._progress.batches or 0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.sim.comparison import DEALT, FAULTS, FREE, LAWS, RETURN, comparable, compare, scripted
-from tests.sim.dying_coordinator import POINTS, DyingCoordinator
+from tests.sim.dying_servers import POINTS, DyingCoordinator
 from tests.sim.followed import follow
 from tests.sim.stepped import Timings
 from tests.sim.test_same_script_ranks import ROUNDS, TWO_DIE, parameters_follow

@@ -100,3 +100,12 @@ def test_a_stamp_that_cannot_be_is_refused(stamp: object, words: str) -> None:
     with pytest.raises(ProtocolError, match=words):
         link.take(Message({"kind": "word", "at": stamp}, EMPTY, ()))
     assert link.received == 0
+
+
+def test_a_lent_payload_is_not_copied() -> None:
+    link, data = Link("session", "the other"), memoryview(bytearray(b"text"))
+    link.send({"kind": "word"}, payload=(data,))
+    link.send({"kind": "word"}, payload=(data,), lent=True)
+    data[:] = b"else"
+    copied, lent = link._kept
+    assert copied.payload == [b"text"] and lent.payload[0] is data

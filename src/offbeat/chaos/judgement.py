@@ -195,7 +195,7 @@ def _goes_on(seen: Evidence) -> bool:
         chosen = rule(_spec(seen))
     except ConfigurationError:
         return False
-    return not isinstance(chosen, AllReduce) and not (isinstance(chosen, ServerRule) and chosen.scope == "shard")
+    return not isinstance(chosen, AllReduce)
 
 
 def _on_servers(seen: Evidence) -> Counter[str]:

@@ -38,12 +38,14 @@ class _Kept(NamedTuple):
     number: int
     header: Mapping[str, Any]
     carry: str | None
-    payload: list[bytes]
+    payload: list[Buffer]
     memory: tuple[SharedMemory, ...]
     position: int
     """Of the record from which the message follows."""
     early: bool = False
     """True if it may leave before this record is committed."""
+    lent: bool = False
+    """True if nobody changes the payload."""
 
 
 class Link(Connection):
@@ -262,7 +264,11 @@ class Link(Connection):
         lent: bool = False,
         early: bool = False,
     ) -> None:
-        """Send a message as `Connection.send` does; ``early``: it may leave before the standby has its record, see `OutputCommit`."""
+        """Send a message as `Connection.send` does.
+
+        ``lent``: nobody changes the payload as long as the process lives. ``early``: the message may leave before the standby has its
+        record, see `OutputCommit`.
+        """
         with self._lock:
             if self.closed:
                 return
@@ -271,7 +277,8 @@ class Link(Connection):
             if self._commit is not None:
                 position = self._commit.position
                 self._commit.sent += 1
-            self._kept.append(_Kept(self.sent, header, carry, [bytes(part) for part in payload], tuple(memory), position, early))
+            data: list[Buffer] = list(payload) if lent else [bytes(part) for part in payload]
+            self._kept.append(_Kept(self.sent, header, carry, data, tuple(memory), position, early, lent))
             self.advance()
 
     def send_aside(self, header: Mapping[str, Any]) -> None:
@@ -282,7 +289,8 @@ class Link(Connection):
 
     def _send(self, connection: Connection, kept: _Kept) -> None:
         carry = None if self.shares_memory else kept.carry
-        connection.send({**kept.header, STAMP: [kept.number, self.confirmed]}, carry=carry, payload=kept.payload, memory=kept.memory)
+        header = {**kept.header, STAMP: [kept.number, self.confirmed]}
+        connection.send(header, carry=carry, payload=kept.payload, memory=kept.memory, lent=kept.lent)
 
     def send_ahead(self, name: str, start: int, stop: int) -> None:
         raise AssertionError(f"nothing is sent ahead to {self.peer} over a link: what is sent again is sent as a whole")

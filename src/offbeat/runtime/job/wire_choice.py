@@ -1,10 +1,10 @@
-"""Check the choice of a wire format: whether it exists, and whether a rule's exchange can use it."""
+"""Check the choice of a wire format, and of who acknowledges a version: whether it exists, and whether a rule's exchange can use it."""
 
 from __future__ import annotations
 
 from offbeat.core.policy import Policy, ServerRule
 from offbeat.errors import ConfigurationError
-from offbeat.types import WIRE_FORMATS, WireFormat
+from offbeat.types import WIRE_FORMATS, Ack, WireFormat
 
 
 def wire_format(name: str) -> WireFormat:
@@ -48,4 +48,21 @@ def check_rule(policy: Policy, wire: WireFormat) -> None:
     if policy.scope == "shard":
         raise ConfigurationError(
             f"wire={wire!r}: under {name} each shard decides for itself, and its blocks travel as float32 only; leave wire out"
+        )
+
+
+def check_ack(policy: Policy, ack: Ack) -> None:
+    """Check that under this rule new parameters may leave before the standby has their version.
+
+    Raises:
+        ConfigurationError: they may not; the message says why.
+
+    >>> from offbeat.policies import rule
+    >>> check_ack(rule("bsp"), "leader"), check_ack(rule("psp(c=1)"), "replica")
+    (None, None)
+    """
+    if ack == "leader" and isinstance(policy, ServerRule) and policy.scope == "shard":
+        raise ConfigurationError(
+            f"--ack leader: under {policy.called()} a worker has blocks of several versions, and cannot be brought back to one that the "
+            "standby has; use --ack replica"
         )

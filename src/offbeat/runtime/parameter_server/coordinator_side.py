@@ -209,11 +209,11 @@ class ServerCoordinatorSide:
     def push(self, worker: WorkerId, message: Message, now: Seconds) -> None:
         """Handle a worker's push and its description."""
         header = message.header
+        self.shard.decode(self._peers[worker].connection)
         if self._policy.scope == "shard":
             self.shard.take(worker, header["number"], message.payload)
             self._arrived({**header, "worker": worker}, 0, now)
             return
-        self.shard.decode(self._peers[worker].connection)
         self._schedules.note(worker, header)
         self._complete(worker, header["number"], 0, now, pushed(worker, header["push"]))
 

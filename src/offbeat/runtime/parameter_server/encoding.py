@@ -8,7 +8,7 @@ bucket, so that one bucket travels while another is computed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -112,6 +112,11 @@ class WorkerEncoding:
             codec.encode(self._push[values], self._encoded_push[encoded])
         return encoded.start, encoded.stop
 
+    def encode_all(self) -> None:
+        """Encode the gradient for a push that carries it as a whole."""
+        for number in range(len(self._buckets)):
+            self.encode(number)
+
     def pushed(self, incarnation: Incarnation) -> None:
         """Note that this incarnation pushes what was encoded."""
         for feedback in self.feedback:
@@ -146,7 +151,32 @@ class WorkerEncoding:
             codec.decode(self._encoded_pull[encoded], self._pull[values])
 
 
-class EncodedParameters:
+class _Bucketed:
+    """Makes its buckets anew from the layout in another process.
+
+    Args:
+        layout, span: of the model, and the part of it.
+        wire: the format.
+    """
+
+    def __init__(self, layout: Layout, span: Span, wire: Encoded) -> None:
+        self._layout, self._span, self._wire = layout, span, wire
+        self._buckets = _encoded_buckets(layout, span, wire)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_buckets"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._buckets = _encoded_buckets(self._layout, self._span, self._wire)
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the buckets."""
+        return range(len(self._buckets))
+
+
+class EncodedParameters(_Bucketed):
     """A shard's parameters in ``bf16``, for one worker, or for all where nothing is folded while a worker computes.
 
     Args:
@@ -155,7 +185,8 @@ class EncodedParameters:
     """
 
     def __init__(self, layout: Layout, span: Span, memory: memoryview) -> None:
-        self._buckets, self._memory = _encoded_buckets(layout, span, "bf16"), memory
+        super().__init__(layout, span, "bf16")
+        self._memory = memory
         self.encoded = _allocate(self._buckets, "encoded parameters")
         self._changes = [-1] * len(self._buckets)
 
@@ -175,11 +206,12 @@ class EncodedParameters:
         """Do nothing: what is sent does not depend on what was sent before."""
 
 
-class ParameterChanges:
+class ParameterChanges(_Bucketed):
     """What is sent of a shard's parameters to one worker in ``int8``: the difference to what the worker has. The arguments are as above."""
 
     def __init__(self, layout: Layout, span: Span, memory: memoryview) -> None:
-        self._buckets, self._memory = _encoded_buckets(layout, span, "int8"), memory
+        super().__init__(layout, span, "int8")
+        self._memory = memory
         self.encoded = _allocate(self._buckets, "encoded parameters")
         self._bases = [torch.zeros(bucket.codec.numel) for bucket in self._buckets]
 
@@ -195,7 +227,7 @@ class ParameterChanges:
             codec.read(self._memory[values], base)
 
 
-class ShardEncoding:
+class ShardEncoding(_Bucketed):
     """A shard's end of one worker's connection.
 
     Args:
@@ -215,17 +247,29 @@ class ShardEncoding:
         push: memoryview,
         parameters: EncodedParameters | ParameterChanges,
     ) -> None:
-        self.parameters = parameters
-        self._buckets, self._push = _encoded_buckets(layout, span, wire), push
+        super().__init__(layout, span, wire)
+        self.parameters, self._push = parameters, push
+        self._undecoded = False
+        """True if a gradient has come, and the push memory does not have it."""
         self._encoded_push = _allocate(self._buckets, "encoded gradients")
         self._gradient = _Receiver(self._buckets, self._decode)
         connection.bind("push", self._encoded_push, self._gradient.arrived)
         connection.bind("pull", parameters.encoded.toreadonly())
         connection.bind(INITIAL, push)
 
+    def came(self) -> None:
+        """Note that a gradient has come. Where it may have to be sent again, its bytes may still be replaced before `decode`."""
+        self._undecoded = True
+
     def decode(self) -> None:
-        """Decode the rest of the gradient that has come into the worker's float32 memory at this shard."""
-        self._gradient.complete()
+        """Decode the rest of the gradient that has come, unless that was done, into the worker's float32 memory at this shard."""
+        if self._undecoded:
+            self._undecoded = False
+            self._gradient.complete()
+
+    def skip(self) -> None:
+        """Note that nobody needs the gradient that has come: the shard gets from elsewhere what came of it."""
+        self._undecoded = False
 
     def _decode(self, number: int) -> None:
         codec, values, encoded = self._buckets[number]

@@ -159,7 +159,9 @@ class Exchange:
             self.blocks.push(self._link.servers, {**header, "worker": self._link.worker}, self._push_block.view)
             return
         self._early.complete()
-        for encoding in self._encodings.values():
+        for server, encoding in self._encodings.items():
+            if isinstance(server, Link):  # others have got it bucket by bucket
+                encoding.encode_all()
             encoding.pushed(self._link.incarnation)
         for server in self._link.servers[1:]:
             server.send({"kind": "push", "worker": self._link.worker, "number": header["number"]}, carry=_whole(server))

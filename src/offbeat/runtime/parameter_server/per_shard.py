@@ -2,6 +2,9 @@
 
 Gradients and blocks travel as payload, not in shared memory: a worker goes on, and overwrites its gradient, before the slowest shard has
 taken it, and a shard makes its next version while workers still compute with the last one.
+
+If the server's process dies, the next one handles the messages again, with the gradients that came with them. By then the memory may have a
+newer version than a block that is sent again: so the block of each version that is sent outlives the process, too.
 """
 
 from __future__ import annotations
@@ -10,12 +13,14 @@ import heapq
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.runtime.coordination.arrivals import OPEN_MAX
 from offbeat.runtime.job.settings import ANY, JobSettings, Late
+from offbeat.runtime.job.wire_choice import check_ack
 from offbeat.runtime.parameter_server.deliveries import Delivery
 from offbeat.runtime.parameter_server.shard import LiveShard, ShardMeasurements, passed_on
 from offbeat.runtime.recovery.keeper import Keeper
@@ -24,7 +29,8 @@ from offbeat.tensors.layout import Layout, Span
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.tensors.shard import SquaredNorms
 from offbeat.tensors.whole import ShardCopy
-from offbeat.transport.base import Connection, Message, SharedMemory
+from offbeat.transport.base import Buffer, Connection, Message, SharedMemory
+from offbeat.transport.link import Link
 from offbeat.transport.wire import VERIFIED
 from offbeat.types import Seconds, Version, WorkerId
 
@@ -44,34 +50,40 @@ def shard_of(
 ) -> LiveShard:
     """Return the shard of one server, of the class that the rule needs.
 
-    With a ``keeper`` it outlives the process, or has a standby, unless the rule is one of shard scope.
+    With a ``keeper`` it outlives the process, or has a standby.
 
     Raises:
-        ConfigurationError: a block is too large for one message, or ``--late`` is set and the rule publishes no blocks.
+        ConfigurationError: a block is too large for one message, or ``--late`` or ``--ack`` is set and does not fit the rule.
     """
     span = layout.spans(settings.servers, spec.elementwise)[number]
-    if policy.scope == "job":
-        if settings.late:
-            raise ConfigurationError(
-                f"--late delays the blocks that shards publish, and under {policy.spelling} they publish none: use psp"
-            )
-        if isinstance(keeper, Replica):
-            return LiveShard(number, layout, span, spec, policy, memory=memory, replica=keeper)
-        if keeper is not None and keeper.given_up is None:
-            try:
-                return LiveShard(number, layout, span, spec, policy, memory=memory, keeper=keeper, workers=settings.workers)
-            except ConfigurationError as error:
-                keeper.give_up(str(error))
-        return LiveShard(number, layout, span, spec, policy, memory=memory)
-    if keeper is not None:
-        keeper.give_up(f"under {policy.spelling} each shard decides by itself, and what it has decided dies with its server")
-    if span.nbytes > VERIFIED.payload_nbytes:
+    make: Callable[..., LiveShard]
+    if policy.scope == "shard":
+        check_ack(policy, settings.ack)
+        _check_size(span, policy, settings)
+        late = [late for late in settings.late if late.server in (ANY, number)]
+        make = partial(BlockShard, number, layout, span, spec, policy, late=late, seed=settings.seed, now=now)
+    elif settings.late:
+        raise ConfigurationError(f"--late delays the blocks that shards publish, and under {policy.spelling} they publish none: use psp")
+    else:
+        make = partial(LiveShard, number, layout, span, spec, policy, memory=memory)
+    if isinstance(keeper, Replica):
+        return make(replica=keeper)
+    if keeper is not None and keeper.given_up is None:
+        try:
+            return make(keeper=keeper, workers=settings.workers)
+        except ConfigurationError as error:
+            keeper.give_up(str(error))
+    return make()
+
+
+def _check_size(span: Span, policy: ServerRule, settings: JobSettings) -> None:
+    # A standby gets a gradient within the record of its message.
+    limit = VERIFIED.payload_nbytes // (2 if settings.replicas else 1)
+    if span.nbytes > limit:
         raise ConfigurationError(
-            f"under {policy.spelling} a shard's {span.nbytes} bytes travel in one message of at most {VERIFIED.payload_nbytes}: "
+            f"under {policy.spelling} a shard's {span.nbytes} bytes travel in one message of at most {limit}: "
             f"spread the model over more than {settings.servers} servers (--servers)"
         )
-    late = [late for late in settings.late if late.server in (ANY, number)]
-    return BlockShard(number, layout, span, spec, policy, late=late, seed=settings.seed, now=now)
 
 
 @dataclass(slots=True)
@@ -91,6 +103,7 @@ class BlockShard(LiveShard):
         late: injected delays of this server's blocks.
         seed: decides which blocks are late.
         now: the job's clock, in seconds.
+        keeper, workers, replica: see `LiveShard`.
     """
 
     orders_of_shard = True
@@ -106,15 +119,19 @@ class BlockShard(LiveShard):
         late: Sequence[Late] = (),
         seed: int = 0,
         now: Callable[[], Seconds],
+        keeper: Keeper | None = None,
+        workers: int = 0,
+        replica: Replica | None = None,
     ) -> None:
-        super().__init__(number, layout, span, spec, policy)
-        self._number = number
+        super().__init__(number, layout, span, spec, policy, keeper=keeper, workers=workers, replica=replica)
         self._version: Version = 0
+        self._sendable: Buffer | None = None
+        """A copy of the block that nobody changes; None: none was needed since the block has changed."""
         self._gradients: dict[tuple[WorkerId, int], memoryview] = {}
         """By worker and number of the push: gradients without a fate."""
         self._flows: dict[Connection, _Flow] = {}
         self._late, self._seed, self._now = tuple(late), seed, now
-        self._delayed: list[tuple[Seconds, int, Connection, Mapping[str, Any], bytes]] = []
+        self._delayed: list[tuple[Seconds, int, Connection, Mapping[str, Any], Buffer]] = []
         """A heap of delayed blocks: time to send, order of publication, connection, header, bytes."""
         self._serial = 0
 
@@ -136,9 +153,18 @@ class BlockShard(LiveShard):
             raise ProtocolError(f"worker {worker} has {OPEN_MAX} gradients without a fate here (expected it to wait for new blocks)")
         self._gradients[worker, number] = gradient
 
+    def decode(self, connection: Connection) -> None:
+        """Note that the gradient came with its message, and so in the record: nothing of it is in memory that both ends name."""
+        if isinstance(connection, Link):
+            connection.release_carried()
+
+    def initialise(self, worker: WorkerId) -> None:
+        super().initialise(worker)
+        self._sendable = None
+
     def restore(self, saved: Callable[[], ShardCopy], version: Version) -> None:
         super().restore(saved, version)
-        self._version = version
+        self._version, self._sendable = version, None
 
     def got(self, connection: Connection) -> None:
         """Note that a worker has read a block.
@@ -154,7 +180,7 @@ class BlockShard(LiveShard):
             worker = self.worker_at(connection)
             if flow.skipped and worker in self._slots and self._slots[worker].connection is connection:
                 flow.skipped = False
-                self._send_block(worker, self._header(chief=None), bytes(self._memory))
+                self._send_block(worker, self._header(chief=None), self._block_now())
 
     def apply(self, orders: Sequence[Mapping[str, Any]]) -> list[ShardMeasurements]:
         measured = []
@@ -176,27 +202,38 @@ class BlockShard(LiveShard):
         """Send blocks whose delay is over."""
         while self._delayed and self._delayed[0][0] <= now:
             _, _, connection, header, block = heapq.heappop(self._delayed)
-            connection.send(header, payload=(block,))
+            connection.send(header, payload=(block,), lent=True)
 
     def wake_at(self) -> Seconds | None:
         return self._delayed[0][0] if self._delayed else None
 
     def _fold(self, order: Mapping[str, Any], ready: Callable[[int], None] | None) -> SquaredNorms | None:
         assert self._shard is not None, "rules of shard scope exchange gradients"
-        self.folded = True
+        self._begin_version()
         parts = [(self._gradients.pop((worker, number)), weight) for worker, number, weight in order["parts"]]
-        self._shard.fold(parts, order["hyper"], scale=order["scale"])
-        self._version = order["version"]
+        # The standby has the gradients too, and sums them by itself.
+        self._once(partial(self._shard.fold, parts, order["hyper"], scale=order["scale"]))
+        self._version, self._sendable = order["version"], None
         return None
 
+    def _block_now(self) -> Buffer:
+        """Return the block as it is, for messages that may leave, or be sent again, when the memory has a newer version."""
+        if self._sendable is None:
+            self._sendable = bytes(self._memory) if self._keeper is None else self._keeper.copy_of(self._memory, f"block {self._number}")
+        return self._sendable
+
     def _release(self, order: Mapping[str, Any], delivery: Delivery | None) -> None:
+        slot = self._slots.get(order["worker"])
+        if slot is None:
+            return  # the worker is ready at server 0, but never attached here
+        if isinstance(slot.connection, Link):
+            slot.connection.release_carried()  # its initial parameters
         header = {"kind": "parameters", "shard": self._number, "block": self._version, **passed_on(order)}
-        if order["worker"] in self._slots:  # otherwise it is ready at server 0, but never attached here
-            self._slots[order["worker"]].connection.send(header, payload=(bytes(self._memory),))
+        slot.connection.send(header, payload=(self._block_now(),), lent=True)
 
     def _publish(self, order: Mapping[str, Any]) -> None:
         # One copy for all workers: bytes that cannot be sent at once wait in it, while the memory changes to the next version.
-        header, block = self._header(order["chief"]), bytes(self._memory)
+        header, block = self._header(order["chief"]), self._block_now()
         for worker in order["workers"]:
             if worker in self._slots:
                 self._send_block(worker, header, block)
@@ -204,7 +241,7 @@ class BlockShard(LiveShard):
     def _header(self, chief: WorkerId | None) -> dict[str, Any]:
         return {"kind": "block", "shard": self._number, "block": self._version, "chief": chief}
 
-    def _send_block(self, worker: WorkerId, header: Mapping[str, Any], block: bytes) -> None:
+    def _send_block(self, worker: WorkerId, header: Mapping[str, Any], block: Buffer) -> None:
         connection = self._slots[worker].connection
         flow = self._flows[connection]
         if flow.blocks >= IN_FLIGHT:
@@ -216,7 +253,7 @@ class BlockShard(LiveShard):
             self._serial += 1
             heapq.heappush(self._delayed, (self._now() + delay_s, self._serial, connection, header, block))
         else:
-            connection.send(header, payload=(block,))
+            connection.send(header, payload=(block,), lent=True)
 
     def _lateness(self, worker: WorkerId) -> Seconds:
         """Return the delay of this block in seconds: the same for equal seeds, whatever the order of events."""

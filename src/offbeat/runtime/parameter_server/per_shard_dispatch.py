@@ -95,10 +95,9 @@ class PerShardDispatcher(Dispatcher):
         """Send each shard its orders; the other servers first, so that they work in parallel with this one."""
         for number, connection in self._shards.items():
             if orders[number]:
-                connection.send({"kind": "orders", "orders": orders[number]})
+                connection.send({"kind": "orders", "orders": orders[number]})  # a link keeps this list, to send it again
         self._host.apply(orders[0])
-        for of_shard in orders:
-            of_shard.clear()
+        orders[:] = [[] for _ in orders]
 
     def _fold_one(self, effect: Fold) -> Order:
         self._hyper = self._schedules.newest(self._peers.gone) or self._hyper

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from offbeat.core.policy import ServerRule
-from offbeat.errors import ConfigurationError, ProtocolError
+from offbeat.errors import ProtocolError
 from offbeat.runtime.parameter_server.deliveries import Delivery, in_place
 from offbeat.runtime.parameter_server.encoding import EXACT, EncodedParameters, ParameterChanges, ShardEncoding
 from offbeat.runtime.recovery.keeper import Keeper
@@ -150,15 +150,17 @@ class LiveShard:
 
         For a process of this host, sums and the optimizer's state are in memory that outlives this one.
         """
-        made = ("_memory", "_shard", "_averaging", "_outlives", "_encodings", "_encoded")
+        made = ("_memory", "_shard", "_averaging", "_outlives")
         state = {name: value for name, value in vars(self).items() if name not in made} | {"_copied": None}
         if self._keeper is None:
+            for slot in self._slots.values():
+                self._decode(slot)  # the workers need not keep these gradients any more
             return state | {"whole": self._holder.whole_state()}
-        return state | {"_sums": list(self._sums)}
+        return state | {"_sums": list(self._sums), "_encodings": {}, "_encoded": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         whole = state.pop("whole", None)
-        vars(self).update(state, _encodings={}, _encoded=None)
+        vars(self).update(state)
         self._make()
         if whole is not None:
             self._holder.load_whole_state(whole)
@@ -181,9 +183,6 @@ class LiveShard:
         if seen != expected:
             kind = message.header["kind"]
             raise ProtocolError(f"worker {worker} sent {kind!r} with blocks of memory of {seen} bytes (expected {expected})")
-        wire = message.header.get("wire", "float32")
-        if self._replica is not None and wire != "float32":
-            raise ConfigurationError(f"--replicas 1: a standby cannot take over connections in {wire} yet; leave --wire out, or --replicas")
 
     def attach(self, worker: WorkerId, connection: Connection, message: Message, *, in_place: bool) -> None:
         """Bind the memory that a worker's process brings: a block for gradients and one for parameters, or none over TCP.
@@ -253,7 +252,7 @@ class LiveShard:
             # Nobody can send this gradient again, and it may still be folded.
             slot = self._slots.get(worker) if worker is not None else None
             if slot is not None and slot.connection is connection:
-                self._replica.carried(slot.push)
+                self._replicate_gradient(slot)
         self._encodings.pop(connection, None)
 
     def initialise(self, worker: WorkerId) -> None:
@@ -276,15 +275,28 @@ class LiveShard:
     def decode(self, connection: Connection) -> None:
         """Decode the gradient that has arrived over this connection, if the connection encodes.
 
-        The gradient of a worker that would die with this machine goes to the standby at once: the worker could not send it again.
+        Over a link this waits until the gradient is needed: the standby does not have it, and gets it anew if it takes over. The gradient
+        of a worker that would die with this machine goes to the standby at once: the worker could not send it again.
         """
+        if (encoding := self._encodings.get(connection)) is not None:
+            encoding.came()
+            if not isinstance(connection, Link):
+                encoding.decode()
         if self._replica is not None and isinstance(connection, Link) and connection.beside:
             slot = self._slots.get(self._workers.get(connection, NO_WORKER))
             if slot is not None and slot.connection is connection:
-                self._replica.carried(slot.push)
+                self._replicate_gradient(slot)
                 connection.release_carried()
-        if (encoding := self._encodings.get(connection)) is not None:
-            encoding.decode()
+
+    def _decode(self, slot: _Slot) -> memoryview:
+        """Return a worker's gradient, decoded; at a standby, where the leader's result counts, its memory as it is."""
+        if slot.encoding is not None:
+            slot.encoding.skip() if self._replica is not None and self._replica.replays else slot.encoding.decode()
+        return slot.push
+
+    def _replicate_gradient(self, slot: _Slot) -> None:
+        """Let a worker's gradient be the same at the standby."""
+        self._replicate(self._decode(slot))
 
     def got(self, connection: Connection) -> None:
         """Do nothing: this shard sends only what workers have asked for."""
@@ -379,9 +391,9 @@ class LiveShard:
         if worker not in self._sums:
             self._sums[worker] = self._sum_of(worker)
             self._once(partial(_clear, self._sums[worker]))
-        push = self._slots[worker].push
-        self._replicate(push)
-        self._once(partial(self._shard.gather, self._sums[worker], push, weight))
+        slot = self._slots[worker]
+        self._replicate_gradient(slot)
+        self._once(partial(self._shard.gather, self._sums[worker], slot.push, weight))
 
     def _replicate(self, memory: memoryview) -> None:
         """Let these bytes be the same at the standby."""
@@ -395,6 +407,15 @@ class LiveShard:
 
     def _fold(self, order: Mapping[str, Any], ready: Callable[[int], None] | None) -> SquaredNorms | None:
         """Make a new version. ``ready`` is as in `Shard.fold`."""
+        self._begin_version()
+        measured = self._once(partial(self._make_version, order, ready))
+        if measured is None:
+            return None
+        parts, total, difference = measured
+        return SquaredNorms(tuple(parts), total, difference)
+
+    def _begin_version(self) -> None:
+        """Note that a version is about to be made."""
         self.folded = True
         self._changes += 1
         if self._replica is not None:
@@ -402,14 +423,9 @@ class LiveShard:
         if self._restored and self._keeper is not None:
             # Until now a next process would read the checkpoint again. From now on it must not: newer ones will take its place.
             self._restored, self._keeper.snapshot_due = False, True
-        measured = self._once(partial(self._make_version, order, ready))
-        if measured is None:
-            return None
-        parts, total, difference = measured
-        return SquaredNorms(tuple(parts), total, difference)
 
     def _make_version(self, order: Mapping[str, Any], ready: Callable[[int], None] | None) -> SquaredNorms | None:
-        parts: list[tuple[Memory, float]] = [(self._slots[worker].push, weight) for worker, weight in order["parts"]]
+        parts: list[tuple[Memory, float]] = [(self._decode(self._slots[worker]), weight) for worker, weight in order["parts"]]
         parts += [(self._sums[worker], factor) for worker, factor in order["sums"]]
         if self._averaging is not None:
             if self._replica is None or not self._replica.replays:
@@ -481,6 +497,12 @@ class LiveShard:
             slot.sent = self._changes
         if _travels_in_buckets(slot, order):
             (delivery or self._delivery(slot)).finish(header)
+            return
+        if slot.encoding is not None and not order["exact"]:
+            # Also at the standby, which knows by it what the worker has.
+            for number in slot.encoding.parameters.numbers:
+                slot.encoding.parameters.encode(number, self._changes)
+            send(slot.connection, header, carry="pull", early=early)
             return
         if slot.encoding is not None:
             slot.encoding.parameters.sent_exact()

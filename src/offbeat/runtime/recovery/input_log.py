@@ -19,8 +19,8 @@ LOG_NBYTES: Final = HEADER_NBYTES + 2 * AREA_NBYTES
 GROWTH_NBYTES: Final = 1 << 20
 RECORDS_MAX: Final = 1024
 """Records after which a new snapshot is due: to be told them again takes about a tenth of a second."""
-RECORDS_NBYTES: Final = 8 << 20
-"""Bytes of records after which one is due."""
+RECORDS_NBYTES: Final = 32 << 20
+"""Bytes of records after which one is due: with gradients in the records (`psp`) mostly these."""
 _SIZE = struct.Struct("=Q")
 
 

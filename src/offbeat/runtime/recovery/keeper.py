@@ -5,14 +5,19 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, Final
 
+from offbeat.errors import ConfigurationError
 from offbeat.runtime.recovery.answers import Answers
-from offbeat.transport.base import Connection, SharedMemory
+from offbeat.transport.base import Buffer, Connection, SharedMemory
 from offbeat.transport.shm import MemoryBlock
 
 LOG = "log"
 """The name of the block of the input log."""
+APART_NBYTES: Final = 1 << 20
+"""More bytes than this are kept in a block of their own: to make one costs less than a copy in the log, and one in each snapshot."""
+APART_MAX_NBYTES: Final = 64 << 20
+"""Bytes in such blocks after which a snapshot is due: it lets go of those that are not used any more."""
 
 
 class Keeper:
@@ -38,6 +43,8 @@ class Keeper:
         """True if a snapshot is to be made now, whatever the log's size: the records so far cannot be handled again later."""
         self.given_up: str | None = None
         """Why this server cannot go on in another process; None: it can."""
+        self._apart = 0
+        """Bytes kept in blocks of their own since a snapshot was due for their sake."""
 
     def allocate(self, nbytes: int, name: str) -> MemoryBlock:
         """Return a block that outlives this process. Arguments and errors are those of `MemoryBlock.allocate`."""
@@ -71,6 +78,30 @@ class Keeper:
         """Have the supervisor hold a block too."""
         self._blocks[name] = block
         self._supervisor.send({"kind": "keep", "name": name}, memory=(block,))
+
+    def keep_apart(self, data: Buffer, name: str) -> memoryview:
+        """Return a copy of these bytes in a block of its own. Raises `ConfigurationError` if there is not enough memory."""
+        block = MemoryBlock.allocate(len(data), name)
+        block.view[:] = data
+        self.keep(name, block)
+        self._apart += len(data)
+        if self._apart >= APART_MAX_NBYTES:
+            self._apart, self.snapshot_due = 0, True
+        return block.view
+
+    def copy_of(self, memory: Buffer, name: str) -> Buffer:
+        """Return a copy of memory as it is now. The next process gets the same copy, however the memory has changed since."""
+        if len(memory) <= APART_NBYTES:
+            return self.answers.ask(lambda: bytes(memory), None)  # type: ignore[no-any-return]
+        name = self.name_for(name)
+        if (left := self.left(name)) is not None:
+            return left.view.toreadonly()
+        if self.given_up is None:
+            try:
+                return self.keep_apart(memory, name).toreadonly()
+            except ConfigurationError as error:
+                self.give_up(str(error))
+        return bytes(memory)
 
     def __getitem__(self, name: str) -> MemoryBlock:
         return self._blocks[name]

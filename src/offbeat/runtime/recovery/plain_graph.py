@@ -44,6 +44,10 @@ OTHERS: Final = {
 """Further classes and functions that stand in a table themselves: to be called, or as the owner of a class method."""
 REMAKES: Final = {
     ("offbeat.runtime.coordination.checkpoint_content", "Resumed"),
+    ("offbeat.runtime.parameter_server.encoding", "EncodedParameters"),
+    ("offbeat.runtime.parameter_server.encoding", "ParameterChanges"),
+    ("offbeat.runtime.parameter_server.encoding", "ShardEncoding"),
+    ("offbeat.runtime.parameter_server.per_shard", "BlockShard"),
     ("offbeat.runtime.parameter_server.shard", "LiveShard"),
     ("offbeat.transport.link", "Link"),
 }

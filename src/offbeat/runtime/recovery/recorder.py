@@ -14,7 +14,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.runtime.recovery import snapshot
 from offbeat.runtime.recovery.answers import ANSWER, Answers
 from offbeat.runtime.recovery.input_log import LOG_NBYTES, InputLog, LogFull
-from offbeat.runtime.recovery.keeper import LOG, Keeper
+from offbeat.runtime.recovery.keeper import APART_NBYTES, LOG, Keeper
 from offbeat.runtime.recovery.sessions import SUPERVISOR, SessionLinks
 from offbeat.transport.base import Connection, Message, SharedMemory
 from offbeat.transport.link import STAMP, Link
@@ -23,8 +23,6 @@ from offbeat.types import Seconds
 
 NOT_TOLD: Final = ("result", ANSWER)
 """The kinds of records that are asked for while the others are handled again."""
-PAYLOAD_NBYTES: Final = 32 << 20
-"""Payloads of more bytes are kept as blocks of memory of their own."""
 
 log = logging.getLogger(__name__)
 
@@ -67,20 +65,15 @@ class Recorder(SessionLinks):
             assert isinstance(block, MemoryBlock)
             names.append(f"{link.session} {link.received} {number}")
             self.keeper.keep(names[-1], block)
-        payload: bytes | str
-        if len(message.payload) <= PAYLOAD_NBYTES:
-            payload = bytes(message.payload)
-        else:
+        payload: bytes | str = ""
+        if len(message.payload) > APART_NBYTES and self.keeper.given_up is None:
             payload = f"{link.session} {link.received} payload"
-            message = message._replace(payload=self._apart(payload, message.payload))
-        self.write(["message", now, link.session, link.received, link.delivered, message.header, payload, names])
+            try:
+                message = message._replace(payload=self.keeper.keep_apart(message.payload, payload))
+            except ConfigurationError as error:
+                self.keeper.give_up(str(error))
+        self.write(["message", now, link.session, link.received, link.delivered, message.header, payload or bytes(message.payload), names])
         return message
-
-    def _apart(self, name: str, payload: memoryview) -> memoryview:
-        block = MemoryBlock.allocate(len(payload), "payload")
-        block.view[:] = payload
-        self.keeper.keep(name, block)
-        return block.view
 
     # Snapshots, and reading.
 
@@ -135,7 +128,7 @@ class Recorder(SessionLinks):
         link.note(received)
         link.forget(delivered)
         memory: tuple[SharedMemory, ...] = tuple(self.keeper[name] for name in names)
-        data = self.keeper[payload].view if isinstance(payload, str) else memoryview(payload)
+        data = self.keeper[payload].view if isinstance(payload, str) else memoryview(bytearray(payload))
         return link, Message(header, data, memory)
 
 

@@ -378,7 +378,7 @@ class StreamRecorder(SessionLinks):
         link.forget(delivered)
         if header.get("kind") in CARRYING:
             link.keep_carried()
-        return link, Message(header, memoryview(payload), ())
+        return link, Message(header, memoryview(bytearray(payload)), ())
 
     def lead(self) -> None:
         """Write records from now on, and note which regions must be sent again."""

@@ -71,7 +71,7 @@ class _Writer(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, memoryview):
-            return memoryview, (bytes(value),)
+            return memoryview, (bytes(value) if value.readonly else bytearray(value),)
         if isinstance(value, weakref.WeakKeyDictionary):
             return _weak, (list(value.items()),)
         return NotImplemented

@@ -1,0 +1,97 @@
+"""Servers' processes die at any point, and the journal and the parameters are those of a job without deaths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.sim.comparison import DEALT, FAULTS, FREE, LAWS, RETURN, comparable, compare, scripted, seen
+from tests.sim.dying_servers import OF_SERVERS, DyingServers
+from tests.sim.followed import follow
+from tests.sim.stepped import Timings
+from tests.tiers import examples
+
+from offbeat.journal.records import Record
+from offbeat.journal.summary import Tally
+from offbeat.policies import RULES
+from offbeat.runtime.recovery.keeper import APART_NBYTES
+
+PSP: Final = [*RULES["psp"].about.examples, "psp(c=3, scaling=none)"]
+SOME: Final = [*PSP, "bsp", "asp", "dbw", "rennala(batch=2)", "ensemble(steps=2)"]
+
+
+def ran(script: Timings, where: Path, deaths: list[tuple[str, int]], *options: int) -> tuple[DyingServers, list[Record]]:
+    """Run it, and check what holds of every job: `follow` knows the parameters of each version of each shard."""
+    job = DyingServers(script, where / "journal.jsonl", deaths, *options)
+    live = job.run()
+    assert Tally.of(live).problems() == []
+    for report in (record["report"] for record in live if record["kind"] == "epoch_ended"):
+        assert sum(report[name] for name in ("folded", "dropped", "rejected", "unused")) == report["indices"]
+    for shard in range(script.cluster.servers):
+        versions = [record["version"] for record in live if record["kind"] == "fold" and record.get("shard", 0) == shard]
+        assert versions == list(range(1, len(versions) + 1))
+    follow(job, live)
+    return job, live
+
+
+def compared(script: Timings, where: Path, deaths: list[tuple[str, int]], records: int) -> DyingServers:
+    """Compare it with the job in which none dies: parameters bit by bit, and all records but the first, which says when it was started."""
+    undisturbed, calm = ran(script, where, [])
+    job, live = ran(script, where, deaths, records)
+    assert seen(job) == seen(undisturbed)
+    compare(*(sorted(comparable(log[1:]), key=lambda record: (record["t"], str(record))) for log in (live, calm)))
+    return job
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("sync", SOME)
+def test_the_journal_is_that_of_a_job_in_which_none_has_died(sync: str, servers: int, tmp_path: Path) -> None:
+    deaths = [(kind, 3 * number + 1) for number in range(6) for kind in ("append", "send", "once", "append")]
+    job = compared(scripted(sync, LAWS[0], RETURN, FREE, servers=servers), tmp_path, deaths, 5)
+    assert job.died.total() > 8 and all(job.died_at[number] for number in range(servers))
+
+
+@pytest.mark.parametrize("apart", [APART_NBYTES, 3])
+@pytest.mark.parametrize("sync", ["psp(c=1)", "psp(c=1, b=0.5)"])
+def test_a_block_that_is_sent_again_is_as_it_was_although_its_shard_has_gone_on(sync: str, apart: int, tmp_path: Path) -> None:
+    """The dead process had sent it, and it was on its way while others had it, and pushed what came of it."""
+    deaths = [("append", number) for number in range(1, 24)]
+    script = scripted(sync, LAWS[0], "", FREE, delay="uniform(low=0, high=2)", servers=2)
+    job, _ = ran(script, tmp_path, deaths, 100, apart)
+    assert job.died.total() == len(deaths)
+    for lasting in job._lasting:
+        blocks = [name for name in lasting.kept if name.startswith("block ")]
+        assert 0 < len(blocks) < 6 if apart == 3 else not blocks, "those that nobody needs any more are let go"
+        assert not blocks or int(blocks[-1].split()[-1]) > len(blocks)
+
+
+@examples(120, quick=20)
+@given(
+    sync=st.sampled_from(SOME),
+    law=st.sampled_from(LAWS),
+    faults=st.sampled_from(FAULTS),
+    dealt=st.booleans(),
+    seed=st.integers(0, 1 << 30),
+    servers=st.sampled_from((1, 2)),
+    deaths=st.lists(st.tuples(st.sampled_from(sorted(OF_SERVERS)), st.integers(1, 60)), min_size=1, max_size=30),
+    records=st.integers(1, 40),
+    apart=st.sampled_from((APART_NBYTES, 3)),
+)
+def test_whenever_they_die_the_books_are_right(
+    tmp_path_factory: pytest.TempPathFactory,
+    sync: str,
+    law: str,
+    faults: str,
+    dealt: bool,
+    seed: int,
+    servers: int,
+    deaths: list[tuple[str, int]],
+    records: int,
+    apart: int,
+) -> None:
+    """Where much happens at one instant, it matters who is heard first: so journals are not compared."""
+    script = scripted(sync, law, faults, DEALT if dealt else FREE, seed=seed, servers=servers)
+    ran(script, tmp_path_factory.mktemp("dying"), deaths, records, apart)

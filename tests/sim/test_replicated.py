@@ -1,0 +1,87 @@
+"""Leaders die at any point, and their standbys go on: journal and parameters are those of a job without deaths."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.sim.comparison import DEALT, FAULTS, FREE, LAWS, RETURN, comparable, compare, scripted, seen
+from tests.sim.followed import follow
+from tests.sim.replicated import POINTS, ReplicatedServers
+from tests.sim.stepped import Timings
+from tests.tiers import examples
+
+from offbeat.journal.records import Record
+from offbeat.journal.summary import Tally
+from offbeat.policies import RULES
+from offbeat.types import ACKS, Ack, WireFormat
+
+PSP: Final = [*RULES["psp"].about.examples]
+SOME: Final = [*PSP, "bsp", "asp", "dbw", "ensemble(steps=2)"]
+ENCODED: Final = ["bsp", "asp", "rennala(batch=2)"]
+
+
+def ran(script: Timings, where: Path, deaths: list[tuple[str, int]], ack: Ack = "replica") -> tuple[ReplicatedServers, list[Record]]:
+    """Run it, and check what holds of every job: `follow` knows the parameters of each version of each shard."""
+    job = ReplicatedServers(script, where / "journal.jsonl", deaths, ack)
+    live = job.run()
+    assert Tally.of(live).problems() == []
+    for report in (record["report"] for record in live if record["kind"] == "epoch_ended"):
+        assert sum(report[name] for name in ("folded", "dropped", "rejected", "unused")) == report["indices"]
+    if script.wire == "float32" and ack == "replica":  # else workers may have seen a version that was lost
+        follow(job, live)
+    return job, live
+
+
+CASES: Final = [
+    *((2, sync, "float32") for sync in SOME),
+    *((servers, sync, wire) for sync in ENCODED for servers, wire in ((2, "bf16"), (1, "int8"))),
+]
+
+
+@pytest.mark.parametrize(("servers", "sync", "wire"), CASES)
+def test_journal_and_parameters_are_those_of_a_job_in_which_no_leader_has_died(
+    servers: int, sync: str, wire: WireFormat, tmp_path: Path
+) -> None:
+    """In all formats bit for bit: a worker's parameters follow from what it was sent before, as well."""
+    script = replace(scripted(sync, LAWS[0], RETURN, FREE, servers=servers), wire=wire)
+    undisturbed, calm = ran(script, tmp_path, [])
+    deaths = [(kind, 5 * number + 1) for number in range(6) for kind in ("flush", "send")]
+    job, live = ran(script, tmp_path, deaths)
+    assert job.died.total() > 4
+    assert seen(job) == seen(undisturbed)
+    compare(*(sorted(comparable(log[1:]), key=lambda record: (record["t"], str(record))) for log in (live, calm)))
+
+
+@examples(80, quick=15)
+@given(
+    sync=st.sampled_from(SOME),
+    law=st.sampled_from(LAWS),
+    faults=st.sampled_from(FAULTS),
+    wire=st.sampled_from(("float32", "bf16", "int8")),
+    ack=st.sampled_from(ACKS),
+    dealt=st.booleans(),
+    seed=st.integers(0, 1 << 30),
+    servers=st.sampled_from((1, 2)),
+    deaths=st.lists(st.tuples(st.sampled_from(sorted(POINTS)), st.integers(1, 60)), min_size=1, max_size=20),
+)
+def test_whenever_leaders_die_the_books_are_right(
+    tmp_path_factory: pytest.TempPathFactory,
+    sync: str,
+    law: str,
+    faults: str,
+    wire: WireFormat,
+    ack: Ack,
+    dealt: bool,
+    seed: int,
+    servers: int,
+    deaths: list[tuple[str, int]],
+) -> None:
+    script = scripted(sync, law, faults, DEALT if dealt else FREE, seed=seed, servers=servers)
+    if sync in ENCODED:
+        script = replace(script, wire=wire)
+    ran(script, tmp_path_factory.mktemp("replicas"), deaths, ack if sync in ENCODED and servers == 1 else "replica")
