@@ -26,6 +26,7 @@ from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec, hyperparameters
 from offbeat.tensors.state import assemble_state_dict, split_state_dict
 from offbeat.transport.base import Connection, SharedMemory
+from offbeat.transport.copy_on_write import OwnView, own_view
 from offbeat.transport.link import Link
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
 from offbeat.types import Incarnation, WireFormat
@@ -58,6 +59,11 @@ class Exchange:
         self._numbers = itertools.count(time.time_ns())
         self._sent_hyper: Any = None
         kind = MemoryBlock if grouped or any(server.shares_memory for server in link.servers) else PrivateBlock
+        self._grouped = grouped
+        self._common = False
+        """True once the model reads the memory that all workers read."""
+        self._own: OwnView | None = None
+        """Through which the model reads the memory that all workers read; None: it reads no such memory, or directly."""
         self._push_block: SharedMemory = kind.allocate(layout.nbytes, f"gradients of {name}")
         self._pull_block: SharedMemory = kind.allocate(layout.nbytes, f"parameters of {name}")
         self.flat = FlatModel(layout, model, self._push_block.view, self._pull_block.view)
@@ -125,10 +131,21 @@ class Exchange:
         self.flat.computed = self._early.computed
 
     def share(self, common: SharedMemory) -> None:
-        """Replace this worker's parameter memory by the memory that all workers read."""
-        self.flat.repoint(common.view)
+        """Replace this worker's parameter memory by the memory that all workers read.
+
+        What the script writes there stays in this process where possible: other workers compute from these parameters. The processes of a
+        worker with several share the memory among themselves.
+        """
+        on_cpu = all(parameter.device.type == "cpu" for parameter in self.flat.parameters)
+        self._own = own_view(common) if on_cpu and not self._grouped else None
+        self.flat.repoint(common.view if self._own is None else self._own.view)
         self._link.bind(self._push_block, common)
-        self._pull_block = common
+        self._pull_block, self._common = common, True
+
+    @property
+    def in_place(self) -> bool:
+        """True if this worker's script may write to parameters that others read."""
+        return self._common and self._own is None
 
     def copy(self, common: SharedMemory) -> None:
         """Take the parameters that all workers share into this worker's own memory."""
@@ -186,6 +203,8 @@ class Exchange:
         """Begin to compute from the parameters that have arrived."""
         if self.blocks is not None:
             self.blocks.load()
+        if self._own is not None:
+            self._own.renew()
         self.flat.pulled()
         self._early.begin()
 
