@@ -97,6 +97,8 @@ class WorkerSession(JobSession):
         """The version of the newest parameters that have come."""
         self._unshared: SharedMemory | None = None
         """The job's own memory, until this worker's script begins to train; None: the worker uses it, or has memory of its own."""
+        self._in_place = False
+        """The worker reads the job's own memory: what its script writes there is the job's at once, and what others write is seen here."""
 
     @property
     def servers_step(self) -> bool:  # type: ignore[override]
@@ -110,9 +112,7 @@ class WorkerSession(JobSession):
     def unwritten(self) -> str | None:
         if self._exchange.averaging is not None:
             return None
-        if self._exchange.in_place:
-            return "a later step replaces what was written, and workers that read the same memory (bsp on one host) get it before that"
-        return "a later step replaces what was written"
+        return "a later step replaces what was written, and workers that read the same memory (bsp on one host) get it before that"
 
     @property
     def memory(self) -> tuple[SharedMemory, SharedMemory]:
@@ -135,6 +135,7 @@ class WorkerSession(JobSession):
         self._exchange.begin()
         if common is not None and self.resumes:
             self._exchange.share(common)
+            self._in_place = True
         elif common is not None:
             self._unshared = common
             self._exchange.copy(common)
@@ -148,6 +149,7 @@ class WorkerSession(JobSession):
         if self._unshared is not None:
             common, self._unshared = self._unshared, None
             self._exchange.share(common)
+            self._in_place = True
             self._exchange.flat.remember()
 
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
@@ -162,7 +164,7 @@ class WorkerSession(JobSession):
 
         A script that comes to a running job may have loaded an old checkpoint into its model: there the job's parameters go before.
         """
-        if self.steps or self._exchange.in_place or self._exchange.flat.written() is None:
+        if self.steps or self._in_place or self._exchange.flat.written() is None:
             return
         if self.resumes:
             state = self._exchange.state_dict()
@@ -185,7 +187,7 @@ class WorkerSession(JobSession):
     def _step(self, samples: int | None) -> None:
         self._settle()
         self._share()
-        if not self.steps and self.resumes and not self._exchange.in_place:
+        if not self.steps and self.resumes and not self._in_place:
             self._writes.look(self._exchange.flat, self.link.incarnation)
         nonfinite = self._machine.work.nonfinite
         if not self._interrupts.now():
