@@ -19,6 +19,9 @@ import offbeat
 from offbeat.journal.file import of_optimizer, read
 from offbeat.journal.summary import Tally
 
+pytestmark = pytest.mark.filterwarnings("error:the script has written to")
+"""No script here does so. While a process waits with one optimizer, those of another may change in the memory that it shares."""
+
 SIZE, BATCH, EPOCHS = 60, 4, 2
 """Fifteen batches, which three workers share evenly."""
 

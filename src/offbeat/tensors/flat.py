@@ -84,9 +84,9 @@ class FlatModel:
         """Return a number that changes when a parameter is written to, other than by pulling."""
         return sum(parameter._version for parameter in self._parameters)
 
-    def remember(self) -> None:
-        """Remember a sample of the parameters, with which `written` compares them."""
-        self._remembered = self._words()
+    def remember(self, *, values: bool = True) -> None:
+        """Remember what `written` compares: autograd's counts, and a sample of the parameters unless ``values`` is False."""
+        self._remembered = self._words() if values else None
         self._versions = [parameter._version for parameter in self._parameters]
 
     def written(self) -> str | None:
@@ -95,14 +95,15 @@ class FlatModel:
         Noticed are operations in place that autograd counts, new tensors in ``p.data``, and other writes that change one of the words in
         the sample.
         """
-        before = self._remembered
-        if before is None or not self._datas:
+        if not self._versions or not self._datas:
             return None
         # Read in each step, of each tensor: the device, which takes longest to ask for, only where the address differs.
         for i, (parameter, address, version) in enumerate(zip(self._parameters, self._addresses, self._versions, strict=True)):
             if parameter._version != version or (parameter.data_ptr() != address and parameter.device.type == "cpu"):
                 return self._layout.tensors[i].name
-        differs = np.flatnonzero(self._words() != before)
+        if self._remembered is None:
+            return None
+        differs = np.flatnonzero(self._words() != self._remembered)
         if len(differs):
             at = int(self._places[differs[0]]) * _WORD
             return next(spec.name for spec in self._layout.tensors if spec.offset <= at < spec.stop)

@@ -80,7 +80,7 @@ class Line:
         self.shard.apply([fold, self.release(exact=False)])
 
     def release(self, *, exact: bool, anew: bool = False) -> dict[str, Any]:
-        return {"do": "release", "worker": 0, "serial": 1, "version": 1, "exact": exact, "anew": anew}
+        return {"do": "release", "worker": 0, "incarnation": 1, "serial": 1, "version": 1, "exact": exact, "anew": anew}
 
     def receive(self) -> Tensor:
         """Return the parameters that the worker has once its release has come."""

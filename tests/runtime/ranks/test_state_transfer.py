@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +34,22 @@ class Far(Group):
 
     def admitted(self, rank: WorkerId) -> bool:
         return not self.waits_for_admission
+
+    def begin(self, ranks: Sequence[WorkerId]) -> None:
+        """All are there."""
+        return
+
+    def forget(self, rank: WorkerId) -> None:
+        self.waits_for_admission = False
+
+    def pause(self, rank: WorkerId) -> None:
+        raise AssertionError("nobody pauses")
+
+    def resume(self, rank: WorkerId) -> None:
+        raise AssertionError("nobody resumes")
+
+    def close(self) -> None:
+        return
 
     def enter(self, rank: WorkerId, version: Version) -> None:
         if self.too_old:

@@ -60,10 +60,10 @@ class Exchange:
         self._sent_hyper: Any = None
         kind = MemoryBlock if grouped or any(server.shares_memory for server in link.servers) else PrivateBlock
         self._grouped = grouped
-        self._common = False
-        """True once the model reads the memory that all workers read."""
+        self._common: SharedMemory | None = None
+        """The memory that all workers read; None: the model reads other memory, or this process's view of that memory."""
         self._own: OwnView | None = None
-        """Through which the model reads the memory that all workers read; None: it reads no such memory, or directly."""
+        """This process's view of it, in which writes of the script stay."""
         self._push_block: SharedMemory = kind.allocate(layout.nbytes, f"gradients of {name}")
         self._pull_block: SharedMemory = kind.allocate(layout.nbytes, f"parameters of {name}")
         self.flat = FlatModel(layout, model, self._push_block.view, self._pull_block.view)
@@ -131,21 +131,28 @@ class Exchange:
         self.flat.computed = self._early.computed
 
     def share(self, common: SharedMemory) -> None:
-        """Replace this worker's parameter memory by the memory that all workers read.
-
-        What the script writes there stays in this process where possible: other workers compute from these parameters. The processes of a
-        worker with several share the memory among themselves.
-        """
-        on_cpu = all(parameter.device.type == "cpu" for parameter in self.flat.parameters)
-        self._own = own_view(common) if on_cpu and not self._grouped else None
-        self.flat.repoint(common.view if self._own is None else self._own.view)
+        """Replace this worker's parameter memory by the memory that all workers read."""
+        self.flat.repoint(common.view)
         self._link.bind(self._push_block, common)
-        self._pull_block, self._common = common, True
+        self._pull_block = self._common = common
+
+    def keep_writes_apart(self) -> None:
+        """Keep what the script writes to the parameters from now on in this process, where possible: other workers compute from them.
+
+        Before a worker's first step a script loads parameters, which are to be the job's. The processes of a worker with several share the
+        memory among themselves.
+        """
+        common, self._common = self._common, None
+        if common is None or self._grouped or any(parameter.device.type != "cpu" for parameter in self.flat.parameters):
+            return
+        self._own = own_view(common)
+        if self._own is not None:
+            self.flat.repoint(self._own.view)
 
     @property
-    def in_place(self) -> bool:
-        """True if this worker's script may write to parameters that others read."""
-        return self._common and self._own is None
+    def apart(self) -> bool:
+        """True if other workers do not read what this worker's script writes to memory that they read, too."""
+        return self._own is not None
 
     def copy(self, common: SharedMemory) -> None:
         """Take the parameters that all workers share into this worker's own memory."""

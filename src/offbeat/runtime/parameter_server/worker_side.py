@@ -112,7 +112,13 @@ class WorkerSession(JobSession):
     def unwritten(self) -> str | None:
         if self._exchange.averaging is not None:
             return None
-        return "a later step replaces what was written, and workers that read the same memory (bsp on one host) get it before that"
+        if self._in_place and not self._exchange.apart:
+            return "a later step replaces what was written, and workers that read the same memory (bsp on one host) get it before that"
+        return "a later step replaces what was written"
+
+    @property
+    def may_change(self) -> bool:
+        return self._in_place and (self._samples.dealt_out or len(self._siblings) > 1)
 
     @property
     def memory(self) -> tuple[SharedMemory, SharedMemory]:
@@ -188,7 +194,7 @@ class WorkerSession(JobSession):
         self._settle()
         self._share()
         if not self.steps and self.resumes and not self._in_place:
-            self._writes.look(self._exchange.flat, self.link.incarnation)
+            self._writes.look(self._exchange.flat, self.link.incarnation, self.steps)
         nonfinite = self._machine.work.nonfinite
         if not self._interrupts.now():
             nonfinite = self._finite(self._exchange.flat.collect()) or nonfinite
@@ -256,7 +262,11 @@ class WorkerSession(JobSession):
 
     def _begin(self) -> None:
         """Compute from the parameters that have come."""
+        if self.steps:
+            self._exchange.keep_writes_apart()
         self._exchange.pulled()
+        if not self.steps:  # what has come is not what the script has written
+            self._exchange.flat.remember()
         if self._machine.blocks is not None:
             self.version = min(self._machine.blocks.used)
 
@@ -298,7 +308,6 @@ class WorkerSession(JobSession):
         self._settle()
         self._tell(PullAsked())
         self._settle()
-        self._exchange.flat.remember()
 
     def refresh(self) -> None:
         if self._exchange.averaging is None and not self._exchange.flat.accumulating and not self._samples.any_open:

@@ -115,6 +115,11 @@ class JobSession(Session):
         """Return what happens to values that the script writes to the parameters; None: they are this worker's own."""
 
     @property
+    def may_change(self) -> bool:
+        """Return True if others may change the parameters in this worker's memory while its script computes."""
+        return False
+
+    @property
     @abstractmethod
     def memory(self) -> tuple[SharedMemory, SharedMemory]:
         """Return the blocks in which `flat` has its gradients and its parameters. The second may be replaced in a call."""
@@ -150,13 +155,17 @@ class JobSession(Session):
 
     def entered(self) -> None:
         """Look, at the beginning of a call, whether the script has written to the parameters since the last one."""
-        if self.steps and self.group is None and not self.link.closed.is_set() and self.unwritten is not None:
-            self._writes.look(self.flat, self.link.incarnation)
+        if self._watches_writes:
+            self._writes.look(self.flat, self.link.incarnation, self.steps)
 
     def left(self) -> None:
         """Remember, at the end of a call, the parameters that the script gets."""
-        if self.steps and self.group is None and not self.link.closed.is_set() and self.unwritten is not None:
-            self._writes.remember(self.flat, self.link.incarnation, self.unwritten)
+        if self._watches_writes and (consequence := self.unwritten) is not None:
+            self._writes.remember(self.flat, self.link.incarnation, self.steps, consequence, may_change=self.may_change)
+
+    @property
+    def _watches_writes(self) -> bool:
+        return self.steps > 0 and self.group is None and not self.link.closed.is_set() and self.unwritten is not None
 
     # The worker's state machine.
 

@@ -33,6 +33,11 @@ class WorkerSamples:
         """True if this worker has taken part in an epoch of any sampler and has not seen its end."""
         return bool(self._open)
 
+    @property
+    def dealt_out(self) -> bool:
+        """True if this worker gets no more samples of an epoch whose end it has not seen."""
+        return bool(self._dealt_out)
+
     def over(self, pool: int) -> None:
         """Note that there is no end to wait for: it has come, or the worker holds none of the epoch's samples and will get none."""
         self._open.pop(pool, None)
