@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from tests.by_hand import EMPTY, Line
 
-from offbeat.core.rank_log import TooOld
+from offbeat.core.effects import Effect
+from offbeat.core.rank_log import Entry, TooOld
 from offbeat.runtime.ranks.group import Group
 from offbeat.runtime.ranks.state_transfer import Joiners
-from offbeat.transport.base import Message
-from offbeat.types import Version, WorkerId
+from offbeat.transport.base import Message, SharedMemory
+from offbeat.types import Incarnation, Version, WorkerId
 
 
 class Far(Group):
@@ -34,6 +35,16 @@ class Far(Group):
 
     def admitted(self, rank: WorkerId) -> bool:
         return not self.waits_for_admission
+
+    @property
+    def memory(self) -> tuple[SharedMemory, ...]:
+        return ()
+
+    def follow(self, start: int) -> list[Entry]:
+        return []
+
+    def leave(self, rank: WorkerId, incarnation: Incarnation) -> Sequence[Effect]:
+        return ()
 
     def begin(self, ranks: Sequence[WorkerId]) -> None:
         """All are there."""
