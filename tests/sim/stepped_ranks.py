@@ -6,6 +6,7 @@ happens, all ranks that wait for others look, in the order in which they have be
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from math import inf
@@ -16,7 +17,7 @@ from unittest.mock import patch
 from tests.sim.stepped import SteppedJob, Timings
 from tests.sim.stub_gossip import StubGossip
 from tests.sim.stub_plain import Meeting, StubPlain
-from tests.sim.stub_ranks import StubRank, StubRounds, WentOn
+from tests.sim.stub_ranks import SourceEnd, StubRank, StubRounds, WentOn
 
 from offbeat.journal.records import Record
 from offbeat.policies import rule
@@ -39,6 +40,10 @@ class SteppedRanks(SteppedJob):
         """Ranks that wait for others, in the order in which they have begun to."""
         self.went_on: list[WentOn] = []
         self.meeting = Meeting()
+        self.source_ends: deque[str | None] = deque()
+        """How the process of the next source ends, once it has admitted a joiner and before it sends its replica: ``seen``, where its
+        connections close, ``silent``, where they do not, or None: it goes on. Where the deque is empty all go on."""
+        self.ended: list[SourceEnd] = []
         self.waits: dict[WorkerId, Seconds] = {}
         """Since when ranks wait for others."""
         self.waited: list[tuple[Seconds, Seconds]] = []
@@ -66,6 +71,17 @@ class SteppedRanks(SteppedJob):
         """Whether any rank waited for others then."""
         over = [(since, inf) for since in self.waits.values()]
         return any(since < t <= until for since, until in (*self.waited, *over))
+
+    def ends_source(self, source: StubRank, joiner: WorkerId) -> bool:
+        """End the process of a rank that has just admitted a joiner, if that is due. Returns whether it did."""
+        if all(rank.gone or rank.number in (source.number, joiner) for rank in self._workers.values()):
+            return False  # the parameters would be lost with it
+        how = self.source_ends.popleft() if self.source_ends else None
+        if how is None:
+            return False
+        self.ended.append(SourceEnd(source.number, joiner, source.version, how))
+        source.die("killed after it has admitted a joiner", seen=how == "seen")
+        return True
 
     def finds_out(self) -> None:
         """A rank that waits for others does not take part any more."""

@@ -61,6 +61,16 @@ class WentOn(NamedTuple):
     parameters: list[float]
 
 
+class SourceEnd(NamedTuple):
+    """The end of a source between its two acts: it has admitted the joiner, and has not sent its replica."""
+
+    source: WorkerId
+    joiner: WorkerId
+    version: Version
+    """Of its replica, at which the joiner was admitted."""
+    how: str
+
+
 class StubRank(StubWorker):
     """One process of a rank, of whichever family. See `StubWorker` for the arguments."""
 
@@ -264,6 +274,9 @@ class StubRank(StubWorker):
             case "donate":
                 if header["to"] is not None:
                     self.admit(header["to"], header["ticket"])
+                    if self.job.ends_source(self, header["to"]):
+                        self._waits_for = None
+                        return
                 told = {"to": header["to"], "number": header["number"], "failed": None}
                 self.servers[0].send({"kind": "donation", **told, "replica": self.parameters.tolist(), "from": self.version})
             case "absent":

@@ -11,6 +11,7 @@
         └── memory.MemoryHub   within one process, for tests
 
     schema     checks the fields of a message before anything is done with it
+    copy_on_write  shows a process shared memory in which its own writes are seen by it only
     futex      lets processes wait for each other on shared memory
 ```
 

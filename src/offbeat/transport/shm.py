@@ -27,7 +27,7 @@ if sys.platform == "linux":
 HOST_VARIABLE = "OFFBEAT_HOST"
 AVAILABLE = sys.platform == "linux"
 """True if this system can share memory in this way; elsewhere all messages go over TCP."""
-_MADV_POPULATE_READ = 22
+MADV_POPULATE_READ = 22
 _OUT_OF_MEMORY = {errno.ENOSPC, errno.ENOMEM, errno.EFBIG}
 
 
@@ -139,7 +139,7 @@ class MemoryBlock(SharedMemory):
         page."""
         if self._map is not None and nbytes:
             with contextlib.suppress(OSError):  # kernels before 5.14
-                self._map.madvise(_MADV_POPULATE_READ, start, nbytes)
+                self._map.madvise(MADV_POPULATE_READ, start, nbytes)
 
     def reserve(self, start: int, nbytes: int) -> None:
         """Allocate the pages of a part of a sparse block.

@@ -207,14 +207,16 @@ class Sequencer:
         gradient that the process before it left there.
 
         Args:
-            rank: does not take part yet.
+            rank: does not take part yet; or has not begun, since the rank that admitted it died before the parameters for it had come.
             version: the version of its parameters.
             host: the name of its host; None: as before.
 
         Raises:
             TooOld: results that the rank would have to apply are gone; it must come with newer parameters.
         """
-        assert self._rounds.state(rank) == ABSENT, f"rank {rank} enters, and is there"
+        again = self._rounds.state(rank) != ABSENT
+        if again and version == self._came_with[rank]:
+            return []
         if version < self._rounds.free_from():
             raise TooOld(f"rank {rank} comes with version {version}, and results are kept from {self._rounds.free_from()} on")
         # Its predecessor's buffers, if they are still in memory, are its own now.
@@ -224,10 +226,12 @@ class Sequencer:
         if host is not None:
             self._hosts[rank] = host
         self._rounds.enter(rank, version)
-        self._present.append(rank)
+        if not again:
+            self._present.append(rank)
         self._came_with[rank] = version
         self._wrote(EntryKind.ENTER, rank, version)
-        self._entering.append(rank)
+        if rank not in self._entering:
+            self._entering.append(rank)
         for parting in self._parting.values():
             parting.missing.add(rank)
         return [*self._new_view(), *(ReportProgress((rank,), parting.through) for parting in self._parting.values())]

@@ -110,17 +110,26 @@ class MultiHostGroup(Group):
         """Let a rank take part from now on, with the parameters of this version."""
         self._rounds.enter(rank, version)
         for rounds in self._all_rounds[1:]:
-            rounds.enter(rank, rounds.number)
+            rounds.forget(rank)
+            if not rounds.present(rank):
+                rounds.enter(rank, rounds.number)
 
     def ticket(self, rank: WorkerId) -> list[int]:
-        """Return the numbers that authorise another rank to admit `rank`'s current process, one for each of the rounds."""
+        """Return numbers that authorise another rank to admit `rank`'s current process, one for each of the rounds."""
         return [rounds.ticket(rank) for rounds in self._all_rounds]
+
+    def admitted(self, rank: WorkerId) -> bool:
+        """Return True once the sequencers have had the admissions, which do not travel with the replica."""
+        return all(rounds.admitted(rank) for rounds in self._all_rounds)
 
     def forget(self, rank: WorkerId) -> None:
         """Forget the addresses of a rank whose process is gone, and withdraw its tickets."""
         self._contacts.pop(rank, None)
         for rounds in self._all_rounds:
             rounds.forget(rank)
+        if self._begun and not self._rounds.present(rank):
+            for rounds in self._all_rounds[1:]:
+                rounds.leave(rank)  # of its two admissions one may have come
 
     def leave(self, rank: WorkerId, incarnation: Incarnation) -> tuple[Effect, ...]:
         """Remove a rank. Gradients that only its host had are lost, which the log says."""

@@ -31,6 +31,7 @@ class MultiHostMember(RoundMember):
     """
 
     others_decide = True
+    _rounds: MultiHostRounds
 
     def __init__(
         self,
@@ -107,6 +108,7 @@ class MultiHostMember(RoundMember):
 
     def _enter(self) -> None:
         if self._later:
-            for rounds in self._all_rounds:
+            self._rounds.entered(self.version)
+            for rounds in self._all_rounds[1:]:
                 rounds.entered()
         super()._enter()

@@ -104,12 +104,13 @@ class OneHostGroup(Group):
             rounds.enter(rank, rounds.done)
 
     def ticket(self, rank: WorkerId) -> list[int]:
-        """Return the numbers that authorise another rank to admit `rank`'s current process, one for each of the rounds."""
-        return [rounds.ticket(rank) for rounds in self._all_rounds]
+        """Return numbers that authorise another rank to admit `rank`'s current process, one for each of the rounds."""
+        # A source admits a joiner to the rounds of gradients first. The other way round here, no stale source can do only the second part.
+        return [rounds.ticket(rank) for rounds in reversed(self._all_rounds)][::-1]
 
     def forget(self, rank: WorkerId) -> None:
-        """Withdraw the tickets of a rank that does not take part and whose process is gone."""
-        for rounds in self._all_rounds:
+        """Withdraw the tickets of a rank whose process is gone."""
+        for rounds in reversed(self._all_rounds):  # as in `ticket`: else the rank might be in the rounds of parameters alone
             rounds.forget(rank)
 
     def leave(self, rank: WorkerId, incarnation: Incarnation, note: Note | None = None) -> tuple[Effect, ...]:

@@ -26,6 +26,7 @@ from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec, hyperparameters
 from offbeat.tensors.state import assemble_state_dict, split_state_dict
 from offbeat.transport.base import Connection, SharedMemory
+from offbeat.transport.copy_on_write import OwnView, own_view
 from offbeat.transport.link import Link
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
 from offbeat.types import Incarnation, WireFormat
@@ -58,6 +59,11 @@ class Exchange:
         self._numbers = itertools.count(time.time_ns())
         self._sent_hyper: Any = None
         kind = MemoryBlock if grouped or any(server.shares_memory for server in link.servers) else PrivateBlock
+        self._grouped = grouped
+        self._common: SharedMemory | None = None
+        """The memory that all workers read; None: the model reads other memory, or this process's view of that memory."""
+        self._own: OwnView | None = None
+        """This process's view of it, in which writes of the script stay."""
         self._push_block: SharedMemory = kind.allocate(layout.nbytes, f"gradients of {name}")
         self._pull_block: SharedMemory = kind.allocate(layout.nbytes, f"parameters of {name}")
         self.flat = FlatModel(layout, model, self._push_block.view, self._pull_block.view)
@@ -128,7 +134,25 @@ class Exchange:
         """Replace this worker's parameter memory by the memory that all workers read."""
         self.flat.repoint(common.view)
         self._link.bind(self._push_block, common)
-        self._pull_block = common
+        self._pull_block = self._common = common
+
+    def keep_writes_apart(self) -> None:
+        """Keep what the script writes to the parameters from now on in this process, where possible: other workers compute from them.
+
+        Before a worker's first step a script loads parameters, which are to be the job's. The processes of a worker with several share the
+        memory among themselves.
+        """
+        common, self._common = self._common, None
+        if common is None or self._grouped or any(parameter.device.type != "cpu" for parameter in self.flat.parameters):
+            return
+        self._own = own_view(common)
+        if self._own is not None:
+            self.flat.repoint(self._own.view)
+
+    @property
+    def apart(self) -> bool:
+        """True if other workers do not read what this worker's script writes to memory that they read, too."""
+        return self._own is not None
 
     def copy(self, common: SharedMemory) -> None:
         """Take the parameters that all workers share into this worker's own memory."""
@@ -188,6 +212,8 @@ class Exchange:
         """Begin to compute from the parameters that have arrived."""
         if self.blocks is not None:
             self.blocks.load()
+        if self._own is not None:
+            self._own.renew()
         self.flat.pulled()
         self._early.begin()
 

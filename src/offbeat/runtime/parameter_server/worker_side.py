@@ -112,7 +112,9 @@ class WorkerSession(JobSession):
     def unwritten(self) -> str | None:
         if self._exchange.averaging is not None:
             return None
-        return "a later step replaces what was written, and workers that read the same memory (bsp on one host) get it before that"
+        if self._in_place and not self._exchange.apart:
+            return "a later step replaces what was written, and workers that read the same memory (bsp on one host) get it before that"
+        return "a later step replaces what was written"
 
     @property
     def may_change(self) -> bool:
@@ -260,6 +262,8 @@ class WorkerSession(JobSession):
 
     def _begin(self) -> None:
         """Compute from the parameters that have come."""
+        if self.steps:
+            self._exchange.keep_writes_apart()
         self._exchange.pulled()
         if not self.steps:  # what has come is not what the script has written
             self._exchange.flat.remember()

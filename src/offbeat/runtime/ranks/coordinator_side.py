@@ -161,7 +161,8 @@ class RankCoordinatorSide:
 
     def wake_at(self) -> Seconds | None:
         """Return when to call `follow` next at the latest; None if nothing is expected."""
-        return self._read_at + LOOK_S if self._entries or any(self._reported.values()) or self._coordinator.ledger.unsettled else None
+        expected = self._entries or any(self._reported.values()) or self.joiners.unadmitted or self._coordinator.ledger.unsettled
+        return self._read_at + LOOK_S if expected else None
 
     def follow(self, now: Seconds) -> None:
         """Process the log up to the first entry whose description has not come yet."""
@@ -173,6 +174,7 @@ class RankCoordinatorSide:
             self._unprocessed[entry.kind, entry.rank] -= 1
             self._last_at = min(now, max(self._last_at, entry.at_ns * 1e-9 - self._began_at))
             self._process(entry, event)
+        self.joiners.start_admitted()
         self._read_at = self._last_at = now
         for number in sorted(number for number in self._void if number < self._coordinator.version):
             self._void.discard(number)
@@ -270,10 +272,12 @@ class RankCoordinatorSide:
         self.joiners.gone(worker)
         if worker in self._departures:
             return
+        # First its ticket is withdrawn: a source could admit it after it was found absent, and it would stay without a process.
+        self._group.forget(worker)
+        present = self._group.present(worker)
         self._read()
         # Other ranks may have removed it already; then the LEAVE entry is still unread.
-        if not self._group.present(worker) and not self._unprocessed[EntryKind.LEAVE, worker]:
-            self._group.forget(worker)
+        if not present and not self._unprocessed[EntryKind.LEAVE, worker]:
             self._feed(event, now)
         else:
             self._departures[worker] = event

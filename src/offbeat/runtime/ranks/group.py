@@ -39,10 +39,17 @@ class Group(Protocol):
         """
 
     def ticket(self, rank: WorkerId) -> list[int]:
-        """Return the numbers that authorise another rank to admit `rank`'s current process."""
+        """Return numbers that authorise another rank to admit `rank`'s current process, and void those returned before.
+
+        A rank that was admitted with an earlier ticket has not begun: it then begins at the version of its second admission.
+        """
+
+    def admitted(self, rank: WorkerId) -> bool:
+        """Return True if the rank was admitted with its last ticket. False only where an admission may be lost with its sender."""
+        return True
 
     def forget(self, rank: WorkerId) -> None:
-        """Withdraw the ticket of a rank that does not take part and whose process is gone."""
+        """Withdraw the ticket of a rank whose process is gone: once this returns, a rank that does not take part stays outside."""
 
     def leave(self, rank: WorkerId, incarnation: Incarnation) -> Sequence[Effect]:
         """Remove a rank of this incarnation, if it takes part. Returns effects for the journal."""

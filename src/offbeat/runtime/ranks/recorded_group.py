@@ -8,20 +8,23 @@ earlier answers, and changes nothing. So both come to the same events, effects a
 Of the call in which the earlier process died it may be unknown whether the group had been changed. Then the change is made once more, while
 ranks have gone on. What makes that right, call by call:
 
-``follow``, ``present``, ``ticket``, ``measured``
+``follow``, ``present``, ``measured``
     change nothing. Without a record nothing has followed from the answer: a newer one is as good.
+``ticket``
+    voids the ticket before. Without a record no source has been sent the ticket, and a newer one is as good.
 ``begin``, ``enter``
     A rank is told that it takes part after the call. Until then it has handed in nothing and is sent nothing, and to enter it anew gives
     the same: an entry of the log more, which counts once (`Joiners.entered`). ``begin`` leaves out ranks that take part.
 ``leave``
     A rank that does not take part stays as it is. Only the coordinator removes ranks, and nobody enters this one before the call is over,
-    since its ticket is void with the change. What is lost with the rank, under push-sum, cannot be found out afterwards. So it is written
+    since its ticket is void. What is lost with the rank, under push-sum, cannot be found out afterwards. So it is written
     down under the lock of the group, before the change is complete. If the rank still takes part, the change had not become complete, and
     what is lost now replaces what was written down.
 ``pause``, ``resume``
     leave a rank in that state as it is. A rank leaves it by itself only when it has been told something that follows from this call.
 ``forget``
-    voids the ticket of a process that is gone. A next process of the rank gets its ticket after its welcome, which follows from this call.
+    voids the ticket of a process that is gone, also while the rank takes part. A next process of the rank gets its ticket after its
+    welcome, which follows from this call.
 """
 
 from __future__ import annotations

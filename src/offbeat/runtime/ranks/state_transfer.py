@@ -1,8 +1,9 @@
 """Let ranks join: with the parameters that the job begins with, or with the replica of a living rank, its *source*.
 
 The source admits the joiner to the group itself, at the version of the replica that it sends, so that results from this version on are kept
-for the joiner. No round waits for the joiner until it has applied them. A replica travels through the coordinator, which keeps the last
-replica of the job for ranks that may still come back.
+for the joiner. No round waits for the joiner until it has applied them. If the source dies in between, the next source admits the joiner
+anew, at the version of its own replica. A replica travels through the coordinator, which keeps the last replica of the job for ranks that
+may still come back.
 """
 
 from __future__ import annotations
@@ -195,9 +196,19 @@ class Joiners:
 
     def _start(self, rank: WorkerId) -> None:
         joiner = self._joining[rank]
-        if joiner.replica is not None and joiner.release is not None:
+        if joiner.replica is not None and joiner.release is not None and self._group.admitted(rank):
             del self._joining[rank]
             self._send(rank, joiner.release, joiner.replica)
+
+    @property
+    def unadmitted(self) -> bool:
+        """Return True if the replica of a joiner has come before its admission."""
+        return any(joiner.replica is not None for joiner in self._joining.values())
+
+    def start_admitted(self) -> None:
+        """Send the joiners their replicas whose admission has come by now."""
+        for rank in list(self._joining):
+            self._start(rank)
 
     def _send(self, rank: WorkerId, header: dict[str, Any], replica: Message | None) -> None:
         self._inside.add(rank)
@@ -214,9 +225,20 @@ class Joiners:
         self._last.discard(rank)
         self._leaving.discard(rank)
         self._saves = {key: got for key, got in self._saves.items() if key[0] != rank}
-        for joiner in self._joining.values():
-            if joiner.source == rank and joiner.replica is None:
-                joiner.source = None
+        for other, joiner in self._joining.items():
+            if joiner.source == rank and not self._has_both(other, joiner):
+                joiner.source = joiner.replica = None
+
+    def _has_both(self, rank: WorkerId, joiner: _Joiner) -> bool:
+        """Return whether a joiner needs nothing more of its source, which is gone. Admit it if only its replica has come."""
+        if joiner.replica is None:
+            return False
+        try:
+            if not self._group.admitted(rank):
+                self._group.enter(rank, joiner.replica.header["from"])
+        except TooOld:
+            return False
+        return True
 
     def on_leaving(self, rank: WorkerId) -> None:
         """Let a rank leave. If it is the last one, and other ranks may still come back, ask for its replica first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -30,6 +30,10 @@ class Rank:
         self.entering = False
         self.donor: Rank | None = None
         """Who lets it in."""
+        self.given = True
+        """Whether it has the parameters of its donor: they go through the coordinator, and the donor's admission does not."""
+        self.admitted: Callable[[], bool] = lambda: True
+        """Whether its last donor's admission has come: the coordinator keeps the parameters until then."""
         self.like: Rank | None = None
         """Whose parameters it has come with, and who waits to leave until it takes part."""
         self.through: Version | None = None
@@ -42,6 +46,11 @@ class Rank:
     def look(self) -> None:
         """Take the answer, and the results, if they are there. Who is about to leave takes also those before, for others may wait for
         their room."""
+        if self.entering and self.donor is not None:
+            if not (self.given and self.admitted()):
+                return
+            while self.node.answers and self.node.answers[0].through != self.version:
+                del self.node.answers[0]
         if self.asked and self.node.answers:
             self.through = self.node.answers.pop(0).through
             self.asked = self.entering = False
@@ -83,7 +92,7 @@ class Network:
         self.left: list[Rank] = []
         """In peace."""
         self.deaths = 0
-        self.made = self.tickets = 0
+        self.made = self.tickets = self.given_anew = 0
         self.add(SEQUENCER)
         for number in range(len(hosts)):
             self.add(number)
@@ -172,6 +181,8 @@ class Network:
         rank = self.ranks[number]
         before = len(self.sequencer.follow(0))
         self.left.append(rank)
+        for other in self.ranks.values():
+            other.given = other.given or other.donor is rank
         self._end(number, 99)
         entries = self.sequencer.follow(0)[before:]
         # With its last messages it may let a newcomer in, who takes over the buffers of the one before.
@@ -213,33 +224,46 @@ class Network:
             newcomer.like = model
             newcomer.node.enter(model.version, self.hosts[number])
             return
-        newcomer.donor, newcomer.idle = model, True
-        self.tickets += 1
-        self.nodes[SEQUENCER].tickets[number] = self.tickets
-        model.node.notify({"k": "let", "rank": number, "version": model.version, "ticket": self.tickets, "pause": True})
+        newcomer.idle, newcomer.given = True, False
+        newcomer.admitted = lambda: number not in self.nodes[SEQUENCER].tickets
+        self._admit(newcomer, model)
         if parted:
             self.part(like)
 
+    def _admit(self, newcomer: Rank, model: Rank) -> None:
+        newcomer.donor, newcomer.version, newcomer.results = model, model.version, dict(model.results)
+        self.tickets += 1
+        self.nodes[SEQUENCER].tickets[newcomer.number] = self.tickets
+        model.node.notify({"k": "let", "rank": newcomer.number, "version": model.version, "ticket": self.tickets, "pause": True})
+
+    def give(self, number: WorkerId, others: Sequence[WorkerId] = ()) -> None:
+        """A joiner gets the parameters of its donor. If that is dead, one of the others, the first, is its donor from now on."""
+        newcomer = self.ranks[number]
+        if not self._is_orphan(newcomer):
+            newcomer.given = True
+        elif others:
+            newcomer.given = False
+            self.given_anew += 1
+            self._admit(newcomer, self.ranks[others[0]])
+        newcomer.look()
+
     def outside(self) -> list[WorkerId]:
-        """Those that cannot go on, and end: who is fenced, and orphans."""
-        return [*(number for number, rank in self.ranks.items() if rank.node.fenced is not None), *self.orphans()]
+        """Those that cannot go on, and end: who is fenced."""
+        return [number for number, rank in self.ranks.items() if rank.node.fenced is not None]
 
     def orphans(self) -> list[WorkerId]:
-        """Joiners whose donor died before its word came: a coordinator would find them another."""
-        return [
-            rank.number
-            for rank in self.ranks.values()
-            if rank.donor is not None
-            and rank.entering
-            and self.ranks.get(rank.donor.number) is not rank.donor
-            and rank.number not in self.sequencer.present
-        ]
+        """Joiners whose donor is dead: they need another."""
+        return [number for number, rank in self.ranks.items() if self._is_orphan(rank)]
+
+    def _is_orphan(self, rank: Rank) -> bool:
+        donor = rank.donor
+        return donor is not None and rank.entering and self.ranks.get(donor.number) is not donor and not (rank.given and rank.admitted())
 
     def finish(self) -> None:
         """Everybody stops, everything arrives, and everybody catches up."""
         for _ in range(10 + len(self.ranks)):
             for rank in self.ranks.values():
-                rank.look()
+                self.give(rank.number)
                 if rank.free and rank.node.fenced is None:
                     rank.node.notify({"k": "read", "n": rank.version})
                 if rank.free and not rank.idle and rank.node.fenced is None:

@@ -82,11 +82,25 @@ def _run(network: Network, ranks: int, deaths: bool, partings: bool, draws: rand
             rank.idle = not rank.idle
         elif number in network.outside():
             network.die(number, 99)
+        elif what < 0.13 and deaths and rank is not None and not rank.given and (donor := rank.donor) in network.ranks.values():
+            assert donor is not None
+            network.die(donor.number, draws.randrange(4))
+        elif what < 0.16 and rank is not None and rank.entering:
+            donors = list(filter(network.can_give, network.ranks))
+            if not donors and number in network.orphans():
+                network.die(number, 99)
+            else:
+                network.give(number, draws.sample(donors, len(donors)))
         elif what < 0.35 and rank is not None and rank.free and not rank.parting:
             network.push(number)
         elif pairs := network.waiting():
             network.deliver(draws.choice(pairs))
-        elif network.outside() or any(map(network.may_leave, network.ranks)):
+        elif (
+            network.outside()
+            or network.orphans()
+            or any(not other.given for other in network.ranks.values())
+            or any(map(network.may_leave, network.ranks))
+        ):
             pass  # it is about to go
         elif all(not other.free or other.idle for other in network.ranks.values()):
             idle = [other for other in network.ranks.values() if other.idle and not other.parting]
@@ -94,7 +108,7 @@ def _run(network: Network, ranks: int, deaths: bool, partings: bool, draws: rand
             network.push(idle[0].number)
         if not network.ranks:
             break
-    for orphan in network.orphans():
+    for orphan in network.orphans():  # a coordinator would find them another
         network.die(orphan, 99)
     network.finish()
     network.check()
@@ -232,6 +246,34 @@ def test_who_has_let_somebody_in_leaves_once_that_one_has_what_it_has() -> None:
     network.finish()
     network.check()
     assert network.ranks[2].results[0].any()
+
+
+@pytest.mark.parametrize("second", [2, 0])
+def test_a_joiner_whose_donor_dies_begins_at_the_version_of_the_next(second: int) -> None:
+    """Its first donor has admitted it at version 1, and dies before its parameters come; the next donor has made a round more, or less."""
+    network = Network("solo", ["a", "b", "c", "d"], 100, 4)
+    network.die(3, 0)
+    network.push(1)
+    network.deliver_all()
+    network.enter(3, 1, admit=True)
+    network.deliver_all()
+    joiner, other = network.ranks[3], network.ranks[0]
+    assert 3 in network.sequencer.present and joiner.admitted() and joiner.version == 1
+    while other.version < second:
+        network.push(0)
+        network.deliver_all()
+    network.die(1, 99)
+    network.give(3, [0])
+    assert joiner.version == other.version == second
+    network.deliver_all()
+    network.give(3)
+    assert joiner.node.executor.upto >= second
+    for number in (0, 3):
+        network.push(number)
+        network.deliver_all()
+    network.finish()
+    network.check()
+    assert joiner.results.keys() == other.results.keys() and joiner.version == other.version >= 2
 
 
 # Over real sockets.

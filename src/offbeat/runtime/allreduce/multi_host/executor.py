@@ -75,7 +75,7 @@ class Executor:
         self._running: dict[Version, _Execution] = {}
         self._early: dict[tuple[int, Version], list[tuple[WorkerId, int, Memory]]] = {}
         self._done: set[Version] = set()
-        self._upto = self._floor = 0
+        self._start = self._upto = self._floor = 0
         self.results: dict[Version, torch.Tensor] = {}
         """By round: all results that a rank may still need."""
         self.view = 0
@@ -165,7 +165,13 @@ class Executor:
         self.results = {number: self._out(number) for number in self.results}
 
     def begin(self, start: Version) -> None:
-        """Set that this rank has entered with the results of all rounds before ``start``."""
+        """Set that this rank has entered with the results of all rounds before ``start``.
+
+        Another rank may admit it anew before it has begun, and perhaps at an earlier version. It lacks the results in between.
+        """
+        if start < self._start:
+            self._upto, self._done = start, {number for number in self.results if number >= start}
+        self._start = start
         self._upto = max(self._upto, start)
         self._advance()
 

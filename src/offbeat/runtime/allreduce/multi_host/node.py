@@ -203,11 +203,14 @@ class Node:
                 self._drop(order.rank)
 
     def _admit(self, sequencer: Sequencer, rank: WorkerId, header: Mapping[str, Any]) -> list[Order]:
-        """Enter a rank that another rank admits, unless the ticket is for an earlier process of the rank."""
-        if self.tickets.get(rank) != header["ticket"] or rank in sequencer.present:
+        """Enter a rank that another rank admits, unless the ticket is void."""
+        if self.tickets.get(rank) != header["ticket"]:
             return []
+        orders: list[Order] = []
+        # A rank that waits for nothing but others' parameters stays where it was admitted first: in the rounds of parameters.
+        if header["pause"] or rank not in sequencer.present:
+            orders += sequencer.enter(rank, header["version"], self.hosts[rank])
         del self.tickets[rank]
-        orders = sequencer.enter(rank, header["version"], self.hosts[rank])
         return orders + sequencer.pause(rank) if header["pause"] else orders
 
     # Messages and closed connections.

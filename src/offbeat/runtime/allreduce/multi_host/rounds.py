@@ -172,11 +172,16 @@ class MultiHostRounds:
             self._node.hosts[rank] = address.host
 
     def ticket(self, rank: WorkerId) -> int:
-        """At the sequencer: return a number that authorises another rank to admit `rank`'s current process."""
+        """At the sequencer: return a number that authorises another rank to admit `rank`'s current process. It voids the one before."""
         with self._lock:
             self._ticket_count += 1
             self._node.tickets[rank] = self._ticket_count
             return self._ticket_count
+
+    def admitted(self, rank: WorkerId) -> bool:
+        """At the sequencer: return True if the rank's last ticket was used, or withdrawn."""
+        with self._lock:
+            return rank not in self._node.tickets
 
     def forget(self, rank: WorkerId) -> None:
         """At the sequencer: the rank's process is gone; withdraw its ticket."""
@@ -313,7 +318,7 @@ class MultiHostRounds:
     def enter(self, rank: WorkerId, version: Version) -> None:
         """Let a rank take part with the parameters of ``version``; it gets the results from there on.
 
-        Called by the rank itself, or at the sequencer for another rank, whose host is known from `expect`.
+        Called by the rank itself, or at the sequencer for another rank, whose host is known from `expect`, and whose ticket is void then.
 
         Raises:
             Fenced: this rank itself needs results that are gone.
@@ -325,11 +330,13 @@ class MultiHostRounds:
                 self._request(lambda: self._node.enter(version, self._connections.hub.host))
             else:
                 self._node.dispatch(self._local_sequencer().enter(rank, version, self._node.hosts.get(rank)))
+                self._node.tickets.pop(rank, None)
 
     def admit(self, rank: WorkerId, version: Version, ticket: int, *, pause: bool = True) -> None:
         """Let another rank take part with the parameters of ``version``, which this rank has. Returns at once.
 
-        If the other rank needs results that are gone, it gets `Fenced`.
+        If the other rank needs results that are gone, it gets `Fenced`. If it has been admitted before with an earlier ticket, it has not
+        begun, and now begins at this version, unless ``pause`` is False.
 
         Args:
             ticket: what `ticket` returned at the sequencer. Nothing happens if the rank's process is not the one of the ticket any more.
@@ -338,16 +345,21 @@ class MultiHostRounds:
         with self._lock:
             self._node.notify({"k": "let", "rank": rank, "version": version, "ticket": ticket, "pause": pause})
 
-    def entered(self) -> Version:
+    def entered(self, version: Version | None = None) -> Version:
         """Wait until another rank has admitted this one. Returns the version of this rank's parameters.
+
+        Args:
+            version: that version, where this rank may have been admitted before, at another one; None: any.
 
         Raises:
             Fenced: this rank was not admitted.
         """
         with self._lock:
-            version = self._request(lambda: None).through
-            self._start_at(version)
-            return version
+            through = self._request(lambda: None).through
+            while version not in (None, through):
+                through = self._request(lambda: None).through
+            self._start_at(through)
+            return through
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait, for at most ``timeout_s`` seconds, until this rank may leave gracefully.

@@ -29,7 +29,7 @@ class RoundsLayout(SharedLayout):
 
     USE: ClassVar[str] = "rounds"
     MAGIC: ClassVar[int] = 0x6F66666265617452
-    FORMAT: ClassVar[int] = 3
+    FORMAT: ClassVar[int] = 4
 
     slice_numel: int
 
@@ -75,9 +75,9 @@ class RoundsLayout(SharedLayout):
 
     @property
     def state_words(self) -> int:
-        """Return the length of the state, see `offbeat.runtime.allreduce.one_host.state`: the table, one word, one for each rank, one for
+        """Return the length of the state, see `offbeat.runtime.allreduce.one_host.state`: the table, one word, two for each rank, one for
         each slot."""
-        return (1 + self.ranks) * WIDTH + 1 + self.ranks + self.slots
+        return (1 + self.ranks) * WIDTH + 1 + 2 * self.ranks + self.slots
 
     def small_parts(self) -> dict[str, int]:
         return {"owners": 16 * self.ranks, "slice_locks": WORD_NBYTES * self.slices, "slice_flags": 8 * self.slices}

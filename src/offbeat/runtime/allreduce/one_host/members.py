@@ -53,18 +53,21 @@ class OneHostMembers:
         return self._unless_summed(_enter, rank, version)
 
     def ticket(self, rank: WorkerId) -> int:
-        """Return the number with which another rank may `admit` the rank's current process."""
-        return self._memory.look(lambda state: state.tokens[rank])
+        """Return a number with which another rank may `admit` the rank's current process, once. It voids the ticket before."""
+        return self._memory.change(RoundsState.ticket, rank)
 
     def forget(self, rank: WorkerId) -> None:
-        """Void the ticket of a rank that does not take part: its process is gone."""
+        """Void the ticket of a rank whose process is gone: from now on no other rank can admit it."""
         self._memory.change(RoundsState.forget, rank)
 
     def admit(self, rank: WorkerId, version: Version, ticket: int, *, pause: bool = True) -> None:
         """Let another rank take part, with the parameters of this version. The caller has them, and goes on only after this call.
 
+        If the rank has been admitted before with an earlier ticket, it has not begun, and now begins at this version: the process that
+        admitted it is gone, and so are the parameters for it.
+
         Args:
-            ticket: see `ticket`. If it is void, or the rank takes part already, nothing happens.
+            ticket: see `ticket`. If it is void, nothing happens.
             pause: no round waits for the rank before it calls `resume`.
         """
         self._unless_summed(_admit, rank, version, ticket, pause)
@@ -116,7 +119,7 @@ def _enter(state: RoundsState, rank: WorkerId, version: Version) -> tuple[RoundP
 
 def _admit(state: RoundsState, rank: WorkerId, version: Version, ticket: int, pause: bool) -> tuple[RoundPart, ...] | None:
     """Do as `_enter` for the process with this ticket."""
-    if ticket == 0 or state.tokens[rank] != ticket or state.rounds.state(rank) != ABSENT:
+    if ticket == 0 or state.tickets[rank] != ticket:
         return ()
     dropped = _enter(state, rank, version)
     if dropped is not None and pause:

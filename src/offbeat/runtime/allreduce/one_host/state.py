@@ -1,4 +1,4 @@
-"""Keep the state that the ranks of one host share as one array of integers: the table of `Rounds`, slots of results, and tokens of ranks.
+"""Keep the state that the ranks of one host share as one array of integers: the table of `Rounds`, slots of results, tokens and tickets.
 
 There are two such arrays (see ``runtime/shared_memory/state.py``), and everything that must change together is in them. Each change also
 writes to the log, in the same order.
@@ -45,17 +45,25 @@ class RoundsState:
         self.cells = words.data
         self.rounds = Rounds(rule, ranks, layout.seed, slots=layout.slots, table=words[:table].reshape(1 + ranks, WIDTH))
         self._issued = self.cells[table : table + 1]
-        """The number of tokens issued."""
+        """The number of tokens and tickets issued."""
         self.tokens = self.cells[table + 1 : table + 1 + ranks]
         """By rank: a number that only its current process knows; 0: no process has it."""
-        self._holds = self.cells[table + 1 + ranks : table + 1 + ranks + layout.slots]
+        self.tickets = self.cells[table + 1 + ranks : table + 1 + 2 * ranks]
+        """By rank: the number with which another rank may admit its current process, once; 0: none may."""
+        self._holds = self.cells[table + 1 + 2 * ranks : table + 1 + 2 * ranks + layout.slots]
         """By slot: 1 + the round whose result it holds; 0: none yet."""
         self._log = log
 
     def issue(self, rank: WorkerId) -> int:
         """Return a new token for the process that is this rank from now on."""
         self._issued[0] += 1
-        self.tokens[rank] = self._issued[0]
+        self.tokens[rank], self.tickets[rank] = self._issued[0], 0
+        return self._issued[0]
+
+    def ticket(self, rank: WorkerId) -> int:
+        """Return a new ticket for the rank's current process; an earlier one is void from now on."""
+        self._issued[0] += 1
+        self.tickets[rank] = self._issued[0]
         return self._issued[0]
 
     def check(self, rank: WorkerId, token: int) -> None:
@@ -88,18 +96,18 @@ class RoundsState:
                 "rounds are done. Let it copy the parameters of a rank that takes part, and enter before that one goes on"
             )
         dropped = self.rounds.enter(rank, version)
+        self.tickets[rank] = 0
         self._wrote(EntryKind.ENTER, rank, version, False)
         return dropped
 
     def leave(self, rank: WorkerId) -> None:
         if self.rounds.state(rank) == ABSENT:
             return
-        self.tokens[rank] = 0
+        self.tokens[rank] = self.tickets[rank] = 0
         self._closed(EntryKind.LEAVE, rank, self.rounds.leave(rank))
 
     def forget(self, rank: WorkerId) -> None:
-        if self.rounds.state(rank) == ABSENT:
-            self.tokens[rank] = 0
+        self.tickets[rank] = 0
 
     def pause(self, rank: WorkerId) -> None:
         self._closed(EntryKind.PAUSE, rank, self.rounds.pause(rank))

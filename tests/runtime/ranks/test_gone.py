@@ -1,0 +1,90 @@
+"""A joiner's process ends while another rank admits it: whichever comes first, the rank is not in the group afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.by_hand import Worker, coordinator
+
+from offbeat.policies import rule
+from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
+from offbeat.runtime.allreduce.one_host_coordinator import OneHostGroup
+from offbeat.runtime.gossip.coordinator_side import GossipGroup
+from offbeat.runtime.gossip.exchange import OneHostGossip
+from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
+from offbeat.transport.base import SharedMemory
+from offbeat.types import WorkerId
+
+PLACES = 8
+"""More calls than the coordinator makes of the group when a process is gone."""
+
+
+@pytest.mark.parametrize("sync", ["full", "solo(delivery=latest, model_sync_every=2)", "dpsgd"])
+def test_a_rank_whose_process_is_gone_is_not_admitted(sync: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [_gone_while_admitted(sync, place, monkeypatch) for place in range(PLACES)]
+    assert made[0] and not made[-1], f"the admission comes before the first call, and never after the last: {made}"
+
+
+def _gone_while_admitted(sync: str, place: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Let rank 0 admit rank 2 just before the call of this number. Returns whether there was one, and checks the group afterwards."""
+    host = coordinator(JobSettings(workers=3))
+    ranks = [Worker(host, number, sync=sync) for number in range(3)]
+    for rank in ranks[:2]:
+        rank.greet(0.0)
+    host.on_lost(2, "its process ended", 0.1)
+    side = host.first.job.backend
+    assert isinstance(side, RankCoordinatorSide)
+    for rank in ranks[:2]:
+        rank.say("ready", 0.2)
+    for rank in ranks[:2]:
+        rank.say("initial", 0.3, number=rank.number, provided=True, replica=[], **{"from": 0})
+    memory = side.memory
+    ranks[2].greet(0.4)
+    process = [_attached(sync, block, 2) for block in memory]
+    ranks[2].say("ready", 0.5)
+    admit = _admission(sync, memory, ranks[0].line.got("donate") + ranks[1].line.got("donate"))
+    calls = 0
+
+    def before(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any) -> Any:
+            nonlocal calls
+            if calls == place:
+                admit()
+            calls += 1
+            return plain(*arguments)
+
+        return called
+
+    group = GossipGroup if rule(sync).family == "gossip" else OneHostGroup
+    with monkeypatch.context() as patched:
+        for name in ("present", "forget", "leave", "follow"):
+            patched.setattr(group, name, before(getattr(group, name)))
+        host.on_closed(ranks[2].line, "end of stream", 0.6)
+    left = [group for group in process if group.present(2)]
+    assert not left, f"rank 2 is in {len(left)} of {len(memory)} groups, without a process (admitted before call {place} of {calls})"
+    host.close(True, "enough", 1.0)
+    host.release_memory()
+    return calls > place
+
+
+def _attached(sync: str, block: SharedMemory, rank: WorkerId | None = None) -> OneHostRounds | OneHostGossip:
+    return OneHostGossip.attach(block, rank) if rule(sync).family == "gossip" else OneHostRounds.attach(block, rank)
+
+
+def _admission(sync: str, memory: tuple[SharedMemory, ...], asked: list[dict[str, Any]]) -> Callable[[], None]:
+    """Return what the source does that was asked for its replica."""
+    (request,) = asked
+    assert request["to"] == 2
+    groups = [_attached(sync, block) for block in memory]
+
+    def admit() -> None:
+        for number, (group, ticket) in enumerate(zip(groups, request["ticket"], strict=True)):
+            if isinstance(group, OneHostGossip):
+                group.admit(2, ticket)
+            else:
+                group.admit(2, 0, ticket, pause=number == 0)
+
+    return admit

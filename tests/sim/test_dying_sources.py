@@ -1,0 +1,90 @@
+"""The source of a joiner's replica dies after it has admitted the joiner and before it has sent the replica; another source gives its own.
+
+The two sources may be at different versions. The joiner must begin at the version of the replica that it gets.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.sim.comparison import DEALT, FREE, LAWS, scripted
+from tests.sim.dying_coordinator import POINTS, DyingCoordinator
+from tests.sim.followed import follow
+from tests.sim.stepped import Timings
+from tests.sim.stepped_ranks import SteppedRanks
+from tests.sim.test_dying_coordinator import GOSSIP
+from tests.sim.test_same_script_ranks import parameters_follow
+from tests.tiers import examples
+
+from offbeat.journal.records import Record
+from offbeat.journal.summary import Tally
+from offbeat.policies import rule
+
+RETURNS: Final = "kill worker=1 at=4.2; restart worker=1 at=8"
+SILENT: Final = "vanish worker=1 at=4.2; restart worker=1 at=8"
+"""As `RETURNS`, in a job that watches for silent processes: the end of a source may be noticed some rounds later."""
+OTHERS: Final = "join worker=2 at=3; vanish worker=2 at=7.1; restart worker=2 at=8.5"
+ROUNDS: Final = ["full", "solo", "majority", "quorum(q=2)", "solo(staleness=2)", "full(delivery=latest, model_sync_every=3)"]
+
+
+def checked(job: SteppedRanks, live: list[Record]) -> None:
+    """Check what holds of every job: the books, and that each rank has the replica of its version."""
+    assert Tally.of(live).problems() == []
+    for report in (record["report"] for record in live if record["kind"] == "epoch_ended"):
+        assert sum(report[name] for name in ("folded", "dropped", "rejected", "unused")) == report["indices"]
+    if rule(job.script.sync).family == "allreduce" and parameters_follow(job.script):
+        follow(job, live)
+
+
+def ran(script: Timings, where: Path, ends: list[str | None]) -> SteppedRanks:
+    job = SteppedRanks(script, where / "journal.jsonl")
+    job.source_ends.extend(ends)
+    checked(job, job.run())
+    return job
+
+
+def joined(job: SteppedRanks) -> bool:
+    """Whether a joiner whose first source has died takes part in the end."""
+    return any(went.worker == job.ended[0].joiner and went.incarnation > 1 for went in job.went_on)
+
+
+@pytest.mark.parametrize("how", ["seen", "silent"])
+@pytest.mark.parametrize("sync", [*ROUNDS, *GOSSIP])
+def test_the_joiner_begins_at_the_version_of_the_replica_that_it_gets(sync: str, how: str, tmp_path: Path) -> None:
+    both = [
+        ran(scripted(sync, law, SILENT, work, seed=seed), tmp_path, [how])
+        for law in LAWS[:2]
+        for work in (FREE, DEALT)
+        for seed in range(2)
+    ]
+    assert all(job.ended for job in both) and any(joined(job) for job in both)
+
+
+@examples(120)
+@given(
+    sync=st.sampled_from([*ROUNDS, *GOSSIP]),
+    law=st.sampled_from(LAWS),
+    faults=st.sampled_from((RETURNS, SILENT, OTHERS)),
+    dealt=st.booleans(),
+    seed=st.integers(0, 1 << 30),
+    ends=st.lists(st.sampled_from((None, "seen", "silent")), max_size=3),
+    deaths=st.lists(st.tuples(st.sampled_from(sorted(POINTS)), st.integers(1, 80)), max_size=12),
+)
+def test_also_if_the_coordinator_dies_too(
+    tmp_path_factory: pytest.TempPathFactory,
+    sync: str,
+    law: str,
+    faults: str,
+    dealt: bool,
+    seed: int,
+    ends: list[str | None],
+    deaths: list[tuple[str, int]],
+) -> None:
+    script = scripted(sync, law, faults, DEALT if dealt else FREE, seed=seed)
+    job = DyingCoordinator(script, tmp_path_factory.mktemp("sources") / "journal.jsonl", deaths)
+    job.source_ends.extend(how if how != "silent" or script.cluster.silence_s else "seen" for how in ends)
+    checked(job, job.run())
