@@ -114,8 +114,7 @@ def test_under_bsp_all_bits_are_those_of_a_job_without_the_deaths(start: Start, 
 
 @pytest.mark.parametrize(
     ("sync", "servers", "victims"),
-    [(sync, 1 + number % 2, (number % 2,)) for number, sync in enumerate(SYNCS)]
-    + [("psp(c=1)", 1, (0,)), ("psp(c=2, b=0.5, scaling=none)", 2, (1, 0))],
+    [(sync, 1 + number % 2, (number % 2,)) for number, sync in enumerate(SYNCS)] + [("psp(c=2, b=0.5, scaling=none)", 2, (1, 0))],
 )
 def test_under_other_rules_the_books_are_right(start: Start, enough: Path, sync: str, servers: int, victims: tuple[int, ...]) -> None:
     job = start(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.sim.comparison import DEALT, FREE, LAWS, scripted
-from tests.sim.dying_coordinator import POINTS, DyingCoordinator
+from tests.sim.dying_servers import POINTS, DyingCoordinator
 from tests.sim.followed import follow
 from tests.sim.stepped import Timings
 from tests.sim.stepped_ranks import SteppedRanks
