@@ -100,6 +100,10 @@ class RankCoordinatorSide:
         """Return further fields of the welcome message."""
         return {}
 
+    def on_rounds(self, connection: Connection, message: Message) -> bool:
+        """Return False: ranks order their rounds among themselves."""
+        return False
+
     def closed(self, connection: Connection) -> None:
         """Do nothing: ranks push and pull over no connection to this process."""
 

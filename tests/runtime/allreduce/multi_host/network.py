@@ -114,7 +114,7 @@ class Network:
         sequencer = self.sequencer if number == SEQUENCER else None
         node = Node(number, SEQUENCER, self.memories[host], send, lambda peer: None, sequencer, leave_memory=leave_memory)
         self.nodes[number] = node
-        self.nodes[SEQUENCER].hosts[number] = host
+        self.nodes[SEQUENCER].requests.hosts[number] = host
         if number != SEQUENCER:
             self.ranks[number] = Rank(number, node, version)
             local_peers = [other for other in self.ranks if self.hosts[other] == host]
@@ -186,7 +186,7 @@ class Network:
 
     def _end(self, number: WorkerId, delivered: int) -> None:
         del self.nodes[number]
-        self.nodes[SEQUENCER].tickets.pop(number, None)
+        self.nodes[SEQUENCER].requests.tickets.pop(number, None)
         dead = self.ranks.pop(number)
         for pair in [pair for pair in self.queues if pair[1] == number]:
             del self.queues[pair]
@@ -215,7 +215,7 @@ class Network:
             return
         newcomer.donor, newcomer.idle = model, True
         self.tickets += 1
-        self.nodes[SEQUENCER].tickets[number] = self.tickets
+        self.nodes[SEQUENCER].requests.tickets[number] = self.tickets
         model.node.notify({"k": "let", "rank": number, "version": model.version, "ticket": self.tickets, "pause": True})
         if parted:
             self.part(like)
