@@ -57,6 +57,8 @@ FROM_WORKER: dict[str, dict[str, Any]] = {
     "abort": {"reason": "enough"},
     "state": {"do": "offer", "pieces": [[0, "momentum_buffer", 0, 4, None, "float32"]]},
 }
+ROUNDS = {"rounds": {"worker": 2, "index": 0}}
+"""The first message of a rank's connection to the sequencer."""
 FAILING = {"failing": {"worker": 2, "reason": "ValueError", "pushed": True}}
 TO_SHARD: dict[str, dict[str, Any]] = {
     "attach": {"worker": 2, "in_place": False},

@@ -70,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime.ranks": TOOLS,
     SHARED: {*BASE, "core", "transport"},
     ONE_HOST: {*RULES, *DATA_PLANE, SHARED},
-    MULTI_HOST: {*RULES, *DATA_PLANE, SHARED, ONE_HOST},
+    MULTI_HOST: {*RULES, *DATA_PLANE, SHARED, ONE_HOST, "runtime.worker"},
     "runtime.allreduce": {*RANKS, ONE_HOST, MULTI_HOST},
     "runtime.allreduce.torch_distributed": RANKS,
     "runtime.gossip": {*RANKS, SHARED},

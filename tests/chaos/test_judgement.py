@@ -122,6 +122,8 @@ ENDS: list[tuple[dict[str, Any], list[Injected], str]] = [
         ("allreduce", "the ranks decide among themselves", DOCUMENTED),
         ("psp(c=1)", "the state of this server cannot be kept", LOST),
         ("bsp", "worker 1 does not share memory with the servers", DOCUMENTED),
+        ("bsp", "workers may be on other machines, and gradients that come over a network are not kept for a new server", DOCUMENTED),
+        ("full", "no agent is left on this machine that could start it again", DOCUMENTED),
     ],
 )
 def test_the_death_of_a_server_is_documented_where_no_other_process_can_go_on(sync: str, reason: str, outcome: str) -> None:

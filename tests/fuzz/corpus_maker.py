@@ -31,7 +31,10 @@ from offbeat.transport.stream import StreamConnection
 EACH_MAX = 3
 PAYLOAD_NBYTES_MAX = 2000
 TABLES: dict[str, tuple[Sequence[Kinds], Sequence[Mapping[str, Any]]]] = {
-    "from-worker": ((messages.FROM_WORKER, messages.FAILING), (malformed.FROM_WORKER, malformed.FAILING)),
+    "from-worker": (
+        (messages.FROM_WORKER, messages.FAILING, messages.ROUNDS),
+        (malformed.FROM_WORKER, malformed.FAILING, malformed.ROUNDS),
+    ),
     "to-shard": ((messages.TO_SHARD,), (malformed.TO_SHARD,)),
     "from-shard": ((messages.CALL, messages.FROM_SHARD), (malformed.CALL, malformed.FROM_SHARD)),
     "from-server-0": ((messages.FROM_SERVER_0,), (malformed.FROM_SERVER_0, malformed.ORDERS)),
@@ -79,7 +82,7 @@ RECORDS: list[bytes] = [
     encoded({"kind": "record", "at": at, "done": done}, msgpack.packb(record))
     for at, done, record in (
         (1, [1, 0], ["begin", 0.0, "2026-01-01T00:00:00+00:00", _SETTINGS, "[]"]),
-        (1, [0, 0], ["open", "3f", "127.0.0.1, port 80", False]),
+        (1, [0, 0], ["open", "3f", "127.0.0.1, port 80", False, False]),
         (1, [0, 0], ["tick", 0.5, []]),
         (1, [0, 0], ["closed", 0.5, "3f", "end of stream"]),
         (1, [0, 0], ["message", 0.5, "supervisor", 1, 0, {"kind": "lost", "worker": 1, "reason": "gone"}, b""]),

@@ -142,3 +142,27 @@ def test_servers_begin_on_the_machine_of_the_supervisor_whichever_agent_comes_fi
         supervised.engine.start_server(number, "secret")
         assert kinds(told(hub))[-1] == "start"
         assert "start" not in kinds(told(idle))
+
+
+def test_the_only_server_is_started_again_where_it_was_while_an_agent_is_there() -> None:
+    supervised = Supervised(seats=2)
+    other = supervised.agent(0, "node1")
+    own = supervised.agent(1, "node0", host=supervised.hub.host)
+    assert supervised.engine.servers_return
+    supervised.engine.start_worker(WorkerId(0), [], "secret")
+    assert supervised.engine.restart_server(0, "secret", Address("node0", ("10.0.0.1", 7777), "offbeat-3f")) is not None
+    [start] = [header for header in told(own) if header["kind"] == "start"]
+    variables = dict(zip(start["variables"][::2], start["variables"][1::2], strict=True))
+    assert (variables["OFFBEAT_LISTEN"], variables["OFFBEAT_PORT"], variables["OFFBEAT_LOCAL"]) == ("10.0.0.1", "7777", "offbeat-3f")
+    [start] = [header for header in told(other) if header["kind"] == "start"]
+    assert "OFFBEAT_SERVERS_RETURN" in start["variables"][::2], "workers wait for it"
+    own.close()
+    supervised.serve()
+    assert supervised.engine.restart_server(0, "secret", None) is None, "what it has left is in the memory of this machine"
+
+
+def test_several_servers_do_not_return() -> None:
+    """Some of them are on other machines than what the supervisor holds for them."""
+    supervised = Supervised()
+    supervised.engine.begin(JobSettings(workers=4, servers=2), MemoryHub(MemoryNetwork(), "secret"))
+    assert not supervised.engine.servers_return

@@ -55,7 +55,11 @@ class LinkedHub(SteppedHub):
         self.process: StubProcess | None = None
 
     def connect(self, address: Address) -> Connection:
-        return self.links.connect(address, lasting=True)
+        return self.links.connect(address, lasting=True, anywhere=True)
+
+    def plain(self, address: Address) -> Connection:
+        """Return a connection to whoever listens there now."""
+        return super().connect(address)
 
     def poll(self, timeout_s: Seconds | None) -> Arrivals:
         if self.process is not None and self.process.gone:
@@ -73,7 +77,7 @@ class _Plain:
         self._hub = hub
 
     def connect(self, address: Address) -> Connection:
-        return SteppedHub.connect(self._hub, address)
+        return self._hub.plain(address)
 
     def poll(self, timeout_s: Seconds | None) -> Arrivals:
         return SteppedHub.poll(self._hub, timeout_s)

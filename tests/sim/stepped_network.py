@@ -64,7 +64,7 @@ class SteppedNetwork(MemoryNetwork):
     def post(self, hub: SteppedHub, item: tuple[MemoryConnection, Any]) -> None:
         """Somebody has sent something, or closed a connection."""
         connection, sent = item
-        kind = wire.decode_header(sent.packed)["kind"] if hasattr(sent, "packed") else "closed"
+        kind = wire.decode_header(sent.packed).get("kind", "") if hasattr(sent, "packed") else "closed"
         if kind == "orders" and not self.as_sent:
             hub.receive(item)
             return

@@ -57,6 +57,10 @@ class SteppedRanks(SteppedJob):
             return super().run()
 
     def process(self, number: WorkerId, iteration: int) -> StubRank:
+        return self.make(number, iteration)
+
+    def make(self, number: WorkerId, iteration: int) -> StubRank:
+        """Return a new process of a rank, for the job's rule."""
         policy = rule(self.script.sync)
         plain = StubPlain if isinstance(policy, AllReduce) else StubRounds
         kind: type[StubRank] = StubGossip if policy.family == "gossip" else plain

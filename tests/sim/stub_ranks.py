@@ -96,6 +96,11 @@ class StubRank(StubWorker):
     def attach(self) -> None:
         """Be this rank in the memory that came with the welcome."""
 
+    @property
+    def contact(self) -> dict[str, Any]:
+        """Return what other ranks need to know of it."""
+        return {}
+
     @abstractmethod
     def begin(self) -> None:
         """Take part from now on."""
@@ -188,7 +193,7 @@ class StubRank(StubWorker):
         yield lambda: "welcome" in self.mail
         self.mail.pop("welcome")
         self.attach()
-        self.say("ready")
+        self.say("ready", **self.contact)
         yield from self._settle()
 
     def _admitted(self) -> Waits:
@@ -213,7 +218,7 @@ class StubRank(StubWorker):
         self._enters, self._outside = True, False
         self.mail.clear()
         self.attach()
-        self.say("ready")
+        self.say("ready", **self.contact)
 
     def _go_along(self) -> None:
         """Word has come to go on."""
@@ -234,11 +239,15 @@ class StubRank(StubWorker):
         self.say("push", number=self.job.pushes, steps=self._steps, push=fields)
         try:
             yield from self.contribute(gradient)
-        except Fenced:
-            self._outside = True
+        except Fenced as error:
+            self._fall_out(error)
         else:
             self.note()
             yield from self._resume()
+
+    def _fall_out(self, why: Fenced) -> None:
+        """It does not take part any more, and will hear so."""
+        self._outside = True
 
     def wait(self, there: Callable[[], bool]) -> Generator[Any, None, None]:
         """Wait until something is there in memory. Raises `Fenced` if this rank is not."""

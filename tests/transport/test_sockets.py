@@ -8,6 +8,7 @@ import logging
 import os
 import resource
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from offbeat.errors import ConfigurationError, ProtocolError
+from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.transport import hub as hub_module
 from offbeat.transport import shm, wire
 from offbeat.transport.base import Address, Arrivals, Closed, Message
@@ -480,3 +481,23 @@ def test_a_descriptor_closed_behind_our_back_ends_the_wait(server: SocketHub, ki
     connection.send({"kind": "heard"})
     assert worker.poll(0.0) == []
     worker.close()
+
+
+def test_a_peer_that_ends_in_the_moment_of_the_connection_counts_as_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that tries to reach a dying server again and again comes to this; its thread must go on."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    create = socket.create_connection
+
+    def connected_and_reset(address: tuple[str, int], timeout: float | None = None) -> socket.socket:
+        sock = create(address, timeout)
+        accepted, _ = listener.accept()
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        accepted.close()
+        with pytest.raises(ConnectionResetError):
+            sock.recv(1)
+        return sock
+
+    monkeypatch.setattr(socket, "create_connection", connected_and_reset)
+    hub = SocketHub("secret", local=False)
+    with listener, contextlib.closing(hub), pytest.raises(JobError, match=r"nobody listens at 127\.0\.0\.1"):
+        hub.connect(Address("another", listener.getsockname()[:2], ""))

@@ -132,6 +132,9 @@ class Agent:
 class AgentEngine(Engine):
     """Have agents start the processes of a job.
 
+    A server that dies is started again by an agent of this machine if it is the only one, since what outlives it is in this machine's
+    memory. Of several some are on other machines.
+
     Args:
         seats: the number of agents, at most.
         machines: how many machines must have come, each with all its agents, before the job begins; None: all seats must be taken.
@@ -144,6 +147,9 @@ class AgentEngine(Engine):
         versions: of the software that all machines must have, as texts.
         publish: called with the supervisor's address once it listens.
     """
+
+    servers_return = True
+    workers_elsewhere = True
 
     def __init__(
         self,
@@ -183,6 +189,7 @@ class AgentEngine(Engine):
 
     def begin(self, settings: JobSettings, hub: Hub) -> Address:
         self._settings, self._hub = settings, hub
+        self.servers_return = self.servers_return and settings.servers == 1
         address = hub.listen(self._listen, self._port)
         self._publish(address)
         return address
@@ -205,6 +212,15 @@ class AgentEngine(Engine):
     def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
         machines = self._machines_of_servers()
         return self._start_server(machines[number % len(machines)][0], number, role, self._ports_of(number)[0])
+
+    def restart_server(self, number: int, token: str, earlier: Address | None) -> Child | None:
+        agents = next((agents for agents in self._by_machine() if agents[0].host == self._hub.host), None)
+        if agents is None:
+            return None
+        if earlier is None:
+            return self._start_server(agents[0], number, "", self._ports_of(number)[0])
+        host, port = earlier.tcp
+        return self._start_server(agents[0], number, "", port, listen=host, local=earlier.local)
 
     def start_standby(self, number: int, token: str, leader: Child, leader_at: Address | None) -> Child | None:
         machines = self._machines_of_servers()
@@ -229,9 +245,9 @@ class AgentEngine(Engine):
         """Return where the two processes of a server listen; 0: the system chooses."""
         return (self._port + 1 + number, self._port + 1 + number + self._settings.servers) if self._port else (0, 0)
 
-    def _start_server(self, agent: Agent, number: int, role: ServerRole, port: int) -> Child:
-        variables = {"OFFBEAT_SERVER": str(number), "OFFBEAT_PORT": str(port), "OFFBEAT_LISTEN": self._address_of(agent), ROLE: role}
-        return self._start(agent, "server", number, variables)
+    def _start_server(self, agent: Agent, number: int, role: ServerRole, port: int, *, listen: str = "", local: str = "") -> Child:
+        variables = {"OFFBEAT_SERVER": str(number), "OFFBEAT_PORT": str(port), ROLE: role, "OFFBEAT_LOCAL": local}
+        return self._start(agent, "server", number, {**variables, "OFFBEAT_LISTEN": listen or self._address_of(agent)})
 
     def start_worker(
         self, worker: WorkerId, servers: Sequence[Address], token: str, standbys: Sequence[Address | None] | None = None
@@ -241,7 +257,15 @@ class AgentEngine(Engine):
             return None
         place = self._place(worker, agent) if self._settings.torchrun_env else None
         known = None if standbys is None else tuple(standbys)
-        variables = worker_variables(worker, self._settings, token="", servers=tuple(servers), place=place, standbys=known)
+        variables = worker_variables(
+            worker,
+            self._settings,
+            token="",
+            servers=tuple(servers),
+            place=place,
+            servers_return=self.servers_return,
+            standbys=known,
+        )
         del variables[TOKEN]  # each agent has it
         return self._start(agent, "worker", worker, variables)
 

@@ -93,7 +93,10 @@ class Engine(ABC):
         """Return True if workers can be started."""
 
     servers_return = False
-    """True if a server that has died may be started again: every process of the job is on this machine."""
+    """True if a server that has died may be started again: the servers are on this machine."""
+
+    workers_elsewhere = False
+    """True if workers may be on other machines than the servers."""
 
     @abstractmethod
     def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
@@ -110,8 +113,17 @@ class Engine(ABC):
         """
         return self.start_server(number, token, "standby")
 
-    def restart_server(self, number: int, token: str, earlier: Address | None) -> Child:
-        """Start another process of a server whose process has died; ``earlier``: where that one has listened."""
+    def restart_server(self, number: int, token: str, earlier: Address | None) -> Child | None:
+        """Start another process of a server whose process has died, on this machine.
+
+        Args:
+            number: the server.
+            token: authenticates the processes of the job to each other.
+            earlier: where the process that has died has listened; None: this was not known yet.
+
+        Returns:
+            The process; None: nobody is left here who could start one.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not start servers again (expected only where servers_return is True)")
 
     def prepare_returns(self) -> Child | None:

@@ -195,11 +195,18 @@ class ServersHere(AgentEngine):
     """Have agents start workers only: the servers are children of this process."""
 
     def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
-        port = self._port + 1 + number if self._port else 0
+        return self._start_here(number, token, role, self._port + 1 + number if self._port else 0)
+
+    def restart_server(self, number: int, token: str, earlier: Address | None) -> Child | None:
+        if earlier is None:
+            return self.start_server(number, token)
+        return self._start_here(number, token, "", earlier.tcp[1], earlier.local)
+
+    def _start_here(self, number: int, token: str, role: ServerRole, port: int, local: str = "") -> Child:
         supervisor = self._hub.address
         assert supervisor is not None
         servers = self._settings.servers
-        environment = server_environment(number, servers, token=token, supervisor=supervisor, port=port, listen=self._reached)
+        environment = server_environment(number, servers, token=token, supervisor=supervisor, port=port, listen=self._reached, local=local)
         return start(SERVER_COMMAND, {**environment, ROLE: role}, capture=True)
 
 

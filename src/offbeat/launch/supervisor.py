@@ -195,7 +195,7 @@ class Supervisor:
             connection.send({**job, "key": self._standbys.key})
             self._standbys.stand_by(number, job)
         else:
-            connection.send(job if lasting is None else {**job, "outlives": True})
+            connection.send(job if lasting is None else {**job, "outlives": True, "elsewhere": self._engine.workers_elsewhere})
         if lasting is not None:
             lasting.job_sent = True
 
@@ -297,8 +297,9 @@ class Supervisor:
                 host, tcp, local = header["address"]
                 number = header["number"]
                 self._servers.connections[number] = connection
-                if not connection.shares_memory and self._standbys is None:  # OFFBEAT_HOST keeps them apart
+                if not connection.shares_memory and self._standbys is None:  # on another machine, or OFFBEAT_HOST keeps them apart
                     self._servers.lasting.pop(number, None)
+                    self._engine.servers_return = False
                 self._servers.addresses[number] = Address(host, (tcp[0], tcp[1]), local)
                 if number in self._servers.lasting and self._servers.lasting[number].job_sent:
                     self._send_job(number, connection)
@@ -366,6 +367,7 @@ class Supervisor:
             if self._may_return(number):
                 self._display.note(f"{why}: it is killed")
                 self._servers.children[number].kill()
+                self._servers.watch.heard(number, self._clock.now(), loading=True)  # an agent may need some time for that
             else:
                 self._failure = (f"{why}{self._why_not_returned(number)}", False)
 
@@ -418,13 +420,17 @@ class Supervisor:
         self._servers.watch.heard(number, self._clock.now(), loading=True)
         if self._engine.returns_soon():
             return None
+        child = self._engine.restart_server(number, self._token, self._servers.addresses.get(number))
+        if child is None:
+            reason = f"server {number} {how}, and its part of the parameters is gone with it"
+            return f"{reason} (no agent is left on this machine that could start it again)", False
         lasting.returns(self._clock.now())
         count = f"{lasting.restarts} of {self._max_restarts}"
         self._record("server", number, "exited", how)
         self._output.drain()
         self._display.note(f"server {number} {how}: it goes on in a new process ({count})")
         self._servers.connections.pop(number, None)
-        child = self._servers.children[number] = self._engine.restart_server(number, self._token, self._servers.addresses.get(number))
+        self._servers.children[number] = child
         self._output.attach("server", number, child)
         self._record("server", number, "restarted", f"{count}, {child.where}")
         return None

@@ -49,6 +49,7 @@ that comes with the welcome, with `torch.distributed`, or, on several hosts, wit
 | server 0 | rank | absent | rule ``allreduce``: take part in this round with zeros |
 | rank | server 0 | donation, leaving | the replica; the rank is about to leave |
 | server 0 | rank | meet | several hosts: connect to these, in a running job; ranks that begin get them with ``parameters`` |
+| rank | server 0 | rounds | several hosts: the first message of a further connection, to the sequencer |
 | rank | server 0 | met, outside, voided | connected; the others have excluded this rank; a round's mean was not finite |
 
 In rules of shard scope a push is a payload that goes to every shard with its description, and each ``arrived`` passes the description on;

@@ -68,7 +68,7 @@ class Admission:
         job.peers.missing.pop(worker, None)
         try:
             self._check_spec(worker, header, now)
-            if self._keeper is not None and not isinstance(connection, Link):
+            if self._keeper is not None and not self._lasts(connection):
                 self._keeper.give_up(f"worker {worker} does not share memory with the servers, and cannot be reached again by a new one")
             if not isinstance(job.side, ServerCoordinatorSide):
                 vector = checked_vector(header)
@@ -81,6 +81,13 @@ class Admission:
                 raise JobError(str(error)) from None
             return False
         return True
+
+    def _lasts(self, connection: Connection) -> bool:
+        """Return True if the next process of this server has all that comes over a connection: over sockets, gradients are not written."""
+        assert self._job.spec is not None, "the spec of this hello, or of an earlier one, is known"
+        if not isinstance(connection, Link):
+            return False
+        return connection.shares_memory or not isinstance(self._keeper, Keeper) or not isinstance(self._job.spec.policy, ServerRule)
 
     def welcome(self, worker: WorkerId, connection: Connection, message: Message) -> None:
         """Let an accepted process take part; without servers, as soon as no further rank is expected."""
@@ -133,9 +140,14 @@ class Admission:
             beginning=beginning,
         )
         if isinstance(policy, ServerRule):
+            keeper: Keeper | Replica | None = self._keeper
+            if isinstance(keeper, Keeper) and keeper.elsewhere:
+                # Now, and not when the first of them comes: each fold would copy the parameters to the side for nothing.
+                keeper.give_up("workers may be on other machines, and gradients that come over a network are not kept for a new server")
+                keeper = None
             parts = (job.peers, job.notifier, self._allocate, job.feed, job.perform, self._now)
             job.side = ServerCoordinatorSide(
-                policy, spec, settings, coordinator, self._shards, *parts, in_place=job.number == 0, keeper=self._keeper
+                policy, spec, settings, coordinator, self._shards, *parts, in_place=job.number == 0, keeper=keeper
             )
             if job.resumed is not None:
                 shard = job.side.shard

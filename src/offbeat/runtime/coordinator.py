@@ -90,7 +90,7 @@ class LiveCoordinator:
         self.catch_up(now)
         if (shard := self._shard_at(connection)) is not None:
             self._from_shard(shard, message, now)
-        else:
+        elif self.job.side is None or not self.job.side.on_rounds(connection, message):
             self._from_worker(connection, message, now)
         self.catch_up(now)
 

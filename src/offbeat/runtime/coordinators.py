@@ -82,9 +82,16 @@ class LiveCoordinators:
                 raise JobError(f"server {server} broke the protocol: number_of_optimizer = {about!r} (expected 0 to {len(self._live) - 1})")
             self._live[about].on_message(self._shard_connections[about][server], message, now)
         else:
-            if message.header.get("kind") == "hello" and connection not in self._at:
+            kind, number = message.header.get("kind"), message.header.get("number_of_optimizer", 0)
+            if kind == "hello" and connection not in self._at:
                 messages.FROM_WORKER.check(message.header, connection.peer, len(message.payload), len(message.memory))
-                self._at[connection] = self._coordinator_for(message.header.get("number_of_optimizer", 0))
+                self._at[connection] = self._coordinator_for(number)
+            elif kind == "rounds" and connection not in self._at:
+                messages.ROUNDS.check(message.header, connection.peer, len(message.payload), len(message.memory))
+                if number >= len(self._live):
+                    most = len(self._live) - 1
+                    raise ProtocolError(f"{connection.peer} sent 'rounds' with number_of_optimizer = {number} (expected at most {most})")
+                self._at[connection] = self._live[number]
             self._at.get(connection, self.first).on_message(connection, message, now)
         self._settle(now)
 

@@ -193,6 +193,7 @@ class Server(Serving):
         """Begin a job that outlives this process, or go on with it where an earlier process has died."""
         self._launcher.send({"kind": "loading"})
         recorder = self._recorder = Recorder(self._launcher, self._kept)
+        recorder.keeper.elsewhere = header.get("elsewhere", False)
         self._supervisor = recorder.supervisor
         state = recorder.restore(self._parts)
         if state is not None:
@@ -227,12 +228,13 @@ class Server(Serving):
             case ["begin", began, started, settings, servers]:
                 self._began, self._started = began, started
                 self._begin(JobSettings.from_wire(settings), read_addresses(servers))
-            case ["open", session, peer, beside]:
-                recorder.open(session, peer, beside=beside)
+            case ["open", session, peer, beside, shares_memory]:
+                recorder.open(session, peer, beside=beside, shares_memory=shares_memory)
             case ["message", now, *_]:
                 self._at_moment(now, self._handle, *recorder.again(record))
             case ["closed", now, session, reason]:
-                link = recorder.sessions.pop(session)
+                link = recorder.sessions[session]
+                recorder.end(link)
                 link.close()
                 self._at_moment(now, self._handle, link, Closed(reason))
             case ["tick", now, stirred]:

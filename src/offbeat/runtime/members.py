@@ -8,6 +8,7 @@ from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.policy import Policy
 from offbeat.errors import ProtocolError
 from offbeat.policies import rule_of
+from offbeat.runtime.allreduce.multi_host.connections import SequencerCall
 from offbeat.runtime.allreduce.multi_host_member import MultiHostMember
 from offbeat.runtime.allreduce.round_member import OneHostMember
 from offbeat.runtime.allreduce.torch_distributed.member import TorchMember
@@ -44,6 +45,7 @@ def part_of(
             return OneHostMember(welcome.memory, rank, rule_of(RoundRule, policy), replica, hear, voided)  # type: ignore[type-abstract]
         case "multi_host":
             chosen = rule_of(RoundRule, policy)  # type: ignore[type-abstract]
-            return MultiHostMember(header, rank, chosen, replica, hear, voided, link.hub, link.interface)
+            call = SequencerCall(link.coordinator_at, link.servers_return, link.number_of_optimizer)
+            return MultiHostMember(header, rank, chosen, replica, hear, voided, link.hub, link.interface, call)
         case other:
             raise ProtocolError(f"server 0 sent 'welcome' with backend = {other!r} (expected gossip, torch, one_host or multi_host)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import singledispatch
 from typing import Any, NamedTuple
 
@@ -12,7 +12,10 @@ from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
+from offbeat.policies.eager import Full
 from offbeat.policies.gossip import AllReduce
+from offbeat.runtime.allreduce.model_means import means_numel
+from offbeat.runtime.allreduce.multi_host.rounds import slots_of
 from offbeat.runtime.allreduce.multi_host_coordinator import MultiHostCoordinatorSide, MultiHostGroup, interface_of
 from offbeat.runtime.allreduce.one_host_coordinator import OneHostCoordinatorSide, OneHostGroup
 from offbeat.runtime.allreduce.torch_distributed.coordinator_side import TorchCoordinatorSide
@@ -52,7 +55,7 @@ def side_of(policy: Policy, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], keep
         ranks: of the job.
         hub: the listening hub of this process.
         parts: the arguments of `RankCoordinatorSide` after the first.
-        keeper: holds the memory with which the coordinator outlives its process, where the ranks share memory; None: it does not.
+        keeper: holds the memory with which the coordinator outlives its process; None: it does not.
 
     Raises:
         ConfigurationError: there is not enough memory, or the rule needs all ranks on one host.
@@ -66,7 +69,18 @@ def _of_round_rule(policy: RoundRule, ranks: Ranks, hub: Hub, parts: tuple[Any, 
     sizes = ranks.workers, ranks.numel, ranks.size, ranks.dtype, ranks.seed
     if ranks.together:
         return OneHostCoordinatorSide(_recorded(OneHostGroup.create(policy, *sizes, keeper), keeper), *parts)
-    return MultiHostCoordinatorSide(MultiHostGroup(policy, *sizes, hub), *parts)
+    *_, now = parts
+    return MultiHostCoordinatorSide(MultiHostGroup(policy, ranks.workers, _slots(policy, ranks, keeper), ranks.seed, now), *parts)
+
+
+def _slots(policy: RoundRule, ranks: Ranks, keeper: Keeper | None) -> Sequence[int]:
+    """Return how many results each host keeps, for rounds of gradients and of parameters: as this process finds, or an earlier one did."""
+
+    def found() -> list[int]:
+        nbytes = ranks.dtype.itemsize
+        return [slots_of(policy, ranks.numel * nbytes), slots_of(Full(), means_numel(ranks.size) * nbytes)]
+
+    return found() if keeper is None else list(keeper.answers.ask(found, None))
 
 
 @side_of.register

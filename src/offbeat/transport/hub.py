@@ -140,7 +140,11 @@ class SocketHub(Hub):
             sock = tcp.connect_local(address.local)
         if sock is None:
             sock = tcp.connect_tcp(*address.tcp)
-        connection = self._add(tcp.describe_peer(sock), *self._secured(sock, ClientHandshake))
+        try:
+            connection = self._add(tcp.describe_peer(sock), *self._secured(sock, ClientHandshake))
+        except OSError as error:  # the peer has ended since, and the connection was reset
+            sock.close()
+            raise JobError(f"nobody listens at {address.tcp[0]}, port {address.tcp[1]} any more ({error.strerror})") from error
         self._connecting[connection] = address, 1, math.inf
         if not connection.shares_memory:
             self._unanswered[connection] = time.monotonic() + UNANSWERED_S

@@ -110,6 +110,11 @@ class Link(Connection):
         return self._socket
 
     @property
+    def is_resumed(self) -> bool:
+        """Return True if the other end has answered over the present socket."""
+        return self._ready
+
+    @property
     def settled(self) -> bool:
         """Return True if every message has been sent over a socket that is still there."""
         return self._ready or not self._kept

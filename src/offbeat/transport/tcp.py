@@ -83,8 +83,12 @@ def connect_tcp(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise JobError(f"nobody listens at {host}, port {port} ({why}): is the server running, and the address right?") from error
-    if sock.getsockname() == sock.getpeername():
+    try:
         # If no process listens, a port of the ephemeral range may get connected to itself.
+        is_itself = sock.getsockname() == sock.getpeername()
+    except OSError:  # the peer has ended since, and the connection was reset
+        is_itself = True
+    if is_itself:
         sock.close()
         raise JobError(f"nobody listens at {host}, port {port}: is the server running, and the address right?")
     tune_tcp(sock)

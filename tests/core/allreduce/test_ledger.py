@@ -231,6 +231,16 @@ def test_what_was_pending_and_went_with_its_host_is_dropped_and_its_samples_come
     assert [part.worker for part in fold.parts] == [0, 2] and fold.divisor == 2
 
 
+def test_a_rank_whose_gradient_went_with_its_host_comes_back_before_the_round_closes() -> None:
+    following = Following(2)
+    following.push(1)
+    following.job.on(Lost(1, "killed", 1), 0.2)
+    assert only(Settle, following.job.on(Withdrawn(1, 0), 0.2)).fate is Fate.DROPPED
+    effects = following.job.on(Joined(1), 0.3)
+    assert only(Release, effects).incarnation == 2
+    assert not [effect for effect in effects if isinstance(effect, Settle)], "its gradient has its fate"
+
+
 def test_what_was_folded_into_a_void_round_is_undone_and_counts_as_rejected() -> None:
     following = Following(2)
     following.push(0)

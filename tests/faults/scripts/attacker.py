@@ -32,7 +32,7 @@ from offbeat.types import WorkerId
 
 KINDS = [
     *(5 * [malformed.FROM_WORKER]),
-    *(malformed.FAILING, malformed.TO_SHARD, malformed.CALL, malformed.FROM_SHARD),
+    *(malformed.FAILING, malformed.ROUNDS, malformed.TO_SHARD, malformed.CALL, malformed.FROM_SHARD),
     *(malformed.FROM_SERVER_0, malformed.FROM_SUPERVISOR, malformed.TO_SUPERVISOR, malformed.TO_WORKER),
 ]
 NBYTES = malformed.LAYOUT["nbytes"]

@@ -26,6 +26,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--until", type=Path, required=True, help="go on for whole epochs until this file is there")
     parser.add_argument("--width", type=int, default=8, help="of the model's one layer")
+    parser.add_argument("--apart", action="store_true", help="each rank takes itself for a host of its own, and server 0 for another")
     parser.add_argument("--die", choices=("drawn", "summing", "sending"), help="when")
     parser.add_argument("--once", type=Path, help="who makes this file is the one that dies")
     parser.add_argument("--after", type=int, default=10, help="rounds")
@@ -81,6 +82,8 @@ def die_when_sending(once: Path, after: int) -> None:
 
 def main() -> None:
     args = options()
+    if args.apart:
+        os.environ["OFFBEAT_HOST"] = "apart"  # the servers, and the process that starts them, share memory as ever
     if args.die is not None:
         {"drawn": die_when_drawn, "summing": die_when_summing, "sending": die_when_sending}[args.die](args.once, args.after)
     torch.manual_seed(0)

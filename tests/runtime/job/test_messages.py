@@ -27,6 +27,7 @@ from offbeat.transport.shm import MemoryBlock
 TABLES: dict[str, tuple[Kinds, dict[str, dict[str, Any]]]] = {
     "from worker": (messages.FROM_WORKER, malformed.FROM_WORKER),
     "failing": (messages.FAILING, malformed.FAILING),
+    "rounds": (messages.ROUNDS, malformed.ROUNDS),
     "to shard": (messages.TO_SHARD, malformed.TO_SHARD),
     "call": (messages.CALL, malformed.CALL),
     "from shard": (messages.FROM_SHARD, malformed.FROM_SHARD),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.by_hand import Mailbox
 
-from offbeat.errors import JobError
+from offbeat.errors import JobError, ProtocolError
+from offbeat.runtime.coordination.peers import refuse
+from offbeat.runtime.recovery.sessions import SessionLinks
 from offbeat.runtime.worker import links
 from offbeat.runtime.worker.links import Links
-from offbeat.transport.base import Address, Connection
+from offbeat.transport.base import Address, Closed, Connection, Message
 from offbeat.transport.link import Link
+from offbeat.transport.memory import MemoryConnection, MemoryHub, MemoryNetwork
 
 AT = Address("127.0.0.1", ("127.0.0.1", 1), "")
 
@@ -41,3 +46,110 @@ def test_a_server_that_does_not_come_back_is_not_awaited(monkeypatch: pytest.Mon
         with pytest.raises(JobError, match="nobody listens"):
             Links(hub).connect(AT, lasting=lasting)
         assert hub.attempts == 1
+
+
+class Server:
+    """A server's end of links over TCP."""
+
+    def __init__(self) -> None:
+        network = MemoryNetwork(shares_memory=False)
+        supervisor = MemoryHub(network, "token")
+        self.hub, self.worker = MemoryHub(network, "token"), Links(MemoryHub(network, "token"))
+        self.at = self.hub.listen()
+        self.sessions = Sessions(self.hub.connect(supervisor.listen()))
+
+    def turn(self) -> list[Message]:
+        """Handle what has come. Returns the messages of links."""
+        taken = []
+        for connection, item in self.hub.poll(0.0):
+            if isinstance(item, Closed):
+                self.sessions.cut(connection)
+            elif item.header["kind"] == "resume":
+                try:
+                    self.sessions.on_resume(connection, item)
+                except ProtocolError as error:
+                    refuse(connection, error)
+            else:
+                link = self.sessions.link_at(connection)
+                assert link is not None
+                taken += [message for message in [link.take(item)] if message is not None]
+        return taken
+
+
+class Sessions(SessionLinks):
+    def write(self, record: list[Any]) -> None:
+        """Nothing outlives this test."""
+
+
+def cut(link: Connection) -> None:
+    assert isinstance(link, Link) and link.socket is not None
+    assert isinstance(link.socket, MemoryConnection) and link.socket.other is not None
+    link.socket.other.end("connection reset")
+
+
+def test_over_tcp_only_who_asks_for_it_gets_a_link() -> None:
+    server = Server()
+    assert not isinstance(server.worker.connect(server.at, lasting=True), Link)
+    link = server.worker.connect(server.at, lasting=True, anywhere=True)
+    assert isinstance(link, Link) and not link.shares_memory and link.interface == "127.0.0.1"
+    link.send({"kind": "hello"})
+    assert server.turn() == [], "it waits for the answer"
+    server.worker.poll(0.0)
+    assert [message.header for message in server.turn()] == [{"kind": "hello"}]
+    assert not server.sessions.sessions[link.session].shares_memory
+
+
+def test_over_tcp_a_link_goes_on_over_another_socket() -> None:
+    server = Server()
+    link = server.worker.connect(server.at, lasting=True, anywhere=True)
+    assert isinstance(link, Link)
+    for number in range(3):
+        link.send({"kind": "push", "number": number})
+        server.turn()
+        server.worker.poll(0.0)
+        cut(link)
+        server.worker.poll(0.0)
+        server.worker.poll(0.0)
+    got = []
+    for _ in range(3):
+        got += server.turn()
+        server.worker.poll(0.0)
+    assert [message.header["number"] for message in got] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_server_that_has_ended_a_link_does_not_take_it_for_a_new_one(answered: bool) -> None:
+    """What has come over the link would come again: over TCP a connection may break while both ends live."""
+    server = Server()
+    link = server.worker.connect(server.at, lasting=True, anywhere=True)
+    assert isinstance(link, Link)
+    link.send({"kind": "hello"})
+    server.turn()
+    server.worker.poll(0.0)
+    server.turn()
+    far = server.sessions.sessions[link.session]
+    if answered:
+        far.send({"kind": "welcome"})
+        server.worker.poll(0.0)
+    cut(link)
+    server.sessions.end(far)
+    arrived: list[Any] = []
+    for _ in range(4):
+        server.turn()
+        arrived += server.worker.poll(0.0)
+    [(its, item)] = arrived
+    assert its is link
+    reason = item.reason if isinstance(item, Closed) else item.header["reason"]
+    assert isinstance(item, Closed) == answered and "goes on with a link of which this server has no record" in reason
+
+
+def test_a_link_that_was_closed_here_is_not_made_anew() -> None:
+    server = Server()
+    link = server.worker.connect(server.at, lasting=True, anywhere=True)
+    server.turn()
+    server.worker.poll(0.0)
+    cut(link)
+    link.close()
+    for _ in range(3):
+        assert server.worker.poll(0.0) == []
+    assert not [connection for connection, _ in server.hub.poll(0.0) if not connection.closed]  # type: ignore[attr-defined]

@@ -129,7 +129,8 @@ class RoundLedger(Derived):
         others = [self._standings[other].clock for other in self._active if other != worker]
         standing.incarnation, standing.clock = incarnation, min(others, default=self._slowest)
         for part in self.rounds.enter(worker, self.version):
-            self._settle(self._pending.pop(part), Fate.DROPPED, "its rank has come back before the round closed and contributes anew")
+            if (c := self._pending.pop(part, None)) is not None:  # None: it went with its host, and was dropped then
+                self._settle(c, Fate.DROPPED, "its rank has come back before the round closed and contributes anew")
         self._active[worker] = None
         self._waiting.pop(worker, None)
         self._release(worker, f"takes part from version {self.version} on")

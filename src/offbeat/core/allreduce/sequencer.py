@@ -220,7 +220,7 @@ class Sequencer:
         if version < self._rounds.free_from():
             raise TooOld(f"rank {rank} comes with version {version}, and results are kept from {self._rounds.free_from()} on")
         # Its predecessor's buffers, if they are still in memory, are its own now.
-        self._lose([rank])
+        self._lose([rank], self.number)
         for going in self._going.values():
             going.gone.add(rank)
         if host is not None:
@@ -265,12 +265,12 @@ class Sequencer:
             parting.missing.discard(rank)
         self._present.remove(rank)
         self._entering = [other for other in self._entering if other != rank]
-        version = self._rounds.version(rank)
+        version, number = self._rounds.version(rank), self.number
         self._wrote(EntryKind.LEAVE, rank, version, self._rounds.leave(rank))
         host = self._hosts[rank]
         if all(self._hosts[other] != host for other in self._present):
             its_ranks = [other for other, name in zip(worker_ids(len(self._hosts)), self._hosts, strict=True) if name == host]
-            self._lose(its_ranks)
+            self._lose(its_ranks, number)
             for going in self._going.values():
                 going.gone.update(its_ranks)
         # Always a new view, also if it led nobody: it may have been about to pass a result on.
@@ -346,11 +346,11 @@ class Sequencer:
         busy = {going.slot for number, going in self._going.items() if number >= floor}
         return next(slot for slot in count() if slot not in busy)
 
-    def _lose(self, ranks: Sequence[WorkerId]) -> None:
-        """Drop the pending gradients of these ranks."""
+    def _lose(self, ranks: Sequence[WorkerId], number: Version) -> None:
+        """Drop the pending gradients of these ranks. They were for this round, which may be closed, and is not summed yet."""
         for part in [part for part in self._pending if part.rank in ranks]:
             del self._pending[part]
-            self._wrote(EntryKind.LOST, part.rank, self.number, buffer=part.buffer)
+            self._wrote(EntryKind.LOST, part.rank, number, buffer=part.buffer)
 
     def _new_view(self) -> list[Order]:
         self.view += 1

@@ -1,24 +1,22 @@
 """Run the coordinator's side of rounds among ranks of several hosts: order the rounds, and tell ranks the addresses of the others.
 
 Each rank listens before it sends ``ready``, which has its addresses. Ranks that begin together get all addresses with their release. A
-joiner gets them with ``meet``, connects, and answers ``met``; then a living rank admits it and sends its replica.
+joiner gets them with ``meet``, connects, and answers ``met``; then a living rank admits it and sends its replica. For each kind of rounds a
+rank also calls server 0 once more, for the sequencer (``multi_host/sequenced_rounds.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import torch
 
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.effects import Effect
 from offbeat.core.rank_log import Entry
 from offbeat.errors import ProtocolError
 from offbeat.policies.eager import Full
-from offbeat.runtime.allreduce.model_means import means_numel
-from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER
-from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
+from offbeat.runtime.allreduce.multi_host.sequenced_rounds import SequencedRounds
+from offbeat.runtime.job.messages import ROUNDS
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
 from offbeat.runtime.ranks.group import Group
 from offbeat.transport.base import Address, Connection, Hub, Message, SharedMemory
@@ -37,39 +35,39 @@ def interface_of(hub: Hub) -> str:
 class MultiHostGroup(Group):
     """Hold the rounds of one job, and the rounds that average parameters if the rule has them. The sequencers are in this process.
 
+    All of it follows from the messages of the server, so the server's next process comes to the same group.
+
     Args:
         policy: the job's rule.
         ranks: the greatest number of ranks.
-        numel, size: elements of a gradient with its hyperparameters, and the number of parameters.
-        dtype: of both.
+        slots: how many results each host keeps, for each of the rounds.
         seed: seed of the rule's draws.
-        hub: the listening hub of this process; the rounds listen on the same interface.
+        now: the job's clock.
     """
 
     memory: tuple[SharedMemory, ...] = ()
 
-    def __init__(self, policy: RoundRule, ranks: int, numel: int, size: int, dtype: torch.dtype, seed: int, hub: Hub) -> None:
+    def __init__(self, policy: RoundRule, ranks: int, slots: Sequence[int], seed: int, now: Callable[[], Seconds]) -> None:
         self.ranks = ranks
-        self._all_rounds = [
-            MultiHostRounds(
-                policy, ranks, numel, rank=None, sequencer_peer=SEQUENCER, hub=hub.another(), dtype=dtype, seed=seed, followed=True
-            )
-        ]
+        self._all_rounds = [SequencedRounds(policy, ranks, slots[0], now, seed)]
         if policy.model_sync_every is not None:
-            numel = means_numel(size)
-            self._all_rounds.append(
-                MultiHostRounds(Full(), ranks, numel, rank=None, sequencer_peer=SEQUENCER, hub=hub.another(), dtype=dtype, followed=True)
-            )
+            self._all_rounds.append(SequencedRounds(Full(), ranks, slots[1], now))
         self._rounds = self._all_rounds[0]
-        interface = interface_of(hub)
-        self._contacts: dict[WorkerId, list[Address]] = {SEQUENCER: [rounds.listen(interface) for rounds in self._all_rounds]}
-        """By rank that takes part or joins, and `SEQUENCER`: where it listens, for each of the rounds."""
+        self._contacts: dict[WorkerId, list[Address]] = {}
+        """By rank that takes part or joins: where it listens, for each of the rounds."""
+        self._at: dict[Connection, tuple[int, WorkerId]] = {}
+        """By connection to a rank for one of the rounds: which of them, and the rank."""
         self._begun = False
 
     @property
     def slots(self) -> list[int]:
         """Return, for each of the rounds, how many results are kept."""
         return [rounds.slots for rounds in self._all_rounds]
+
+    @property
+    def entries(self) -> int:
+        """Return how many entries the log has had."""
+        return self._rounds.entries
 
     def introduce(self, rank: WorkerId, addresses: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """Note where a rank's process listens. Returns, for each of the rounds, number and address of each peer to connect to."""
@@ -79,20 +77,22 @@ class MultiHostGroup(Group):
         self._contacts[rank] = found
         for rounds, address in zip(self._all_rounds, found, strict=True):
             if self._begun:
-                rounds.expect(rank, address)
+                rounds.expect(rank, address.host)
         return others
 
     def others(self) -> list[list[Any]]:
-        """Return, for each of the rounds, number and address of every peer."""
+        """Return, for each of the rounds, number and address of every rank."""
         return [[[peer, list(at[index])] for peer, at in self._contacts.items()] for index in range(len(self._all_rounds))]
 
     def follow(self, start: int) -> list[Entry]:
         """Return the log from entry ``start`` on."""
-        if not self._begun:
-            return []
         for rounds in self._all_rounds[1:]:
             rounds.follow(EVERYTHING)
         return self._rounds.follow(start)
+
+    def measured(self, seconds: Seconds) -> Seconds:
+        """Return 0: the log's entries have the job's own times, which the next process of the coordinator will know, too."""
+        return 0.0
 
     def present(self, rank: WorkerId) -> bool:
         """Return True if a rank takes part."""
@@ -102,9 +102,9 @@ class MultiHostGroup(Group):
         """Enter the ranks that the job begins with. Called once."""
         assert not self._begun, "begin() was called a second time"
         self._begun = True
-        self._contacts = {peer: at for peer, at in self._contacts.items() if peer in (SEQUENCER, *ranks)}
+        self._contacts = {peer: at for peer, at in self._contacts.items() if peer in ranks}
         for index, rounds in enumerate(self._all_rounds):
-            rounds.connect({peer: at[index] for peer, at in self._contacts.items()})
+            rounds.begin({peer: at[index].host for peer, at in self._contacts.items()})
 
     def enter(self, rank: WorkerId, version: Version) -> None:
         """Let a rank take part from now on, with the parameters of this version."""
@@ -129,29 +129,69 @@ class MultiHostGroup(Group):
             rounds.forget(rank)
         if self._begun and not self._rounds.present(rank):
             for rounds in self._all_rounds[1:]:
-                rounds.leave(rank)  # of its two admissions one may have come
+                rounds.order(rank, "leave")  # of its two admissions one may have come
 
     def leave(self, rank: WorkerId, incarnation: Incarnation) -> tuple[Effect, ...]:
         """Remove a rank. Gradients that only its host had are lost, which the log says."""
         self.forget(rank)
         for rounds in self._all_rounds:
-            rounds.leave(rank)
+            rounds.order(rank, "leave")
         return ()
 
     def pause(self, rank: WorkerId) -> None:
         """Let no round wait for a rank, which has nothing to compute."""
         if self.present(rank):
-            self._rounds.pause(rank)
+            self._rounds.order(rank, "pause")
 
     def resume(self, rank: WorkerId) -> None:
         """Let rounds wait for a rank again."""
         if self.present(rank):
-            self._rounds.resume(rank)
+            self._rounds.order(rank, "resume")
 
     def close(self) -> None:
-        """Close the rounds at the end of the job."""
-        for rounds in self._all_rounds:
-            rounds.close()
+        """Do nothing: the server's hub closes the connections at the end of the job."""
+
+    # Connections of ranks.
+
+    def connect(self, index: int, rank: WorkerId, connection: Connection) -> None:
+        """Take a rank's connection for one of the rounds. Raises `ProtocolError` if there are no such rounds, or not yet."""
+        if index >= len(self._all_rounds) or rank >= self.ranks:
+            raise ProtocolError(
+                f"{connection.peer} sent 'rounds' with index = {index} and worker = {rank} (expected less than {len(self._all_rounds)} "
+                f"and {self.ranks})"
+            )
+        self._all_rounds[index].connect(rank, connection)
+        present = {at: of for at, of in self._at.items() if self._all_rounds[of[0]].has(of[1], at)}
+        self._at = {**present, connection: (index, rank)}
+
+    def on_message(self, connection: Connection, message: Message) -> bool:
+        """Handle a rank's message to the sequencer. Returns False if it has come over another kind of connection.
+
+        A rank that breaks the protocol takes part no more.
+
+        Raises:
+            ProtocolError: it has.
+        """
+        at = self._at.get(connection)
+        if at is None:
+            return False
+        index, rank = at
+        if not self._all_rounds[index].has(rank, connection):
+            return True  # it had come before this end has closed the connection
+        try:
+            self._all_rounds[index].on_message(rank, message)
+        except ProtocolError as error:
+            for rounds in self._all_rounds:
+                rounds.cut(rank, str(error))
+            raise
+        return True
+
+    def closed(self, connection: Connection) -> None:
+        """Note the end of a connection."""
+        at = self._at.pop(connection, None)
+        if at is not None:
+            index, rank = at
+            self._all_rounds[index].closed(rank, connection)
 
 
 class MultiHostCoordinatorSide(RankCoordinatorSide):
@@ -167,6 +207,24 @@ class MultiHostCoordinatorSide(RankCoordinatorSide):
 
     def check(self, worker: WorkerId, connection: Connection, message: Message) -> None:
         """Accept a process on any host."""
+
+    def wake_at(self) -> Seconds | None:
+        """Return when to read the log, at once if there are unread entries: they are seldom left by a message."""
+        if self._group.entries > self._seq:
+            return self._read_at
+        return self._next_look if self.joiners.unadmitted else None
+
+    def on_rounds(self, connection: Connection, message: Message) -> bool:
+        """Handle a message to the sequencer. Raises `ProtocolError` if the rank may not send it."""
+        if message.header.get("kind") != "rounds":
+            return self._group.on_message(connection, message)
+        ROUNDS.check(message.header, connection.peer, len(message.payload), len(message.memory))
+        self._group.connect(message.header["index"], message.header["worker"], connection)
+        return True
+
+    def closed(self, connection: Connection) -> None:
+        """Note the end of a connection."""
+        self._group.closed(connection)
 
     @property
     def welcome(self) -> dict[str, Any]:

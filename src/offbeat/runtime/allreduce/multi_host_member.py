@@ -8,7 +8,7 @@ from typing import Any
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.policies.eager import Full
 from offbeat.runtime.allreduce.model_means import ModelMeans, means_numel
-from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER
+from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER, SequencerCall
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.runtime.allreduce.round_member import RoundMember
 from offbeat.runtime.ranks.member import LOOK_S
@@ -28,6 +28,7 @@ class MultiHostMember(RoundMember):
         hear, voided: as for `RoundMember`.
         hub: of this process; the rounds use hubs of their own, made from it.
         interface: network interface on which these listen.
+        call: how to reach the sequencer in server 0.
     """
 
     others_decide = True
@@ -43,9 +44,10 @@ class MultiHostMember(RoundMember):
         voided: Callable[[Version], None],
         hub: Hub,
         interface: str,
+        call: SequencerCall,
     ) -> None:
         self._ranks, self._slots = welcome["ranks"], welcome["slots"]
-        self._hub, self._interface = hub, interface
+        self._hub, self._interface, self._call = hub, interface, call
         self._all_rounds: list[MultiHostRounds] = []
         super().__init__(rank, policy, replica, hear, voided)
 
@@ -54,19 +56,26 @@ class MultiHostMember(RoundMember):
         for rounds in self._all_rounds:
             rounds.close()
         replica, every = self._replica, self._policy.model_sync_every
-        self._all_rounds = [self._make_rounds(self._policy, replica.numel, self._slots[0])]
+        self._all_rounds = [self._make_rounds(self._policy, replica.numel, 0)]
         self._means = None
         if every is not None:
-            self._all_rounds.append(self._make_rounds(Full(), means_numel(replica.size), self._slots[1]))
+            self._all_rounds.append(self._make_rounds(Full(), means_numel(replica.size), 1))
             self._means = ModelMeans(self._all_rounds[1], self._rank, every, replica, self._hear)
         self._rounds = self._all_rounds[0]
         self._addresses = [rounds.listen(self._interface) for rounds in self._all_rounds]
         self._is_connected = self._later = False
 
-    def _make_rounds(self, rule: RoundRule, numel: int, slots: int) -> MultiHostRounds:
-        hub = self._hub.another()
+    def _make_rounds(self, rule: RoundRule, numel: int, index: int) -> MultiHostRounds:
         return MultiHostRounds(
-            rule, self._ranks, numel, rank=self._rank, sequencer_peer=SEQUENCER, hub=hub, dtype=self._replica.dtype, slots=slots
+            rule,
+            self._ranks,
+            numel,
+            rank=self._rank,
+            sequencer_peer=SEQUENCER,
+            hub=self._hub.another(),
+            dtype=self._replica.dtype,
+            slots=self._slots[index],
+            call=self._call._replace(which=index),
         )
 
     @property

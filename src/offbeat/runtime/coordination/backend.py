@@ -47,6 +47,13 @@ class Backend(Protocol):
             ProtocolError: it brings other memory than it must.
         """
 
+    def on_rounds(self, connection: Connection, message: Message) -> bool:
+        """Handle a message to the sequencer of rounds across hosts. Returns False if it is another one.
+
+        Raises:
+            ProtocolError: its sender may not send it.
+        """
+
     def closed(self, connection: Connection) -> None:
         """Handle the end of a worker's connection."""
 

@@ -126,6 +126,10 @@ FROM_WORKER: Final = Kinds(
 )
 """From a worker to server 0."""
 
+ROUNDS: Final = Kinds({"rounds": MessageSchema(fields({"worker": _worker, "index": whole(0, 1)}, _optimizer))})
+"""From a rank of several hosts to server 0, as the first message of a connection to the sequencer of one kind of rounds: 0 for gradients, 1
+for parameters. Those that follow are in ``runtime/allreduce/multi_host/messages.py``."""
+
 FAILING: Final = Kinds({"failing": MessageSchema(fields({"worker": _worker, "reason": _words, "pushed": flag}))})
 """From a worker, or from a process that does not become one, to server 0."""
 
@@ -259,7 +263,7 @@ _where: Final = text(1000)
 
 FROM_SUPERVISOR: Final = Kinds(
     {
-        "job": MessageSchema(fields(_JOB, {"outlives": flag, "key": _key})),
+        "job": MessageSchema(fields(_JOB, {"outlives": flag, "elsewhere": flag, "key": _key})),
         "stand_by": MessageSchema(fields({**_JOB, "key": _key, "address": _where, "runs": flag})),
         "lead": MessageSchema(fields({"term": whole(), "servers": text(1 << 20)})),
         "alone": MessageSchema(),

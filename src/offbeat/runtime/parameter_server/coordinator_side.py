@@ -139,6 +139,10 @@ class ServerCoordinatorSide:
         """Check that a worker's process brings the memory that it must. Raises `ProtocolError` otherwise."""
         self.shard.check_memory(worker, connection, message)
 
+    def on_rounds(self, connection: Connection, message: Message) -> bool:
+        """Return False: there are no rounds among workers."""
+        return False
+
     def closed(self, connection: Connection) -> None:
         """Forget the worker of a connection."""
         self.shard.closed(connection)

@@ -100,6 +100,10 @@ class RankCoordinatorSide:
         """Return further fields of the welcome message."""
         return {}
 
+    def on_rounds(self, connection: Connection, message: Message) -> bool:
+        """Return False: ranks order their rounds among themselves."""
+        return False
+
     def closed(self, connection: Connection) -> None:
         """Do nothing: ranks push and pull over no connection to this process."""
 
@@ -162,7 +166,11 @@ class RankCoordinatorSide:
     def wake_at(self) -> Seconds | None:
         """Return when to call `follow` next at the latest; None if nothing is expected."""
         expected = self._entries or any(self._reported.values()) or self.joiners.unadmitted or self._coordinator.ledger.unsettled
-        return self._read_at + LOOK_S if expected else None
+        return self._next_look if expected else None
+
+    @property
+    def _next_look(self) -> Seconds:
+        return self._read_at + LOOK_S
 
     def follow(self, now: Seconds) -> None:
         """Process the log up to the first entry whose description has not come yet."""

@@ -1,4 +1,4 @@
-"""Let a server of one host go on in a new process where the one that has died left off.
+"""Let a server go on in a new process, on its host, where the one that has died left off.
 
 ```
     keeper.Keeper          blocks of memory that the supervisor holds as well, by name; the next process gets them
@@ -12,6 +12,9 @@
 The state of a server follows from its messages, the results of its writer of files (``coordination/file_writer.py``), and their times. The
 next process of the server begins with the snapshot, and handles the messages in the log again. It changes no tensor that was changed
 already (`ShardMemory.once`), and what it would send goes to `transport.link.Link`, which leaves out what the other end has.
+
+Workers of other hosts have links to it, too, where no gradient comes over them: ranks, whose rounds the sequencer in server 0 orders
+(``allreduce/multi_host/sequenced_rounds.py``).
 
 A standby (``replica.py``) handles the same messages on another machine while the server serves. One that comes later gets the server's
 objects from ``plain_graph.py``, which a process of another machine may read.

@@ -41,6 +41,8 @@ class Keeper:
         """What the next process cannot see any more in memory that others change, too."""
         self.snapshot_due = False
         """True if a snapshot is to be made now, whatever the log's size: the records so far cannot be handled again later."""
+        self.elsewhere = False
+        """True if workers may be on other machines: what they send beside messages, such as gradients, is not written down."""
         self.given_up: str | None = None
         """Why this server cannot go on in another process; None: it can."""
         self._apart = 0

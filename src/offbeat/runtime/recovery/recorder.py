@@ -82,9 +82,10 @@ class Recorder(SessionLinks):
         if self._log is None or self.keeper.given_up is not None or not (self._log.due or self.keeper.snapshot_due):
             return
         self.keeper.snapshot_due = False
-        self.sessions = {session: link for session, link in self.sessions.items() if not link.closed}
+        for link in [link for link in self.sessions.values() if link.closed]:
+            self.end(link)
         try:
-            whole = self._own, self.sessions, self.keeper.made, self.keeper.answers.count, state()
+            whole = self._own, self.sessions, self.ended, self.keeper.made, self.keeper.answers.count, state()
             data, names = snapshot.dumps(whole, self.keeper, self._all(parts))
             self._log.begin(data)
         except LogFull:
@@ -109,7 +110,7 @@ class Recorder(SessionLinks):
             return None
         supervisor = next(iter(self._at))
         whole = snapshot.loads(data, self.keeper, self._all(parts))
-        self._own, self.sessions, self.keeper.made, self.keeper.answers.count, state = whole
+        self._own, self.sessions, self.ended, self.keeper.made, self.keeper.answers.count, state = whole
         self.supervisor = self._own[SUPERVISOR]
         self._at = {supervisor: self.supervisor}
         return state

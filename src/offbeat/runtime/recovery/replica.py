@@ -215,7 +215,7 @@ class StreamRecorder(SessionLinks):
         """When a standby that came later had the state; None: it does not have it yet."""
         self._pack = msgpack.Packer().pack
 
-    def _new(self, session: str, peer: str) -> Link:
+    def _new(self, session: str, peer: str, *, shares_memory: bool = False) -> Link:
         return Link(session, peer, shares_memory=False, commit=self.commit)
 
     def _beside(self, connection: Connection) -> bool:

@@ -15,6 +15,8 @@ SUPERVISOR: Final = "supervisor"
 SERVER: Final = "server"
 """How the names of links to server 0 from other servers begin."""
 SESSIONS_MAX: Final = 1 << 14
+ENDED_MAX: Final = 1 << 12
+"""Links that have ended whose names are known: a link ends once for each process of a worker, or each loss of its connection."""
 
 
 class SessionLinks:
@@ -30,13 +32,15 @@ class SessionLinks:
         """By name: the links that this server has made."""
         self.sessions: dict[str, Link] = {}
         """By name: the links of workers and of other servers that have called."""
+        self.ended: dict[str, None] = {}
+        """Names of links that have ended, oldest first. Over TCP a link may end while its other end lives, and would go on."""
         self._at: dict[Connection, Link] = {supervisor: self.supervisor}
         """By socket."""
         self.former: WeakSet[Connection] = WeakSet()
         """Sockets that a link has left; messages may still be queued."""
 
-    def _new(self, session: str, peer: str) -> Link:
-        return Link(session, peer)
+    def _new(self, session: str, peer: str, *, shares_memory: bool = True) -> Link:
+        return Link(session, peer, shares_memory=shares_memory)
 
     def write(self, record: list[Any]) -> None:
         """Write a record for the server's next process."""
@@ -54,9 +58,9 @@ class SessionLinks:
         """Return the link that goes over a connection at present; None: it is a connection of its own."""
         return self._at.get(connection)
 
-    def open(self, session: str, peer: str, *, beside: bool = False) -> Link:
-        """Return a new link of a peer that has called; for ``beside`` see `Link`."""
-        link = self.sessions[session] = self._new(session, peer)
+    def open(self, session: str, peer: str, *, beside: bool = False, shares_memory: bool = True) -> Link:
+        """Return a new link of a peer that has called; for ``beside`` and ``shares_memory`` see `Link`."""
+        link = self.sessions[session] = self._new(session, peer, shares_memory=shares_memory)
         link.beside = beside
         return link
 
@@ -95,11 +99,11 @@ class SessionLinks:
         if link is None:
             link = self.sessions.get(session)
             if link is None:
-                if received or len(self.sessions) >= SESSIONS_MAX:
+                if received or session in self.ended or len(self.sessions) >= SESSIONS_MAX:
                     raise ProtocolError(f"{connection.peer} goes on with a link of which this server has no record (expected a new one)")
-                beside = self._beside(connection)
-                link = self.open(session, connection.peer, beside=beside)
-                self.write(["open", session, connection.peer, beside])
+                beside, shares = self._beside(connection), connection.shares_memory
+                link = self.open(session, connection.peer, beside=beside, shares_memory=shares)
+                self.write(["open", session, connection.peer, beside, shares])
             old = link.socket
             self.join(link, connection)
             if old is not None:
@@ -112,7 +116,10 @@ class SessionLinks:
 
     def end(self, link: Link) -> None:
         """Forget a link that has ended."""
-        self.sessions.pop(link.session, None)
+        if self.sessions.pop(link.session, None) is not None:
+            self.ended[link.session] = None
+        while len(self.ended) > ENDED_MAX:
+            del self.ended[next(iter(self.ended))]
 
     # What is written beside the messages.
 

@@ -63,6 +63,7 @@ class WorkerConnection:
         at_once: a handler for each kind that is not kept.
         beat_s: how often to send a sign of life, from the hello on.
         servers_return: True if a server that dies may come back in a new process, where it shares memory with this worker.
+        anywhere: True if that is so also where it does not share memory.
         standbys: where the standbys of the servers listen, None for each that has none; None: the job has no replicas.
 
     Raises:
@@ -79,6 +80,7 @@ class WorkerConnection:
         beat_s: Seconds,
         *,
         servers_return: bool = False,
+        anywhere: bool = False,
         standbys: Sequence[Address | None] | None = None,
     ) -> None:
         self.worker = worker
@@ -88,8 +90,12 @@ class WorkerConnection:
             if standbys is not None:
                 self.servers.append(self._links.connect_replicated(address, standbys[number]))
             else:
-                self.servers.append(self._links.connect(address, lasting=servers_return))
+                self.servers.append(self._links.connect(address, lasting=servers_return, anywhere=anywhere))
         self.coordinator = self.servers[0]
+        self.coordinator_at = addresses[0]
+        self.servers_return = servers_return
+        self.number_of_optimizer = 0
+        """Which of the script's optimizers the connections are for; known from `greet` on."""
         self.incarnation: Incarnation = NOT_JOINED
         self.sync = ""
         """The job's rule, spelled; known from `introduce` on."""
@@ -145,6 +151,7 @@ class WorkerConnection:
 
     def greet(self, hello: Mapping[str, Any], memory: Sequence[SharedMemory] = ()) -> Message:
         """Say hello to server 0 alone, and wait to be welcomed. Raises what `introduce` raises."""
+        self.number_of_optimizer = hello.get("number_of_optimizer", 0)
         self.coordinator.send(hello, memory=memory)
         self._keep_beating()
         welcome = self.receive("welcome")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 import time
 from typing import Final
 from weakref import WeakSet
@@ -34,21 +35,29 @@ class Links:
         self._addresses: dict[Link, Address] = {}
         self._cut: dict[Link, tuple[Seconds, str]] = {}
         """Links without a socket: until when to try, and why the last one has ended."""
+        self._replicated: set[Link] = set()
+        """Links to servers with a standby, which says when it leads."""
         self._standbys: dict[Connection, Link] = {}
         """By idle connection to a standby: the link that goes over it once the standby leads."""
         self._former: WeakSet[Connection] = WeakSet()
         """Connections that this end has closed; messages may still be queued."""
 
-    def connect(self, address: Address, *, lasting: bool) -> Connection:
-        """Connect to a server; a ``lasting`` connection is a link, if it shares memory, and a server on its way back is awaited.
+    def connect(self, address: Address, *, lasting: bool, anywhere: bool = False) -> Connection:
+        """Connect to a server; a server on its way back is awaited if the connection is ``lasting``.
+
+        Args:
+            address: of the server.
+            lasting: True: the connection is a link if it shares memory.
+            anywhere: True: it is one also over TCP, since it carries no region that the server would have to write down.
 
         Raises:
             JobError: nobody listens there.
         """
         connection = self._await(address) if lasting else self._hub.connect(address)
-        if not lasting or not connection.shares_memory:
+        if not lasting or not (connection.shares_memory or anywhere):
             return connection
-        link = Link(secrets.token_hex(8), connection.peer)
+        link = Link(secrets.token_hex(8), connection.peer, shares_memory=connection.shares_memory)
+        link.interface = connection.interface
         self._addresses[link] = address
         self._go_over(link, connection)
         return link
@@ -58,8 +67,9 @@ class Links:
         while True:
             try:
                 return self._hub.connect(address)
-            except JobError:
-                if time.monotonic() >= until:
+            except JobError as error:
+                # Where a server is on its way back, its machine refuses at once.
+                if time.monotonic() >= until or isinstance(error.__cause__, TimeoutError | socket.gaierror):
                     raise
             time.sleep(RETRY_S)
 
@@ -67,6 +77,7 @@ class Links:
         """Return a link to a server that has a standby, or has had one. Raises `JobError` if neither process can be reached."""
         link = Link(secrets.token_hex(8), f"{leader.tcp[0]}, port {leader.tcp[1]}", shares_memory=False)
         self._addresses[link] = leader
+        self._replicated.add(link)
         waits = standby is not None and self._wait_for(link, standby)
         try:
             connection = self._hub.connect(leader)
@@ -117,7 +128,7 @@ class Links:
             elif isinstance(item, Closed):
                 del self._at[connection]
                 link.cut()
-                gone = not link.shares_memory and link not in self._standbys.values()
+                gone = link in self._replicated and link not in self._standbys.values()
                 if gone or item.reason.startswith("refused"):
                     arrived.append((link, item))
                 else:
@@ -125,6 +136,12 @@ class Links:
             elif item.header.get("kind") == "resume":
                 RESUME.check(item.header, link.peer, len(item.payload), len(item.memory))
                 link.resumed(item.header["received"])
+            elif item.header.get("kind") == "refused" and not link.is_resumed:
+                # If it has gone on before, the server has taken this end for gone: over TCP a connection may break that nobody has closed.
+                del self._at[connection]
+                self._former.add(connection)
+                link.cut()
+                arrived.append((link, Closed(str(item.header.get("reason", ""))) if link.received else item))
             elif item.header.get("kind") == "standby":
                 STANDBY.check(item.header, link.peer, len(item.payload), len(item.memory))
                 self._on_new_standby(link, item.header["address"])
@@ -159,7 +176,10 @@ class Links:
     def _reach_again(self) -> list[tuple[Connection, Message | Closed]]:
         lost: list[tuple[Connection, Message | Closed]] = []
         for link, (until, reason) in list(self._cut.items()):
-            if not link.shares_memory:  # its standby says when it leads
+            if link.closed:
+                del self._cut[link]
+                continue
+            if link in self._replicated:  # its standby says when it leads
                 if time.monotonic() >= until:
                     del self._cut[link]
                     lost.append((link, Closed(reason)))
@@ -171,7 +191,7 @@ class Links:
                     del self._cut[link]
                     lost.append((link, Closed(reason)))
                 continue
-            if connection.shares_memory:
+            if connection.shares_memory == link.shares_memory:
                 del self._cut[link]
                 self._go_over(link, connection)
             else:

@@ -123,7 +123,7 @@ class Network:
         sequencer = self.sequencer if number == SEQUENCER else None
         node = Node(number, SEQUENCER, self.memories[host], send, lambda peer: None, sequencer, leave_memory=leave_memory)
         self.nodes[number] = node
-        self.nodes[SEQUENCER].hosts[number] = host
+        self.nodes[SEQUENCER].requests.hosts[number] = host
         if number != SEQUENCER:
             self.ranks[number] = Rank(number, node, version)
             local_peers = [other for other in self.ranks if self.hosts[other] == host]
@@ -197,7 +197,7 @@ class Network:
 
     def _end(self, number: WorkerId, delivered: int) -> None:
         del self.nodes[number]
-        self.nodes[SEQUENCER].tickets.pop(number, None)
+        self.nodes[SEQUENCER].requests.tickets.pop(number, None)
         dead = self.ranks.pop(number)
         for pair in [pair for pair in self.queues if pair[1] == number]:
             del self.queues[pair]
@@ -225,7 +225,7 @@ class Network:
             newcomer.node.enter(model.version, self.hosts[number])
             return
         newcomer.idle, newcomer.given = True, False
-        newcomer.admitted = lambda: number not in self.nodes[SEQUENCER].tickets
+        newcomer.admitted = lambda: number not in self.nodes[SEQUENCER].requests.tickets
         self._admit(newcomer, model)
         if parted:
             self.part(like)
@@ -233,7 +233,7 @@ class Network:
     def _admit(self, newcomer: Rank, model: Rank) -> None:
         newcomer.donor, newcomer.version, newcomer.results = model, model.version, dict(model.results)
         self.tickets += 1
-        self.nodes[SEQUENCER].tickets[newcomer.number] = self.tickets
+        self.nodes[SEQUENCER].requests.tickets[newcomer.number] = self.tickets
         model.node.notify({"k": "let", "rank": newcomer.number, "version": model.version, "ticket": self.tickets, "pause": True})
 
     def give(self, number: WorkerId, others: Sequence[WorkerId] = ()) -> None:

@@ -13,8 +13,11 @@ Who calls whom::
       does with a message  messages.py: every kind of message with its fields; what does not fit is refused
           |           |
           v           v
-    executor.py     `core.allreduce.sequencer.Sequencer` (in one process only)
-      a leader runs the schedule of a round (`core.allreduce.schedule`) on the vectors in
+    executor.py     requests.py  RankRequests, in one process only: that of a rank, or server 0 (sequenced_rounds.py), where it
+      a leader        |          outlives its process
+      runs the        v
+      schedule of a   `core.allreduce.sequencer.Sequencer`
+      round (`core.allreduce.schedule`) on the vectors in
     memory.py         send buffers and results, shared by the ranks of a host
 
 An example: ``majority``, ranks 0 and 1 on host a, 2 and 3 on host b; leaders are 0 and 2; the sequencer is in server 0.

@@ -4,6 +4,9 @@ Peers are numbered: ranks, and `SEQUENCER` for a sequencer process that is no ra
 the other; a peer that comes later connects to all. No process waits until all are connected: messages to an expected peer are queued until
 it connects. Messages that arrive are passed to one function, in the thread, under the owner's lock; senders hold that lock too. A peer
 whose connection has ended is gone: it can only come back with a new `PeerConnections`.
+
+Where the sequencer is in server 0, each rank calls it there (`SequencerCall`). This connection may outlive the server's process (`Links`):
+what a rank asks while server 0 is away is answered by its next process.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
 from offbeat.errors import JobError, OffbeatError, ProtocolError
 from offbeat.runtime.allreduce.multi_host.messages import FIRST
+from offbeat.runtime.worker.links import Links
 from offbeat.tensors.layout import Memory
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message, SharedMemory
 from offbeat.types import WorkerId
@@ -33,6 +37,23 @@ Place: TypeAlias = Callable[[WorkerId, Mapping[str, Any], int], memoryview | Non
 """Called in the thread, without the lock, with a peer and the header and the size of its content: returns where to receive it, or None."""
 OnCut: TypeAlias = Callable[[WorkerId, str], None]
 """Called with a peer that has broken the protocol, and the reason, after its connection was closed."""
+
+
+class SequencerCall(NamedTuple):
+    """How a rank reaches the sequencer of its rounds in server 0."""
+
+    address: Address
+    """Of server 0."""
+    lasting: bool
+    """True if server 0 may come back in a new process."""
+    number_of_optimizer: int = 0
+    which: int = 0
+    """Which of the rounds: 0 for gradients, 1 for parameters."""
+
+    def hello(self, rank: WorkerId) -> dict[str, Any]:
+        """Return the first message of this rank."""
+        about = {"number_of_optimizer": self.number_of_optimizer} if self.number_of_optimizer else {}
+        return {"kind": "rounds", "worker": rank, "index": self.which, **about}
 
 
 class PeerConnections:
@@ -61,6 +82,7 @@ class PeerConnections:
         self._place = place
         self.peer, self.hub = peer, hub
         self._lock, self._on_message, self._on_connected, self._on_cut = lock, on_message, on_connected, on_cut
+        self._links = Links(hub)
         self._peers: dict[WorkerId, Connection] = {}
         self._names: dict[Connection, WorkerId] = {}
         self._queued: dict[WorkerId, list[tuple[dict[str, Any], torch.Tensor | None]]] = {}
@@ -74,17 +96,24 @@ class PeerConnections:
         """Accept connections from now on. Returns the address for the other processes."""
         return self.hub.listen(host, port)
 
-    def connect(self, addresses: Mapping[WorkerId, Address], needed: WorkerId, *, later: bool = False) -> None:
+    def connect(
+        self, addresses: Mapping[WorkerId, Address], needed: WorkerId, *, later: bool = False, call: SequencerCall | None = None
+    ) -> None:
         """Connect to those peers that this process has to connect to, and start the thread.
 
         Args:
             addresses: by peer; this process's own is ignored.
             needed: the peer that must be reachable. Others may have ended already, which the other processes will notice.
             later: True if the other processes are running already, so that this one connects to each of them.
+            call: how to reach the needed peer if it is the sequencer in server 0; None: it is one of the peers in ``addresses``.
 
         Raises:
             JobError: the needed peer cannot be reached.
         """
+        if call is not None:
+            connection = self._links.connect(call.address, lasting=call.lasting, anywhere=True)
+            connection.send(call.hello(self.peer))
+            self._enter(needed, connection)
         for peer in sorted(addresses.keys() - {self.peer}):
             if later or peer < self.peer:
                 try:
@@ -180,7 +209,7 @@ class PeerConnections:
             self.hub.close()
 
     def _poll(self, timeout_s: float) -> None:
-        arrived = self.hub.poll(timeout_s)
+        arrived = self._links.poll(timeout_s)
         with self._lock:
             for connection, what in arrived:
                 try:
@@ -213,6 +242,9 @@ class PeerConnections:
             if peer is not None:
                 del self._names[connection], self._peers[peer]
                 self._on_message(peer, None)
+        elif peer is not None and what.header.get("kind") == "refused":  # by server 0: this is not the rank's process any more
+            self.drop(peer)
+            self._on_message(peer, None)
         elif peer is not None:
             self._on_message(peer, what)
         else:

@@ -16,14 +16,14 @@ from typing import Any, Protocol
 
 import torch
 
-from offbeat.core.allreduce.commands import Allocate, Answer, Exclude, Order, Prepare, ReportProgress, Start, Transfer
+from offbeat.core.allreduce.commands import Answer, Start
 from offbeat.core.allreduce.rounds import BUFFERS
 from offbeat.core.allreduce.sequencer import Sequencer
-from offbeat.core.rank_log import Fenced, TooOld
 from offbeat.errors import ProtocolError
 from offbeat.runtime.allreduce.multi_host.executor import Executor
 from offbeat.runtime.allreduce.multi_host.memory import HostMemory
 from offbeat.runtime.allreduce.multi_host.messages import ORDERS, WITHIN_A_HOST, kinds_from
+from offbeat.runtime.allreduce.multi_host.requests import WHY_MAX, RankRequests
 from offbeat.tensors.layout import Memory
 from offbeat.transport.base import SharedMemory
 from offbeat.types import Version, WorkerId
@@ -45,7 +45,6 @@ class Send(Protocol):
 
 
 UNKNOWN = -1
-WHY_MAX = 500
 
 
 class Node:
@@ -77,8 +76,10 @@ class Node:
         leave_memory: Callable[[], None] = lambda: None,
         recycle: Callable[[WorkerId, Memory], None] = lambda peer, content: None,
     ) -> None:
-        self.me, self.sequencer_peer, self.sequencer, self.memory = me, sequencer_peer, sequencer, memory
-        self._send, self._drop, self._expect, self._leave_memory = send, drop, expect, leave_memory
+        self.me, self.sequencer_peer, self.memory = me, sequencer_peer, memory
+        self._send, self._expect, self._leave_memory = send, expect, leave_memory
+        self.requests = RankRequests(self._to, drop, sequencer)
+        """Of ranks to the sequencer, in its process."""
         self.executor = Executor(
             me,
             lambda peer, header, content, lent: send(peer, header, content, lent=lent),
@@ -89,10 +90,6 @@ class Node:
         )
         self.present: frozenset[WorkerId] = frozenset()
         """Ranks that take part, as far as this process knows."""
-        self.hosts: dict[WorkerId, str] = {}
-        """At the sequencer: the host of each rank that another rank may admit."""
-        self.tickets: dict[WorkerId, int] = {}
-        """At the sequencer: the ticket that authorises admitting the rank's current process."""
         self.local_peers: set[WorkerId] = set()
         """The other ranks of this host."""
         self.has_memory = True
@@ -112,6 +109,11 @@ class Node:
         """The kinds of messages that are accepted: from other peers (False) and from the sequencer (True)."""
         self._busy: list[Version | None] = [None] * BUFFERS
         """By buffer: the round that its gradient is in, `UNKNOWN` until the answer names it; None: free."""
+
+    @property
+    def sequencer(self) -> Sequencer | None:
+        """Return the sequencer, in its process; None elsewhere, and before the rounds begin."""
+        return self.requests.sequencer
 
     @property
     def awaited(self) -> tuple[object, ...]:
@@ -152,73 +154,12 @@ class Node:
         """Send a message to the sequencer."""
         self._to(self.sequencer_peer, header)
 
-    def on_request(self, rank: WorkerId, header: Mapping[str, Any]) -> None:
-        """At the sequencer: process a rank's message; ``rank`` in the header names another rank that it is about."""
-        sequencer, kind, rank = self.sequencer, header["k"], header.get("rank", rank)
-        assert sequencer is not None, f"peer {self.me} was asked about rank {rank} (expected: {self.sequencer_peer}, the sequencer)"
-        orders: list[Order]
-        try:
-            if kind == "arrive":
-                orders = sequencer.arrive(rank, header["b"], header["f"], header["w"])
-            elif kind == "report":
-                orders = sequencer.report(rank, header["v"], header["upto"], header["held"], header["writes"])
-            elif kind == "enter":
-                orders = sequencer.enter(rank, header["version"], header["host"])
-            elif kind == "let":
-                orders = self._admit(sequencer, rank, header)
-            elif kind == "resume":
-                orders = sequencer.resume(rank, asks="rank" not in header)
-            elif kind == "has":
-                orders = sequencer.has(rank, header["n"])
-            elif kind == "read":
-                orders = sequencer.read(rank, header["n"])
-            elif kind == "cut":
-                orders = sequencer.leave(rank, f"another rank has ended its connection: {header['why']}")
-            else:
-                does = {"pause": sequencer.pause, "catch": sequencer.catch_up, "part": sequencer.part}
-                orders = sequencer.leave(rank) if kind == "leave" else does[kind](rank)
-        except (Fenced, TooOld) as error:
-            orders = [Exclude(rank, str(error))]
-        self.dispatch(orders)
-
-    def dispatch(self, orders: Sequence[Order]) -> None:
-        """At the sequencer: send orders to the ranks that carry them out."""
-        for order in orders:
-            if isinstance(order, Start):
-                self._to(order.initiator, {"k": "go", "go": list(order)})
-            elif isinstance(order, Answer):
-                self._to(order.rank, {"k": "answer", "answer": list(order)})
-            elif isinstance(order, Transfer):
-                self._to(order.holder, {"k": "hand", "n": order.number, "v": order.view, "to": list(order.to)})
-            elif isinstance(order, Prepare):
-                for rank, start in zip(order.ranks, order.starts, strict=True):
-                    self._to(rank, {"k": "halt", "v": order.view, "f": order.floor, "s": start, "ranks": list(order.ranks)})
-            elif isinstance(order, Allocate):
-                self._to(order.rank, {"k": "hold"})
-            elif isinstance(order, ReportProgress):
-                for rank in order.ranks:
-                    self._to(rank, {"k": "say", "n": order.through})
-            else:
-                self._to(order.rank, {"k": "fence", "why": order.why})
-                self._drop(order.rank)
-
-    def _admit(self, sequencer: Sequencer, rank: WorkerId, header: Mapping[str, Any]) -> list[Order]:
-        """Enter a rank that another rank admits, unless the ticket is void."""
-        if self.tickets.get(rank) != header["ticket"]:
-            return []
-        orders: list[Order] = []
-        # A rank that waits for nothing but others' parameters stays where it was admitted first: in the rounds of parameters.
-        if header["pause"] or rank not in sequencer.present:
-            orders += sequencer.enter(rank, header["version"], self.hosts[rank])
-        del self.tickets[rank]
-        return orders + sequencer.pause(rank) if header["pause"] else orders
-
     # Messages and closed connections.
 
     def on_closed(self, peer: WorkerId) -> None:
         """Handle the end of the connection to a peer."""
         if self.sequencer is not None and peer >= 0:
-            self.dispatch(self.sequencer.leave(peer))
+            self.requests.dispatch(self.sequencer.leave(peer))
 
     def on_cut(self, peer: WorkerId, why: str) -> None:
         """Report to the sequencer that this process has closed the connection of a peer that broke the protocol.
@@ -265,27 +206,13 @@ class Node:
                 )
             self._check_number(peer, kind, number)
         elif self.sequencer is not None and kind not in ORDERS:
-            self._check_decidable(self.sequencer, peer, kind, header)
+            self.requests.check_now(peer, kind, header)
 
     def _check_number(self, peer: WorkerId, kind: str, number: Version) -> None:
         """Refuse a round that cannot be closed yet: at most ``slots`` results are kept. A rank that has not begun cannot tell."""
         bound = self.executor.upto + self.memory.slots
         if number >= bound and self.me in self.present:
             raise ProtocolError(f"rank {peer} sent {kind!r} of round {number} (expected one below {bound}: later rounds cannot be closed)")
-
-    def _check_decidable(self, sequencer: Sequencer, rank: WorkerId, kind: str, header: Mapping[str, Any]) -> None:
-        about, newest = header.get("rank", rank), sequencer.number
-        if about != rank and kind not in ("let", "cut"):
-            raise ProtocolError(f"rank {rank} sent {kind!r} for rank {about} (expected for itself)")
-        for name in ("n", "version", "upto"):
-            if header.get(name, 0) > newest:
-                raise ProtocolError(f"rank {rank} sent {kind!r} with {name} = {header[name]} (expected at most {newest})")
-        present = rank in sequencer.present
-        if kind == "enter" and present:
-            raise ProtocolError(f"rank {rank} sent 'enter' while it takes part (expected once)")
-        refusal = sequencer.refuses(rank, header.get("b")) if present and kind in ("arrive", "catch") else None
-        if refusal is not None:
-            raise ProtocolError(f"rank {rank} sent {kind!r}, but {refusal}")
 
     def _handle(self, peer: WorkerId, kind: str, header: Mapping[str, Any], content: Memory, memory: Sequence[SharedMemory]) -> None:
         if kind == "piece":
@@ -306,7 +233,7 @@ class Node:
         elif kind in ORDERS:
             self._on_order(header)
         else:
-            self.on_request(peer, header)
+            self.requests.on_request(peer, header)
 
     def _to(self, peer: WorkerId, header: dict[str, Any]) -> None:
         if peer != self.me:
@@ -315,7 +242,7 @@ class Node:
             self._on_order(header)
             self._report_progress()
         else:
-            self.on_request(peer, header)
+            self.requests.on_request(peer, header)
 
     def _on_order(self, header: Mapping[str, Any]) -> None:
         """Carry out an order of the sequencer."""

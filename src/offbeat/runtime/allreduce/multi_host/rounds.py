@@ -23,7 +23,7 @@ from offbeat.core.allreduce.rounds import Arrival
 from offbeat.core.allreduce.sequencer import Sequencer
 from offbeat.core.rank_log import Entry, Fenced
 from offbeat.errors import ConfigurationError, JobError
-from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER, PeerConnections
+from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER, PeerConnections, SequencerCall
 from offbeat.runtime.allreduce.multi_host.memory import HostMemory
 from offbeat.runtime.allreduce.multi_host.node import Node
 from offbeat.runtime.allreduce.one_host.clipping import clip_factor
@@ -36,7 +36,7 @@ from offbeat.types import FIRST_WORKER, Version, WorkerId, worker_ids
 _UNBOUNDED_SLOTS, _SPARE_SLOTS = 256, 4
 
 
-def _slots(rule: RoundRule, nbytes: int) -> int:
+def slots_of(rule: RoundRule, nbytes: int) -> int:
     """Return how many results to keep: as many as the rule's staleness needs, in at most a quarter of this machine's memory."""
     wanted = _UNBOUNDED_SLOTS if rule.staleness is None else rule.staleness + _SPARE_SLOTS
     return min(wanted, max(2, (available_nbytes() or 1 << 30) // 4 // max(1, nbytes)))
@@ -63,6 +63,7 @@ class MultiHostRounds:
         seed: seed of the rule's draws.
         slots: how many results each host keeps for ranks that are behind; the same in all processes. None: as many as the rule's staleness
             needs, in at most a quarter of this machine's memory.
+        call: how to reach the sequencer if it is in server 0; None: it is a peer like the others.
         followed: at the sequencer: True if `follow` and `leave` will be called. Log entries are then kept until `follow` has returned them,
             and a rank takes part until `leave`. False: until its connection to the sequencer ends.
 
@@ -82,6 +83,7 @@ class MultiHostRounds:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         slots: int | None = None,
+        call: SequencerCall | None = None,
         followed: bool = False,
     ) -> None:
         assert rank is not None or sequencer_peer == SEQUENCER, (
@@ -91,8 +93,8 @@ class MultiHostRounds:
         if dtype not in VECTOR_DTYPES:
             known = ", ".join(map(str, VECTOR_DTYPES))
             raise ConfigurationError(f"gradients of {dtype} cannot be summed across hosts; use one of {known}")
-        self.slots = slots if slots is not None else _slots(rule, numel * dtype.itemsize)
-        self._sequencer_peer = sequencer_peer
+        self.slots = slots if slots is not None else slots_of(rule, numel * dtype.itemsize)
+        self._sequencer_peer, self._call = sequencer_peer, call
         self._me = SEQUENCER if rank is None else rank
         self._seed, self._followed = seed, followed
         self._lock = threading.Condition()
@@ -117,7 +119,6 @@ class MultiHostRounds:
         self._draining = False
         self._drain_version: Version | None = None
         """While the rank drains: the version up to which it must take results before it may leave."""
-        self._ticket_count = 0
 
     def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
         """Accept connections of the other processes. Returns the address for them."""
@@ -142,10 +143,10 @@ class MultiHostRounds:
         ranks = sorted(peer for peer in addresses if peer != SEQUENCER)
         if self._me == self._sequencer_peer:
             hosts = [addresses[rank].host if rank in addresses else f"rank {rank}" for rank in worker_ids(self.ranks)]
-            node.sequencer = Sequencer(
+            node.requests.sequencer = sequencer = Sequencer(
                 self.rule, hosts, clock_ns=time.monotonic_ns, seed=self._seed, slots=self.slots, followed=self._followed
             )
-            node.sequencer.begin(ranks)
+            sequencer.begin(ranks)
         with self._lock:
             if not later:
                 node.present = frozenset(ranks)
@@ -153,7 +154,7 @@ class MultiHostRounds:
                 node.has_memory = False
                 if not later and not any(addresses[rank].host == here for rank in ranks if rank < self.rank):
                     node.allocate()
-            connections.connect(addresses, self._sequencer_peer, later=later)
+            connections.connect(addresses, self._sequencer_peer, later=later, call=self._call)
             node.local_peers = connections.local_peers() - {SEQUENCER}
             if not node.has_memory:
                 before = set(node.local_peers)
@@ -169,24 +170,22 @@ class MultiHostRounds:
             self._local_sequencer()
             self._connections.drop(rank)
             self._connections.expect([*self._connections.expected, rank])
-            self._node.hosts[rank] = address.host
+            self._node.requests.hosts[rank] = address.host
 
     def ticket(self, rank: WorkerId) -> int:
         """At the sequencer: return a number that authorises another rank to admit `rank`'s current process. It voids the one before."""
         with self._lock:
-            self._ticket_count += 1
-            self._node.tickets[rank] = self._ticket_count
-            return self._ticket_count
+            return self._node.requests.ticket(rank)
 
     def admitted(self, rank: WorkerId) -> bool:
         """At the sequencer: return True if the rank's last ticket was used, or withdrawn."""
         with self._lock:
-            return rank not in self._node.tickets
+            return rank not in self._node.requests.tickets
 
     def forget(self, rank: WorkerId) -> None:
         """At the sequencer: the rank's process is gone; withdraw its ticket."""
         with self._lock:
-            self._node.tickets.pop(rank, None)
+            self._node.requests.tickets.pop(rank, None)
 
     @property
     def number(self) -> Version:
@@ -329,8 +328,9 @@ class MultiHostRounds:
                 self._start_at(version)
                 self._request(lambda: self._node.enter(version, self._connections.hub.host))
             else:
-                self._node.dispatch(self._local_sequencer().enter(rank, version, self._node.hosts.get(rank)))
-                self._node.tickets.pop(rank, None)
+                requests = self._node.requests
+                requests.dispatch(self._local_sequencer().enter(rank, version, requests.hosts.get(rank)))
+                requests.tickets.pop(rank, None)
 
     def admit(self, rank: WorkerId, version: Version, ticket: int, *, pause: bool = True) -> None:
         """Let another rank take part with the parameters of ``version``, which this rank has. Returns at once.
@@ -487,6 +487,8 @@ class MultiHostRounds:
         before = self._node.awaited
         if message is not None:
             self._node.on_message(peer, message.header, message.payload, message.memory)
+            if self._node.fenced is not None and peer == self._sequencer_peer:
+                self._connections.drop(peer)  # the sequencer closes it too, and it must not be made anew
             if self._node.awaited == before:
                 return  # a rank that waits would wake up, and find nothing
         elif not self._followed:
