@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from tests.faults.job import GONE, SCRIPTS, TRAIN, Ended, Job, orders_to_die, signalled
+from tests.faults.job import GONE, SCRIPTS, TRAIN, Ended, Faulty, Job, orders_to_die, signalled
 from tests.faults.test_ranks import CALM as UNHURRIED
 from tests.faults.test_ranks import RANKS, accounted, began
 from tests.tiers import marked
@@ -289,6 +290,27 @@ def test_a_server_that_dies_while_the_standby_imports_is_forked_from_it(start_ne
     job.wait("more versions", lambda: folds(job) > made + 3)
     enough.touch()
     one_process_each(job.ended())
+
+
+def test_who_computes_for_longer_than_the_timeout_when_a_server_dies_is_not_taken_for_dead(faulty: Faulty, tmp_path: Path) -> None:
+    """A long evaluation, for instance. Nothing shows that a worker is not declared dead but the time for that."""
+    released = tmp_path / "released"
+    job = faulty.start("--workers", "2", "--sync", "asp", "--timeout", "1")
+    job.wait("steps of both", lambda: folds(job) > 8)
+    faulty.order(1, f"hold {released}")
+    job.wait("the long computation", lambda: not (tmp_path / "1").exists())
+    signalled(newest(job, 0), signal.SIGKILL)
+    job.wait("the server's return", lambda: returns(job, 0))
+    until = time.monotonic() + 4.0
+    job.wait("some timeouts", lambda: time.monotonic() > until)
+    released.touch()
+    made = folds(job)
+    job.wait("more versions", lambda: folds(job) > made + 3)
+    faulty.enough()
+    ended = job.ended()
+    one_process_each(ended)
+    assert [r["worker"] for r in ended.records if r["kind"] == "joined"] == [0, 1]
+    assert not [r for r in ended.records if r["kind"] == "state" and r["state"] in ("dead", "recovered")]
 
 
 @pytest.mark.parametrize("servers", [1, 2])

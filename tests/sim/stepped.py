@@ -7,10 +7,12 @@ order here as there. How messages are delivered is in ``stepped_network.py``, th
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +55,11 @@ class Timings:
         return 3.0 / (1 + iteration) + (1.0 if (iteration + worker) % 5 == 4 else 0.0)
 
 
+_MADE = count()
+COLLECT_EVERY: Final = 20
+"""Jobs after which those of before are collected: each holds some ten blocks of memory, which are files, and refers to itself."""
+
+
 class SteppedJob:
     """One live run; see the head of this file.
 
@@ -62,6 +69,8 @@ class SteppedJob:
     """
 
     def __init__(self, script: Timings, journal: Path) -> None:
+        if next(_MADE) % COLLECT_EVERY == 0:
+            gc.collect()
         self.script, self._path = script, journal
         cluster = script.cluster
         self.agenda = EventQueue()

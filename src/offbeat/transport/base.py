@@ -120,6 +120,14 @@ class Connection(ABC):
     def copy_unsent(self) -> None:  # noqa: B027  nothing to do where payloads are always copied
         """Copy the lent payloads that the operating system has not taken yet: their owner may change them then. Any thread may call it."""
 
+    def has_ended(self) -> bool:
+        """Return True if the other end is known to have ended the connection, before `Hub.poll` reports it. Any thread may call it."""
+        return False
+
+    def has_news(self) -> bool:
+        """Return True if something is known to have come that `Hub.poll` has not read. Any thread may call it."""
+        return False
+
     def recycle(self, payload: memoryview) -> None:  # noqa: B027  nothing to do where every payload has new memory
         """Use the memory of a `Message.payload` for later messages. Nobody may look at it any more. Any thread may call it."""
 

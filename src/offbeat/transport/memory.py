@@ -149,6 +149,9 @@ class MemoryConnection(Connection):
     def close(self) -> None:
         self.end("end of stream")
 
+    def has_ended(self) -> bool:
+        return self.other is None
+
     def end(self, reason: str) -> None:
         """Close this end, and report the reason to the other."""
         with self.hub.network.changed:

@@ -158,6 +158,21 @@ class StreamConnection(Connection):
                 piece.return_lent()
             self._outbox.return_lent()
 
+    def has_ended(self) -> bool:
+        return self._sees(getattr(select, "POLLRDHUP", 0))
+
+    def has_news(self) -> bool:
+        return self._sees(select.POLLIN)
+
+    def _sees(self, event: int) -> bool:
+        """Return True if the operating system reports this event, or the end."""
+        descriptor = -1 if self.closed else self.sock.fileno()
+        if descriptor < 0:
+            return False
+        events = select.poll()
+        events.register(descriptor, event)
+        return bool(events.poll(0))
+
     def recycle(self, payload: memoryview) -> None:
         self._buffers.give(payload)
 

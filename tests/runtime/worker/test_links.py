@@ -117,6 +117,40 @@ def test_over_tcp_a_link_goes_on_over_another_socket() -> None:
     assert [message.header["number"] for message in got] == [0, 1, 2]
 
 
+def test_while_its_thread_computes_another_reaches_the_server_again() -> None:
+    server = Server()
+    link = server.worker.connect(server.at, lasting=True, anywhere=True)
+    assert isinstance(link, Link)
+    server.turn()
+    server.worker.poll(0.0)
+    server.sessions.sessions[link.session].send({"kind": "answer"})
+    assert server.worker.tend(), "the link is there"
+    cut(link)
+    assert not server.worker.tend() and not server.worker.tend()
+    server.turn()
+    assert server.worker.tend() and link.is_resumed
+    link.send_aside({"kind": "heard"})
+    link.send({"kind": "push"})
+    server.turn()
+    assert [item.header["kind"] for _, item in server.worker.poll(0.0) if isinstance(item, Message)] == ["answer"]
+
+
+def test_what_goes_wrong_meanwhile_is_raised_by_the_thread_that_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server()
+    link = server.worker.connect(server.at, lasting=True, anywhere=True)
+    server.turn()
+    server.worker.poll(0.0)
+
+    def wrong(timeout_s: float | None) -> None:
+        raise ProtocolError("the peer sent nonsense")
+
+    monkeypatch.setattr(server.worker._hub, "poll", wrong)
+    cut(link)
+    assert server.worker.tend(), "no other call would help"
+    with pytest.raises(ProtocolError, match="nonsense"):
+        server.worker.poll(0.0)
+
+
 @pytest.mark.parametrize("answered", [True, False])
 def test_a_server_that_has_ended_a_link_does_not_take_it_for_a_new_one(answered: bool) -> None:
     """What has come over the link would come again: over TCP a connection may break while both ends live."""

@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn, Protocol, TypeAlias
 from offbeat.errors import JobError, RefusedError
 from offbeat.runtime.job import last_words, messages
 from offbeat.runtime.worker.library_calls import Calls
-from offbeat.runtime.worker.links import Links
+from offbeat.runtime.worker.links import RETRY_S, Links
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message, SharedMemory
 from offbeat.transport.link import Link
 from offbeat.types import NOT_JOINED, Incarnation, Seconds, WorkerId
@@ -176,7 +176,7 @@ class WorkerConnection:
             while not self.closed.is_set():
                 heard = {"kind": "heard", "incarnation": self.incarnation, "stuck_s": self.calls.stuck(2 * self._beat_s)}
                 self.coordinator.send_aside(heard) if isinstance(self.coordinator, Link) else self.coordinator.send(heard)
-                self.closed.wait(self._beat_s)
+                self.closed.wait(self._beat_s if self._links.tend() else min(self._beat_s, RETRY_S))
 
         threading.Thread(target=beat, name="offbeat-heartbeat", daemon=True).start()
 
@@ -230,7 +230,7 @@ class WorkerConnection:
         if not self.failed:
             self._links.settle()
         self.closed.set()
-        self.hub.close()
+        self._links.close()
 
     # Waiting.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import threading
 import time
 from typing import Final
 from weakref import WeakSet
@@ -24,6 +25,8 @@ SETTLE_S: Final[Seconds] = 10.0
 class Links:
     """The connections of one worker, of which some outlive their sockets.
 
+    One thread polls. While it computes, another may call `tend`.
+
     Args:
         hub: of the worker.
     """
@@ -41,6 +44,13 @@ class Links:
         """By idle connection to a standby: the link that goes over it once the standby leads."""
         self._former: WeakSet[Connection] = WeakSet()
         """Connections that this end has closed; messages may still be queued."""
+        self._polls = threading.RLock()
+        """Held by the thread that polls."""
+        self._early: Arrivals = []
+        """What `tend` has read, for the next `poll`."""
+        self._error: Exception | None = None
+        """What has happened in `tend`, for the next `poll`."""
+        self._closed = False
 
     def connect(self, address: Address, *, lasting: bool, anywhere: bool = False) -> Connection:
         """Connect to a server; a server on its way back is awaited if the connection is ``lasting``.
@@ -114,6 +124,47 @@ class Links:
         """Do as `Hub.poll`. A link has ended only when its server does not come back."""
         if not self._addresses:
             return self._hub.poll(timeout_s)
+        with self._polls:
+            if self._error is not None:
+                raise self._error
+            early, self._early = self._early, []
+            return early + self._poll(0.0 if early else timeout_s)
+
+    def tend(self) -> bool:
+        """Reach servers again that have died, or have a standby that leads, while the thread that polls computes.
+
+        Otherwise it would be taken for dead: its heartbeat goes over the link. Nothing is read while all links are there, since what comes
+        may change memory from which the script computes.
+
+        Returns:
+            False if a link is not there, and another call is useful soon.
+        """
+        if not self._addresses or not self._polls.acquire(blocking=False):
+            return True
+        try:
+            if self._closed or self._error is not None or not self._lacks_link():
+                return True
+            self._early += self._poll(0.0)
+            return not self._lacks_link()
+        except Exception as error:
+            self._error = error
+            return True
+        finally:
+            self._polls.release()
+
+    def _lacks_link(self) -> bool:
+        at = [(link, link.socket) for link in self._addresses if not link.closed]
+        return any(now is None or not link.is_resumed or now.has_ended() for link, now in at) or any(
+            connection.has_news() for connection in self._standbys
+        )
+
+    def close(self) -> None:
+        """Close the hub."""
+        with self._polls:
+            self._closed = True
+            self._hub.close()
+
+    def _poll(self, timeout_s: Seconds | None) -> Arrivals:
         arrived = self._reach_again()
         if self._cut:
             timeout_s = RETRY_S if timeout_s is None else min(timeout_s, RETRY_S)
