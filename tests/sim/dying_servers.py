@@ -89,6 +89,8 @@ def let_go(server: Server) -> None:
         assert isinstance(server._recorder, Recorder)
         for block in server._recorder.keeper._blocks.values():
             block.close()
+    if server._coordinator is not None:
+        server._coordinator._journal._release()
 
 
 class Mortal:
@@ -150,8 +152,7 @@ class DyingServers(SteppedJob):
         finally:
             for server in self.processes.values():
                 let_go(server)
-            kept = [block for lasting in self._lasting for block in lasting.kept.values()]
-            for block in [*kept, *(block for worker in self._workers.values() for block in (worker.push_block, worker.pull_block))]:
+            for block in (block for lasting in self._lasting for block in lasting.kept.values()):
                 block.close()
 
     def hub(self, turn: Callable[[], None], worker: WorkerId) -> SteppedHub:

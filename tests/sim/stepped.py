@@ -7,17 +7,16 @@ order here as there. How messages are delivered is in ``stepped_network.py``, th
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from tests.sim.stepped_network import SteppedHub, SteppedNetwork
+from tests.sim.stub_process import StubProcess
 from tests.sim.stub_worker import StubWorker
 
 from offbeat.core.policy import ServerRule
@@ -55,11 +54,6 @@ class Timings:
         return 3.0 / (1 + iteration) + (1.0 if (iteration + worker) % 5 == 4 else 0.0)
 
 
-_MADE = count()
-COLLECT_EVERY: Final = 20
-"""Jobs after which those of before are collected: each holds some ten blocks of memory, which are files, and refers to itself."""
-
-
 class SteppedJob:
     """One live run; see the head of this file.
 
@@ -69,8 +63,6 @@ class SteppedJob:
     """
 
     def __init__(self, script: Timings, journal: Path) -> None:
-        if next(_MADE) % COLLECT_EVERY == 0:
-            gc.collect()
         self.script, self._path = script, journal
         cluster = script.cluster
         self.agenda = EventQueue()
@@ -97,6 +89,8 @@ class SteppedJob:
         self._servers: list[Server] = []
         self._links: list[Connection] = []
         self._workers: dict[WorkerId, StubWorker] = {}
+        self.stubs: list[StubProcess] = []
+        """All processes of workers so far."""
         self._to_come = sum(isinstance(fault, Restart | Join) for fault in cluster.script.faults)
         """Processes that will be started."""
         self._ended: set[int] = set()
@@ -128,6 +122,8 @@ class SteppedJob:
             self._close()
         finally:
             torch.set_num_threads(threads)
+            for stub in self.stubs:
+                stub.let_go()
         return list(read(self._path))
 
     def settle(self) -> None:

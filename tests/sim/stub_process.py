@@ -49,6 +49,7 @@ class StubProcess(ABC):
 
     def __init__(self, job: SteppedJob, number: WorkerId) -> None:
         self.job, self.number = job, number
+        job.stubs.append(self)
         self.gone = False
         self.hub = job.hub(self.turn, number)
         self.servers = [self.hub.connect(address) for address in job.addresses]
@@ -75,6 +76,12 @@ class StubProcess(ABC):
         self._waits_for: Callable[[], bool] | None = None
         self._alarm = 0
         """The entry of the agenda at which it goes on; 0: none."""
+
+    def let_go(self) -> None:
+        """Close the files of its memory after the job. No collection of garbage does: hooks of the model refer to tensors in it."""
+        self.flat.detach()
+        for block in (self.push_block, self.pull_block):
+            block.close()
 
     def _make_model(self) -> None:
         self.model = nn.Linear(1, 1)
