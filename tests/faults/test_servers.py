@@ -23,7 +23,7 @@ Start = Callable[..., Job]
 CALM = ("--steps", "400", "--width", "64")
 """Of the job to which those with a death in one phase are compared."""
 OUTLIVED = str(SCRIPTS / "outlived.py")
-SYNCS = ["asp", "ssp(staleness=2)", "rennala(batch=2)", "dbw", "ensemble(steps=2)"]
+SYNCS = ["asp", "dbw", "ensemble(steps=2)"]
 """What outlives a process knows no rule, and tests/core/job/test_state.py has the state of all."""
 
 
