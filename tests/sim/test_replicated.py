@@ -57,6 +57,13 @@ def test_journal_and_parameters_are_those_of_a_job_in_which_no_leader_has_died(
     compare(*(sorted(comparable(log[1:]), key=lambda record: (record["t"], str(record))) for log in (live, calm)))
 
 
+@pytest.mark.parametrize("point", [15, 16])
+def test_the_leader_of_a_server_that_others_do_not_know_yet_dies(point: int, tmp_path: Path) -> None:
+    """Its link to server 0 has ended, and its standby's has the same name."""
+    job, _ = ran(scripted("bsp", LAWS[0], "", FREE, servers=2), tmp_path, [("flush", point)])
+    assert job.died
+
+
 @examples(80, quick=15)
 @given(
     sync=st.sampled_from(SOME),

@@ -116,7 +116,8 @@ class SessionLinks:
 
     def end(self, link: Link) -> None:
         """Forget a link that has ended."""
-        if self.sessions.pop(link.session, None) is not None:
+        ended = self.sessions.pop(link.session, None)
+        if ended is not None and not link.session.startswith(SERVER):  # the next process of a server has a link of the same name
             self.ended[link.session] = None
         while len(self.ended) > ENDED_MAX:
             del self.ended[next(iter(self.ended))]
