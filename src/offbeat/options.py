@@ -35,7 +35,10 @@ Wire = Annotated[
 Replicas = Annotated[int, typer.Option(help="1: every server has a standby, on another machine if there are several, which takes over.")]
 AckOption = Annotated[
     str | None,
-    typer.Option("--ack", help="With --replicas 1, who has a version when workers get it: replica (the standby too), or leader."),
+    typer.Option(
+        "--ack",
+        help="With --replicas 1, workers get a version once its standby (replica), or only its leader (leader), has it.",
+    ),
 ]
 MaxRestarts = Annotated[int, typer.Option(help="How often each worker is restarted when its process dies.")]
 Slow = Annotated[list[str] | None, typer.Option(help="WORKER=SECONDS\\[@FROM-TO] or any=SECONDS: make a straggler (FROM-TO: versions).")]

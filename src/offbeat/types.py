@@ -49,7 +49,7 @@ WireFormat: TypeAlias = Literal["float32", "bf16", "int8"]
 """How gradients and parameters travel between processes that do not share memory; see ``tensors/wire_formats.py``."""
 WIRE_FORMATS: Final[tuple[WireFormat, ...]] = get_args(WireFormat)
 Ack: TypeAlias = Literal["replica", "leader"]
-"""Who has a version when a worker gets it: the server's standby too, or at least the leader."""
+"""Which processes of a server have a version before workers get it: leader and standby (``replica``), or the leader alone."""
 ACKS: Final[tuple[Ack, ...]] = get_args(Ack)
 
 FIRST_WORKER: Final = WorkerId(0)

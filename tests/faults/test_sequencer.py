@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.faults.job import Job, signalled
 from tests.faults.test_ranks import CALM, RANKS, accounted, began
-from tests.faults.test_servers import folds, newest, one_process_each, returns, strike
+from tests.faults.test_servers import goes_on_where_it_was, newest, returns
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 Start = Callable[..., Job]
@@ -17,16 +17,7 @@ Start = Callable[..., Job]
 
 @pytest.mark.smoke
 def test_the_rounds_go_on_where_they_were(start: Start, enough: Path) -> None:
-    job = start("--workers", "3", "--sync", "full", *CALM, RANKS, "--apart", "--until", str(enough))
-    began(job, 3)
-    for _ in range(2):
-        strike(job, 0)
-    made = folds(job)
-    job.wait("more versions", lambda: folds(job) > made + 3)
-    enough.touch()
-    ended = job.ended()
-    one_process_each(ended)
-    accounted(ended)
+    goes_on_where_it_was(start("--workers", "3", "--sync", "full", *CALM, RANKS, "--apart", "--until", str(enough)), enough)
 
 
 def test_a_rank_that_dies_while_the_sequencer_stands_still_returns(start: Start, enough: Path) -> None:

@@ -64,6 +64,19 @@ def strike(job: Job, number: int, fault: signal.Signals = signal.SIGKILL) -> Non
     job.wait("the server's return", lambda: len(returns(job, number)) > before)
 
 
+def goes_on_where_it_was(job: Job, enough: Path) -> None:
+    """Kill the coordinator of three ranks twice, and see that it costs nothing."""
+    began(job, 3)
+    for _ in range(2):
+        strike(job, 0)
+    made = folds(job)
+    job.wait("more versions", lambda: folds(job) > made + 3)
+    enough.touch()
+    ended = job.ended()
+    one_process_each(ended)
+    accounted(ended)
+
+
 def ready(job: Job) -> None:
     """Wait for the process from which servers are started again."""
     job.wait("the standby", lambda: any(map(is_standby, job.processes())))
@@ -232,16 +245,7 @@ def test_where_a_server_cannot_go_on_the_job_says_why(start: Start, enough: Path
 
 @pytest.mark.parametrize("sync", marked(["full", "sgp(out_degree=2, overlap=1)"], "full"))
 def test_without_servers_the_coordinator_goes_on_where_it_was(start: Start, enough: Path, sync: str) -> None:
-    job = start("--workers", "3", "--sync", sync, *UNHURRIED, RANKS, "--until", str(enough))
-    began(job, 3)
-    for _ in range(2):
-        strike(job, 0)
-    made = folds(job)
-    job.wait("more versions", lambda: folds(job) > made + 3)
-    enough.touch()
-    ended = job.ended()
-    one_process_each(ended)
-    accounted(ended)
+    goes_on_where_it_was(start("--workers", "3", "--sync", sync, *UNHURRIED, RANKS, "--until", str(enough)), enough)
 
 
 def test_ranks_go_on_while_the_coordinator_stands_still(start: Start, tmp_path: Path) -> None:

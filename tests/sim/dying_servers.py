@@ -46,6 +46,40 @@ class Death(BaseException):
     """Ends a server's process."""
 
 
+@contextmanager
+def deadly(points: Mapping[str, Any], point: Callable[[str], None]) -> Iterator[None]:
+    """Call ``point`` before and after each of these methods: a process may die there. ``points``: the class of each, by name."""
+
+    def around(owner: Any, name: str) -> Any:
+        plain: Callable[..., Any] = getattr(owner, name)
+
+        def changed(one: Any, *arguments: Any, **named: Any) -> Any:
+            point(name)
+            result = plain(one, *arguments, **named)
+            point(name)
+            return result
+
+        return patch.object(owner, name, changed)
+
+    with ExitStack() as stack:
+        for name, owner in points.items():
+            stack.enter_context(around(owner, name))
+        yield
+
+
+def on_links(process: StubProcess, coordinator: LastingServer) -> None:
+    """Let a worker's process use links, and the supervisor tell the coordinator of the process's end."""
+    assert isinstance(process.hub, LinkedHub)
+    process.hub.process, end = process, process.end
+
+    def ends(reason: str) -> None:
+        end(reason)
+        told = {"kind": "ended"} if reason == "end of stream" else {"kind": "lost", "reason": reason}
+        coordinator.link.send({**told, "worker": process.number})
+
+    process.end = ends  # type: ignore[method-assign]
+
+
 class LinkedHub(SteppedHub):
     """The hub of a worker's process, whose connections outlive the servers' processes."""
 
@@ -160,17 +194,7 @@ class DyingServers(SteppedJob):
 
     def process(self, number: WorkerId, iteration: int) -> Any:
         process = super().process(number, iteration)
-        end = process.end
-        assert isinstance(process.hub, LinkedHub)
-        process.hub.process = process
-
-        def ends(reason: str) -> None:
-            """The supervisor sees the end of a process, and says so."""
-            end(reason)
-            told = {"kind": "ended"} if reason == "end of stream" else {"kind": "lost", "reason": reason}
-            self._lasting[0].link.send({**told, "worker": number})
-
-        process.end = ends  # type: ignore[method-assign]
+        on_links(process, self._lasting[0])
         return process
 
     def settle(self) -> None:
@@ -264,21 +288,8 @@ class DyingServers(SteppedJob):
     @contextmanager
     def _deadly(self) -> Iterator[None]:
         """Let a process die before and after each point."""
-
-        def around(owner: Any, name: str) -> Any:
-            plain: Callable[..., Any] = getattr(owner, name)
-
-            def changed(one: Any, *arguments: Any, **named: Any) -> Any:
-                self.point(name)
-                result = plain(one, *arguments, **named)
-                self.point(name)
-                return result
-
-            return patch.object(owner, name, changed)
-
         with ExitStack() as stack:
-            for name, owner in self.points.items():
-                stack.enter_context(around(owner, name))
+            stack.enter_context(deadly(self.points, self.point))
             stack.enter_context(patch.object(input_log, "RECORDS_MAX", self._records))
             stack.enter_context(patch.object(keeper, "APART_NBYTES", self._apart))
             stack.enter_context(patch.object(recorder, "APART_NBYTES", self._apart))

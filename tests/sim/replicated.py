@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
-from unittest.mock import patch
 
-from tests.sim.dying_servers import Death, LinkedHub
+from tests.sim.dying_servers import Death, LinkedHub, deadly, on_links
 from tests.sim.stepped import SteppedJob, Timings
 from tests.sim.stepped_network import SteppedHub
 
@@ -74,7 +72,7 @@ class ReplicatedServers(SteppedJob):
         script, journal: as for `SteppedJob`.
         deaths: at which kind of point, and at the how manieth of this kind since the last death, a leader dies, whichever it is. One dies
             only if its standby could lead.
-        ack: who has a version when workers get it.
+        ack: of `JobSettings`.
     """
 
     def __init__(self, script: Timings, journal: Path, deaths: Sequence[tuple[str, int]], ack: Ack = "replica") -> None:
@@ -93,7 +91,7 @@ class ReplicatedServers(SteppedJob):
         self._lasting = [LastingServer(number) for number in range(script.cluster.servers)]
 
     def run(self) -> list[Record]:
-        with self._deadly():
+        with deadly(POINTS, self.point):
             return super().run()
 
     def hub(self, turn: Callable[[], None], worker: WorkerId) -> SteppedHub:
@@ -101,16 +99,7 @@ class ReplicatedServers(SteppedJob):
 
     def process(self, number: WorkerId, iteration: int) -> Any:
         process = super().process(number, iteration)
-        end = process.end
-        assert isinstance(process.hub, LinkedHub)
-        process.hub.process = process
-
-        def ends(reason: str) -> None:
-            end(reason)
-            told = {"kind": "ended"} if reason == "end of stream" else {"kind": "lost", "reason": reason}
-            self._lasting[0].link.send({**told, "worker": number})
-
-        process.end = ends  # type: ignore[method-assign]
+        on_links(process, self._lasting[0])
         return process
 
     def standby_of(self, address: Address) -> Address | None:
@@ -241,24 +230,6 @@ class ReplicatedServers(SteppedJob):
         for process in self.standbys.values():
             self._tell(process, {"kind": "finish", "ok": True, "reason": "the script is over"})
         super()._close()
-
-    @contextmanager
-    def _deadly(self) -> Iterator[None]:
-        def around(owner: Any, name: str) -> Any:
-            plain: Callable[..., Any] = getattr(owner, name)
-
-            def changed(one: Any, *arguments: Any, **named: Any) -> Any:
-                self.point(name)
-                result = plain(one, *arguments, **named)
-                self.point(name)
-                return result
-
-            return patch.object(owner, name, changed)
-
-        with ExitStack() as stack:
-            for name, owner in POINTS.items():
-                stack.enter_context(around(owner, name))
-            yield
 
 
 class ReplicatedHub(LinkedHub):

@@ -78,8 +78,11 @@ class Folded(NamedTuple):
 
 
 class Withdrawn(NamedTuple):
-    """A gradient that is in no result was lost, and the job goes on without it: ranks on different hosts: a host died with the only copy;
-    servers with standbys: it had come to a leader that has died, and its worker cannot send it again."""
+    """A gradient was lost before it was summed, and the job goes on without the gradient.
+
+    With ranks on different hosts, a host died with the only copy. With servers that have standbys, a leader died that had received the
+    gradient, and its worker cannot send the gradient again.
+    """
 
     worker: WorkerId
     number: Version

@@ -80,10 +80,6 @@ class FlatModel:
         """Return the model's trainable parameters, in the layout's order."""
         return self._parameters
 
-    def writes(self) -> int:
-        """Return a number that changes when a parameter is written to, other than by pulling."""
-        return sum(parameter._version for parameter in self._parameters)
-
     def remember(self, *, values: bool = True) -> None:
         """Remember what `written` compares: autograd's counts, and a sample of the parameters unless ``values`` is False."""
         self._remembered = self._words() if values else None

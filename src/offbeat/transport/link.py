@@ -156,7 +156,8 @@ class Link(Connection):
     def skip(self, unknown: int) -> None:
         """Skip the numbers of messages that the other end has from the former leader, and that this process does not know of.
 
-        What this process has sent since then follows from the present record at the earliest: whoever takes over next must know of it.
+        What this process has sent since then follows from the present record at the earliest: the standby that takes over next must
+        have this record.
         """
         if self.known is None:
             return

@@ -77,7 +77,7 @@ class OptimizerContent:
     """Of a job without servers: a rank's replica, in the form of `runtime.ranks.replica.Replica.give`."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a snapshot of the server has: who has handed in a part or a replica, but neither of these (see `FileWriter`)."""
+        """Return the state for a snapshot of the server: which workers have handed in a part or a replica, without these."""
         nothing = {"copies": [], "rest": ModelRest(), "coordinator": None}
         replica = None if self.replica is None else Message({"from": self.replica.header.get("from")}, memoryview(b""), ())
         parts = {worker: Message({}, memoryview(b""), ()) for worker in self.parts}

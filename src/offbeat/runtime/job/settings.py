@@ -92,7 +92,7 @@ class JobSettings:
     replicas: int = 0
     """1: each server has a standby."""
     ack: Ack = "replica"
-    """Who has a version when a worker gets it: the standby too, or at least the leader."""
+    """Which processes of a server have a version before workers get it: leader and standby (``replica``), or the leader alone."""
 
     @property
     def checkpoints(self) -> bool:

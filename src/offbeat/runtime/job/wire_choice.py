@@ -1,4 +1,4 @@
-"""Check the choice of a wire format, and of who acknowledges a version: whether it exists, and whether a rule's exchange can use it."""
+"""Check the choices of a wire format and of ``--ack``: whether the format exists, and whether a rule can use the choice."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class WorkerSession(JobSession):
         self._unshared: SharedMemory | None = None
         """The job's own memory, until this worker's script begins to train; None: the worker uses it, or has memory of its own."""
         self._in_place = False
-        """The worker reads the job's own memory: what its script writes there is the job's at once, and what others write is seen here."""
+        """True once the worker reads the job's own memory: what a server folds is seen here at once."""
 
     @property
     def servers_step(self) -> bool:  # type: ignore[override]

@@ -1,9 +1,9 @@
 """Let the group of a job's ranks outlive the coordinator's process, by writing down what the coordinator sees in it.
 
 The ranks change their group without the coordinator, so that messages alone do not determine what the coordinator does. `RecordedGroup`
-stands between the coordinator's side and a group in shared memory. What the side is told of the group is an answer in the server's log
-(``runtime/recovery/answers.py``): while the next process of the coordinator handles the messages of an earlier one again, it gets the
-earlier answers, and changes nothing. So both come to the same events, effects and messages.
+stands between the coordinator's side and a group in shared memory. Each value that the group returns to the side is written to the server's
+log as an answer (``runtime/recovery/answers.py``). While the next process of the coordinator handles the messages of an earlier process
+again, `RecordedGroup` returns the earlier answers and changes nothing. So both processes come to the same events, effects and messages.
 
 Of the call in which the earlier process died it may be unknown whether the group had been changed. Then the change is made once more, while
 ranks have gone on. What makes that right, call by call:
@@ -13,8 +13,9 @@ ranks have gone on. What makes that right, call by call:
 ``ticket``
     voids the ticket before. Without a record no source has been sent the ticket, and a newer one is as good.
 ``begin``, ``enter``
-    A rank is told that it takes part after the call. Until then it has handed in nothing and is sent nothing, and to enter it anew gives
-    the same: an entry of the log more, which counts once (`Joiners.entered`). ``begin`` leaves out ranks that take part.
+    The coordinator tells a rank that the rank takes part after the call. Until then the rank hands in nothing and gets nothing. To enter
+    the rank once more gives the same, but for one more entry of the log, which counts once (`Joiners.entered`). ``begin`` leaves out
+    ranks that take part.
 ``leave``
     A rank that does not take part stays as it is. Only the coordinator removes ranks, and nobody enters this one before the call is over,
     since its ticket is void. What is lost with the rank, under push-sum, cannot be found out afterwards. So it is written

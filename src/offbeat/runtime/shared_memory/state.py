@@ -25,7 +25,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 FOLLOWER_TIMEOUT_S = 60.0
-"""Seconds that processes wait for a coordinator that does not read the log, if they could not hear of its end."""
+"""Seconds that a process waits for a coordinator that does not read the log, where no message tells the process of the job's end."""
 TICK_S = 0.05
 """Seconds after which a waiting process checks again even if it is not woken: the process that was to wake it may be dead."""
 
@@ -129,8 +129,8 @@ class SharedState(ABC, Generic[C]):
         """Wait until the log has room for a rank's next entries.
 
         Args:
-            meanwhile: called now and then while this rank waits, for as long as it takes: a coordinator that is frozen is replaced after
-                some timeouts of the job. It raises once the job is over. None: this process would not hear of that.
+            meanwhile: called now and then while this rank waits, without a limit: a coordinator that is frozen is replaced after some
+                timeouts of the job. The function raises once the job is over. None: no message tells this process of the job's end.
 
         Raises:
             JobError: without ``meanwhile``, the coordinator has read nothing for `FOLLOWER_TIMEOUT_S`.

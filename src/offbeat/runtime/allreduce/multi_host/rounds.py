@@ -64,8 +64,6 @@ class MultiHostRounds:
         slots: how many results each host keeps for ranks that are behind; the same in all processes. None: as many as the rule's staleness
             needs, in at most a quarter of this machine's memory.
         call: how to reach the sequencer if it is in server 0; None: it is a peer like the others.
-        followed: at the sequencer: True if `follow` and `leave` will be called. Log entries are then kept until `follow` has returned them,
-            and a rank takes part until `leave`. False: until its connection to the sequencer ends.
 
     Raises:
         ConfigurationError: ``dtype`` is not supported.
@@ -84,7 +82,6 @@ class MultiHostRounds:
         seed: int = 0,
         slots: int | None = None,
         call: SequencerCall | None = None,
-        followed: bool = False,
     ) -> None:
         assert rank is not None or sequencer_peer == SEQUENCER, (
             f"rank is None and rank {sequencer_peer} is the sequencer: this process has nothing to do"
@@ -96,7 +93,7 @@ class MultiHostRounds:
         self.slots = slots if slots is not None else slots_of(rule, numel * dtype.itemsize)
         self._sequencer_peer, self._call = sequencer_peer, call
         self._me = SEQUENCER if rank is None else rank
-        self._seed, self._followed = seed, followed
+        self._seed = seed
         self._lock = threading.Condition()
         self._connections = PeerConnections(self._me, hub, self._lock, self._on_message, self._on_connected, self._on_cut, self._place)
         memory = HostMemory(ranks, numel, dtype, self.slots)
@@ -143,9 +140,7 @@ class MultiHostRounds:
         ranks = sorted(peer for peer in addresses if peer != SEQUENCER)
         if self._me == self._sequencer_peer:
             hosts = [addresses[rank].host if rank in addresses else f"rank {rank}" for rank in worker_ids(self.ranks)]
-            node.requests.sequencer = sequencer = Sequencer(
-                self.rule, hosts, clock_ns=time.monotonic_ns, seed=self._seed, slots=self.slots, followed=self._followed
-            )
+            node.requests.sequencer = sequencer = Sequencer(self.rule, hosts, clock_ns=time.monotonic_ns, seed=self._seed, slots=self.slots)
             sequencer.begin(ranks)
         with self._lock:
             if not later:
@@ -176,11 +171,6 @@ class MultiHostRounds:
         """At the sequencer: return a number that authorises another rank to admit `rank`'s current process. It voids the one before."""
         with self._lock:
             return self._node.requests.ticket(rank)
-
-    def admitted(self, rank: WorkerId) -> bool:
-        """At the sequencer: return True if the rank's last ticket was used, or withdrawn."""
-        with self._lock:
-            return rank not in self._node.requests.tickets
 
     def forget(self, rank: WorkerId) -> None:
         """At the sequencer: the rank's process is gone; withdraw its ticket."""
@@ -491,7 +481,7 @@ class MultiHostRounds:
                 self._connections.drop(peer)  # the sequencer closes it too, and it must not be made anew
             if self._node.awaited == before:
                 return  # a rank that waits would wake up, and find nothing
-        elif not self._followed:
+        else:
             self._node.on_closed(peer)
         self._lock.notify_all()
 
