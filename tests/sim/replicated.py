@@ -62,7 +62,9 @@ class Leader:
         self._job.lives(self._job.leaders[self._number], lambda server: server.tick())
 
     def wake_at(self) -> Seconds | None:
-        return self._job.leaders[self._number].server.wake_at()
+        server = self._job.leaders[self._number].server
+        # While it lacks a gradient it does nothing else that is due, and looks every `TICK_S`.
+        return server._return_until if server._lacking else server.wake_at()
 
 
 class ReplicatedServers(SteppedJob):

@@ -271,6 +271,11 @@ class LeadingServer(Server):
         stream.reconciled(now, link, unknown)
         self._at_moment(now, self._on_reconciled, link, unknown)
 
+    @property
+    def _may_withdraw(self) -> bool:
+        """True if the job can go on without a gradient that this server lacks: no other server has a part of it, which would be folded."""
+        return self._settings is not None and self._settings.servers == 1
+
     def _withdraw(self, stream: StreamRecorder, link: Link) -> None:
         """Go on without a gradient that will not come again, from before anything else is handled: nothing may be folded with it."""
         link.release_carried()
@@ -284,7 +289,7 @@ class LeadingServer(Server):
 
     def _withdraw_those_of(self, stream: StreamRecorder, message: Message) -> None:
         """Go on without the gradients of a worker whose process has ended, of which this message of the supervisor tells."""
-        if not stream.commit.early or self._coordinator is None or message.header.get("kind") not in ("ended", "lost"):
+        if self._coordinator is None or not self._may_withdraw or message.header.get("kind") not in ("ended", "lost"):
             return
         theirs = self._coordinator.connections_of(message.header["worker"])
         for link in stream.lacking:
@@ -338,7 +343,7 @@ class LeadingServer(Server):
             return
         assert self._stream is not None
         if self._return_until is not None and self.now() >= self._return_until:
-            if self._stream.commit.early:
+            if self._may_withdraw:
                 for link in self._stream.lacking:
                     self._withdraw(self._stream, link)
                 self._settle()

@@ -233,8 +233,14 @@ def test_a_leader_whose_standby_is_gone_sends_nothing_until_it_may_go_on_alone()
     cluster.finish(0)
 
 
+class OneOfTwo(Cluster):
+    """The processes of server 0, where another server may have its part of each gradient."""
+
+    settings = JobSettings(workers=CLIENTS, replicas=1, servers=2)
+
+
 def test_without_a_gradient_that_nobody_can_send_again_the_job_ends_with_the_reason() -> None:
-    cluster = Cluster()
+    cluster = OneOfTwo()
     for _ in range(4):
         cluster.turn(0)
         cluster.turn(1)
