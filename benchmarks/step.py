@@ -24,12 +24,14 @@ MEDIANS = ("samples_per_s", "ddp_samples_per_s", "workers_cpu_ms", "servers_cpu_
 RULES = ("bsp", "asp", "ssp(staleness=3)", "dssp(lower=1, upper=4)", "backup(b=1)")
 
 
-def measure(sync: str, workers: int, late_s: float, steps: int, repeats: int, way: str, wire: str, restarts: int) -> dict[str, Any]:
+def measure(sync: str, late_s: float, wire: str, args: argparse.Namespace) -> dict[str, Any]:
     """One row: medians over the repeats."""
-    arguments = ["--steps", str(steps), "--repeats", str(repeats), "--late", str(late_s)]
-    results = run("step_worker.py", way, workers, 1, sync, arguments, wire=wire, restarts=restarts)
+    arguments = ["--steps", str(args.steps), "--repeats", str(args.repeats), "--device", args.device, "--batch", str(args.batch)]
+    arguments += ["--late", str(late_s)]
+    results = run("step_worker.py", args.way, args.workers, args.servers, sync, arguments, wire=wire, restarts=args.restarts)
     ratio = median(result["samples_per_s"] / result["ddp_samples_per_s"] for result in results)
-    row: dict[str, Any] = {"sync": sync, "way": way, "wire": wire, "workers": workers, "late_ms": 1e3 * late_s, "ratio": round(ratio, 2)}
+    row: dict[str, Any] = {"sync": sync, "way": args.way, "wire": wire, "workers": args.workers, "device": args.device}
+    row.update({"late_ms": 1e3 * late_s, "ratio": round(ratio, 2)})
     row.update({key: round(median(result[key] for result in results), 1) for key in MEDIANS})
     return row
 
@@ -37,6 +39,10 @@ def measure(sync: str, workers: int, late_s: float, steps: int, repeats: int, wa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--servers", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="where workers compute: cpu, or cuda, one for all of them")
+    parser.add_argument("--batch", type=int, default=8, help="samples of one worker's step")
+    parser.add_argument("--late", type=float, nargs="+", default=[0.0, 0.1], help="seconds that worker 1 is late at each step, in turn")
     parser.add_argument("--steps", type=int, default=15, help="of each worker, per repeat (default: 15)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rules", nargs="+", default=RULES, metavar="RULE")
@@ -49,9 +55,9 @@ def main() -> None:
     for name in ("rule", "wire", "late ms", "offbeat", "DDP", "ratio", "CPU ms", "of servers", "DDP's"):
         table.add_column(name, justify="right")
     rows = []
-    for late_s in (0.0, 0.1):
+    for late_s in args.late:
         for sync, wire in product(args.rules, args.wire):
-            row = measure(sync, args.workers, late_s, args.steps, args.repeats, args.way, wire, args.restarts)
+            row = measure(sync, late_s, wire, args)
             rows.append(row)
             ours, ddp = f"{row['samples_per_s']:.0f}", f"{row['ddp_samples_per_s']:.0f}"
             cpu = (row["workers_cpu_ms"] + row["servers_cpu_ms"], row["servers_cpu_ms"], row["ddp_cpu_ms"])

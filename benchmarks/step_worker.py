@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,14 +20,20 @@ from benchmarks.job import join_gloo, slowest
 
 WIDTHS = (1024, 4096, 4096, 1024)
 """25.2 million parameters."""
-BATCH = 8
 
 
-def mlp() -> nn.Module:
+def mlp(device: str) -> nn.Module:
     layers: list[nn.Module] = []
     for before, after in pairwise(WIDTHS):
         layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*layers[:-1]).to(device)
+
+
+def finished(device: str) -> float:
+    """Return the time at which the device has done all that it was given."""
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+    return time.monotonic()
 
 
 def one_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, late_s: float) -> None:
@@ -43,28 +50,40 @@ def main() -> None:
     parser.add_argument("--store", required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--repeats", type=int, required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--late", type=float, required=True, help="seconds that worker 1 is late at each step")
     args = parser.parse_args()
     worker, workers = join_gloo(args.store)
     late_s = args.late if worker == 1 else 0.0
-    peer = DistributedDataParallel(mlp())
+    device, batch = args.device, args.batch
+    peer = DistributedDataParallel(mlp(device))
     peer_optimizer = torch.optim.SGD(peer.parameters(), lr=1e-3)
-    model = mlp()
+    model = mlp(device)
     optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-3), model)
-    data = TensorDataset(torch.randn(args.steps * workers * BATCH, WIDTHS[0]))
-    loader = DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=BATCH))
+    data = TensorDataset(torch.randn(args.steps * workers * batch, WIDTHS[0]))
+    same = data.tensors[0][:batch].to(device)
+    sampler = optimizer.batch_sampler(data, batch_size=batch)
+    loader = DataLoader(data, batch_sampler=sampler)
+
+    def batches() -> Iterator[Tensor]:
+        if device == "cpu":
+            yield from (x for (x,) in loader)
+        else:  # the same one again and again: what is measured is the step, not how fast a loader copies
+            yield from (same for _ in sampler)
+
     ours, gloo, marks = [], [], []
     for _ in range(1 + args.repeats):
         dist.barrier()
         began = time.monotonic()
-        for (x,) in loader:
+        for x in batches():
             one_step(model, optimizer, x, late_s)
-        ours.append(time.monotonic() - began)
+        ours.append(finished(device) - began)
         dist.barrier()
         between = time.monotonic()
         for _ in range(args.steps):
-            one_step(peer, peer_optimizer, data.tensors[0][:BATCH], late_s)
-        gloo.append(time.monotonic() - between)
+            one_step(peer, peer_optimizer, same, late_s)
+        gloo.append(finished(device) - between)
         dist.barrier()
         marks.append([began, between, time.monotonic()])
     ours, gloo = slowest(ours)[1:], slowest(gloo)[1:]

@@ -73,7 +73,7 @@ class Order:
         """Return the order of indices 0 to ``size`` - 1, shuffled for each epoch or ascending."""
 
         def draw(generator: torch.Generator, epoch: Epoch) -> torch.Tensor:
-            return torch.randperm(size, generator=generator) if shuffle else torch.arange(size)
+            return torch.randperm(size, generator=generator, device="cpu") if shuffle else torch.arange(size, device="cpu")
 
         return cls(size, draw, shuffle, splits=True)
 
@@ -82,7 +82,7 @@ class Order:
         """Return the order that the script's function gives for each epoch."""
 
         def draw(generator: torch.Generator, epoch: Epoch) -> torch.Tensor:
-            return torch.as_tensor(list(order(epoch)), dtype=torch.int64)
+            return torch.as_tensor(list(order(epoch)), dtype=torch.int64, device="cpu")
 
         return cls(len(order(0)), draw, shuffles=True)
 
@@ -104,8 +104,12 @@ class Order:
                 drawn = block or count
                 return cls(count, lambda generator, _: torch.multinomial(weights, drawn, again, generator=generator), True, block=block)
             case SubsetRandomSampler():
-                indices = torch.as_tensor(list(sampler.indices), dtype=torch.int64)
-                return cls(len(indices), lambda generator, epoch: indices[torch.randperm(len(indices), generator=generator)], shuffles=True)
+                indices = torch.as_tensor(list(sampler.indices), dtype=torch.int64, device="cpu")
+                return cls(
+                    len(indices),
+                    lambda generator, epoch: indices[torch.randperm(len(indices), generator=generator, device="cpu")],
+                    shuffles=True,
+                )
             case DistributedSampler():  # its division of the data by rank is not used: the job deals out the whole data set
                 return cls.plain(len(sampler.dataset), shuffle=sampler.shuffle)  # type: ignore[arg-type]
         raise ConfigurationError(
@@ -118,8 +122,10 @@ class Order:
         if count <= size and not replacement:
             return replace(cls.plain(size, shuffle=True), size=count, splits=count == size)
         if replacement:
-            return cls(count, lambda generator, _: torch.randint(size, (BLOCK,), generator=generator), shuffles=True, block=BLOCK)
-        return cls(count, lambda generator, _: torch.randperm(size, generator=generator), shuffles=True, block=size)
+            return cls(
+                count, lambda generator, _: torch.randint(size, (BLOCK,), generator=generator, device="cpu"), shuffles=True, block=BLOCK
+            )
+        return cls(count, lambda generator, _: torch.randperm(size, generator=generator, device="cpu"), shuffles=True, block=size)
 
 
 class DrawnOrder:
@@ -138,7 +144,7 @@ class DrawnOrder:
 
     def __init__(self, order: Order, generator: Callable[[Epoch, int], torch.Generator], epoch: Epoch) -> None:
         self._order, self._generator, self._epoch = order, generator, epoch
-        self._number, self._newest = -1, torch.empty(0, dtype=torch.int64)
+        self._number, self._newest = -1, torch.empty(0, dtype=torch.int64, device="cpu")
 
     def __getitem__(self, positions: slice) -> torch.Tensor:
         parts, at, block = [], positions.start, self._order.block

@@ -278,7 +278,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         split = torch.cat([fixed[start:stop] for start, stop in parts])
         if not self._order.shuffles:
             return split
-        return split[torch.randperm(len(split), generator=self._generator(epoch, 1 + self._session.worker))]
+        return split[torch.randperm(len(split), generator=self._generator(epoch, 1 + self._session.worker), device="cpu")]
 
     def _generator(self, *numbers: int) -> torch.Generator:
         seed = self._session.seed if self._seed is None else self._seed

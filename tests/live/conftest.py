@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
+import tests.device  # CUDA opens files of its own, once  # noqa: F401
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.device import DEVICE
 from tests.live.harness import Job, Worker, seeded
 from torch import Tensor, nn
 
@@ -60,10 +61,10 @@ class Case:
     def batch(self, worker: int, step: int) -> Batch:
         generator = torch.Generator().manual_seed(1000 * step + worker)
         x = torch.randn(self.sizes[worker], *self.shape, generator=generator)
-        return x, torch.randint(4, (self.sizes[worker],), generator=generator)
+        return x.to(DEVICE), torch.randint(4, (self.sizes[worker],), generator=generator).to(DEVICE)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.autocast):
             return F.cross_entropy(model(batch[0]), batch[1])
 
     def backward(self, model: nn.Module, batch: Batch) -> None:
@@ -83,7 +84,7 @@ class Case:
     def plain(self) -> dict[str, Tensor]:
         """The joined batch, one process, no offbeat."""
         torch.manual_seed(0)
-        model = self.model()
+        model = self.model().to(DEVICE)
         optimizer = self.optimizer(model)
 
         def step(number: int) -> None:
@@ -96,7 +97,7 @@ class Case:
     def averaged(self) -> dict[str, Tensor]:
         """One process, no offbeat, but each part's gradient by itself: for what is not linear in the batch, such as clipping."""
         torch.manual_seed(0)
-        model = self.model()
+        model = self.model().to(DEVICE)
         optimizer = self.optimizer(model)
 
         def step(number: int) -> None:
@@ -131,7 +132,7 @@ class Case:
     def model_of(self, worker: Worker) -> nn.Module:
         """Each worker begins with other parameters: those of worker 0 are the job's."""
         with seeded(worker.number):
-            return self.model()
+            return self.model().to(DEVICE)
 
 
 def check(case: Case, expected: Mapping[str, Tensor]) -> None:

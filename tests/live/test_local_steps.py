@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from tests.device import DEVICE
 from tests.live.harness import Job, Worker
 from tests.live.test_equality import CLOSE, JOBS, Batch, Case, adamw, mlp, sgd
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ def mean(parts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
 
 
 def by_samples(parts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    return sum((size / sum(sizes) * part for size, part in zip(sizes, parts, strict=True)), torch.zeros(()))
+    return sum((size / sum(sizes) * part for size, part in zip(sizes, parts, strict=True)), torch.zeros((), device=DEVICE))
 
 
 def middle_two(parts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
@@ -75,7 +76,7 @@ class Local(Case):
     def copies(self) -> tuple[Values, list[dict[str, Any]]]:
         """One process, no offbeat: what the copies come to, and their optimizers' states."""
         torch.manual_seed(0)
-        job = self.model()
+        job = self.model().to(DEVICE)
         models = [deepcopy(job) for _ in self.sizes]
         optimizers, outer = [self.optimizer(model) for model in models], self.outer(job.parameters())
         schedules = [self.schedule(optimizer) for optimizer in optimizers] if self.schedule else []
@@ -158,7 +159,7 @@ def estimates(state: dict[Any, Any]) -> dict[Any, Any]:
     for axis in range(2):
         if (factor := fisher.read(state, axis)) is not None:
             R, d, rho = (made.pop(f"{key}{axis}") for key in factor._fields)
-            made[f"F{axis}"] = R.T @ (d[:, None] * R) + rho * torch.eye(R.shape[1])
+            made[f"F{axis}"] = R.T @ (d[:, None] * R) + rho * torch.eye(R.shape[1], device=R.device)
     return made
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.device import DEVICE
 from tests.live.harness import APART, HALVES, TOGETHER, Job, Worker, barrier, wait
 from tests.spelled import spelled
 from tests.tiers import marked
@@ -46,7 +47,7 @@ FIRST = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
 def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
-    return copy.deepcopy(FIRST).to(dtype)
+    return copy.deepcopy(FIRST).to(DEVICE, dtype)
 
 
 def parameters(model: nn.Module) -> list[Tensor]:
@@ -88,7 +89,7 @@ OPTIMIZERS: dict[str, Make] = {
 
 def batch(rank: int, step: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1000 * step + rank)
-    return torch.randn(8, 8, generator=generator).to(dtype), torch.randint(4, (8,), generator=generator)
+    return torch.randn(8, 8, generator=generator).to(DEVICE, dtype), torch.randint(4, (8,), generator=generator).to(DEVICE)
 
 
 def averaged(make: Make, steps: int, dtype: torch.dtype) -> list[Tensor]:
@@ -151,7 +152,7 @@ def train(worker: Worker, rule: str, epochs: int = 3) -> list[tuple[int, list[Te
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(200, 8, generator=generator)
-    data = TensorDataset(x, x[:, :4].argmax(dim=1))
+    data = TensorDataset(x.to(DEVICE), x[:, :4].argmax(dim=1).to(DEVICE))
     loader = DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=5))
     after = []
     for _ in range(epochs):

@@ -150,7 +150,7 @@ def owned_state(parts: list[Owned], pieces: Iterable[StatePiece], *, elementwise
         start, stop = max(piece.start, part.start), min(piece.stop, part.stop)
         if start < stop:
             values = piece.values()
-            flat = entry.setdefault(piece.key, torch.empty(part.stop - part.start, dtype=values.dtype))
+            flat = entry.setdefault(piece.key, torch.empty(part.stop - part.start, dtype=values.dtype, device="cpu"))
             flat[start - part.start : stop - part.start] = values[start - piece.start : stop - piece.start]
             seen[piece.tensor, piece.key] = seen.get((piece.tensor, piece.key), 0) + stop - start
     for (index, key), count in seen.items():
@@ -167,7 +167,7 @@ def spread(block: Block, state: OwnState) -> dict[str, torch.Tensor]:
         if block.whole or value.dim() == 0:
             values[key] = value.clone()
             continue
-        values[key] = torch.zeros(block.numel, dtype=value.dtype)
+        values[key] = torch.zeros(block.numel, dtype=value.dtype, device="cpu")
         for part in block.parts:
             source = state[part.own.tensor][key]
             values[key][part.at : part.at + part.stop - part.start] = source[part.start - part.own.start : part.stop - part.own.start]

@@ -2,14 +2,14 @@
 
 On the CPU ``p.data`` and ``p.grad`` *are* views of these memories, so that pushing and pulling copies nothing; the ``Parameter`` objects
 stay the same, so optimizers, schedulers and the model's code are not affected. Parameters on another device stay there, and
-`FlatModel.collect` and `FlatModel.pulled` copy.
+`FlatModel.collect` and `FlatModel.pulled` copy (``staging.py``).
 """
 
 from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from offbeat.errors import ConfigurationError
 from offbeat.tensors.layout import Layout, Memory, elements, view
+from offbeat.tensors.staging import Staging, each_finite
 from offbeat.tensors.threads import single_threaded
 
 DIGEST_NBYTES = 1 << 18
@@ -35,6 +36,7 @@ _WORD = 4
 class _Push:
     """A memory for gradients, and what is known of its contents."""
 
+    memory: Memory
     grads: list[torch.Tensor]
     flat: torch.Tensor
     """The whole memory, as bytes."""
@@ -63,6 +65,7 @@ class FlatModel:
         self._pushes: dict[int, _Push] = {}
         """By address: all memories for gradients used so far."""
         self._to = self._place(push)
+        self._pull_memory = pull
         self._pull = elements(pull, 0, layout.nbytes, torch.uint8)
         self._datas = self._views(pull)
         self._addresses = [data.data_ptr() for data in self._datas]
@@ -74,6 +77,7 @@ class FlatModel:
         """Called when a backward pass has written a gradient into the push memory, with the tensor's index in the layout."""
         self._counts = [0] * len(self._parameters)
         self._warned: set[int] = set()
+        self._staging = Staging()
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -117,8 +121,8 @@ class FlatModel:
         """Copy the parameters into the pull memory and make each ``p.data`` a view of it; gradients go to the push memory."""
         assert not self._hooks, "attach() was called twice"
         with torch.no_grad():
+            self._copy(self._pull_memory, zip(self._datas, self._parameters, strict=True))
             for i, (parameter, data) in enumerate(zip(self._parameters, self._datas, strict=True)):
-                data.copy_(parameter)
                 if parameter.device.type == "cpu":
                     parameter.data = data
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(partial(self._accumulated, i)))
@@ -134,7 +138,7 @@ class FlatModel:
         Raises:
             ConfigurationError: a gradient is sparse.
         """
-        missing = []
+        missing, elsewhere = [], []
         with torch.no_grad():
             for i, parameter in enumerate(self._parameters):
                 if parameter.grad is None:
@@ -144,6 +148,11 @@ class FlatModel:
                         self._to.zeroed.add(i)
                 else:
                     self._keep(i, parameter)
+                    if parameter.grad.device.type != "cpu":
+                        elsewhere.append(i)
+            if elsewhere:
+                self._staging.wait()
+                self._check_there(elsewhere)
         self._warn(missing)
         return self._nonfinite()
 
@@ -191,12 +200,14 @@ class FlatModel:
 
     def pulled(self) -> None:
         """Use the parameters that are now in the pull memory. On the CPU they are in place, unless ``p.data`` was replaced."""
+        elsewhere = []
         with torch.no_grad():
             for parameter, data in zip(self._parameters, self._datas, strict=True):
                 if parameter.device.type != "cpu":
-                    parameter.copy_(data)
+                    elsewhere.append((parameter, data))
                 elif parameter.data_ptr() != data.data_ptr():
                     parameter.data = data
+            self._copy(self._pull_memory, elsewhere)
 
     @property
     def accumulating(self) -> bool:
@@ -206,9 +217,8 @@ class FlatModel:
     def store(self) -> None:
         """Copy the parameters into the pull memory if they are elsewhere, or ``p.data`` was replaced."""
         with torch.no_grad():
-            for parameter, data in zip(self._parameters, self._datas, strict=True):
-                if parameter.data_ptr() != data.data_ptr():
-                    data.copy_(parameter)
+            pairs = zip(self._datas, self._parameters, strict=True)
+            self._copy(self._pull_memory, [(data, parameter) for data, parameter in pairs if parameter.data_ptr() != data.data_ptr()])
 
     def offer(self) -> None:
         """Write the parameters into the push memory, as the job's initial ones. Gradients that were there get memory of their own."""
@@ -216,7 +226,7 @@ class FlatModel:
             for parameter, grad in zip(self._parameters, self._grads, strict=True):
                 if parameter.grad is not None and parameter.grad.data_ptr() == grad.data_ptr():
                     parameter.grad = grad.clone()
-                grad.copy_(parameter)
+            self._copy(self._to.memory, zip(self._grads, self._parameters, strict=True))
         self._to.zeroed.clear()
 
     def redirect(self, push: Memory) -> None:
@@ -230,6 +240,8 @@ class FlatModel:
 
     def repoint(self, pull: Memory) -> None:
         """Use the parameters in another pull memory from now on; several workers may share it."""
+        self._staging.unlock(self._pull_memory)
+        self._pull_memory = pull
         self._pull = elements(pull, 0, self._layout.nbytes, torch.uint8)
         self._datas = self._views(pull)
         self._addresses = [data.data_ptr() for data in self._datas]
@@ -246,13 +258,15 @@ class FlatModel:
                     parameter.data = data.clone()
                 if parameter.grad is not None and parameter.grad.data_ptr() == grad.data_ptr():
                     parameter.grad = grad.clone()
-        self._to, self._datas, self._pull = _Push([], torch.empty(0, dtype=torch.uint8)), [], torch.empty(0, dtype=torch.uint8)
+        self._staging.unlock()
+        nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._to, self._datas, self._pull, self._pull_memory = _Push(nothing, [], nothing), [], nothing, nothing
         self._pushes.clear()
 
     def _place(self, push: Memory) -> _Push:
         """Return the views of a push memory, filled with zeros."""
         grads, flat = self._views(push), elements(push, 0, self._layout.nbytes, torch.uint8)
-        place = _Push(grads, flat, set(range(len(self._parameters))))
+        place = _Push(push, grads, flat, set(range(len(self._parameters))))
         flat.zero_()
         self._pushes[flat.data_ptr()] = place
         return place
@@ -285,9 +299,24 @@ class FlatModel:
             raise ConfigurationError(
                 f"the gradient of {self._layout.tensors[i].name} is sparse; gradients are exchanged dense: use sparse=False"
             )
-        place.copy_(grad)
+        self._copy(self._to.memory, [(place, grad)], waits=False)
         if parameter.device.type == "cpu" and not grad.requires_grad:
             parameter.grad = place
+
+    def _copy(self, memory: Memory, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], *, waits: bool = True) -> None:
+        """Copy tensors, second to first, of which the ones on the host are in one of the flat memories.
+
+        Args:
+            waits: False: copies to and from other devices may be under way when this returns.
+        """
+        for to, source in pairs:
+            if to.device.type == source.device.type == "cpu":
+                to.copy_(source)
+            else:
+                self._staging.lock(memory)
+                self._staging.copy(to, source)
+        if waits:
+            self._staging.wait()
 
     def _warn(self, missing: list[int]) -> None:
         fresh = [i for i in missing if i not in self._warned]
@@ -304,6 +333,15 @@ class FlatModel:
         with torch.no_grad():
             unchecked = (i for i, grad in enumerate(self._grads) if self._to.finite.get(i) != grad._version)
             return next((self._layout.tensors[i].name for i in unchecked if not self._check(i)), None)
+
+    def _check_there(self, elsewhere: list[int]) -> None:
+        """Note which gradients are finite, of those that other devices have: they look at them faster than this process at its copies."""
+        grads = [grad for i in elsewhere if (grad := self._parameters[i].grad) is not None]
+        for i, finite in zip(elsewhere, each_finite(grads), strict=True):
+            if finite:
+                self._to.finite[i] = self._grads[i]._version
+            else:
+                self._to.finite.pop(i, None)
 
     def _check(self, i: int) -> bool:
         """Return True if a gradient is finite.

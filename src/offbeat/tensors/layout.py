@@ -186,7 +186,7 @@ def elements(memory: Memory, start: int, numel: int, dtype: torch.dtype) -> torc
     nbytes = numel * dtype.itemsize
     assert start >= 0 and start + nbytes <= memory.nbytes, (start, nbytes, memory.nbytes)
     if numel == 0:
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
     if isinstance(memory, torch.Tensor):
         return memory[start : start + nbytes].view(dtype)
     return torch.frombuffer(memory[start : start + nbytes], dtype=dtype)

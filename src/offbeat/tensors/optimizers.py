@@ -143,7 +143,7 @@ def checked(name: str, groups: Any) -> list[Hyperparameters]:
                 )
             _check_size(key, value, index)
         try:
-            build(name, group, [torch.zeros(1, 1)])
+            build(name, group, [torch.zeros(1, 1, device="cpu")])
         except (TypeError, ValueError, IndexError) as error:
             raise ProtocolError(f"{name} refuses the settings: {error}") from None
     return [dict(group) for group in groups]

@@ -45,7 +45,7 @@ class StatePiece(NamedTuple):
 
     def values(self) -> torch.Tensor:
         """Return the elements, flat, in new memory."""
-        flat = torch.empty(self.stop - self.start, dtype=STATE_DTYPES[self.dtype])
+        flat = torch.empty(self.stop - self.start, dtype=STATE_DTYPES[self.dtype], device="cpu")
         if len(self.data):
             flat.view(torch.uint8).copy_(torch.frombuffer(bytearray(self.data), dtype=torch.uint8))
         return flat

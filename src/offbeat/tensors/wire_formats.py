@@ -190,7 +190,7 @@ class Codec:
 
     def _scratched(self) -> Iterator[tuple[_Run, int, int, torch.Tensor, torch.Tensor]]:
         """Yield each chunk of each run with two scratch tensors of its size, which are used again for the next."""
-        scratch, other = torch.empty(2, min(CHUNK_NUMEL, max(run.numel for run in self._runs)))
+        scratch, other = torch.empty(2, min(CHUNK_NUMEL, max(run.numel for run in self._runs)), device="cpu")
         for run in self._runs:
             for start, stop in _chunks(run.numel):
                 yield run, start, stop, scratch[: stop - start], other[: stop - start]
@@ -222,9 +222,9 @@ class ErrorFeedback:
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self.feedback: torch.Tensor = torch.zeros(codec.numel)
+        self.feedback: torch.Tensor = torch.zeros(codec.numel, device="cpu")
         """The error to be added to the next gradient, in float32, in the order of the span."""
-        self._before, self._error = torch.zeros(2, codec.numel)
+        self._before, self._error = torch.zeros(2, codec.numel, device="cpu")
         """The feedback before the last push, and the error of the last `encode`. A push may be given back after the next `encode`."""
 
     def encode(self, gradient: Memory, encoded: Memory) -> None:

@@ -104,10 +104,11 @@ def options() -> argparse.Namespace:
 def main() -> None:
     args = options()
     mishap(args.orders / f"start-{os.environ.get('OFFBEAT_WORKER')}")
+    device = os.environ.get("OFFBEAT_TEST_DEVICE", "cpu")
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
-    model = torch.nn.Linear(4, 1)
+    data = TensorDataset(torch.randn(64, 4).to(device), torch.randn(64, 1).to(device))
+    model = torch.nn.Linear(4, 1).to(device)
     optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), model)
     loader = DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=4))
     order = args.orders / str(optimizer.worker)

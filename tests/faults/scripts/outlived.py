@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import torch
@@ -17,13 +18,15 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--optimizer", default="Adam")
     args = parser.parse_args()
+    device = os.environ.get("OFFBEAT_TEST_DEVICE", "cpu")
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(args.width, args.width), torch.nn.BatchNorm1d(args.width), torch.nn.Linear(args.width, 1))
+    model.to(device)
     more = {"momentum": 0.9} if args.optimizer == "SGD" else {}
     optimizer = offbeat.DistributedOptimizer(getattr(torch.optim, args.optimizer)(model.parameters(), lr=0.01, **more), model)
     draw = torch.Generator().manual_seed(100 + optimizer.worker)
     for _ in range(args.steps):
-        x, y = torch.randn(8, args.width, generator=draw), torch.randn(8, 1, generator=draw)
+        x, y = torch.randn(8, args.width, generator=draw).to(device), torch.randn(8, 1, generator=draw).to(device)
         optimizer.zero_grad()
         (model(x) - y).square().mean().backward()
         optimizer.step()

@@ -86,10 +86,11 @@ def main() -> None:
         os.environ["OFFBEAT_HOST"] = "apart"  # the servers, and the process that starts them, share memory as ever
     if args.die is not None:
         {"drawn": die_when_drawn, "summing": die_when_summing, "sending": die_when_sending}[args.die](args.once, args.after)
+    device = os.environ.get("OFFBEAT_TEST_DEVICE", "cpu")
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    data = TensorDataset(torch.randn(64, args.width), torch.randn(64, args.width))
-    model = torch.nn.Linear(args.width, args.width)
+    data = TensorDataset(torch.randn(64, args.width).to(device), torch.randn(64, args.width).to(device))
+    model = torch.nn.Linear(args.width, args.width).to(device)
     optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9), model, sync="majority")
     loader = DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=4))
     for _ in count():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import torch
@@ -17,9 +18,10 @@ def main() -> None:
     parser.add_argument("--result", type=Path, help="where the main process writes the parameters at the end")
     parser.add_argument("--hidden", type=int, default=8, help="units of the model")
     args = parser.parse_args()
+    device = os.environ.get("OFFBEAT_TEST_DEVICE", "cpu")
     torch.manual_seed(0)
-    data = TensorDataset(torch.randn(240, 4), torch.randn(240, 1))
-    model = torch.nn.Sequential(torch.nn.Linear(4, args.hidden), torch.nn.Tanh(), torch.nn.Linear(args.hidden, 1))
+    data = TensorDataset(torch.randn(240, 4).to(device), torch.randn(240, 1).to(device))
+    model = torch.nn.Sequential(torch.nn.Linear(4, args.hidden), torch.nn.Tanh(), torch.nn.Linear(args.hidden, 1)).to(device)
     optimizer = offbeat.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01), model)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
     loader = DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from itertools import count
 from pathlib import Path
 
@@ -30,9 +31,10 @@ def options() -> argparse.Namespace:
 
 def main() -> None:
     args = options()
+    device = os.environ.get("OFFBEAT_TEST_DEVICE", "cpu")
     torch.manual_seed(0)
-    data = TensorDataset(torch.randn(args.samples, 4), torch.randn(args.samples, 1))
-    model = torch.nn.Linear(4, 1)
+    data = TensorDataset(torch.randn(args.samples, 4).to(device), torch.randn(args.samples, 1).to(device))
+    model = torch.nn.Linear(4, 1).to(device)
     optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
     loader = DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=4))
     if args.tell is not None and optimizer.worker == 0:

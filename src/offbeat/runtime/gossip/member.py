@@ -28,8 +28,8 @@ class GossipMember(RankMember):
 
     def __init__(self, memory: Sequence[SharedMemory], rank: WorkerId, replica: Replica, hear: Callable[[], None]) -> None:
         self._memory, self._hear = memory, hear
-        self._gradient = torch.zeros(replica.numel, dtype=replica.dtype)
-        self._moved = torch.zeros(replica.size, dtype=replica.dtype)
+        self._gradient = torch.zeros(replica.numel, dtype=replica.dtype, device="cpu")
+        self._moved = torch.zeros(replica.size, dtype=replica.dtype, device="cpu")
         super().__init__(rank, replica)
 
     def attach(self) -> None:

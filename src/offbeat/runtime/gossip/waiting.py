@@ -38,7 +38,7 @@ class GossipRank:
         self.block, self.rank, self._memory = block, rank, memory
         self.rule = memory.rule
         own = memory.layout.numel if rank is not None else 0
-        self.model = torch.zeros(own, dtype=memory.layout.dtype)
+        self.model = torch.zeros(own, dtype=memory.layout.dtype, device="cpu")
         """The parameters that this rank computes with, shape (numel,); private, and always the same memory."""
         self._own = torch.zeros_like(self.model)
         """push, average: this rank's parameters before the division by its mass."""

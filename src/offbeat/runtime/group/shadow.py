@@ -39,7 +39,7 @@ class Shadow:
         by_parameter: defaultdict[int, list[nn.Parameter]] = defaultdict(list)
         for piece in pieces:
             # One element stands for all, so that nothing of this size is allocated here: the session's memory will have the values.
-            shadow = nn.Parameter(torch.zeros((), dtype=DTYPES[piece.dtype]).expand(piece.shape))
+            shadow = nn.Parameter(torch.zeros((), dtype=DTYPES[piece.dtype], device="cpu").expand(piece.shape))
             name = piece.name.replace(".", "/") + ("" if piece.rank == REPLICATED else f"/{piece.rank}")
             self.module.register_parameter(name, shadow)
             by_parameter[id(parameters[piece.name])].append(shadow)

@@ -87,4 +87,4 @@ def unpack(plain: Any, payload: memoryview) -> Any:
     if not 0 <= start <= stop <= len(payload):
         raise ProtocolError(f"packed data has a tensor at bytes {start} to {stop} (expected within 0 to {len(payload)})")
     data = bytearray(payload[start:stop])
-    return (torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)).reshape(shape)
+    return (torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype, device="cpu")).reshape(shape)

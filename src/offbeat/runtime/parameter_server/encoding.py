@@ -92,7 +92,7 @@ class WorkerEncoding:
         self._encoded_pull = _allocate(self._buckets, "encoded parameters")
         self.feedback = [ErrorFeedback(bucket.codec) for bucket in self._buckets] if wire == "int8" else []
         """By bucket: what is added to the next gradient. Empty: the format needs none."""
-        self._bases = [torch.zeros(bucket.codec.numel) for bucket in self._buckets] if wire == "int8" else []
+        self._bases = [torch.zeros(bucket.codec.numel, device="cpu") for bucket in self._buckets] if wire == "int8" else []
         """By bucket: the parameters that have come last, to which the next are a change. The script may have written to its model's. Empty:
         the format sends parameters, not changes."""
         self._pushed_by = NOT_JOINED
@@ -213,7 +213,7 @@ class ParameterChanges(_Bucketed):
         super().__init__(layout, span, "int8")
         self._memory = memory
         self.encoded = _allocate(self._buckets, "encoded parameters")
-        self._bases = [torch.zeros(bucket.codec.numel) for bucket in self._buckets]
+        self._bases = [torch.zeros(bucket.codec.numel, device="cpu") for bucket in self._buckets]
 
     def encode(self, number: int, changes: int) -> tuple[int, int]:
         """Encode the change of one bucket since the last call, or since the last exact parameters. Returns its place, as above."""

@@ -52,7 +52,7 @@ class PiggybackedHyperparameters:
     def write(self, place: torch.Tensor, steps: int) -> None:
         """Write this rank's settings, and the number ``steps`` of its step, into the elements behind its gradient."""
         numbers = np.array([float(steps), *self._own()], dtype=np.float64).view(np.uint16)
-        row = torch.as_tensor(np.concatenate(([1.0], numbers)) * _SMALL, dtype=place.dtype)
+        row = torch.as_tensor(np.concatenate(([1.0], numbers)) * _SMALL, dtype=place.dtype, device="cpu")
         place.zero_()
         place.view(self._ranks, BUFFERS, self._width)[self._rank, self._parity] = row
         self._parity = 1 - self._parity  # a round may contain two gradients of a rank: they use different places

@@ -66,7 +66,7 @@ class Replica:
         self._seen: dict[int, list[torch.Tensor]] = {}
         """By address of a result: the views that serve as the parameters' gradients. Results are at few addresses."""
         self._flat: FlatModel | None = None
-        self._send = torch.empty(0, dtype=self.dtype)
+        self._send = torch.empty(0, dtype=self.dtype, device="cpu")
         if grouped:  # the other processes write to it before this one has joined
             self._attach(self.memory[0].view)
 
@@ -292,7 +292,7 @@ class Replica:
 
     def detach(self) -> None:
         """Give the model memory of its own again."""
-        self._send = torch.empty(0, dtype=self.dtype)
+        self._send = torch.empty(0, dtype=self.dtype, device="cpu")
         self._copied = []
         self._seen.clear()
         if self._flat is not None:

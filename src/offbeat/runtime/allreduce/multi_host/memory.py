@@ -98,11 +98,11 @@ class HostMemory:
         vector = self._vectors.get(index)
         if vector is None:
             if self.block is None:
-                vector = torch.zeros(self._numel, dtype=self._dtype)
+                vector = torch.zeros(self._numel, dtype=self._dtype, device="cpu")
             else:
                 start = index * _vector_nbytes(self._numel, self._dtype)
                 view = self.block.view[start : start + self._numel * self._dtype.itemsize]
-                vector = torch.frombuffer(view, dtype=self._dtype) if self._numel else torch.empty(0, dtype=self._dtype)
+                vector = torch.frombuffer(view, dtype=self._dtype) if self._numel else torch.empty(0, dtype=self._dtype, device="cpu")
             self._vectors[index] = vector
         return vector
 

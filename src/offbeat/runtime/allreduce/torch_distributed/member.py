@@ -29,7 +29,7 @@ class TorchMember(RankMember):
         self._group: TorchAllreduce | None = None
         self._members: Sequence[WorkerId] = ()
         # Behind each gradient is a 1, so that the mean tells how many ranks had a gradient.
-        self._gradient, self._nothing = (torch.zeros(replica.numel + 1, dtype=replica.dtype) for _ in range(2))
+        self._gradient, self._nothing = (torch.zeros(replica.numel + 1, dtype=replica.dtype, device="cpu") for _ in range(2))
         super().__init__(rank, replica)
 
     def attach(self) -> None:
