@@ -47,7 +47,7 @@ from offbeat.chaos.clock import RealClock
 from offbeat.chaos.run import Run
 
 TRAIN = str(SCRIPTS / "replicas.py")
-OPTIONS = ("--timeout", "2", "--max-restarts", "9999", "--preload", "torch._dynamo", "--slow", "any=0.02")
+OPTIONS = ("--timeout", "2", "--max-restarts", "9999", "--slow", "any=0.02")
 CLI = (sys.executable, "-m", "offbeat.cli")
 SAMPLES = ("--samples", "1024")
 """Of an epoch, which lasts two to four seconds: a restarted script first runs through all past epochs, and under bsp the others wait."""

@@ -53,11 +53,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--preload", action="store_true", help="workers are forks as well")
+    parser.add_argument("--no-preload", action="store_true", help="workers are new processes")
     parser.add_argument("--calm", action="store_true", help="do not kill: only the start is timed")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    rows = [run(args.workers, ["--preload", "torch._dynamo"] if args.preload else [], kill=not args.calm) for _ in range(args.repeats)]
+    rows = [run(args.workers, ["--no-preload"] if args.no_preload else [], kill=not args.calm) for _ in range(args.repeats)]
     for key in ("start_s", "pause_s"):
         found = [row[key] for row in rows if row[key] is not None]
         if found:

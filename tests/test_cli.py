@@ -6,14 +6,14 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from offbeat.cli import app, finish, main
-from offbeat.errors import ConfigurationError
+from offbeat.errors import ConfigurationError, JobError
 from offbeat.journal.file import Journal
 from offbeat.journal.records import end_record, job_record, metrics_record
 from offbeat.journal.summary import Tally
@@ -157,6 +157,32 @@ def test_an_agents_interpreter_has_what_optimizers_load(monkeypatch: pytest.Monk
     command = ["agent", "--nnodes=1", "--node-rank=0", "--rdzv-endpoint=127.0.0.1:7100", *words, SCRIPT]
     assert CliRunner().invoke(app, command, env={"OFFBEAT_TLS": None}).exit_code == 0
     assert [list(own.preload) for own in duties] == [modules]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "modules", "says"),
+    [
+        ("", [], ["torch._dynamo"], False),
+        ("", ["--no-preload"], [], False),
+        ("import os\nos.environ['OMP_NUM_THREADS'] = '1'\n", [], [], True),
+        ("import os\nos.environ['OMP_NUM_THREADS'] = '1'\n", ["--preload", "json"], ["json", "torch._dynamo"], False),
+    ],
+)
+def test_workers_of_one_machine_are_forked_unless_the_script_sets_variables(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, words: list[str], modules: list[str], says: bool
+) -> None:
+    given: list[dict[str, Any]] = []
+
+    def engine(program: object, **options: Any) -> NoReturn:
+        given.append(options)
+        raise JobError("no engine")
+
+    monkeypatch.setattr("offbeat.cli.LocalEngine", engine)
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    CliRunner().invoke(app, ["run", *words, str(script)])
+    assert [list(options["preload"]) for options in given] == [modules]
+    assert any("line 2" in note for note in given[0]["notes"]) == says
 
 
 def test_help_names_the_rules() -> None:

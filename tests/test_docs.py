@@ -24,6 +24,7 @@ from offbeat.chaos.schedule import KINDS, TARGETS, chances
 from offbeat.cli import app
 from offbeat.core.policy import ServerRule
 from offbeat.launch import checkpointing
+from offbeat.launch.preload import chosen
 from offbeat.launch.program import Program
 from offbeat.launch.tasks import task_of
 from offbeat.options import check, ray_options
@@ -208,6 +209,7 @@ def test_jobs_could_start(where: str, tmp_path: Path, monkeypatch: pytest.Monkey
     del given["script"]
     several = {name: list(given[name] or ()) for name in ("slow", "kill", "late")}
     ray_options(**{name: given.pop(name) for name in inspect.signature(ray_options).parameters})
+    chosen(given.pop("preload") or [], Program(str(SCRIPT)), none=given.pop("no_preload"))
     given.pop("grace")
     interval, keep, resume, _ = (given.pop(name) for name in ("every", "keep", "resume", "auto_resume"))
     if resume is None:  # the folder of a job that resumes is not here

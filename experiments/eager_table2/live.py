@@ -36,7 +36,7 @@ def steps_per_s(sync: str, ranks: int, compute: str, drawn_for: int, steps: int)
     """
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal.jsonl"
-        job = ["--preload", "torch._dynamo", "--workers", str(ranks), "--sync", sync, "--journal", str(journal), str(SCRIPT)]
+        job = ["--workers", str(ranks), "--sync", sync, "--journal", str(journal), str(SCRIPT)]
         script = ["--steps", str(steps), "--compute", compute, "--ranks", str(drawn_for), "--width", str(WIDTH)]
         process = subprocess.Popen(
             [sys.executable, "-m", "offbeat.cli", "run", *job, *script],

@@ -25,10 +25,10 @@ from offbeat.launch import checkpointing
 from offbeat.launch.agent import Duties
 from offbeat.launch.cluster import SUPERVISES, Cluster, pass_on, supervise, take_part, tls_of
 from offbeat.launch.engine import Engine
-from offbeat.launch.forkserver import modules_of_agent
 from offbeat.launch.group import grouped
 from offbeat.launch.local import LocalEngine
 from offbeat.launch.notice import NoticeCommand
+from offbeat.launch.preload import chosen
 from offbeat.launch.program import Program
 from offbeat.launch.ray_engine import RayEngine, connect
 from offbeat.launch.supervisor import Outcome, Supervisor
@@ -110,9 +110,9 @@ def run(
     kill: Kill = None,
     late: LateReplies = None,
     preload: Annotated[
-        list[str] | None,
-        typer.Option(help="MODULE, for instance torch: import it once, and start workers as forks of that process."),
+        list[str] | None, typer.Option(help="MODULE to import once, beside PyTorch; workers are forks of that process.")
     ] = None,
+    no_preload: NoPreload = False,
     journal: JournalFile = None,
     summary: SummaryFile = None,
     log_dir: LogDir = None,
@@ -144,7 +144,6 @@ def run(
     start_timeout: Annotated[
         float | None, typer.Option(help="Seconds to wait for room on the cluster, at the start and if all nodes are lost.  [default: 600]")
     ] = None,
-    no_preload: NoPreload = False,
     tls: UseTls = None,
     tls_cert: TlsCert = "",
     tls_key: TlsKey = "",
@@ -159,13 +158,11 @@ def run(
         gpus_per_worker=gpus_per_worker,
         servers_on=servers_on,
         start_timeout=start_timeout,
-        no_preload=no_preload,
         tls=tls,
         tls_cert=tls_cert,
         tls_key=tls_key,
         tls_ca=tls_ca,
     )
-    modules = (preload or []) if ray is None else modules_of_agent(preload or [], none=no_preload)
     saved = checkpointing.found(resume, auto=auto_resume, checkpoint=checkpoint)
     workers, servers, sync, wire, seed = checkpointing.taken_over(
         saved, _given(context), workers=workers, servers=servers, sync=sync, wire=wire, seed=seed
@@ -180,7 +177,6 @@ def run(
         slow=slow or [],
         kill=kill or [],
         late=late or [],
-        preload=modules,
         journal=journal,
         summary=summary,
         log_dir=log_dir,
@@ -198,12 +194,13 @@ def run(
         ack=ack,
         on_ray=ray is not None,
     )
+    modules, note = chosen(preload or [], program, none=no_preload)
     program = grouped(program, procs_per_worker)
     token = secrets.token_hex(16)
     checkpointing.keep_journal(journal, saved)
     engine: Engine
     if ray is None:
-        engine = LocalEngine(program, port=port, preload=modules)
+        engine = LocalEngine(program, port=port, preload=modules, notes=[] if note is None else [note])
     else:
         existing = connect(ray.address)
         pass_on(tls_of(tls, several=existing, certificate=tls_cert, key=tls_key, authority=tls_ca))
@@ -288,7 +285,6 @@ def agent(
     if not 0.0 < start_timeout < float("inf"):
         raise ConfigurationError(f"--start-timeout {start_timeout:g}: must be a number of seconds above 0")
     program = Program(script, tuple(context.args), module=module)
-    modules = modules_of_agent(preload or [], none=no_preload)
     report_to = os.environ.pop(SUPERVISES, None)
     saved, order = None, None
     if report_to is None:  # an agent that comes back finds checkpoints of this job in the folder: its supervisor alone looks there
@@ -308,7 +304,6 @@ def agent(
         slow=slow or [],
         kill=kill or [],
         late=late or [],
-        preload=modules,
         journal=journal,
         summary=summary,
         log_dir=log_dir,
@@ -325,10 +320,13 @@ def agent(
         replicas=replicas,
         ack=ack,
     )
+    modules, note = chosen(preload or [], program, none=no_preload)
     program = grouped(program, procs_per_worker)
     pass_on(tls_of(tls, several=not task.alone, certificate=tls_cert, key=tls_key, authority=tls_ca))
     cluster = Cluster(task=task, workers=nproc_per_node, start_s=start_timeout, listen=listen, port=port)
     if report_to is None:
+        if note is not None and task.rank == 0:
+            typer.echo(f"offbeat: {note}", err=True)
         duties = Duties(
             program=program,
             workers=nproc_per_node,

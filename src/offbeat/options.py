@@ -15,7 +15,7 @@ from offbeat.journal.compression import packer
 from offbeat.launch import checkpointing
 from offbeat.launch.cluster import tls_of
 from offbeat.launch.faults import parse_all, parse_late
-from offbeat.launch.forkserver import POSSIBLE, check_preload
+from offbeat.launch.forkserver import POSSIBLE
 from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.program import Program
 from offbeat.launch.ray_engine import RayOptions
@@ -101,7 +101,6 @@ def check(
     grace_s: float = 30.0,
     notice_command: str | None = None,
     late: Sequence[str] = (),
-    preload: Sequence[str] = (),
     log_dir: Path | None = None,
     procs_per_worker: int = 1,
     no_torchrun_env: bool = False,
@@ -143,7 +142,6 @@ def check(
     if notice_command is not None:
         NoticeCommand(notice_command)
     program.check()
-    check_preload(preload, program)
     spelling, chosen_wire = None, None if wire is None else wire_format(wire)
     if sync is not None:
         chosen = rule(sync)
@@ -219,7 +217,6 @@ def ray_options(
     gpus_per_worker: float | None,
     servers_on: str | None,
     start_timeout: float | None,
-    no_preload: bool,
     tls: bool | None,
     tls_cert: str,
     tls_key: str,
@@ -239,7 +236,6 @@ def ray_options(
             "--gpus-per-worker": gpus_per_worker,
             "--servers-on": servers_on,
             "--start-timeout": start_timeout,
-            "--no-preload": no_preload or None,
             "--tls": tls,
             "--tls-cert": tls_cert or None,
             "--tls-key": tls_key or None,

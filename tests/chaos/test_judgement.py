@@ -102,8 +102,8 @@ ENDS: list[tuple[dict[str, Any], list[Injected], str]] = [
     ({"status": 143}, [hit("kill")], LOST),
     ({"status": -9}, [hit("kill", "supervisor")], DOCUMENTED),
     ({"status": -9}, [hit("kill")], LOST),
-    ({"status": 1, "said": "server 0 killed by SIGKILL, and its part of the parameters is gone"}, [hit("kill", "server")], DOCUMENTED),
-    ({"status": 1, "said": "server 0 killed by SIGKILL, and its part of the parameters is gone"}, [hit("kill")], LOST),
+    ({"status": 1, "said": "server 0 killed by SIGKILL, and what it held is gone"}, [hit("kill", "server")], DOCUMENTED),
+    ({"status": 1, "said": "server 0 killed by SIGKILL, and what it held is gone"}, [hit("kill")], LOST),
     ({"status": 1, "said": "it stumbled"}, [hit("kill", "server")], LOST),
     ({"status": 1, "said": "no worker finished: worker 0 killed by SIGKILL"}, [hit("kill")] * 4, DOCUMENTED),
     ({"status": 1, "said": "no worker finished: worker 0 killed by SIGKILL"}, [hit("kill")] * 3, LOST),
@@ -127,7 +127,7 @@ ENDS: list[tuple[dict[str, Any], list[Injected], str]] = [
     ],
 )
 def test_the_death_of_a_server_is_documented_where_no_other_process_can_go_on(sync: str, reason: str, outcome: str) -> None:
-    said = f"server 0 killed by SIGKILL, and its part of the parameters is gone with it ({reason}); offbeat run --resume x goes on"
+    said = f"server 0 killed by SIGKILL, and what it held is gone with it ({reason}); offbeat run --resume x goes on"
     assert judge(evidence(records(sync=sync, ok=False), hit("kill", "server"), status=1, said=said)).outcome == outcome
 
 
@@ -145,7 +145,7 @@ def test_with_standbys_a_server_may_end_the_job_only_if_both_were_hit_and_nobody
         job, *rest = records(gap_s=gap_s, end=not more, ok=not more)
         return evidence([job, standby, *rest], *injected, timeout_s=2.0, **more)
 
-    ended: dict[str, Any] = {"status": 1, "said": "server 0 killed by SIGKILL, and its part of the parameters is gone with it"}
+    ended: dict[str, Any] = {"status": 1, "said": "server 0 killed by SIGKILL, and what it held is gone with it"}
     assert judge(seen(hit("kill", "server"), **ended)).outcome == LOST
     assert judge(seen(hit("kill", "standby"), hit("kill", "server"), **ended)).outcome == DOCUMENTED
     for target in ("server", "standby"):

@@ -75,7 +75,7 @@ def test_a_job_begins_with_min_takes_in_who_comes_and_outlives_each_lost_machine
 
 def test_under_torchrun_only_what_died_restarts(two_hosts: list[Host], start_at: Start, enough: Path) -> None:
     first, second = two_hosts
-    words = ["--preload", "torch._dynamo", "--sync", "ssp(staleness=3)", "--kill", "1@30", TRAIN, "--until", str(enough)]
+    words = ["--sync", "ssp(staleness=3)", "--kill", "1@30", TRAIN, "--until", str(enough)]
     job = start_at(first, *words, command=torchrun(two_hosts, 0))
     other = start_at(second, *words, command=torchrun(two_hosts, 1))
     killed = job.record("process", what="exited", number=1)

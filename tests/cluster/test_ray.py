@@ -34,7 +34,7 @@ def start_on(three_ray_nodes: RayCluster, tmp_path: Path) -> Iterator[Start]:
     jobs: list[Job] = []
 
     def begin(*options: str) -> Job:
-        words = ["--on", "ray", "--ray-address", three_ray_nodes.address, "--workers", "4", "--preload", "torch._dynamo", *options]
+        words = ["--on", "ray", "--ray-address", three_ray_nodes.address, "--workers", "4", *options]
         jobs.append(Job(tmp_path, words))
         return jobs[-1]
 

@@ -45,7 +45,7 @@ def _is_forkserver(process: psutil.Process) -> bool:
 
 def test_digits_outlive_a_worker_and_a_host(two_hosts: list[Host], start_at: Start, enough: Path) -> None:
     _, second = two_hosts
-    words = ["--preload", "torch._dynamo", "--timeout=3", DIGITS, "--until", str(enough)]
+    words = ["--timeout=3", DIGITS, "--until", str(enough)]
 
     def start(node: int) -> Job:
         return start_at(two_hosts[node], *words, command=torchrun(two_hosts, node, per_node=2))

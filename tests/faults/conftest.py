@@ -13,8 +13,8 @@ from tests.faults.resuming import RESUMED
 
 
 @pytest.fixture
-def start_new(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Start a job each of whose processes is a new one: ``start_new("--workers", "2", script, ...)``."""
+def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Start a job whose workers are forks of a process that has imported PyTorch: ``start("--workers", "2", script, ...)``."""
     jobs: list[Job] = []
 
     def begin(*arguments: str, **options: Any) -> Job:
@@ -27,9 +27,9 @@ def start_new(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 
 
 @pytest.fixture
-def start(start_new: Callable[..., Job]) -> Callable[..., Job]:
-    """Start a job whose workers are forks of a process that has imported what they need, which takes a fraction of the time."""
-    return partial(start_new, "--preload", "torch._dynamo")
+def start_new(start: Callable[..., Job]) -> Callable[..., Job]:
+    """Start a job each of whose processes is a new one."""
+    return partial(start, "--no-preload")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def jobs(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 
     def begin(name: str, *options: str, script: tuple[str, ...] = (), **more: Any) -> Job:
         (tmp_path / name).mkdir()
-        running.append(Job(tmp_path / name, ["--preload", "torch._dynamo", *options, RESUMED, *script], **more))
+        running.append(Job(tmp_path / name, [*options, RESUMED, *script], **more))
         return running[-1]
 
     yield begin

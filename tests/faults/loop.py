@@ -65,7 +65,7 @@ class Trial:
         chosen = policies.rule(rule)
         servers = "2" if isinstance(chosen, ServerRule) and chosen.scope == "shard" else "1"
         options = ("--workers", str(WORKERS), "--servers", servers, "--sync", rule, "--max-restarts", "99", "--slow", "any=0.02")
-        limits = ("--timeout", f"{TIMEOUT_S:g}", "--progress-timeout", f"{PROGRESS_S:g}", "--preload", "torch._dynamo")
+        limits = ("--timeout", f"{TIMEOUT_S:g}", "--progress-timeout", f"{PROGRESS_S:g}")
         own = ("--until", str(folder / "enough"), "--orders", str(folder))
         self._job = Job(folder, (*options, *limits, FAULTY, *own))
         self._books = Tail(self._job.journal)

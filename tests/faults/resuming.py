@@ -113,7 +113,7 @@ def main() -> int:
             folder.mkdir(parents=True)
             job = Job(
                 folder,
-                ["--preload", "torch._dynamo", *options, "--slow", "any=0.01", RESUMED, "--result", str(folder.parent / "result.pt")],
+                [*options, "--slow", "any=0.01", RESUMED, "--result", str(folder.parent / "result.pt")],
             )
             jobs.append(job)
             return job

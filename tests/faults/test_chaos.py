@@ -19,7 +19,7 @@ DEADLINE_S = 200.0
 def chaos(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     """Run it on a job of three workers whose replicas are compared. Returns the ended process and its result."""
     result = folder / "result.json"
-    job = (*RUN, "--workers", "3", "--timeout", "2", "--max-restarts", "99", "--slow", "any=0.02", "--preload", "torch._dynamo", REPLICAS)
+    job = (*RUN, "--workers", "3", "--timeout", "2", "--max-restarts", "99", "--slow", "any=0.02", REPLICAS)
     command = [sys.executable, "-m", "offbeat.cli", "chaos", "--json", str(result), *options, "--", *job]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     return done, json.loads(result.read_text()) if result.exists() else {}

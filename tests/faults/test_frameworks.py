@@ -42,10 +42,10 @@ def survived(job: Job, victim: int) -> Ended:
 
 
 @needs_lightning
-def test_lightning_survives_a_death_and_its_checkpoint_is_a_plain_one(start_new: Start, tmp_path: Path) -> None:
+def test_lightning_survives_a_death_and_its_checkpoint_is_a_plain_one(start: Start, tmp_path: Path) -> None:
     options = ("--workers", "2", "--preload", "lightning.pytorch", "--preload", "sklearn.datasets", "--slow", "0=0.02", "--kill", "1@100")
     own = ("--sync", "ssp(staleness=3)", "--epochs", "4", "--checkpoints", str(tmp_path))
-    ended = survived(start_new(*options, str(EXAMPLES / "lightning_digits.py"), *own), victim=1)
+    ended = survived(start(*options, str(EXAMPLES / "lightning_digits.py"), *own), victim=1)
     checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     model.load_state_dict({name.removeprefix("layers."): value for name, value in checkpoint["state_dict"].items()})
@@ -59,10 +59,10 @@ def test_lightning_survives_a_death_and_its_checkpoint_is_a_plain_one(start_new:
 
 
 @needs_transformers
-def test_transformers_survives_the_chiefs_death_and_its_model_is_a_plain_one(start_new: Start, tmp_path: Path) -> None:
-    options = ("--workers", "2", "--preload", "transformers.trainer", "--preload", "torch._dynamo", "--slow", "1=0.05", "--kill", "0@30")
+def test_transformers_survives_the_chiefs_death_and_its_model_is_a_plain_one(start: Start, tmp_path: Path) -> None:
+    options = ("--workers", "2", "--preload", "transformers.trainer", "--slow", "1=0.05", "--kill", "0@30")
     own = ("--sync", "ssp(staleness=3)", "--epochs", "2", "--output", str(tmp_path / "gpt2"))
-    survived(start_new(*options, str(EXAMPLES / "gpt2.py"), *own), victim=0)
+    survived(start(*options, str(EXAMPLES / "gpt2.py"), *own), victim=0)
     from transformers import GPT2LMHeadModel
 
     model = GPT2LMHeadModel.from_pretrained(tmp_path / "gpt2")

@@ -19,7 +19,7 @@ from offbeat.journal.records import Record
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 Start = Callable[..., Job]
 
-RANKS = str(SCRIPTS / "ranks.py")
+RANKS = ("--preload", "torch._dynamo", str(SCRIPTS / "ranks.py"))  # a script that sets variables is not forked unless it is said
 DIGITS = str(Path(__file__).parents[2] / "examples" / "digits.py")
 CALM = ("--slow", "any=0.01")
 """Leaves the cores some room, so that a process that comes back finds time to load."""
@@ -61,7 +61,7 @@ def began(job: Job, ranks: int) -> None:
 
 @pytest.mark.parametrize(("rule", "where"), [*((rule, {}) for rule in ("majority", *GOSSIP[1:])), ("majority", APART)])
 def test_a_killed_rank_returns_and_nobody_else_restarts(start: Start, enough: Path, rule: str, where: dict[str, str]) -> None:
-    job = start("--workers", "4", "--sync", rule, *CALM, RANKS, "--until", str(enough), environment=where)
+    job = start("--workers", "4", "--sync", rule, *CALM, *RANKS, "--until", str(enough), environment=where)
     began(job, 4)
     before = job.workers()
     signalled(before[0], signal.SIGKILL)
@@ -79,7 +79,7 @@ def test_a_killed_rank_returns_and_nobody_else_restarts(start: Start, enough: Pa
 def test_a_rank_dies_at_the_worst_moment(start: Start, enough: Path, tmp_path: Path, die: str, width: int) -> None:
     once = tmp_path / "dead"
     options = ("--until", str(enough), "--die", die, "--once", str(once), "--width", str(width))
-    job = start("--workers", "4", *CALM, RANKS, *options)
+    job = start("--workers", "4", *CALM, *RANKS, *options)
     job.wait("death", once.exists)
     died = job.record("state_changed", state="dead", incarnation=1)
     assert gap_after(job, died) < PATIENCE_S
@@ -99,7 +99,7 @@ def test_what_goes_with_a_host_is_not_in_its_round(start: Start, enough: Path, t
     """The round is summed anew without it, by those that are left, and the journal takes back what it has said of it."""
     once = tmp_path / "dead"
     options = ("--until", str(enough), "--die", "sending", "--once", str(once))
-    job = start("--workers", "4", "--sync", "solo", *CALM, RANKS, *options, environment=APART)
+    job = start("--workers", "4", "--sync", "solo", *CALM, *RANKS, *options, environment=APART)
     job.wait("death", once.exists)
     died = job.record("state_changed", state="dead", incarnation=1)
     undone = job.record("undone", worker=died["worker"])
@@ -117,7 +117,7 @@ def test_what_goes_with_a_host_is_not_in_its_round(start: Start, enough: Path, t
 
 @pytest.mark.parametrize(("rule", "where"), [("full", {}), ("sgp(out_degree=2, overlap=1)", {}), ("full", APART)])
 def test_a_frozen_rank_is_not_waited_for_and_comes_back_by_itself(start: Start, enough: Path, rule: str, where: dict[str, str]) -> None:
-    job = start("--workers", "4", "--sync", rule, "--timeout", "1.5", *CALM, RANKS, "--until", str(enough), environment=where)
+    job = start("--workers", "4", "--sync", rule, "--timeout", "1.5", *CALM, *RANKS, "--until", str(enough), environment=where)
     began(job, 4)
     before = job.workers()
     signalled(before[1], signal.SIGSTOP)
@@ -132,7 +132,7 @@ def test_a_frozen_rank_is_not_waited_for_and_comes_back_by_itself(start: Start, 
 
 
 def test_a_rank_that_is_told_to_leave_finishes_its_step(start: Start, enough: Path) -> None:
-    job = start("--workers", "3", "--sync", "majority", *CALM, RANKS, "--until", str(enough))
+    job = start("--workers", "3", "--sync", "majority", *CALM, *RANKS, "--until", str(enough))
     began(job, 3)
     job.workers()[1].send_signal(signal.SIGTERM)
     left = job.record("state_changed", worker=1, state="finished")
@@ -145,7 +145,7 @@ def test_a_rank_that_is_told_to_leave_finishes_its_step(start: Start, enough: Pa
 
 
 def test_a_plain_allreduce_ends_with_its_first_dead(start: Start, enough: Path) -> None:
-    job = start("--workers", "3", "--sync", "allreduce", "--max-restarts", "0", *CALM, RANKS, "--until", str(enough))
+    job = start("--workers", "3", "--sync", "allreduce", "--max-restarts", "0", *CALM, *RANKS, "--until", str(enough))
     began(job, 3)
     signalled(job.workers()[1], signal.SIGKILL)
     ended = job.ended()

@@ -129,7 +129,7 @@ def test_a_standby_that_has_died_is_replaced(start: Start, enough: Path) -> None
     signalled(leader(job, 0), signal.SIGKILL)  # before the next standby is there
     ended = job.ended()
     assert ended.status == 1
-    assert ended.last_line.endswith("its part of the parameters is gone with it (its standby could not lead yet)")
+    assert ended.last_line.endswith("what it held is gone with it (its standby could not lead yet)")
 
 
 def test_a_leader_that_is_told_to_leave_hands_over(start: Start, enough: Path) -> None:

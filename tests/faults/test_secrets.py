@@ -73,9 +73,9 @@ def options(folder: Path, enough: Path, *more: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("workers", marked(["new processes", "forks"], "new processes"))
-def test_a_job_on_one_machine_and_a_script_that_fails(workers: str, start_new: Callable[..., Job], tmp_path: Path, enough: Path) -> None:
-    preload = ("--preload", "numpy") if workers == "forks" else ()
-    job = start_new("--workers", "2", *preload, *options(tmp_path, enough, "--fails", "1"))
+def test_a_job_on_one_machine_and_a_script_that_fails(workers: str, start: Callable[..., Job], tmp_path: Path, enough: Path) -> None:
+    preload = ("--no-preload",) if workers == "new processes" else ()
+    job = start("--workers", "2", *preload, *options(tmp_path, enough, "--fails", "1"))
     token = look(job, tmp_path)
     enough.touch()
     ended = job.ended()

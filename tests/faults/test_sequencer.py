@@ -17,11 +17,11 @@ Start = Callable[..., Job]
 
 @pytest.mark.smoke
 def test_the_rounds_go_on_where_they_were(start: Start, enough: Path) -> None:
-    goes_on_where_it_was(start("--workers", "3", "--sync", "full", *CALM, RANKS, "--apart", "--until", str(enough)), enough)
+    goes_on_where_it_was(start("--workers", "3", "--sync", "full", *CALM, *RANKS, "--apart", "--until", str(enough)), enough)
 
 
 def test_a_rank_that_dies_while_the_sequencer_stands_still_returns(start: Start, enough: Path) -> None:
-    job = start("--workers", "3", "--sync", "full", "--timeout", "1", *CALM, RANKS, "--apart", "--until", str(enough))
+    job = start("--workers", "3", "--sync", "full", "--timeout", "1", *CALM, *RANKS, "--apart", "--until", str(enough))
     began(job, 3)
     before = job.workers()
     signalled(newest(job, 0), signal.SIGSTOP)

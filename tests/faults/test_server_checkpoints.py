@@ -25,7 +25,7 @@ SLOW = ("--slow", "any=0.02")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """What a job has at its end that makes no checkpoints, and in which nobody dies."""
     folder = tmp_path_factory.mktemp("calm")
-    job = Job(folder, ["--preload", "torch._dynamo", "--sync", "bsp", "--servers", "2", RESUMED, "--result", str(folder / "result.pt")])
+    job = Job(folder, ["--sync", "bsp", "--servers", "2", RESUMED, "--result", str(folder / "result.pt")])
     try:
         account(job.ended(DEADLINE_S), 0)
         yield result(folder / "result.pt")

@@ -231,7 +231,7 @@ def test_a_server_that_dies_again_and_again_ends_the_job_with_its_reason(start: 
     signalled(newest(job, 0), signal.SIGKILL)
     ended = job.ended()
     assert ended.status == 1
-    assert ended.last_line.endswith("killed by SIGKILL, and its part of the parameters is gone with it (--max-restarts 2 is used up)")
+    assert ended.last_line.endswith("killed by SIGKILL, and what it held is gone with it (--max-restarts 2 is used up)")
 
 
 def test_where_a_server_cannot_go_on_the_job_says_why(start: Start, enough: Path) -> None:
@@ -245,7 +245,7 @@ def test_where_a_server_cannot_go_on_the_job_says_why(start: Start, enough: Path
 
 @pytest.mark.parametrize("sync", marked(["full", "sgp(out_degree=2, overlap=1)"], "full"))
 def test_without_servers_the_coordinator_goes_on_where_it_was(start: Start, enough: Path, sync: str) -> None:
-    goes_on_where_it_was(start("--workers", "3", "--sync", sync, *UNHURRIED, RANKS, "--until", str(enough)), enough)
+    goes_on_where_it_was(start("--workers", "3", "--sync", sync, *UNHURRIED, *RANKS, "--until", str(enough)), enough)
 
 
 def test_ranks_go_on_while_the_coordinator_stands_still(start: Start, tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_ranks_go_on_while_the_coordinator_stands_still(start: Start, tmp_path: 
 def test_a_coordinator_that_dies_while_a_rank_joins_lets_it_in(start: Start, enough: Path, tmp_path: Path) -> None:
     saves = ("--checkpoint", str(tmp_path / "checkpoints"), "--every", "3v")
     options = ("--workers", "3", "--sync", "majority", *saves, *UNHURRIED)
-    job = start(*options, RANKS, "--until", str(enough), environment=orders_to_die(tmp_path / "orders"))
+    job = start(*options, *RANKS, "--until", str(enough), environment=orders_to_die(tmp_path / "orders"))
     began(job, 3)
     order = tmp_path / "orders" / "0-donated"
     order.touch()

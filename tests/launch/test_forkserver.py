@@ -15,10 +15,9 @@ import psutil
 import pytest
 from tests.launch.waiting import alive, printed, until
 
-from offbeat.errors import ConfigurationError
 from offbeat.launch import forkserver as forkservers
 from offbeat.launch.engine import Child
-from offbeat.launch.forkserver import POSSIBLE, Forkserver, check_preload, fork_or_start
+from offbeat.launch.forkserver import POSSIBLE, Forkserver, fork_or_start
 from offbeat.launch.program import Program
 
 pytestmark = pytest.mark.skipif(not POSSIBLE, reason="only on Linux do libraries survive a fork")
@@ -242,14 +241,6 @@ def test_an_import_that_fails_is_told(script: Path) -> None:
     assert forkserver.failure == "--preload json.nonsense: ModuleNotFoundError: No module named 'json.nonsense'"
     assert forkserver.fork(os.environ, Program(str(script))) is None
     forkserver.child.kill()
-
-
-def test_what_cannot_be_there_is_told_before_anything_starts(script: Path) -> None:
-    script.touch()
-    check_preload(["beside", "torch._dynamo", "sys"], Program(str(script)))
-    with pytest.raises(ConfigurationError, match=r"--preload tosch.nn: there is no module 'tosch' that .*script.py could import"):
-        check_preload(["tosch.nn"], Program(str(script)))
-    check_preload([], Program(str(script)))
 
 
 def test_a_fork_keeps_the_token_out_of_its_environment(forkserver: Forkserver, script: Path) -> None:

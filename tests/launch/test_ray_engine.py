@@ -19,7 +19,7 @@ from offbeat.launch.ray_engine import RayOptions, _enter, connect, lack, room
 from offbeat.options import ray_options
 
 NONE: dict[str, Any] = dict.fromkeys(("ray_address", "cpus_per_worker", "gpus_per_worker", "servers_on", "start_timeout", "tls"))
-NONE |= {"no_preload": False, "tls_cert": "", "tls_key": "", "tls_ca": ""}
+NONE |= {"tls_cert": "", "tls_key": "", "tls_ca": ""}
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def test_defaults() -> None:
 
 @pytest.mark.parametrize("name", NONE)
 def test_options_of_ray_need_ray(name: str) -> None:
-    value: Any = {"no_preload": True, "tls": False}.get(name, "1")
+    value: Any = {"tls": False}.get(name, "1")
     with pytest.raises(ConfigurationError, match=r"--[\w-]+ is for jobs on a Ray cluster: add --on ray, or leave it out"):
         ray_options(on="local", **{**NONE, name: value})
 

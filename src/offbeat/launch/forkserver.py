@@ -1,11 +1,10 @@
 """Fork workers from a process that has already imported what they all need.
 
 Loading PyTorch takes seconds of a core for each process, at the start of a job and whenever a dead worker is restarted. The forkserver
-imports what ``--preload`` names and then waits; each worker is a fork of it, which becomes what ``python script.py`` would have been.
-`Forkserver` is the supervisor's side, `main` runs in the forkserver's process.
+imports what it is told to (``preload.py``) and then waits; each worker is a fork of it, which becomes what ``python script.py`` would have
+been. `Forkserver` is the supervisor's side, `main` runs in the forkserver's process.
 
-It is not the default, because a script may want to set variables before it imports something (``OMP_NUM_THREADS``, for example). Linux
-only: elsewhere libraries do not survive a fork, and every worker is a new process.
+Linux only: elsewhere libraries do not survive a fork, and every worker is a new process.
 """
 
 from __future__ import annotations
@@ -27,10 +26,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import IO, NoReturn
 
-from offbeat.errors import ConfigurationError
 from offbeat.launch import process_exit, program
 from offbeat.launch.processes import LocalChild, die_with_parent, start
-from offbeat.launch.program import Program, module_spec
+from offbeat.launch.program import Program
 from offbeat.runtime.job.settings import TOKEN, take_token
 from offbeat.runtime.worker import stacks
 from offbeat.types import Seconds
@@ -47,31 +45,6 @@ OPTIMIZERS = "torch._dynamo"
 """Every PyTorch optimizer imports it when it is made, which takes as long as the import of torch."""
 _OURS = ("offbeat.optimizer", "offbeat.runtime.joining", "offbeat.runtime.group.leader")
 """What a script's `DistributedOptimizer` imports, beside torch: a quarter of a second of a core."""
-
-
-def modules_of_agent(named: Sequence[str], *, none: bool) -> list[str]:
-    """Return the modules that an agent's forkserver imports: PyTorch with what its optimizers load, after those that the user names.
-
-    Args:
-        named: the modules of ``--preload``.
-        none: True if each worker is to be a new process (``--no-preload``).
-
-    >>> modules_of_agent(["sklearn.datasets"], none=False), modules_of_agent(["sklearn.datasets"], none=True)
-    (['sklearn.datasets', 'torch._dynamo'], [])
-    """
-    return [] if none else [*named, *(() if OPTIMIZERS in named else (OPTIMIZERS,))]
-
-
-def check_preload(modules: Sequence[str], program: Program) -> None:
-    """Check, without importing them, that this program can import these modules.
-
-    Raises:
-        ConfigurationError: there is no such module.
-    """
-    for name in modules:
-        top = name.split(".", maxsplit=1)[0]
-        if top not in sys.builtin_module_names and module_spec(top, program.folder) is None:
-            raise ConfigurationError(f"--preload {name}: there is no module {top!r} that {program.name} could import")
 
 
 class Forkserver:

@@ -32,17 +32,18 @@ class LocalEngine(Engine):
         program: what the workers run.
         port: where server 0 listens; 0: the system chooses.
         preload: modules to import once, in a process that workers are forked from; (): each worker is a new process.
+        notes: what the user is to read at the start.
     """
 
     servers_return = POSSIBLE
 
-    def __init__(self, program: Program, *, port: int = 0, preload: Sequence[str] = ()) -> None:
+    def __init__(self, program: Program, *, port: int = 0, preload: Sequence[str] = (), notes: Sequence[str] = ()) -> None:
         self._program, self._port, self._preload = program, port, preload
         self._forkserver: Forkserver | None = None
         self._standby: Forkserver | None = None
         """Has imported what a server needs."""
         self._standby_since: Seconds = 0.0
-        self._notes: list[str] = []
+        self._notes = list(notes)
         self._settings: JobSettings
         self._address: Address
         self._group_port = 0
@@ -51,9 +52,7 @@ class LocalEngine(Engine):
         self._settings = settings
         self._group_port = free_port() if settings.torchrun_env else 0
         self._address = hub.listen()
-        if self._preload and not POSSIBLE:
-            self._notes.append("--preload works on Linux only: here every worker imports for itself")
-        elif self._preload:
+        if self._preload:
             self._forkserver = Forkserver(self._program, self._preload, common_environment(settings.workers), capture=True)
         return self._address
 

@@ -57,6 +57,16 @@ class Program:
             return self.home
         return str(Path.cwd() if self.module else Path(self.name).resolve().parent)
 
+    @property
+    def path(self) -> str | None:
+        """Return the file that is run; None: there is none. Nothing is imported."""
+        if not self.module:
+            return self.name
+        spec = module_spec(self.name, self.folder)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = module_spec(f"{self.name}.__main__", self.folder)
+        return None if spec is None else spec.origin
+
     def check(self) -> None:
         """Look for the program without running any of its code.
 

@@ -413,7 +413,7 @@ class Supervisor:
         if self._taken_over(number, how):
             return None
         if not self._may_return(number):
-            reason = f"server {number} {how}, and its part of the parameters is gone with it"
+            reason = f"server {number} {how}, and what it held is gone with it"
             return f"{reason}{self._why_not_returned(number)}", False
         lasting = self._servers.lasting[number]
         lasting.returning = True
@@ -422,7 +422,7 @@ class Supervisor:
             return None
         child = self._engine.restart_server(number, self._token, self._servers.addresses.get(number))
         if child is None:
-            reason = f"server {number} {how}, and its part of the parameters is gone with it"
+            reason = f"server {number} {how}, and what it held is gone with it"
             return f"{reason} (no agent is left on this machine that could start it again)", False
         lasting.returns(self._clock.now())
         count = f"{lasting.restarts} of {self._max_restarts}"
