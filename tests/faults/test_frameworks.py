@@ -82,6 +82,19 @@ def examples_of(module: str) -> None:
 
 
 @needs_lightning
+def test_lightning_trains_where_its_accelerator_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
+
+    from offbeat.integrations.lightning import OffbeatStrategy
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    places = [OffbeatStrategy().root_device, OffbeatStrategy(accelerator=CUDAAccelerator()).root_device]
+    places += [OffbeatStrategy(accelerator=CPUAccelerator(), device=device).root_device for device in (None, "cuda:1")]
+    assert places == [torch.device(name) for name in ("cuda:0", "cuda:0", "cpu", "cuda:1")]
+
+
+@needs_lightning
 def test_lightning_in_one_process(tmp_path: Path) -> None:
     import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint

@@ -28,7 +28,8 @@ class JobStrategy(Base):
     Args:
         sync: the rule, as for `offbeat.DistributedOptimizer`.
         nonfinite: what happens with a gradient that is not finite, as for `offbeat.DistributedOptimizer`.
-        device: of this worker; None: a GPU chosen by the worker's number if PyTorch sees any, otherwise the CPU.
+        device: of this worker; None: a GPU chosen by the worker's number, or the CPU if PyTorch sees none or the trainer has
+            ``accelerator="cpu"``.
         others: the arguments of ``SingleDeviceStrategy``: ``accelerator``, ``checkpoint_io``, ``precision_plugin``.
     """
 
@@ -44,6 +45,7 @@ class JobStrategy(Base):
         **others: Any,
     ) -> None:
         super().__init__(device=_device_of(sessions.rank()) if device is None else device, **others)
+        self._chosen = device is None
         self._sync, self._nonfinite = sync, nonfinite
         self._ours: list[LoopOptimizer] = []
         """The optimizers whose job this process has not left."""
@@ -51,6 +53,12 @@ class JobStrategy(Base):
         self._trained = False
         self._failed = False
         self.global_rank = sessions.rank()
+
+    @property
+    def root_device(self) -> torch.device:
+        """This worker's device. The trainer sets its accelerator after this strategy was made."""
+        of_cpu = any(kind.__name__ == "CPUAccelerator" for kind in type(self.accelerator).__mro__)
+        return torch.device("cpu") if self._chosen and of_cpu else self._root_device
 
     # The job.
 
