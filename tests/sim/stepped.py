@@ -35,6 +35,8 @@ from offbeat.types import Incarnation, Seconds, Version, WireFormat, WorkerId, w
 
 NEVER_S: Final = 1e9
 """The timeout where nobody falls silent."""
+MOST_STEPS: Final = 100_000
+"""Of a job, and messages of one instant: a few thousand are usual. More mean that it goes on for ever."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,10 @@ class SteppedJob:
             for worker in worker_ids(cluster.workers):
                 if worker not in cluster.script.absent:
                     self._start(worker)
+            steps = 0
             while not self._over() and self.agenda.step(float("inf") if until is None else until):
-                pass
+                steps += 1
+                assert steps < MOST_STEPS, f"the job stands still at {self.now} simulated seconds"
             if not self._over() and until is not None:
                 self.agenda.now = until
             self._close()
@@ -128,8 +132,10 @@ class SteppedJob:
 
     def settle(self) -> None:
         """Let everybody handle what has been sent, until nobody has anything more to say at this instant."""
+        messages = 0
         while self.deliver():
-            pass
+            messages += 1
+            assert messages < MOST_STEPS, f"messages go round and round at {self.now} simulated seconds"
         server = self._servers[0]
         due = server.wake_at()
         if due is None or due > self.now:  # what is due waits for the other messages of its instant
