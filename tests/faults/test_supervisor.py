@@ -106,5 +106,5 @@ def test_a_killed_server_ends_the_job_in_one_sentence(start_new: Start, enough: 
     ended = job.ended()
     assert ended.status == 1
     assert ended.last_line.startswith(f"offbeat: server {victim} ")
-    assert "its part of the parameters" in ended.last_line  # as the supervisor says it, or the other server, whichever has noticed first
+    assert "what it held" in ended.last_line  # as the supervisor says it, or the other server, whichever has noticed first
     assert ended.records[0]["kind"] == "job"

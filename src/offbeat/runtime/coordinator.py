@@ -103,7 +103,7 @@ class LiveCoordinator:
     def on_closed(self, connection: Connection, reason: str, now: Seconds) -> None:
         """Handle the end of a connection to a worker or to another server. Raises `JobError` for a server."""
         if (number := self._shard_at(connection)) is not None:
-            raise JobError(f"server {number} is gone ({reason}), and its part of the parameters with it")
+            raise JobError(f"server {number} is gone ({reason}), and what it held with it")
         if self.job.side is not None:
             self.job.side.closed(connection)
         peer = self.job.peers.close(connection)

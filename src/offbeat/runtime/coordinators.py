@@ -122,7 +122,7 @@ class LiveCoordinators:
         """Handle the end of a connection to a worker or to another server. Raises `JobError` for a server."""
         for number, shard in self._shards.items():
             if shard is connection:
-                raise JobError(f"server {number} is gone ({reason}), and its part of the parameters with it")
+                raise JobError(f"server {number} is gone ({reason}), and what it held with it")
         self._at.pop(connection, self.first).on_closed(connection, reason, now)
         self._settle(now)
 

@@ -397,7 +397,7 @@ class Serving:
 
     def _on_closed(self, connection: Connection, reason: str) -> None:
         if connection is self._to_coordinator:
-            raise JobError(f"server 0 is gone ({reason}), and its part of the parameters with it")
+            raise JobError(f"server 0 is gone ({reason}), and what it held with it")
         self._early = [(c, m) for c, m in self._early if c is not connection]
         if (shard := self._live_shards.get(self._at.pop(connection, 0))) is not None:
             shard.closed(connection)
