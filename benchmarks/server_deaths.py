@@ -79,19 +79,8 @@ def one_death(options: argparse.Namespace, victim: int | None, when: str, turn: 
     with tempfile.TemporaryDirectory() as name:
         folder, orders = Path(name), Path(name, "orders")
         saved, order, environment = folder / "end.pt", orders / f"{victim}-{'initial' if when == 'start' else when}", orders_to_die(orders)
-        words = [
-            "--workers",
-            "2",
-            "--servers",
-            str(options.servers),
-            "--sync",
-            options.sync,
-            "--slow",
-            "any=0.01",
-            RESUMED,
-            "--result",
-            str(saved),
-        ]
+        words = ["--workers", "2", "--servers", str(options.servers), "--sync", options.sync, "--slow", "any=0.01"]
+        words += [RESUMED, "--result", str(saved)]
         ordered = turn % 3 == 0 if when == "start" else victim == 0
         if victim is not None and when == "start" and ordered:
             order.touch()

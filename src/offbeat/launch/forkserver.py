@@ -1,8 +1,8 @@
 """Fork workers from a process that has already imported what they all need.
 
-Loading PyTorch takes seconds of a core for each process, at the start of a job and whenever a dead worker is restarted. The forkserver
-imports what it is told to (``preload.py``) and then waits; each worker is a fork of it, which becomes what ``python script.py`` would have
-been. `Forkserver` is the supervisor's side, `main` runs in the forkserver's process.
+Loading PyTorch takes seconds of a core for each process, at the start of a job and whenever a dead worker is restarted. The forkserver's
+process imports modules once (``preload.py`` chooses which) and then waits for requests. Each worker is a fork of this process, and runs the
+script as ``python script.py`` would. `Forkserver` is the supervisor's side, `main` runs in the forkserver's process.
 
 Linux only: elsewhere libraries do not survive a fork, and every worker is a new process.
 """
