@@ -43,6 +43,8 @@ class Process:
     address: Address
     connection: Connection | None = None
     """The supervisor's end."""
+    awaited: bool = False
+    """True once it is to look whether a gradient that it lacks has come in time."""
 
     @property
     def where(self) -> str:
@@ -113,6 +115,15 @@ class ReplicatedServers(SteppedJob):
         super().settle()
         while self.deliver() or any(self._reaches_again(process) for process in self.leaders[1:]):
             super().settle()  # what a tick has sent is handled at the same instant
+        for process in self.leaders[1:]:
+            self._await_gradient(process)
+
+    def _await_gradient(self, process: Process) -> None:
+        """Let a server that lacks a gradient end the job if it has waited for long enough. Only server 0 is driven by `wake_at`."""
+        until = process.server._return_until
+        if process.server._lacking and until is not None and not process.awaited:
+            process.awaited = True
+            self.at(max(until, self.now), lambda: self.lives(process, lambda server: server.tick()))
 
     def _reaches_again(self, process: Process) -> bool:
         """Let a server connect to server 0 again, if it is cut off."""
