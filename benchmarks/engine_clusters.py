@@ -66,14 +66,14 @@ def killed(process: psutil.Process) -> float:
 
 
 def forks(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Return those that a forkserver has forked: workers. A fork shows the command of the process that it was forked from."""
-    return [process for process in processes if _is_forkserver(process) and _is_forkserver(process.parent())]
+    """Return the workers that a forkserver has forked, which gives them names."""
+    return [process for process in processes if _name_of(process).startswith("ob-worker-")]
 
 
-def _is_forkserver(process: psutil.Process | None) -> bool:
+def _name_of(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.NoSuchProcess):
-        return process is not None and any("forkserver" in word for word in process.cmdline())
-    return False
+        return str(process.name())
+    return ""
 
 
 def on_host(host: Host) -> list[psutil.Process]:

@@ -5,10 +5,11 @@ the server (shm), or use TCP as they do on several machines (tcp); with replicas
 are medians of the ratios of the runs of one turn.
 
 With ``--deaths N`` one job is run instead, in which the leader of server 0 is killed N times, each time once its new standby could lead.
-The pause is the longest time between two folds around a takeover, the copy that around the moment at which the new standby could lead.
+The pause is the longest time between two folds around a takeover, the copy that around the moment at which the new standby could lead. With
+``--apart`` two agents of this host start the processes, as if they were two machines.
 
     python -m benchmarks.replicas --json replicas.json
-    python -m benchmarks.replicas --deaths 10
+    python -m benchmarks.replicas --deaths 10 --apart
 """
 
 from __future__ import annotations
@@ -16,23 +17,30 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import signal
+import secrets
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from tests.faults.job import SCRIPTS, Job
+from tests.faults.job import RUN, SCRIPTS, Job
 
 from benchmarks.job import run, save
+from offbeat.chaos.procfs import MARK
+from offbeat.launch.environment import free_port
 
 OUTLIVED = str(SCRIPTS / "outlived.py")
 
 CASES = (("shm", 0), ("tcp", 0), ("shm", 1))
 """How the processes are connected, and the replicas."""
+AGENT = (sys.executable, "-m", "offbeat.agent")
 APART_S = 1.0
 """Seconds without a fault before each death, and after the last."""
 
@@ -56,34 +64,59 @@ def measure(sync: str, workers: int, servers: int, steps: int, turns: int, ack: 
     return row
 
 
-def deaths(count: int, workers: int, servers: int, sync: str, width: int, ack: str) -> list[dict[str, float]]:
-    """Kill the leader of server 0 again and again in one job, each time once its new standby could lead. Returns a row for each death."""
+@contextmanager
+def started(options: list[str], workers: int, width: int, *, apart: bool) -> Iterator[Job]:
+    """Start a job that trains until the end of the block."""
     with tempfile.TemporaryDirectory() as folder:
-        options = ["--workers", str(workers), "--servers", str(servers), "--sync", sync, "--replicas", "1", "--ack", ack]
-        options += ["--max-restarts", "0"]
-        job = Job(Path(folder), [*options, OUTLIVED, "--save", str(Path(folder, "end.pt")), "--steps", "1000000", "--width", str(width)])
+        options = [*options, OUTLIVED, "--save", str(Path(folder, "end.pt")), "--steps", "1000000", "--width", str(width)]
+        if not apart:
+            job, others = Job(Path(folder), ["--workers", str(workers), *options], command=RUN), []
+        else:
+            words = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--nproc-per-node", str(workers // 2), *options]
+            token = Path(folder, "token")
+            token.write_text(secrets.token_hex(16))
+            token.chmod(0o600)
+            here = {"OFFBEAT_TOKEN_FILE": str(token), "OFFBEAT_HOST": "one", "OMP_NUM_THREADS": "1"}
+            job = Job(Path(folder), ["--node-rank", "0", *words], command=AGENT, environment=here)
+            there = {**os.environ, **here, "OFFBEAT_HOST": "two", MARK: job.mark}
+            others = [subprocess.Popen([*AGENT, "--node-rank", "1", *words], env=there, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)]
         try:
-            victim, deaths = job.record("process", role="server", number=0, what="started"), []
-            job.record("fold", version=50)
-            for _ in range(count):
-                time.sleep(APART_S)
-                os.kill(int(victim["detail"].split("pid ")[1]), signal.SIGKILL)
-                led = victim = job.record("process", number=0, what="taken over", after=victim["t"])
-                follows = job.record("process", role="standby", number=0, what="follows", after=led["t"])
-                deaths.append((led["t"], follows["t"]))
-            time.sleep(APART_S)
-            folds = [record["t"] for record in job.records() if record["kind"] == "fold"]
-            gaps = [(b, b - a) for a, b in itertools.pairwise(folds)]
-            return [
-                {
-                    "pause": max(gap for at, gap in gaps if led_at - 0.5 < at < led_at + APART_S),
-                    "copy": max(gap for at, gap in gaps if follows_at - 0.5 < at < follows_at + 0.5),
-                    "alone": follows_at - led_at,
-                }
-                for led_at, follows_at in deaths
-            ]
+            yield job
         finally:
             job.clean_up()
+            for other in others:
+                other.wait()
+
+
+def deaths(count: int, servers: int, sync: str, ack: str, **how: Any) -> list[dict[str, float]]:
+    """Kill the leader of server 0 again and again in one job, each time once its new standby could lead. Returns a row for each death.
+
+    Args:
+        count: of deaths.
+        servers, sync, ack: of the job.
+        how: for `started`.
+    """
+    options = ["--servers", str(servers), "--sync", sync, "--replicas", "1", "--ack", ack, "--max-restarts", "0"]
+    with started(options, **how) as job:
+        job.record("fold", version=50)
+        times: list[tuple[float, float]] = []
+        for _ in range(count):
+            time.sleep(APART_S)
+            job.servers()[0].kill()
+            led = job.record("process", number=0, what="taken over", after=times[-1][1] if times else 0.0)
+            follows = job.record("process", role="standby", number=0, what="follows", after=led["t"])
+            times.append((led["t"], follows["t"]))
+        time.sleep(APART_S)
+        folds = [record["t"] for record in job.records() if record["kind"] == "fold"]
+    gaps = [(b, b - a) for a, b in itertools.pairwise(folds)]
+    return [
+        {
+            "pause": max(gap for at, gap in gaps if led_at - 0.5 < at < led_at + APART_S),
+            "copy": max(gap for at, gap in gaps if follows_at - 0.5 < at < follows_at + 0.5),
+            "alone": follows_at - led_at,
+        }
+        for led_at, follows_at in times
+    ]
 
 
 def main() -> None:
@@ -95,17 +128,18 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", default=["bsp", "asp"], metavar="RULE")
     parser.add_argument("--deaths", type=int, default=0, help="measure so many deaths of one server (default: 0)")
     parser.add_argument("--width", type=int, default=64, help="the width of the model of --deaths (default: 64)")
+    parser.add_argument("--apart", action="store_true", help="with --deaths: two agents, as on two machines")
     parser.add_argument("--ack", default="replica", choices=("replica", "leader"), help="of the runs with replicas (default: replica)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.deaths:
-        died = deaths(args.deaths, args.workers, args.servers, args.rules[0], args.width, args.ack)
+        died = deaths(args.deaths, args.servers, args.rules[0], args.ack, workers=args.workers, width=args.width, apart=args.apart)
         for name, what in (("pause", "paused at takeovers"), ("copy", "paused for a new standby"), ("alone", "had no standby")):
             seconds = [one[name] for one in died]
             Console().print(
                 f"{args.rules[0]}, {len(died)} deaths: {what} for {median(seconds):.2f} s (median), at most {max(seconds):.2f} s"
             )
-        save(args.json, [{"sync": args.rules[0], "width": args.width, "ack": args.ack, "deaths": died}])
+        save(args.json, [{"sync": args.rules[0], "width": args.width, "ack": args.ack, "apart": args.apart, "deaths": died}])
         return
     table = Table(title=f"{args.workers} workers, {args.servers} servers, 25.2 M parameters: samples per second", title_justify="left")
     for name in ("rule", "shm", "tcp", "replicas", "to shm", "to tcp", "CPU ms: shm", "tcp", "replicas"):

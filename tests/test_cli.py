@@ -102,7 +102,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"replicas": 2}, r"--replicas 2: each server can have no standby \(0\) or one \(1\)"),
     ({"replicas": 1, "ack": "leader", "sync": "psp(c=1)"}, r"--ack leader: under psp a worker has blocks of several versions"),
     ({"replicas": 1, "sync": "solo"}, r"--replicas 1: solo has no servers that could have standbys"),
-    ({"replicas": 1, "on_ray": True}, r"--replicas 1: with --on ray servers have no standbys yet"),
+    ({"replicas": 1, "on_driver": True}, r"--replicas 1: .* add --servers-on nodes"),
     ({"journal": Path("one"), "summary": Path("one")}, r"--journal and --summary are the same file, one"),
 ]
 

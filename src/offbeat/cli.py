@@ -192,7 +192,7 @@ def run(
         resume=saved,
         replicas=replicas,
         ack=ack,
-        on_ray=ray is not None,
+        on_driver=ray is not None and not ray.spread_servers,
     )
     modules, note = chosen(preload or [], program, none=no_preload)
     program = grouped(program, procs_per_worker)

@@ -108,7 +108,7 @@ def check(
     resume: Checkpoint | None = None,
     replicas: int = 0,
     ack: str | None = None,
-    on_ray: bool = False,
+    on_driver: bool = False,
 ) -> JobSettings:
     """Check the options of ``run`` and return the job's settings. No process is started.
 
@@ -155,7 +155,7 @@ def check(
             raise ConfigurationError(f"--late {late[0]}: under {spelling} servers send no blocks to delay; use --sync 'psp(...)'")
     chosen_ack = _check_ack(ack, replicas, servers, sync)
     if replicas:
-        _check_replicas(replicas, sync=sync, on_ray=on_ray)
+        _check_replicas(replicas, sync=sync, on_driver=on_driver)
     checkpointing.check_rule(resume, spelling)
     check_files(journal, summary)
     if log_dir is not None:
@@ -199,11 +199,14 @@ def _check_ack(ack: str | None, replicas: int, servers: int, sync: str | None) -
     return known
 
 
-def _check_replicas(replicas: int, *, sync: str | None, on_ray: bool) -> None:
+def _check_replicas(replicas: int, *, sync: str | None, on_driver: bool) -> None:
     if replicas != 1:
         raise ConfigurationError(f"--replicas {replicas}: each server can have no standby (0) or one (1)")
-    if on_ray:
-        raise ConfigurationError("--replicas 1: with --on ray servers have no standbys yet; use offbeat agent, or leave --replicas out")
+    if on_driver:
+        raise ConfigurationError(
+            "--replicas 1: servers that run beside this command end with it, whether they have standbys or not; add --servers-on nodes, "
+            "or leave --replicas out"
+        )
     chosen = None if sync is None else rule(sync)
     if chosen is not None and not isinstance(chosen, ServerRule):
         raise ConfigurationError(f"--replicas 1: {chosen.spelling} has no servers that could have standbys; leave --replicas out")

@@ -1,4 +1,4 @@
-"""Which process a fault hits: by number, also of forks whose number the journal has not said yet."""
+"""Which process a fault hits: by number, also of forks that have no name yet."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from offbeat.chaos.tail import Tail
 FORKSERVER = b"python\0-m\0offbeat.launch.forkserver\0"
 
 
+NAMES = {21: "ob-worker-2", 22: "ob-worker-0"}
+
+
 def process(pid: int, parent: int, command: bytes = b"python", **environment: str) -> Process:
-    return Process(pid, pid, pid, parent, environment, command)
+    return Process(pid, pid, pid, parent, environment, command, NAMES.get(pid, "python"))
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LinuxMachine:
-    """A job of three workers that are forks: the journal names the processes 21 and 22."""
+    """A job of three workers that are forks: the processes 21 and 22 have names."""
     processes = [
         process(1, 0),
         process(2, 1, OFFBEAT_SERVER="0"),
@@ -28,7 +31,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LinuxMachine:
     ]
     monkeypatch.setattr(procfs, "marked", lambda mark: iter(processes))
     tail = Tail(tmp_path / "j.jsonl")
-    tail.workers, tail.servers, tail.pids = 3, 1, {21: 2, 22: 0}
+    tail.workers, tail.servers = 3, 1
     return LinuxMachine("mark", tail)
 
 
@@ -38,9 +41,9 @@ def test_the_one_fork_without_a_number_has_the_one_number_that_is_left(machine: 
     assert machine.victims("supervisor")[0].name == "supervisor (pid 1)" and machine.victims("agent") == {}
 
 
-def test_where_two_numbers_are_left_a_fork_has_a_place_and_no_number(machine: LinuxMachine) -> None:
-    machine._tail.pids.clear()
-    machine._tail.pids[21] = 2
+def test_where_two_numbers_are_left_a_fork_has_a_place_and_no_number(machine: LinuxMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    unnamed = [one._replace(name="python") if one.pid == 22 else one for one in machine.processes()]
+    monkeypatch.setattr(procfs, "marked", lambda mark: iter(unnamed))
     found = machine.victims("worker")
     assert {number: (victim.name, victim.worker) for number, victim in found.items()} == {
         0: ("worker (pid 22)", None),

@@ -19,8 +19,8 @@ from offbeat.chaos.procfs import MARK, Process
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc and pidfd are Linux's")
 
 
-def process(pid: int, *, parent: int = 1, leads: bool = True, command: bytes = b"python", **environment: str) -> Process:
-    return Process(pid, 7, pid if leads else 1, parent, environment, command)
+def process(pid: int, *, parent: int = 1, leads: bool = True, command: bytes = b"python", name: str = "", **environment: str) -> Process:
+    return Process(pid, 7, pid if leads else 1, parent, environment, command, name)
 
 
 FORKSERVER = b"python\0-m\0offbeat.launch.forkserver\0"
@@ -32,12 +32,11 @@ def test_roles_of_a_job_on_one_machine() -> None:
             process(10),
             process(11, parent=10, OFFBEAT_SERVER="0"),
             process(12, parent=10, command=FORKSERVER),
-            process(13, parent=12, command=FORKSERVER),
+            process(13, parent=12, command=FORKSERVER, name="ob-worker-0"),
             process(14, parent=12, command=FORKSERVER),
             process(15, parent=10, OFFBEAT_WORKER="2"),
             process(16, parent=15, leads=False, OFFBEAT_WORKER="2"),
-        ],
-        {13: 0},
+        ]
     )
     assert found == {
         10: ("supervisor", None),
@@ -58,13 +57,25 @@ def test_of_the_processes_of_a_server_the_oldest_leads() -> None:
         ([standby], {12: ("server", 0)}),
         ([second, standby], {12: ("server", 0), 13: ("standby", 0)}),
     ):
-        assert procfs.roles([process(10), *processes], {}) == {10: ("supervisor", None), **expected}
+        assert procfs.roles([process(10), *processes]) == {10: ("supervisor", None), **expected}
+
+
+def test_new_standbys_are_forks_and_lead_once_they_are_the_oldest() -> None:
+    forkserver = process(20, parent=10, command=FORKSERVER, OFFBEAT_STANDBY="servers")
+    led, stands_by = (
+        process(pid, parent=20, command=FORKSERVER, name="ob-server-0", OFFBEAT_STANDBY="servers")._replace(start=pid) for pid in (21, 22)
+    )
+    unnamed = process(23, parent=20, command=FORKSERVER, OFFBEAT_STANDBY="servers")
+    first = process(11, parent=10, OFFBEAT_SERVER="0", OFFBEAT_ROLE="leader")
+    assert procfs.roles([process(10), first, forkserver, led])[21] == ("standby", 0)
+    found = procfs.roles([process(10), forkserver, stands_by, led, unnamed])
+    assert [found[pid] for pid in (20, 21, 22, 23)] == [("forkserver", None), ("server", 0), ("standby", 0), ("server", None)]
 
 
 def test_roles_of_a_job_with_agents() -> None:
     agents = [process(10), process(20)]
     children = [process(11, parent=10, OFFBEAT_SUPERVISES="5"), process(12, parent=10, OFFBEAT_SERVER="0")]
-    found = procfs.roles([*agents, *children, process(21, parent=20, OFFBEAT_WORKER="1")], {})
+    found = procfs.roles([*agents, *children, process(21, parent=20, OFFBEAT_WORKER="1")])
     assert [found[pid][0] for pid in (10, 20, 11, 12, 21)] == ["agent", "agent", "supervisor", "server", "worker"]
 
 
@@ -163,6 +174,6 @@ def test_a_process_that_has_no_environment_yet_is_looked_at_again(tmp_path: Path
     for name, text in (("environ", ""), ("stat", stat), ("cmdline", "python\0")):
         (folder / name).write_text(text)
     monkeypatch.setattr(os, "sched_yield", lambda: (folder / "environ").write_text(f"A=b\0{MARK}=m\0OFFBEAT_WORKER=3\0"))
-    found = Process(17, 99, 17, 1, {MARK: "m", "OFFBEAT_WORKER": "3"}, b"python\0")
+    found = Process(17, 99, 17, 1, {MARK: "m", "OFFBEAT_WORKER": "3"}, b"python\0", "a (b) c")
     assert list(procfs.marked("m", tmp_path)) == [found]
-    assert procfs.status(17, tmp_path) == ("S", 1, 17, 99)
+    assert procfs.status(17, tmp_path) == ("S", 1, 17, 99, "a (b) c")

@@ -50,15 +50,14 @@ def folded(job: Job, *workers: int, after: float = -1.0) -> None:
 
 
 def training(cluster: RayCluster, node: Any) -> list[psutil.Process]:
-    """Return the processes of a node that train: forks of a forkserver."""
-    return [process for process in cluster.processes(node) if _is_forkserver(process) and _is_forkserver(process.parent())]
+    """Return the processes of a node that train: forks, whose name says so."""
+    return [process for process in cluster.processes(node) if name_of(process).startswith("ob-worker-")]
 
 
-def _is_forkserver(process: psutil.Process | None) -> bool:
-    """A fork shows the command of the process that it was forked from."""
+def name_of(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.NoSuchProcess):
-        return process is not None and any("forkserver" in word for word in process.cmdline())
-    return False
+        return str(process.name())
+    return ""
 
 
 def kill_actor(worker: int) -> None:
@@ -99,6 +98,23 @@ def test_digits_outlive_a_process_an_actor_and_a_node(three_ray_nodes: RayCluste
     assert len(restarts) == 1, "only the end of a process counts against --max-restarts"
     tests = [r["values"]["test_accuracy"] for r in records if r["kind"] == "metrics" and "test_accuracy" in r["values"]]
     assert tests[-1] >= 0.96
+
+
+def test_the_node_of_a_server_is_lost_and_its_standby_leads(three_ray_nodes: RayCluster, start_on: Start, enough: Path) -> None:
+    cluster = three_ray_nodes
+    job = start_on("--timeout=5", "--servers=3", "--servers-on=nodes", "--replicas=1", DIGITS, "--until", str(enough))
+    folded(job, *WORKERS)
+    node = cluster.nodes[-1]
+    (led,) = [number for number, process in job.servers().items() if process in cluster.processes(node)]
+    cluster.kill_node(node)
+    taken = job.record("process", role="server", number=led, what="taken over")
+    renewed = job.record("process", role="standby", number=led, what="follows", after=taken["t"])
+    folded(job, *WORKERS, after=renewed["t"])
+    signalled(job.servers()[led], signal.SIGKILL)
+    taken = job.record("process", role="server", number=led, what="taken over", after=taken["t"])
+    folded(job, *WORKERS, after=taken["t"])
+    enough.touch()
+    finished(job)
 
 
 def test_the_end_of_the_command_by_sigkill_ends_all_actors(three_ray_nodes: RayCluster, start_on: Start, enough: Path) -> None:

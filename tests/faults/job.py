@@ -137,11 +137,9 @@ class Job:
         return self._those("server")
 
     def _those(self, role: str) -> dict[int, psutil.Process]:
-        """By their number: in the environment that they were started with, or for a fork, which shows another's, in the journal."""
-        named = {r["detail"]: r["number"] for r in self.records() if r["kind"] == "process" and r["role"] == role}
-        pids = {int(detail.split("pid ")[1]): number for detail, number in named.items() if "pid " in detail}
+        """By their number."""
         found: dict[int, psutil.Process] = {}
-        for pid, (its, number) in procfs.roles(self._found(), pids).items():
+        for pid, (its, number) in procfs.roles(self._found()).items():
             with contextlib.suppress(*GONE):
                 if its == role and number is not None:
                     found[number] = psutil.Process(pid)

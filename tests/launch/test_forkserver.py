@@ -76,6 +76,12 @@ print(os.environ["SHARED"], os.environ["WORKER"], os.getsid(0) == os.getpid(), o
     ]
 
 
+def test_its_name_says_which_process_of_the_job_it_is(fork: Fork) -> None:
+    """By this name `offbeat chaos` knows it."""
+    program = "import os; from offbeat.chaos import procfs; print(procfs.status(os.getpid())[-1])"
+    assert [printed(fork(program, **{f"OFFBEAT_{role}": "12"}))[0] for role in ("WORKER", "SERVER")] == ["ob-worker-12", "ob-server-12"]
+
+
 @pytest.mark.parametrize(
     ("program", "status"),
     [("", 0), ("raise SystemExit(7)", 7), ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9), ("1 / 0", 1)],

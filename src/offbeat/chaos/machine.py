@@ -127,7 +127,7 @@ class LinuxMachine:
 
     Args:
         mark: in the environment of all its processes.
-        tail: its journal, for the number of workers and of forks.
+        tail: its journal, for the number of workers and servers.
         own_host: True if links of the host of the supervisor may be cut too.
     """
 
@@ -146,11 +146,11 @@ class LinuxMachine:
     def victims(self, target: str) -> dict[int, ProcessVictim]:
         """Return the processes of a role by number.
 
-        The number of a new fork is not known until the journal is written. Forks take the numbers that are missing, in the order of their
-        start; where one fork and one number are left, they belong together.
+        Forks whose number is not known (`procfs.roles`) take the numbers that are missing, in the order of their start; where one fork and
+        one number are left, they belong together.
         """
         processes = self.processes()
-        roles = procfs.roles(processes, self._tail.pids)
+        roles = procfs.roles(processes)
         own = [(one, roles[one.pid][1]) for one in processes if roles[one.pid][0] == target]
         known = {number: one for one, number in own if number is not None}
         others = [one for one in processes if roles[one.pid][0] == target and one not in known.values()]
@@ -172,7 +172,7 @@ class LinuxMachine:
     def hosts(self) -> list[tuple[int, bool]]:
         """Return the hosts that have a network of their own: the oldest process there, and whether the supervisor is on it."""
         own, processes = links.namespace("self"), self.processes()
-        roles = procfs.roles(processes, self._tail.pids)
+        roles = procfs.roles(processes)
         found: dict[int, tuple[int, bool]] = {}
         for one in processes:
             number = links.namespace(one.pid)

@@ -2,8 +2,8 @@
 
 Membership comes from a mark in the environment that the command is started with: every process inherits it, whatever starts it (an agent,
 a forkserver, the script's own loader), also in namespaces of its own, and the kernel keeps it without delay. The records in the journal
-name the processes too, but a second late, without loaders and forkservers, and for agents by machine only; so they are asked for one
-thing: the number of a worker that is a fork, whose environment in ``/proc`` is the forkserver's.
+name the processes too, but a second late, without loaders and forkservers, and for agents by machine only. The environment of a fork in
+``/proc`` is the forkserver's, so a fork has a name that says which process of the job it is.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ _FORKSERVER: Final = b"offbeat.launch.forkserver"
 ROLE: Final = "OFFBEAT_ROLE"
 """In the environment of the processes of a server that has a standby."""
 STANDBY: Final = "OFFBEAT_STANDBY"
-"""In the environment of the forkserver from which servers are started again, and so of its forks."""
-_NAME: Final = re.compile(r"offbeat-[0-9a-f]+")
+"""In the environment of the forkserver from which servers are started again, and new standbys; and so of its forks."""
+_FORK: Final = re.compile(r"ob-(worker|server)-(\d+)")
+"""The name of a fork, which ``launch/forkserver.py`` gives it."""
+_SOCKET: Final = re.compile(r"offbeat-[0-9a-f]+")
 
 
 class Process(NamedTuple):
@@ -40,6 +42,7 @@ class Process(NamedTuple):
     parent: int
     environment: Mapping[str, str]
     command: bytes
+    name: str = ""
 
     @property
     def leads(self) -> bool:
@@ -47,14 +50,15 @@ class Process(NamedTuple):
         return self.session == self.pid
 
 
-def status(pid: int, proc: Path = PROC) -> tuple[str, int, int, int]:
-    """Return state, parent, session and start of a process, as in ``/proc/PID/stat``. Raises `OSError` if there is none.
+def status(pid: int, proc: Path = PROC) -> tuple[str, int, int, int, str]:
+    """Return state, parent, session, start and name of a process, as in ``/proc/PID/stat``. Raises `OSError` if there is none.
 
     A zombie has the state Z.
     """
     text = (proc / str(pid) / "stat").read_text()
-    fields = text[text.rindex(")") + 2 :].split()  # a name may have spaces and parentheses
-    return fields[0], int(fields[1]), int(fields[3]), int(fields[19])
+    end = text.rindex(")")  # a name may have spaces and parentheses
+    fields = text[end + 2 :].split()
+    return fields[0], int(fields[1]), int(fields[3]), int(fields[19]), text[text.index("(") + 1 : end]
 
 
 def marked(mark: str, proc: Path = PROC) -> Iterator[Process]:
@@ -68,13 +72,13 @@ def marked(mark: str, proc: Path = PROC) -> Iterator[Process]:
         for pid in pids:
             with contextlib.suppress(OSError, ValueError):  # it is gone, or another user's
                 block = (proc / str(pid) / "environ").read_bytes()
-                state, parent, session, start = status(pid, proc)
+                state, parent, session, start, name = status(pid, proc)
                 if not block and state not in "ZX" and KTHREADD not in (pid, parent):
                     again.append(pid)
                 elif _has(block, mark) and state not in "ZX":
                     pairs = (item.split(b"=", 1) for item in block.split(b"\0") if b"=" in item)
                     variables = {os.fsdecode(name): os.fsdecode(value) for name, value in pairs if name.startswith(b"OFFBEAT_")}
-                    yield Process(pid, start, session, parent, variables, (proc / str(pid) / "cmdline").read_bytes())
+                    yield Process(pid, start, session, parent, variables, (proc / str(pid) / "cmdline").read_bytes(), name)
         pids = again
         os.sched_yield()
 
@@ -83,14 +87,15 @@ def _has(block: bytes, mark: str) -> bool:
     return f"{MARK}={mark}".encode() in block.split(b"\0")
 
 
-def roles(processes: Sequence[Process], forks: Mapping[int, int]) -> dict[int, tuple[str, int | None]]:
+def roles(processes: Sequence[Process]) -> dict[int, tuple[str, int | None]]:
     """Return the role of each process by its pid, and its number: of a worker or a server; None: not known.
+
+    A fork has no number for a moment, and none if its script gives the process another name.
 
     ``other`` are those that the launcher does not know: a script's loaders, the ranks of a group, a shell.
 
     Args:
         processes: all of one job on this machine.
-        forks: the numbers of workers and servers by pid, from the journal.
     """
     found: dict[int, tuple[str, int | None]] = {}
     forkservers = {one.pid for one in processes if _FORKSERVER in one.command}
@@ -98,7 +103,9 @@ def roles(processes: Sequence[Process], forks: Mapping[int, int]) -> dict[int, t
         role: tuple[str, int | None] = ("other", None)
         if one.leads and one.pid in forkservers:
             forked = "server" if STANDBY in one.environment else "worker"
-            role = (forked, forks.get(one.pid)) if one.parent in forkservers else ("forkserver", None)
+            named = _FORK.fullmatch(one.name)
+            number = int(named[2]) if named is not None and named[1] == forked else None
+            role = (forked, number) if one.parent in forkservers else ("forkserver", None)
         elif one.leads and "OFFBEAT_SERVER" in one.environment:
             role = ("server", _number(one.environment["OFFBEAT_SERVER"]))
         elif one.leads and "OFFBEAT_WORKER" in one.environment:
@@ -106,7 +113,7 @@ def roles(processes: Sequence[Process], forks: Mapping[int, int]) -> dict[int, t
         elif one.leads and SUPERVISES in one.environment:
             role = ("supervisor", None)
         found[one.pid] = role
-    found |= _standbys(processes)
+    found |= _standbys(processes, found)
     agents = any(role == "supervisor" for role, _ in found.values())
     for one in processes:
         if found[one.pid][0] in ("worker", "server", "standby", "forkserver") and found.get(one.parent, ("", None))[0] == "other":
@@ -114,16 +121,17 @@ def roles(processes: Sequence[Process], forks: Mapping[int, int]) -> dict[int, t
     return found
 
 
-def _standbys(processes: Sequence[Process]) -> dict[int, tuple[str, int | None]]:
+def _standbys(processes: Sequence[Process], found: Mapping[int, tuple[str, int | None]]) -> dict[int, tuple[str, int | None]]:
     """Return the roles of those that stand by: of the processes of a server the oldest leads, for a standby is younger than its leader."""
-    by_age = sorted((one for one in processes if one.leads and ROLE in one.environment), key=lambda one: (one.start, one.pid))
-    found, led = {}, set()
-    for one in sorted(by_age, key=lambda one: one.environment[ROLE] != "leader"):
-        number = one.environment.get("OFFBEAT_SERVER", "")
+    servers = [one for one in processes if found[one.pid][0] == "server" and found[one.pid][1] is not None]
+    standbys: dict[int, tuple[str, int | None]] = {}
+    led = set()
+    for one in sorted(servers, key=lambda one: (one.environment.get(ROLE) != "leader", one.start, one.pid)):
+        number = found[one.pid][1]
         if number in led:
-            found[one.pid] = ("standby", _number(number))
+            standbys[one.pid] = ("standby", number)
         led.add(number)
-    return found
+    return standbys
 
 
 def _number(text: str) -> int | None:
@@ -141,7 +149,7 @@ def send(process: Process, number: signal.Signals, mark: str, proc: Path = PROC)
     except OSError:
         return False
     try:
-        state, _, session, start = status(process.pid, proc)
+        state, _, session, start, _ = status(process.pid, proc)
         same = (session, start) == (process.session, process.start) and state not in "ZX"
         block = (proc / str(process.pid) / "environ").read_bytes()
         if not same or (block and not _has(block, mark)):  # empty: it is just starting another program
@@ -157,7 +165,7 @@ def send(process: Process, number: signal.Signals, mark: str, proc: Path = PROC)
 def state(process: Process, proc: Path = PROC) -> str:
     """Return the state of this very process; "" if it is gone."""
     with contextlib.suppress(OSError, ValueError):
-        found, _, session, start = status(process.pid, proc)
+        found, _, session, start, _ = status(process.pid, proc)
         if (session, start) == (process.session, process.start):
             return found
     return ""
@@ -165,7 +173,7 @@ def state(process: Process, proc: Path = PROC) -> str:
 
 def sockets(processes: Sequence[Process]) -> set[str]:
     """Return the names of the abstract sockets that these processes were told of."""
-    return {name for one in processes for value in one.environment.values() for name in _NAME.findall(value)}
+    return {name for one in processes for value in one.environment.values() for name in _SOCKET.findall(value)}
 
 
 def remains(mark: str, names: set[str], segments: set[str], proc: Path = PROC) -> list[str]:

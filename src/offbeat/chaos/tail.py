@@ -28,8 +28,6 @@ class Tail:
         """The newest of each worker that has pushed."""
         self.pushes: Counter[int] = Counter()
         self.restarted: Counter[int] = Counter()
-        self.pids: dict[int, int] = {}
-        """The numbers of workers and servers by the pid of their process, where the journal says it."""
         self.released: Seconds | None = None
         """Time of the first release."""
         self.offset_s: Seconds | None = None
@@ -71,8 +69,5 @@ class Tail:
                 self.pushes[worker] += 1
             case "release":
                 self.released = record["t"] if self.released is None else self.released
-            case "process" if record["role"] in ("worker", "server"):
-                self.restarted[record["number"]] += record["what"] == "restarted" and record["role"] == "worker"
-                number = record["detail"].rpartition("pid ")[2]
-                if record["what"] in ("started", "restarted") and number.isdigit():
-                    self.pids[int(number)] = record["number"]
+            case "process" if record["role"] == "worker" and record["what"] == "restarted":
+                self.restarted[record["number"]] += 1

@@ -24,10 +24,10 @@ from offbeat.launch.agents import LOOPBACK_NET, beat_of
 from offbeat.launch.environment import common_environment, free_port, server_environment
 from offbeat.launch.forkserver import POSSIBLE, Forkserver, fork_or_start
 from offbeat.launch.hangs import LivedClock
-from offbeat.launch.local import SERVER_COMMAND
 from offbeat.launch.notice import NoticeCommand
-from offbeat.launch.processes import LocalChild, start
+from offbeat.launch.processes import LocalChild
 from offbeat.launch.program import Program
+from offbeat.launch.server_starter import ServerStarter
 from offbeat.runtime.job.notices import NOTICES
 from offbeat.runtime.job.settings import TOKEN
 from offbeat.transport.base import Address, Closed, Connection, Message
@@ -90,6 +90,7 @@ class Agent:
     def __init__(self, duties: Duties, token: str, find: Callable[[], Address | None], supervisor: LocalChild | None = None) -> None:
         self._duties, self._token, self._find, self._supervisor = duties, token, find, supervisor
         self._forkserver: Forkserver | None = None
+        self._servers = ServerStarter()
         self._children: dict[int, LocalChild] = {}
         self._waiting: dict[int, Mapping[str, Any]] = {}
         """Orders to start a worker, until the forkserver has imported."""
@@ -126,8 +127,8 @@ class Agent:
             return self._over[0] if self._supervisor is None else self._await_supervisor(self._supervisor)
         finally:
             self._end_children()
-            if self._forkserver is not None:
-                self._forkserver.child.kill()
+            for child in self._helpers():
+                child.kill()
             self._hub.close()
             if self._duties.notice is not None:
                 self._duties.notice.close()
@@ -242,6 +243,8 @@ class Agent:
                 raise ConfigurationError(header["reason"])
             case "start":
                 self._waiting[header["child"]] = header
+            case "prepare":
+                self._servers.prepare(self._server_environment())
             case "heard":
                 self._unheard -= 1
             case "over":
@@ -279,7 +282,11 @@ class Agent:
     # Its processes.
 
     def _all_children(self) -> list[LocalChild]:
-        return [*self._children.values(), *([] if self._forkserver is None else [self._forkserver.child])]
+        return [*self._children.values(), *self._helpers()]
+
+    def _helpers(self) -> list[LocalChild]:
+        """Return the processes from which others are forked."""
+        return [child for child in (None if self._forkserver is None else self._forkserver.child, self._servers.child) if child is not None]
 
     def _start_waiting(self) -> None:
         """Start what was ordered; workers only after the forkserver's imports."""
@@ -302,17 +309,18 @@ class Agent:
     def _start(self, header: Mapping[str, Any]) -> LocalChild:
         flat = header["variables"]
         variables = {**dict(zip(flat[::2], flat[1::2], strict=True)), TOKEN: self._token}
-        assert self._address is not None
         if header["role"] == "server":
-            common = server_environment(0, 1, token=self._token, supervisor=self._address, port=0)
-            return start(SERVER_COMMAND, {**common, **variables}, capture=True)
-        environment, program = {**self._common(), **variables}, self._duties.program
-        return fork_or_start(self._forkserver, environment, program, lambda note: print(f"offbeat: {note}", file=sys.stderr))
+            return self._servers.start({**self._server_environment(), **variables}, _say)
+        return fork_or_start(self._forkserver, {**self._common(), **variables}, self._duties.program, _say)
+
+    def _server_environment(self) -> dict[str, str]:
+        assert self._address is not None
+        return server_environment(0, 1, token=self._token, supervisor=self._address, port=0)
 
     def _pass_on(self) -> None:
         """Pass on what the processes have printed, and their ends."""
-        if self._forkserver is not None:
-            for _, data in self._forkserver.child.read():
+        for helper in self._helpers():
+            for _, data in helper.read():
                 sys.stderr.buffer.write(data)
         for number, child in list(self._children.items()):
             if self._connection is None:
@@ -361,3 +369,7 @@ class Agent:
                     sys.stderr.buffer.write(data)
         self._children.clear()
         self._waiting.clear()
+
+
+def _say(note: str) -> None:
+    print(f"offbeat: {note}", file=sys.stderr)

@@ -179,7 +179,7 @@ class AgentEngine(Engine):
         self._numbers = 0
         self._now: Seconds = 0.0
         self._beat_at: Seconds = 0.0
-        self._begun = self._told = False
+        self._begun = self._told = self._prepares = False
         self._apart: set[int] = set()
         """Servers that have had a standby on another machine."""
         self._group: tuple[str, int] | None = None
@@ -248,6 +248,17 @@ class AgentEngine(Engine):
     def _start_server(self, agent: Agent, number: int, role: ServerRole, port: int, *, listen: str = "", local: str = "") -> Child:
         variables = {"OFFBEAT_SERVER": str(number), "OFFBEAT_PORT": str(port), ROLE: role, "OFFBEAT_LOCAL": local}
         return self._start(agent, "server", number, {**variables, "OFFBEAT_LISTEN": listen or self._address_of(agent)})
+
+    def prepare_returns(self) -> Child | None:
+        """Also for new standbys. The processes are the agents'."""
+        self._prepares = True
+        for agents in self._by_machine():
+            self._prepare(agents[0])
+        return None
+
+    def _prepare(self, agent: Agent) -> None:
+        if self._settings.replicas or agent.host == self._hub.host:
+            agent.connection.send({"kind": "prepare"})
 
     def start_worker(
         self, worker: WorkerId, servers: Sequence[Address], token: str, standbys: Sequence[Address | None] | None = None
@@ -387,6 +398,8 @@ class AgentEngine(Engine):
         if self._begun:
             self._came.append(seat)
             self._notes.append(f"{node} has come, number {seat}")
+        if self._prepares and sum(agent.host == header["host"] for agent in self._agents.values()) == 1:
+            self._prepare(self._agents[seat])
 
     # Machines.
 

@@ -1,4 +1,4 @@
-"""Fork workers from a process that has already imported what they all need.
+"""Fork workers, or servers, from a process that has already imported what they all need.
 
 Loading PyTorch takes seconds of a core for each process, at the start of a job and whenever a dead worker is restarted. The forkserver's
 process imports modules once (``preload.py`` chooses which) and then waits for requests. Each worker is a fork of this process, and runs the
@@ -23,6 +23,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import IO, NoReturn
 
@@ -273,6 +274,7 @@ def _fork(environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
         for number, descriptor in enumerate(descriptors, start=1):
             os.dup2(descriptor, number)
         begin_anew(environment)
+        _take_name(environment)
     os.close(prepared)
     if pid != 0:
         os.read(waiting, 1)  # returns at the end of the pipe: from now on the new session exists, and signals reach it
@@ -289,6 +291,14 @@ def begin_anew(environment: Mapping[str, str]) -> None:
         take_token()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Python's own generator does this itself
+
+
+def _take_name(environment: Mapping[str, str]) -> None:
+    """Show which process of the job this is: to ``ps`` and ``top`` forks look alike, with the forkserver's command and variables."""
+    for role in ("worker", "server"):
+        if (number := environment.get(f"OFFBEAT_{role.upper()}")) is not None:
+            with contextlib.suppress(OSError):
+                Path("/proc/self/comm").write_text(f"ob-{role}-{number}")
 
 
 def run_program(command: Sequence[str]) -> NoReturn:

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import time
 from collections.abc import Mapping, Sequence
 
 from offbeat.launch.engine import Child, Engine, ServerRole
 from offbeat.launch.environment import Place, common_environment, free_port, server_environment, worker_environment
-from offbeat.launch.forkserver import OPTIMIZERS, POSSIBLE, Forkserver, fork_or_start
-from offbeat.launch.processes import start
+from offbeat.launch.forkserver import POSSIBLE, Forkserver, fork_or_start
+from offbeat.launch.processes import LocalChild
 from offbeat.launch.program import Program
+from offbeat.launch.server_starter import ServerStarter
 from offbeat.runtime.job.settings import ROLE, JobSettings
 from offbeat.transport.base import Address, Hub
-from offbeat.types import Seconds, WorkerId
+from offbeat.types import WorkerId
 
-SERVER = Program("offbeat.runtime.server", module=True)
-SERVER_COMMAND = [sys.executable, *SERVER.command]
-SERVER_MODULES = (OPTIMIZERS, "offbeat.runtime.coordinators")
-"""What a server imports after it has begun to listen."""
-IMPORTS_S: Seconds = 30.0
-"""Seconds that a server waits for these imports of the process from which it would be started again; a stopped process never ends them."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -40,10 +32,8 @@ class LocalEngine(Engine):
     def __init__(self, program: Program, *, port: int = 0, preload: Sequence[str] = (), notes: Sequence[str] = ()) -> None:
         self._program, self._port, self._preload = program, port, preload
         self._forkserver: Forkserver | None = None
-        self._standby: Forkserver | None = None
-        """Has imported what a server needs."""
-        self._standby_since: Seconds = 0.0
         self._notes = list(notes)
+        self._servers = ServerStarter()
         self._settings: JobSettings
         self._address: Address
         self._group_port = 0
@@ -71,29 +61,21 @@ class LocalEngine(Engine):
 
     def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
         port = self._port if number == 0 and role != "standby" else 0
-        return start(SERVER_COMMAND, {**self._server_environment(number, token, port, ""), ROLE: role}, capture=True)
+        return self._servers.start({**self._server_environment(number, token, port, ""), ROLE: role}, self._notes.append)
 
     def restart_server(self, number: int, token: str, earlier: Address | None) -> Child:
         if earlier is None:
             return self.start_server(number, token)
-        environment = self._server_environment(number, token, earlier.tcp[1], earlier.local)
-        ready = self._standby is not None and self._standby.settled()
-        return fork_or_start(self._standby if ready else None, environment, SERVER, self._notes.append)
+        return self._servers.start(self._server_environment(number, token, earlier.tcp[1], earlier.local), self._notes.append)
 
     def _server_environment(self, number: int, token: str, port: int, local: str) -> dict[str, str]:
         return server_environment(number, self._settings.servers, token=token, supervisor=self._address, port=port, local=local)
 
     def prepare_returns(self) -> Child | None:
-        if not POSSIBLE:
-            return None
-        environment = {name: value for name, value in self._server_environment(0, "", 0, "").items() if not name.startswith("OFFBEAT_")}
-        marks = {name: value for name, value in os.environ.items() if name.startswith("OFFBEAT_")}
-        self._standby_since = time.monotonic()
-        self._standby = Forkserver(SERVER, SERVER_MODULES, {**environment, **marks, "OFFBEAT_STANDBY": "servers"}, capture=True)
-        return self._standby.child
+        return self._servers.prepare(self._server_environment(0, "", 0, ""))
 
     def returns_soon(self) -> bool:
-        return self._standby is not None and not self._standby.settled() and time.monotonic() < self._standby_since + IMPORTS_S
+        return self._servers.imports()
 
     def start_worker(
         self, worker: WorkerId, servers: Sequence[Address], token: str, standbys: Sequence[Address | None] | None = None
@@ -119,11 +101,12 @@ class LocalEngine(Engine):
         return {} if self._forkserver is None else {"preload": self._forkserver.child}
 
     def strike(self) -> None:
-        for forkserver in (self._forkserver, self._standby):
-            if forkserver is not None:
-                forkserver.child.strike()
+        for child in self._helpers():
+            child.strike()
 
     def close(self) -> None:
-        for forkserver in (self._forkserver, self._standby):
-            if forkserver is not None:
-                forkserver.child.kill()
+        for child in self._helpers():
+            child.kill()
+
+    def _helpers(self) -> list[LocalChild]:
+        return [child for child in (None if self._forkserver is None else self._forkserver.child, self._servers.child) if child is not None]

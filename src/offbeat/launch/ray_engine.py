@@ -28,9 +28,8 @@ from offbeat.launch.agents import LOOPBACK, LOOPBACK_NET, Agent, AgentEngine
 from offbeat.launch.cluster import pass_on
 from offbeat.launch.engine import Child, ServerRole
 from offbeat.launch.environment import Place, server_environment
-from offbeat.launch.local import SERVER_COMMAND
-from offbeat.launch.processes import start
 from offbeat.launch.program import Program
+from offbeat.launch.server_starter import ServerStarter
 from offbeat.runtime.job.settings import ROLE, JobSettings
 from offbeat.transport.base import Address, Hub
 from offbeat.transport.tls import Tls
@@ -192,7 +191,11 @@ def _enter(folder: str, program: Program) -> None:
 
 
 class ServersHere(AgentEngine):
-    """Have agents start workers only: the servers are children of this process."""
+    """Have agents start workers only: the servers are children of this process. Arguments are those of `AgentEngine`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._servers = ServerStarter()
 
     def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
         return self._start_here(number, token, role, self._port + 1 + number if self._port else 0)
@@ -202,12 +205,28 @@ class ServersHere(AgentEngine):
             return self.start_server(number, token)
         return self._start_here(number, token, "", earlier.tcp[1], earlier.local)
 
+    def prepare_returns(self) -> Child | None:
+        return self._servers.prepare(self._environment_here(0, "", 0, ""))
+
+    def returns_soon(self) -> bool:
+        return self._servers.imports()
+
+    def strike(self) -> None:
+        if self._servers.child is not None:
+            self._servers.child.strike()
+
+    def close(self) -> None:
+        super().close()
+        if self._servers.child is not None:
+            self._servers.child.kill()
+
     def _start_here(self, number: int, token: str, role: ServerRole, port: int, local: str = "") -> Child:
-        supervisor = self._hub.address
+        return self._servers.start({**self._environment_here(number, token, port, local), ROLE: role}, self._notes.append)
+
+    def _environment_here(self, number: int, token: str, port: int, local: str) -> dict[str, str]:
+        supervisor, servers = self._hub.address, self._settings.servers
         assert supervisor is not None
-        servers = self._settings.servers
-        environment = server_environment(number, servers, token=token, supervisor=supervisor, port=port, listen=self._reached, local=local)
-        return start(SERVER_COMMAND, {**environment, ROLE: role}, capture=True)
+        return server_environment(number, servers, token=token, supervisor=supervisor, port=port, listen=self._reached, local=local)
 
 
 class RayEngine(ServersHere):
@@ -319,6 +338,11 @@ class RayEngine(ServersHere):
         if self._options.spread_servers:
             return AgentEngine.start_server(self, number, token, role)
         return super().start_server(number, token, role)
+
+    def prepare_returns(self) -> Child | None:
+        if self._settings.replicas:  # the nodes start the servers
+            return AgentEngine.prepare_returns(self)
+        return super().prepare_returns()
 
     def tick(self, now: Seconds) -> None:
         super().tick(now)
