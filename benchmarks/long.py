@@ -31,10 +31,10 @@ SETTLED_S = 20.0
 FIELDS = {"Rss": "RSS", "Pss": "PSS", "Anonymous": "anonymous"}
 """What is measured, as ``/proc/PID/smaps_rollup`` and people call it. PSS changes with what other jobs on the machine share."""
 ROLES: dict[str, Callable[[str], bool]] = {
-    "server": lambda command: "offbeat.runtime.server" in command,
-    "worker": lambda command: "long_worker.py" in command and "offbeat.cli" not in command,
+    "server": lambda shown: shown.startswith("ob-server-") or "offbeat.runtime.server" in shown,
+    "worker": lambda shown: shown.startswith("ob-worker-") or ("long_worker.py" in shown and "offbeat.cli" not in shown),
 }
-"""What a child of the supervisor is, by its command line."""
+"""What a child of the supervisor is, by its name, which forks have, and its command line."""
 
 
 class Look(NamedTuple):
@@ -97,16 +97,17 @@ class Watch:
         return Look(t, version, kib, size)
 
     def _processes(self) -> list[tuple[str, psutil.Process]]:
-        found, count = [("supervisor", psutil.Process(self._job.pid))], 0
+        found = [("supervisor", psutil.Process(self._job.pid))]
         for child in psutil.Process(self._job.pid).children(recursive=True):
             try:
-                command = " ".join(child.cmdline())
-                role = next((role for role, matches in ROLES.items() if matches(command)), None)
-                number = child.environ().get("OFFBEAT_WORKER", str(count)) if role == "worker" else ""
+                name = child.name()
+                shown = " ".join([name, *child.cmdline()])
+                role = next((role for role, matches in ROLES.items() if matches(shown)), None)
+                number = name.removeprefix("ob-worker-") if name.startswith("ob-") else child.environ().get("OFFBEAT_WORKER", "")
             except psutil.Error:
                 continue
             if role is not None:
-                found.append((f"{role} {number}".strip(), child))
+                found.append((f"{role} {number}" if role == "worker" else role, child))
         return found
 
     def _kill(self, turn: int) -> bool:

@@ -19,10 +19,10 @@ import psutil
 PERIOD_S = 0.05
 SAMPLES_PER_SEARCH = 20
 ROLES: dict[str, Callable[[str], bool]] = {
-    "workers": lambda command: ("step_worker.py" in command or "offbeat.launch.forkserver" in command) and "offbeat.cli" not in command,
-    "servers": lambda command: "offbeat.runtime.server" in command,
+    "workers": lambda shown: shown.startswith("ob-worker-") or ("step_worker.py" in shown and "offbeat.cli" not in shown),
+    "servers": lambda shown: shown.startswith("ob-server-") or "offbeat.runtime.server" in shown,
 }
-"""What a process is, by its command line: a fork has that of the forkserver. Agents and forkservers are idle beside their workers."""
+"""What a process is, by its name, which forks have, and its command line. Agents and forkservers are idle beside their workers."""
 
 
 class ProcessorTime:
@@ -81,9 +81,9 @@ class ProcessorTime:
             if process.pid in self._seen:
                 continue
             try:
-                command = " ".join(process.cmdline())
+                shown = " ".join([process.name(), *process.cmdline()])
             except psutil.Error:
                 continue
             for role, matches in ROLES.items():
-                if matches(command):
+                if matches(shown):
                     self._seen[process.pid] = role, process

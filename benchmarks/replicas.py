@@ -79,7 +79,8 @@ def started(options: list[str], workers: int, width: int, *, apart: bool) -> Ite
             here = {"OFFBEAT_TOKEN_FILE": str(token), "OFFBEAT_HOST": "one", "OMP_NUM_THREADS": "1"}
             job = Job(Path(folder), ["--node-rank", "0", *words], command=AGENT, environment=here)
             there = {**os.environ, **here, "OFFBEAT_HOST": "two", MARK: job.mark}
-            others = [subprocess.Popen([*AGENT, "--node-rank", "1", *words], env=there, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)]
+            unheard = subprocess.DEVNULL
+            others = [subprocess.Popen([*AGENT, "--node-rank", "1", *words], env=there, stdout=unheard, stderr=unheard)]
         try:
             yield job
         finally:

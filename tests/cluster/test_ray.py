@@ -21,6 +21,8 @@ from tests.cluster.hosts import until
 from tests.cluster.ray_cluster import RayCluster
 from tests.faults.job import Job, signalled
 
+from offbeat.runtime.job.settings import ROLE
+
 pytestmark = [pytest.mark.usefixtures("beside_nothing"), pytest.mark.faults]
 
 DIGITS = str(Path(__file__).with_name("digits.py"))
@@ -58,6 +60,18 @@ def name_of(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.NoSuchProcess):
         return str(process.name())
     return ""
+
+
+def serving(cluster: RayCluster, node: Any) -> dict[int, psutil.Process]:
+    """Return the servers that processes of a node lead, or stand by for, by their number."""
+    found = {}
+    for process in cluster.processes(node):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            forked = process.name().removeprefix("ob-server-")
+            number = forked if forked.isdigit() else process.environ().get("OFFBEAT_SERVER", "")
+            if number.isdigit():
+                found[int(number)] = process
+    return found
 
 
 def kill_actor(worker: int) -> None:
@@ -105,12 +119,13 @@ def test_the_node_of_a_server_is_lost_and_its_standby_leads(three_ray_nodes: Ray
     job = start_on("--timeout=5", "--servers=3", "--servers-on=nodes", "--replicas=1", DIGITS, "--until", str(enough))
     folded(job, *WORKERS)
     node = cluster.nodes[-1]
-    (led,) = [number for number, process in job.servers().items() if process in cluster.processes(node)]
+    (led,) = [number for number, process in serving(cluster, node).items() if process.environ()[ROLE] == "leader"]
     cluster.kill_node(node)
     taken = job.record("process", role="server", number=led, what="taken over")
     renewed = job.record("process", role="standby", number=led, what="follows", after=taken["t"])
     folded(job, *WORKERS, after=renewed["t"])
-    signalled(job.servers()[led], signal.SIGKILL)
+    leader = min((serving(cluster, other)[led] for other in cluster.nodes[:-1]), key=lambda process: process.create_time())
+    signalled(leader, signal.SIGKILL)
     taken = job.record("process", role="server", number=led, what="taken over", after=taken["t"])
     folded(job, *WORKERS, after=taken["t"])
     enough.touch()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 from tests.cluster.conftest import finished
 from tests.cluster.hosts import Host
 from tests.cluster.test_agents import by_hand, folded
@@ -14,23 +13,18 @@ from tests.faults.job import Job
 Start = Callable[..., Job]
 
 
-def server_of(job: Job) -> psutil.Process:
-    (server,) = (process for process in job.processes() if process.environ().get("OFFBEAT_SERVER") == "0")
-    return server
-
-
 def test_the_rounds_go_on_with_another_process_of_server_0(two_hosts: list[Host], start_at: Start, enough: Path) -> None:
     first, second = two_hosts
     words = by_hand(first, "--sync=full", "--no-preload")
     job = start_at(first, *words, "--until", str(enough))
     other = start_at(second, *words, "--until", str(enough))
     folded(job, 1)
-    before = server_of(job)
+    before = job.servers()[0]
     before.kill()
     back = job.record("process", role="server", what="restarted")
     for worker in (0, 1):
         folded(job, worker, after=back["t"])
-    assert server_of(job).pid != before.pid
+    assert job.servers()[0].pid != before.pid
     enough.touch()
     finished(job)
     assert other.ended().status == 0

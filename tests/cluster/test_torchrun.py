@@ -29,18 +29,13 @@ def folded(job: Job, *workers: int, after: float = -1.0) -> None:
 
 
 def a_worker_on(host: Host) -> psutil.Process:
-    """Return one of the processes that a forkserver on this host has forked: a worker."""
+    """Return a worker of this host."""
     for outside in host.pids().values():
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(outside)
-            if _is_forkserver(process) and _is_forkserver(psutil.Process(process.ppid())):
+            if process.name().startswith("ob-worker-"):
                 return process
     raise AssertionError(f"no worker on {host.name}")
-
-
-def _is_forkserver(process: psutil.Process) -> bool:
-    """A fork shows the command of the process that it was forked from."""
-    return any("forkserver" in word for word in process.cmdline())
 
 
 def test_digits_outlive_a_worker_and_a_host(two_hosts: list[Host], start_at: Start, enough: Path) -> None:

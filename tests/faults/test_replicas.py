@@ -113,9 +113,12 @@ def test_a_leader_that_stands_still_is_left(start: Start, enough: Path) -> None:
     assert "server 0 has not reported" in ended.out and len(takeovers(ended.records)) == 1
 
 
-def standby(job: Job, number: int) -> psutil.Process:
-    """The standby of a server, before any takeover."""
-    return psutil.Process(int(job.record("process", role="standby", number=number, what="started")["detail"].split("pid ")[1]))
+def standby(job: Job, number: int, turn: int = 0) -> psutil.Process:
+    """The standby of a server, of those that were started one after the other."""
+    started = [
+        r for r in job.records() if r["kind"] == "process" and r["what"] == "started" and (r["role"], r["number"]) == ("standby", number)
+    ]
+    return psutil.Process(int(started[turn]["detail"].split("pid ")[1]))
 
 
 def test_a_standby_that_has_died_is_replaced(start: Start, enough: Path) -> None:
@@ -126,7 +129,10 @@ def test_a_standby_that_has_died_is_replaced(start: Start, enough: Path) -> None
     assert gone["detail"] == "does not report"
     follows(job, 1)
     strike(job, 0)
-    signalled(leader(job, 0), signal.SIGKILL)  # before the next standby is there
+    follows(job, 2)
+    assert standby(job, 0, 2).name() == "ob-server-0", "a fork, as the leader is none"
+    strike(job, 0)
+    signalled(leader(job, 0), signal.SIGKILL)  # before the next standby is there: as the leader is a fork, it is none, and imports
     ended = job.ended()
     assert ended.status == 1
     assert ended.last_line.endswith("what it held is gone with it (its standby could not lead yet)")

@@ -23,7 +23,7 @@ GIVEN = "a-recognisable-token-1234567"
 FAILS_ON_PURPOSE = '''
 """A server fails in the middle of a job: its traceback has the hub, which knows the token, in its frames."""
 import os, sys
-if "offbeat.runtime.server" in " ".join(sys.orig_argv):
+if "offbeat.runtime.server" in " ".join(sys.orig_argv) or "OFFBEAT_STANDBY" in os.environ:
     from offbeat.transport import hub
     poll = hub.SocketHub.poll
     def fails(self, *arguments):

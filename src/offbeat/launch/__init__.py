@@ -18,6 +18,7 @@ Who calls whom::
       +-- environment.py   the variables of each server and worker
       +-- processes.py     a child that cannot outlive the supervisor; forkserver.py: one that is forked, imports done (--preload)
       |     +-- process_exit.py   the end of a fork, and of a rank of a worker of several processes
+      |     +-- server_starter.py   servers, forks of a process that imports what they need
       +-- output.py        whole lines, labelled ``[worker 2]``, and files (--log-dir)
       +-- restarts.py      whether a worker that died starts again (--max-restarts)
       +-- hangs.py         processes that make no progress: stacks, then SIGKILL

@@ -91,9 +91,11 @@ class Agent:
         self._duties, self._token, self._find, self._supervisor = duties, token, find, supervisor
         self._forkserver: Forkserver | None = None
         self._servers = ServerStarter()
+        self._forks_servers = False
+        """True once servers may be forked here: the process for it is started."""
         self._children: dict[int, LocalChild] = {}
         self._waiting: dict[int, Mapping[str, Any]] = {}
-        """Orders to start a worker, until the forkserver has imported."""
+        """Orders to start a process, until it can be forked."""
         self._hub: SocketHub
         self._connection: Connection | None = None
         self._address: Address | None = None
@@ -243,8 +245,9 @@ class Agent:
                 raise ConfigurationError(header["reason"])
             case "start":
                 self._waiting[header["child"]] = header
+                self._forks_servers |= header["role"] == "server" and self._forkserver is not None
             case "prepare":
-                self._servers.prepare(self._server_environment())
+                self._forks_servers = True
             case "heard":
                 self._unheard -= 1
             case "over":
@@ -289,12 +292,14 @@ class Agent:
         return [child for child in (None if self._forkserver is None else self._forkserver.child, self._servers.child) if child is not None]
 
     def _start_waiting(self) -> None:
-        """Start what was ordered; workers only after the forkserver's imports."""
-        ready = self._forkserver is None or self._forkserver.settled()
+        """Start what was ordered, after the imports of the process that it is forked from."""
+        if self._forks_servers:
+            self._servers.prepare(self._server_environment())
+        ready = {"worker": self._forkserver is None or self._forkserver.settled(), "server": not self._servers.imports()}
         for number, header in list(self._waiting.items()):
             if self._connection is None:
                 self._waiting.clear()
-            elif ready or header["role"] != "worker":
+            elif ready[header["role"]]:
                 del self._waiting[number]
                 try:
                     self._children[number] = child = self._start(header)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from offbeat.launch.engine import Child, Engine, ServerRole
 from offbeat.launch.environment import Place, common_environment, free_port, server_environment, worker_environment
 from offbeat.launch.forkserver import POSSIBLE, Forkserver, fork_or_start
-from offbeat.launch.processes import LocalChild
 from offbeat.launch.program import Program
 from offbeat.launch.server_starter import ServerStarter
 from offbeat.runtime.job.settings import ROLE, JobSettings
@@ -44,10 +43,11 @@ class LocalEngine(Engine):
         self._address = hub.listen()
         if self._preload:
             self._forkserver = Forkserver(self._program, self._preload, common_environment(settings.workers), capture=True)
+            self._servers.prepare(self._server_environment(0, "", 0, ""))
         return self._address
 
     def ready_for_servers(self) -> bool:
-        return True
+        return not self._servers.imports()
 
     def ready_for_workers(self) -> bool:
         if self._forkserver is None:
@@ -98,15 +98,13 @@ class LocalEngine(Engine):
         return notes
 
     def helpers(self) -> Mapping[str, Child]:
-        return {} if self._forkserver is None else {"preload": self._forkserver.child}
+        found = {"preload": None if self._forkserver is None else self._forkserver.child, "servers": self._servers.child}
+        return {name: child for name, child in found.items() if child is not None}
 
     def strike(self) -> None:
-        for child in self._helpers():
+        for child in self.helpers().values():
             child.strike()
 
     def close(self) -> None:
-        for child in self._helpers():
+        for child in self.helpers().values():
             child.kill()
-
-    def _helpers(self) -> list[LocalChild]:
-        return [child for child in (None if self._forkserver is None else self._forkserver.child, self._servers.child) if child is not None]

@@ -171,7 +171,7 @@ class Supervisor:
             if self._standbys is not None:
                 self._standbys.start(number, self._clock.now())
         if self._servers.lasting and (standby := self._engine.prepare_returns()) is not None:
-            self._output.attach("standby", 0, standby)
+            self._output.attach("servers", 0, standby)
         if not self._wait_for_start(self._servers.all_listen):
             return
         if self._standbys is not None and not self._wait_for_start(self._standbys.all_listen):

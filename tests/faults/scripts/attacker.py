@@ -53,9 +53,9 @@ def train(model: torch.nn.Module, enough: Path) -> None:
 
 
 def server_memory() -> int:
-    """Of server 0's process, in MB; worker processes and servers have the same parent or grandparent."""
-    relatives = [child for parent in psutil.Process().parents() for child in parent.children()]
-    server = next(p for p in relatives if p.status() != psutil.STATUS_ZOMBIE and "offbeat.runtime.server" in " ".join(p.cmdline()))
+    """Of server 0's process, in MB."""
+    relatives = [child for parent in psutil.Process().parents() for child in parent.children(recursive=True)]
+    server = next(p for p in relatives if p.name() == "ob-server-0" or "offbeat.runtime.server" in p.cmdline())
     return int(server.memory_info().rss) >> 20
 
 
