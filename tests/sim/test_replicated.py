@@ -38,6 +38,8 @@ def ran(script: Timings, where: Path, deaths: list[tuple[str, int]], ack: Ack = 
     return job, live
 
 
+VANISHES: Final = "vanish worker=1 at=4; restart worker=1 at=9; slow worker=0 at=2 for=4 factor=3"
+
 CASES: Final = [
     *((2, sync, "float32") for sync in SOME),
     *((servers, sync, wire) for sync in ENCODED for servers, wire in ((2, "bf16"), (1, "int8"))),
@@ -92,17 +94,28 @@ def test_whenever_leaders_die_the_books_are_right(
     script = scripted(sync, law, faults, DEALT if dealt else FREE, seed=seed, servers=servers)
     if sync in ENCODED:
         script = replace(script, wire=wire)
-    # Of several servers others may have parts of the gradient, so the job ends if a worker dies in the moment of a leader's death.
+    # Server 0 decides what is folded. So the job ends if a worker dies in the moment of the death of another server's leader, and if each
+    # server decides by itself, also in that of server 0's.
     try:
         ran(script, tmp_path_factory.mktemp("replicas"), deaths, ack if sync in ENCODED and servers == 1 else "replica")
     except JobError as error:
-        if servers == 1 or not faults or "has died with the leader, or does not answer" not in str(error):
+        decided = sync not in PSP and "the standby of server 0" in str(error)
+        if servers == 1 or decided or not faults or "has died with the leader, or does not answer" not in str(error):
             raise
 
 
 def test_a_job_goes_on_if_a_worker_vanishes_in_the_moment_of_a_leaders_death(tmp_path: Path) -> None:
     """The standby lacks the gradient of this worker, and does nothing else for as long as the worker may come back."""
-    vanishes = "vanish worker=1 at=4; restart worker=1 at=9; slow worker=0 at=2 for=4 factor=3"
     deaths = [("send", 25), ("flush", 6), ("_send", 8), ("_send", 9), ("flush", 44)]
-    job, _ = ran(scripted("bsp", "constant(seconds=1)", vanishes, DEALT, seed=924379519), tmp_path, deaths)
+    job, _ = ran(scripted("bsp", "constant(seconds=1)", VANISHES, DEALT, seed=924379519), tmp_path, deaths)
     assert job.died.total() > 2
+
+
+@pytest.mark.parametrize(("sync", "point"), [("bsp", 104), ("bsp", 109), ("dbw", 109)])
+def test_it_goes_on_too_if_another_server_has_a_part_of_the_gradient(sync: str, point: int, tmp_path: Path) -> None:
+    """The leader of server 0 dies, and what the others say of their parts comes after that."""
+    script = scripted(sync, "uniform(low=0.5, high=1.5)", VANISHES, DEALT, seed=231, servers=2)
+    job, live = ran(script, tmp_path, [("send", point)])
+    assert job.died and job.leaders[0].server._term == 2
+    reason = "its gradient was lost with the server's former leader"
+    assert next((r["worker"], r["reason"]) for r in live if r["kind"] == "lost") == (1, reason)

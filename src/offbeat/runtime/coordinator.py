@@ -151,6 +151,8 @@ class LiveCoordinator:
         self.catch_up(now)
         if peer.worker in self.job.core.ledger.unsettled:
             self.job.feed(Withdrawn(peer.worker, self.job.core.version), now)
+        if self._shards:  # another server may yet say that it has its part of this gradient, which then must not count as arrived
+            self.on_lost(peer.worker, "its gradient was lost with the server's former leader", now, peer.incarnation)
 
     def on_ended(self, worker: WorkerId, now: Seconds) -> None:
         """Handle the normal end of a worker's script: a worker that never joined is not waited for any more."""

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from offbeat.core.events import Lost
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.job.several_optimizers import Several
+from offbeat.core.policy import ServerRule
 from offbeat.errors import JobError, ProtocolError
 from offbeat.journal.file import Journal, PartOfJournal
 from offbeat.journal.records import end_record, process_record
@@ -135,6 +136,12 @@ class LiveCoordinators:
         """Handle the loss of a gradient that had come from this worker to the former leader."""
         self._at.get(connection, self.first).on_withdrawn(connection, now)
         self._settle(now)
+
+    @property
+    def decides(self) -> bool:
+        """Return True if this server decides which gradients every server folds. Under rules of shard scope each decides by itself."""
+        policies = [live.job.spec.policy for live in self._live if live.job.spec is not None]
+        return not any(isinstance(policy, ServerRule) and policy.scope == "shard" for policy in policies)
 
     def connections_of(self, worker: WorkerId) -> list[Connection]:
         """Return the connections of a worker's process, one for each optimizer that it has made."""

@@ -273,8 +273,8 @@ class LeadingServer(Server):
 
     @property
     def _may_withdraw(self) -> bool:
-        """True if the job can go on without a gradient that this server lacks: no other server has a part of it, which would be folded."""
-        return self._settings is not None and self._settings.servers == 1
+        """True if the job can go on without a gradient that this server lacks: it decides that no server folds its part of it."""
+        return self._settings is not None and self._coordinator is not None and (self._settings.servers == 1 or self._coordinator.decides)
 
     def _withdraw(self, stream: StreamRecorder, link: Link) -> None:
         """Go on without a gradient that will not come again, from before anything else is handled: nothing may be folded with it."""
