@@ -91,11 +91,12 @@ class Agent:
         self._duties, self._token, self._find, self._supervisor = duties, token, find, supervisor
         self._forkserver: Forkserver | None = None
         self._servers = ServerStarter()
-        self._forks_servers = False
-        """True once servers may be forked here: the process for it is started."""
+        self._prepare_servers = False
+        """True if the process is to be started from which later servers are forked. The first ones are new processes, whose variables say
+        which one leads; those of forks do not show it."""
         self._children: dict[int, LocalChild] = {}
         self._waiting: dict[int, Mapping[str, Any]] = {}
-        """Orders to start a process, until it can be forked."""
+        """Orders to start a worker, until the forkserver has imported."""
         self._hub: SocketHub
         self._connection: Connection | None = None
         self._address: Address | None = None
@@ -245,9 +246,8 @@ class Agent:
                 raise ConfigurationError(header["reason"])
             case "start":
                 self._waiting[header["child"]] = header
-                self._forks_servers |= header["role"] == "server" and self._forkserver is not None
             case "prepare":
-                self._forks_servers = True
+                self._prepare_servers = True
             case "heard":
                 self._unheard -= 1
             case "over":
@@ -292,14 +292,12 @@ class Agent:
         return [child for child in (None if self._forkserver is None else self._forkserver.child, self._servers.child) if child is not None]
 
     def _start_waiting(self) -> None:
-        """Start what was ordered, after the imports of the process that it is forked from."""
-        if self._forks_servers:
-            self._servers.prepare(self._server_environment())
-        ready = {"worker": self._forkserver is None or self._forkserver.settled(), "server": not self._servers.imports()}
+        """Start what was ordered; workers only after the imports of the process that they are forked from."""
+        ready = self._forkserver is None or self._forkserver.settled()
         for number, header in list(self._waiting.items()):
             if self._connection is None:
                 self._waiting.clear()
-            elif ready[header["role"]]:
+            elif ready or header["role"] != "worker":
                 del self._waiting[number]
                 try:
                     self._children[number] = child = self._start(header)
@@ -310,6 +308,9 @@ class Agent:
                     self._tell("ended", child=number, status=1)
                 else:
                     self._tell("started", child=number, pid=child.pid)
+        if self._prepare_servers:
+            self._prepare_servers = False
+            self._servers.prepare(self._server_environment())
 
     def _start(self, header: Mapping[str, Any]) -> LocalChild:
         flat = header["variables"]
