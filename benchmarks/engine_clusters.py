@@ -22,7 +22,7 @@ from tests.cluster.hosts import Host, Network, until
 from tests.cluster.ray_cluster import RayCluster
 from tests.cluster.slurm import Slurm
 from tests.cluster.torchrun import torchrun
-from tests.faults.job import signalled
+from tests.faults.job import name_of, signalled
 
 from offbeat.errors import ConfigurationError
 
@@ -67,13 +67,7 @@ def killed(process: psutil.Process) -> float:
 
 def forks(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     """Return the workers that a forkserver has forked, which gives them names."""
-    return [process for process in processes if _name_of(process).startswith("ob-worker-")]
-
-
-def _name_of(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return str(process.name())
-    return ""
+    return [process for process in processes if name_of(process).startswith("ob-worker-")]
 
 
 def on_host(host: Host) -> list[psutil.Process]:

@@ -19,7 +19,6 @@ import itertools
 import os
 import secrets
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from tests.faults.job import RUN, SCRIPTS, Job
+from tests.faults.job import AGENT, RUN, SCRIPTS, Job
 
 from benchmarks.job import run, save
 from offbeat.chaos.procfs import MARK
@@ -40,7 +39,6 @@ OUTLIVED = str(SCRIPTS / "outlived.py")
 
 CASES = (("shm", 0), ("tcp", 0), ("shm", 1))
 """How the processes are connected, and the replicas."""
-AGENT = (sys.executable, "-m", "offbeat.agent")
 APART_S = 1.0
 """Seconds without a fault before each death, and after the last."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -13,9 +12,7 @@ from tests.cluster import hosts, ray_cluster, slurm
 from tests.cluster.hosts import Host, Network
 from tests.cluster.ray_cluster import RayCluster
 from tests.cluster.slurm import Slurm
-from tests.faults.job import Job
-
-AGENT = (sys.executable, "-m", "offbeat.agent")
+from tests.faults.job import AGENT, Job
 
 
 @pytest.fixture(scope="session")

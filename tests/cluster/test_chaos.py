@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.cluster.conftest import AGENT
 from tests.cluster.hosts import Host
-from tests.faults.job import TRAIN
+from tests.faults.job import AGENT, TRAIN
 
 SCRIPT = """
 {first} & first=$!

@@ -19,7 +19,7 @@ import pytest
 from tests.cluster.conftest import finished
 from tests.cluster.hosts import until
 from tests.cluster.ray_cluster import RayCluster
-from tests.faults.job import Job, signalled
+from tests.faults.job import Job, name_of, signalled
 
 from offbeat.runtime.job.settings import ROLE
 
@@ -54,12 +54,6 @@ def folded(job: Job, *workers: int, after: float = -1.0) -> None:
 def training(cluster: RayCluster, node: Any) -> list[psutil.Process]:
     """Return the processes of a node that train: forks, whose name says so."""
     return [process for process in cluster.processes(node) if name_of(process).startswith("ob-worker-")]
-
-
-def name_of(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return str(process.name())
-    return ""
 
 
 def serving(cluster: RayCluster, node: Any) -> dict[int, psutil.Process]:

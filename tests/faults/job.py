@@ -59,6 +59,7 @@ class Ended(NamedTuple):
 
 
 RUN = (sys.executable, "-m", "offbeat.cli", "run")
+AGENT = (sys.executable, "-m", "offbeat.agent")
 
 
 class Job:
@@ -228,6 +229,13 @@ class Faulty:
 
     def enough(self) -> None:
         (self._folder / "enough").touch()
+
+
+def name_of(process: psutil.Process) -> str:
+    """Return a process's name, which says of a fork what it is; "" if the process is gone."""
+    with contextlib.suppress(*GONE):
+        return str(process.name())
+    return ""
 
 
 def signalled(process: psutil.Process, number: signal.Signals) -> None:

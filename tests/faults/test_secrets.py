@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.faults.job import SCRIPTS, Ended, Job
+from tests.faults.job import AGENT, SCRIPTS, Ended, Job
 from tests.tiers import marked
 
 pytestmark = [
@@ -18,7 +18,6 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is no /proc"),
 ]
 SCRIPT = str(SCRIPTS / "secretive.py")
-AGENT = (sys.executable, "-m", "offbeat.agent")
 GIVEN = "a-recognisable-token-1234567"
 FAILS_ON_PURPOSE = '''
 """A server fails in the middle of a job: its traceback has the hub, which knows the token, in its frames."""

@@ -18,11 +18,12 @@ from offbeat.sim.training.workload import Handed, Workload
 LAWS: Final = ("uniform(low=0.5, high=1.5)", "constant(seconds=1)", "rotating(low=0.5, high=2)")
 """The second and the third make much happen at the same instant."""
 RETURN: Final = "kill worker=1 at=4.2; restart worker=1 at=8"
+VANISHES: Final = "vanish worker=1 at=4; restart worker=1 at=9; slow worker=0 at=2 for=4 factor=3"
 FAULTS: Final = (
     "",
     RETURN,
     "join worker=2 at=3; kill worker=0 at=5",
-    "vanish worker=1 at=4; restart worker=1 at=9; slow worker=0 at=2 for=4 factor=3",
+    VANISHES,
     "freeze worker=1 at=4.1 for=6",
 )
 AT_ONCE: Final = "constant(seconds=0)"

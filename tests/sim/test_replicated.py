@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 from hypothesis import Phase, given
 from hypothesis import strategies as st
-from tests.sim.comparison import DEALT, FAULTS, FREE, LAWS, RETURN, comparable, compare, scripted, seen
+from tests.sim.comparison import DEALT, FAULTS, FREE, LAWS, RETURN, VANISHES, comparable, compare, scripted, seen
 from tests.sim.followed import follow
 from tests.sim.replicated import POINTS, ReplicatedServers
 from tests.sim.stepped import Timings
@@ -37,8 +37,6 @@ def ran(script: Timings, where: Path, deaths: list[tuple[str, int]], ack: Ack = 
         follow(job, live)
     return job, live
 
-
-VANISHES: Final = "vanish worker=1 at=4; restart worker=1 at=9; slow worker=0 at=2 for=4 factor=3"
 
 CASES: Final = [
     *((2, sync, "float32") for sync in SOME),
