@@ -40,9 +40,9 @@ def strike(job: Job, number: int, fault: signal.Signals = signal.SIGKILL) -> psu
     """Kill or stop the leader of a server once the job has made some versions, and wait until its standby leads and versions are made."""
     made = folds(job)
     job.wait("more versions", lambda: folds(job) > made + 3)
-    victim = leader(job, number)
+    victim, taken = leader(job, number), len(takeovers(job.records(), number))
     signalled(victim, fault)
-    job.wait("the takeover", lambda: takeovers(job.records(), number))
+    job.wait("the takeover", lambda: len(takeovers(job.records(), number)) > taken)
     made = folds(job)
     job.wait("more versions", lambda: folds(job) > made + 3)
     return victim
