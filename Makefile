@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-cluster lint types format bench clean
+.PHONY: help demo test test-all test-cluster test-night lint types format bench clean
 SHELL := /bin/bash
 
 VENV := .venv
@@ -24,7 +24,7 @@ CLUSTER := tests/cluster
 
 help:  ## this list
 	@echo "offbeat: data-parallel training that keeps going when workers are slow, dead or new"; echo
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## *(.*)/  make \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## *(.*)/  make \1\t\2/' | expand -t 20
 
 demo: $(READY)  ## four workers under several rules; one is slow, one is killed and comes back
 	@$(BIN)/python examples/demo.py
@@ -35,19 +35,25 @@ ifeq ($(strip $(TESTS)),)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not smoke"
 	@$(BIN)/python -m pytest -m smoke tests/faults tests/live tests/experiments
 else
-	@OFFBEAT_ALL_TESTS=1 $(BIN)/python -m pytest $(TESTS)
+	@OFFBEAT_ALL_TESTS=night $(BIN)/python -m pytest $(TESTS)
 endif
 
-test-all: $(READY)  ## all tests on one host: more random schedules, every fault, every experiment; 20 to 25 minutes on two cores
-	@echo "Random tests with seed $(SEED); make test-all SEED=$(SEED) repeats them."
-	@OFFBEAT_ALL_TESTS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore=$(FAULTS) --ignore=$(CLUSTER)
-	@OFFBEAT_ALL_TESTS=1 $(BIN)/python -m pytest $(FAULTS) -n 2 --dist worksteal
+# How much of the tests is run, see tests/tiers.py.
+ASKED := 1
+test-night: ASKED := night
+
+test-all: $(READY)  ## the tests of CI on one host: more random schedules, each kind of fault; about 20 minutes on two cores
+	@echo "Random tests with seed $(SEED); SEED=$(SEED) repeats them."
+	@OFFBEAT_ALL_TESTS=$(ASKED) $(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore=$(FAULTS) --ignore=$(CLUSTER)
+	@OFFBEAT_ALL_TESTS=$(ASKED) $(BIN)/python -m pytest $(FAULTS) -n 2 --dist worksteal
 
 test-cluster: $(READY)  ## jobs on several hosts: namespaces, torchrun, Ray, and a real Slurm; it installs both (Slurm: root, Debian)
 	@tests/cluster/install_slurm.sh || echo "Slurm cannot be installed here: its tests skip"
 	@$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[ray-train]' \
 	  || echo "Ray cannot be installed here: its tests skip"
-	@OFFBEAT_ALL_TESTS=1 OFFBEAT_CLUSTER_TESTS=1 $(BIN)/python -m pytest $(CLUSTER) -n 2 --dist loadfile
+	@OFFBEAT_ALL_TESTS=$(ASKED) OFFBEAT_CLUSTER_TESTS=1 $(BIN)/python -m pytest $(CLUSTER) -n 2 --dist loadfile
+
+test-night: test-all test-cluster  ## everything: twice as many random schedules, and the tests that resemble another one; an hour
 
 lint: $(READY)  ## ruff: style and likely bugs
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -20,17 +20,16 @@ settings.load_profile("offbeat")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that start processes, but for those marked smoke, unless everything is asked for."""
-    if tiers.ALL:
-        return
+    """Leave out what is not asked for, see ``tests/tiers.py``."""
 
-    def needs_all(item: pytest.Item) -> bool:
+    def wanted(item: pytest.Item) -> bool:
+        if item.get_closest_marker("night") is not None:
+            return tiers.NIGHT
         long = item.nodeid.startswith(tiers.PROCESSES) or item.get_closest_marker("slow") is not None
-        return long and item.get_closest_marker("smoke") is None
+        return tiers.ALL or not long or item.get_closest_marker("smoke") is not None
 
-    left_out = list(filter(needs_all, items))
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not needs_all(item)]
+    config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
+    items[:] = filter(wanted, items)
 
 
 def pytest_collection_finish() -> None:

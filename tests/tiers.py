@@ -1,7 +1,8 @@
-"""How much of the tests is run: what ``make test`` runs in minutes before a commit, or everything (``make test-all``).
+"""How much of the tests is run: some before a commit (``make test``), those of CI (``make test-all``), or everything (``make test-night``).
 
-``OFFBEAT_ALL_TESTS`` in the environment asks for everything. Without it a test that draws examples draws a share of them, and of the
-tests that start processes the ones marked *smoke* are run.
+``OFFBEAT_ALL_TESTS`` in the environment asks for CI's: each kind of fault, each rule, each part of the command. With the value ``night`` it
+asks for the rest, too: the tests marked *night*, each of which resembles one that CI runs, and all random examples. Without the variable
+a test that draws examples draws a smaller share of them, and of the tests that start processes the ones marked *smoke* are run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 ALL = bool(os.environ.get("OFFBEAT_ALL_TESTS"))
+NIGHT = os.environ.get("OFFBEAT_ALL_TESTS") == "night"
 PROCESSES = (
     "tests/cluster/",
     "tests/contract/test_engine.py",
@@ -25,24 +27,28 @@ PROCESSES = (
     "tests/test_pages.py",
 )
 """Tests of these take seconds each."""
-SHARE = 8
 
 
 def examples(number: int, quick: int | None = None, **others: Any) -> settings:
     """Return hypothesis's settings for a test that draws this many examples when everything is run.
 
     Args:
-        number: of examples.
-        quick: of examples otherwise; None: an eighth of ``number``, at least five.
+        number: of examples. CI draws half of them, at least 15.
+        quick: of examples before a commit; None: an eighth of ``number``, at least five.
         others: further settings.
     """
-    fewer = max(5, number // SHARE) if quick is None else quick
-    return settings(max_examples=number if ALL else min(number, fewer), **others)
+    if not ALL:
+        drawn = max(5, number // 8) if quick is None else quick
+    else:
+        drawn = number if NIGHT else max(15, number // 2)
+    return settings(max_examples=min(number, drawn), **others)
 
 
-def marked(cases: Sequence[Any], *chosen: Any) -> list[Any]:
-    """Return the cases of a parametrized test, with the chosen ones marked smoke."""
-    assert all(case in cases for case in chosen), f"{chosen} are not all among the cases"
-    return [
-        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.smoke) if case in chosen else case for case in cases
-    ]
+def marked(cases: Sequence[Any], *smoke: Any, night: Sequence[Any] = ()) -> list[Any]:
+    """Return the cases of a parametrized test, some of them marked smoke or night."""
+    assert all(case in cases for case in (*smoke, *night)), f"{[*smoke, *night]} are not all among the cases"
+
+    def marks(case: Any) -> list[pytest.MarkDecorator]:
+        return [mark for mark, chosen in ((pytest.mark.smoke, smoke), (pytest.mark.night, night)) if case in chosen]
+
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks(case)) for case in cases]

@@ -74,10 +74,8 @@ def invoke(*arguments: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 60)
-@pytest.mark.parametrize("name", marked(list(EXPERIMENTS), "ensemble_fig5"))
+@pytest.mark.parametrize("name", marked(list(EXPERIMENTS), "ensemble_fig5", night=[*LONG]))
 def test_every_experiment_runs_quickly_and_bears_out_its_claims(name: str, tmp_path: Path) -> None:
-    if name in LONG and os.environ.get("CI"):
-        pytest.skip(f"CI has {LONG[name]} instead")
     seeds = ("--seeds", "1") if name in ONE_SEED else ()
     done = experiments(name, "--quick", "--check", *seeds, "--out", str(tmp_path))
     if done.returncode == runner.NO_DATA:

@@ -56,7 +56,7 @@ def books(ended: Ended) -> None:
         assert not report["rejected"] and not report["unused"]
 
 
-@pytest.mark.parametrize("sync", marked(["bsp", "asp"], "bsp"))
+@pytest.mark.parametrize("sync", marked(["bsp", "asp"], "bsp", night=["asp"]))
 def test_the_leader_dies_before_its_standby_and_exactly_one_version_is_lost(start: Start, tmp_path: Path, enough: Path, sync: str) -> None:
     orders, versions = tmp_path / "orders", tmp_path / "versions"
     versions.mkdir()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.faults.job import MISTAKEN, TRAIN, Ended, Job, signalled
 from tests.faults.test_workers import CALM, accounted, began
+from tests.tiers import marked
 
 from offbeat.journal.records import Record
 
@@ -46,7 +47,7 @@ def takes_part_from_the_next_epoch(ended: Ended, worker: int) -> None:
     assert of(ended.records, "settle", worker, 2)[0]["fate"] == "folded"
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", marked([0, 2], night=[0]))
 def test_a_killed_worker_holds_nobody_up_and_comes_back_for_the_next_epoch(start: Start, enough: Path, victim: int) -> None:
     timeout_s = 5.0
     job = start("--workers", "4", "--timeout", str(timeout_s), *SYNC, *CALM, TRAIN, "--until", str(enough))

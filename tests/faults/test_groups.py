@@ -52,7 +52,7 @@ def processes(job: Job) -> dict[int, psutil.Process]:
     return {number: found if found.children() else found.parent() for number, found in job.workers().items()}
 
 
-@pytest.mark.parametrize("inside", marked(["ddp", "fsdp"], "fsdp"))
+@pytest.mark.parametrize("inside", marked(["ddp", "fsdp"], "fsdp", night=["ddp"]))
 def test_two_workers_of_two_processes_equal_one_process_on_the_joined_batch(start: Start, tmp_path: Path, inside: str) -> None:
     """Batches of 16 samples a process: one step of two workers is over all 64."""
     script = (GROUPED, "--inside", inside, "--batch", "16", "--epochs", str(EPOCHS), "--out", str(tmp_path))
@@ -74,7 +74,7 @@ def test_two_workers_of_two_processes_equal_one_process_on_the_joined_batch(star
     check_parameters(tmp_path / "more", EPOCHS + 1)
 
 
-@pytest.mark.parametrize(("how", "rank"), marked([("start", 0), ("start", 1), ("start_new", 1)], ("start", 1)))
+@pytest.mark.parametrize(("how", "rank"), marked([("start", 0), ("start", 1), ("start_new", 1)], ("start", 1), night=[("start", 0)]))
 def test_the_death_of_one_process_is_that_of_its_worker_which_returns(
     request: pytest.FixtureRequest, enough: Path, how: str, rank: int
 ) -> None:

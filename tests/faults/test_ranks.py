@@ -59,7 +59,10 @@ def began(job: Job, ranks: int) -> None:
         job.contribution(rank, 1)
 
 
-@pytest.mark.parametrize(("rule", "where"), [*((rule, {}) for rule in ("majority", *GOSSIP[1:])), ("majority", APART)])
+RETURNING = [*((rule, {}) for rule in ("majority", *GOSSIP[1:])), ("majority", APART)]
+
+
+@pytest.mark.parametrize(("rule", "where"), marked(RETURNING, night=RETURNING[1:2]))
 def test_a_killed_rank_returns_and_nobody_else_restarts(start: Start, enough: Path, rule: str, where: dict[str, str]) -> None:
     job = start("--workers", "4", "--sync", rule, *CALM, *RANKS, "--until", str(enough), environment=where)
     began(job, 4)
@@ -154,7 +157,7 @@ def test_a_plain_allreduce_ends_with_its_first_dead(start: Start, enough: Path) 
     assert ended.tally().problems() == []
 
 
-@pytest.mark.parametrize("rule", ["majority", *GOSSIP[1:]])
+@pytest.mark.parametrize("rule", marked(["majority", *GOSSIP[1:]], night=GOSSIP[1:]))
 def test_digits_with_one_rank_slowed(start: Start, tmp_path: Path, rule: str) -> None:
     summary = tmp_path / "summary.json"
     options = ("--workers", "4", "--sync", rule, "--slow", "3=0.03", "--summary", str(summary))

@@ -12,14 +12,15 @@ import pytest
 import torch
 from tests.faults.job import SCRIPTS, TRAIN, Ended, Job, signalled
 from tests.faults.test_servers import calm, folds, killed, one_process_each
+from tests.tiers import marked
 
 from offbeat.journal.records import Record
 
 Start = Callable[..., Job]
 OUTLIVED = str(SCRIPTS / "outlived.py")
 __all__ = ["calm"]
-STEPS = "3000"
-"""Enough for the start of a new standby, of which most is the import of torch."""
+STEPS = "800"
+"""Enough for two deaths: the second standby is a fork, which is there at once."""
 REPLICAS = ("--replicas", "1", "--max-restarts", "0")
 """A worker that ended would not be restarted: the job would show it."""
 
@@ -85,8 +86,8 @@ def test_under_bsp_all_bits_are_those_of_a_job_without_the_death(start: Start, t
 def test_in_int8_too_all_bits_are_those_of_a_job_without_the_death(start: Start, tmp_path: Path) -> None:
     """A worker is sent changes of what it has: the standby must know what that is. Both formats: tests/sim/test_replicated.py."""
     options = (*REPLICAS, "--wire", "int8")
-    whole, _ = end_of(start, tmp_path / "calm", options, lambda job: None, "500")
-    other, ended = end_of(start, tmp_path / "disturbed", options, lambda job: strike(job, 0), "500")
+    whole, _ = end_of(start, tmp_path / "calm", options, lambda job: None, "300")
+    other, ended = end_of(start, tmp_path / "disturbed", options, lambda job: strike(job, 0), "300")
     assert [r["number"] for r in takeovers(ended.records)] == [0]
     torch.testing.assert_close(other, whole, rtol=0.0, atol=0.0)
 
@@ -154,7 +155,7 @@ def test_a_leader_that_is_told_to_leave_hands_over(start: Start, enough: Path) -
 RULES = [("elastic", 1), ("dbw", 2), ("psp(c=2, b=0.5, scaling=none)", 2)]
 
 
-@pytest.mark.parametrize(("sync", "servers"), RULES)
+@pytest.mark.parametrize(("sync", "servers"), marked(RULES, night=RULES[:1]))
 def test_under_other_rules_the_books_are_right(start: Start, enough: Path, sync: str, servers: int) -> None:
     options = ("--workers", "3", "--servers", str(servers), "--sync", sync, "--slow", "any=0.02", *REPLICAS)
     job = start(*options, TRAIN, "--until", str(enough))

@@ -20,11 +20,9 @@ from tests.tiers import marked
 from offbeat.journal.records import Record
 
 Start = Callable[..., Job]
-CALM = ("--steps", "400", "--width", "64")
+CALM = ("--steps", "200", "--width", "64")
 """Of the job to which those with a death in one phase are compared."""
 OUTLIVED = str(SCRIPTS / "outlived.py")
-SYNCS = ["asp", "dbw", "ensemble(steps=2)"]
-"""What outlives a process knows no rule, and tests/core/job/test_state.py has the state of all."""
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +98,9 @@ def one_process_each(ended: Ended) -> None:
 
 
 def end_of(start: Start, folder: Path, servers: int, optimizer: str, disturb: Callable[[Job], Any]) -> tuple[Any, Ended]:
-    """What the first worker has at the end of 1,000 steps under bsp, and how the job has ended."""
+    """What the first worker has at the end of 500 steps under bsp, and how the job has ended."""
     saved = folder / f"{optimizer}.pt"
-    more = ("--save", str(saved), "--steps", "1000", "--optimizer", optimizer)
+    more = ("--save", str(saved), "--steps", "500", "--optimizer", optimizer)
     job = start("--workers", "2", "--servers", str(servers), "--sync", "bsp", "--max-restarts", "20", OUTLIVED, *more)
     disturb(job)
     ended = job.ended()
@@ -111,7 +109,7 @@ def end_of(start: Start, folder: Path, servers: int, optimizer: str, disturb: Ca
     return torch.load(saved, weights_only=True), ended
 
 
-@pytest.mark.parametrize(("servers", "optimizer"), marked([(1, "Adam"), (2, "Adafactor")], (1, "Adam")))
+@pytest.mark.parametrize(("servers", "optimizer"), marked([(1, "Adam"), (2, "Adafactor")], (1, "Adam"), night=[(2, "Adafactor")]))
 def test_under_bsp_all_bits_are_those_of_a_job_without_the_deaths(start: Start, tmp_path: Path, servers: int, optimizer: str) -> None:
     (tmp_path / "calm").mkdir()
     whole, _ = end_of(start, tmp_path / "calm", servers, optimizer, lambda job: None)
@@ -126,10 +124,11 @@ def test_under_bsp_all_bits_are_those_of_a_job_without_the_deaths(start: Start, 
     torch.testing.assert_close(other, whole, rtol=0.0, atol=0.0)
 
 
-@pytest.mark.parametrize(
-    ("sync", "servers", "victims"),
-    [(sync, 1 + number % 2, (number % 2,)) for number, sync in enumerate(SYNCS)] + [("psp(c=2, b=0.5, scaling=none)", 2, (1, 0))],
-)
+OTHERS = [("asp", 1, (0,)), ("dbw", 2, (1,)), ("ensemble(steps=2)", 1, (0,)), ("psp(c=2, b=0.5, scaling=none)", 2, (1, 0))]
+"""What outlives a process knows no rule, and tests/core/job/test_state.py has the state of all."""
+
+
+@pytest.mark.parametrize(("sync", "servers", "victims"), marked(OTHERS, night=[OTHERS[0], OTHERS[2]]))
 def test_under_other_rules_the_books_are_right(start: Start, enough: Path, sync: str, servers: int, victims: tuple[int, ...]) -> None:
     job = start(
         "--workers",
@@ -178,10 +177,10 @@ def killed(start: Start, folder: Path, victim: int, phase: str, *options: str) -
     return ended, torch.load(saved, weights_only=True)
 
 
-@pytest.mark.parametrize(
-    ("victim", "phase"),
-    [(0, "initial"), (0, "during"), (1, "during"), (0, "release"), (1, "told")],
-)
+PHASES = [(0, "initial"), (0, "during"), (1, "during"), (0, "release"), (1, "told")]
+
+
+@pytest.mark.parametrize(("victim", "phase"), marked(PHASES, night=[(1, "during"), (0, "release")]))
 def test_under_bsp_in_each_phase_all_bits_are_those_of_a_job_without_the_death(
     start: Start, tmp_path: Path, calm: Any, victim: int, phase: str
 ) -> None:
@@ -243,7 +242,7 @@ def test_where_a_server_cannot_go_on_the_job_says_why(start: Start, enough: Path
     assert "server 0 killed by SIGKILL" in ended.last_line and "the ranks decide among themselves" in ended.last_line
 
 
-@pytest.mark.parametrize("sync", marked(["full", "sgp(out_degree=2, overlap=1)"], "full"))
+@pytest.mark.parametrize("sync", marked(["full", "sgp(out_degree=2, overlap=1)"], "full", night=["sgp(out_degree=2, overlap=1)"]))
 def test_without_servers_the_coordinator_goes_on_where_it_was(start: Start, enough: Path, sync: str) -> None:
     goes_on_where_it_was(start("--workers", "3", "--sync", sync, *UNHURRIED, *RANKS, "--until", str(enough)), enough)
 
@@ -317,7 +316,7 @@ def test_who_computes_for_longer_than_the_timeout_when_a_server_dies_is_not_take
     assert not [r for r in ended.records if r["kind"] == "state" and r["state"] in ("dead", "recovered")]
 
 
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("servers", marked([1, 2], night=[1]))
 def test_a_server_that_dies_before_a_worker_has_joined_goes_on(start: Start, servers: int) -> None:
     job = start("--workers", "2", "--servers", str(servers), TRAIN, "--epochs", "2")
     victim = job.wait("the server", lambda: job.servers().get(servers - 1))

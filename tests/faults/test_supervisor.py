@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.faults.job import TRAIN, Job, signalled
+from tests.tiers import marked
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 Start = Callable[..., Job]
@@ -79,7 +80,7 @@ def left_in_order(job: Job) -> None:
     assert ended.tally().problems() == []
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", marked([0, 1], night=[0]))
 def test_a_server_that_is_told_to_leave_ends_the_job_in_order(start_new: Start, enough: Path, victim: int) -> None:
     job = start_new("--workers", "2", "--servers", "2", "--slow", "any=0.01", TRAIN, "--until", str(enough))
     job.record("fold")
@@ -98,7 +99,7 @@ def test_the_notice_of_a_command_ends_the_job_in_order(start_new: Start, enough:
     assert "this machine will be taken away" in job.printed()
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", marked([0, 1], night=[0]))
 def test_a_killed_server_ends_the_job_in_one_sentence(start_new: Start, enough: Path, victim: int) -> None:
     job = start_new("--workers", "2", "--servers", "2", "--max-restarts", "0", "--slow", "any=0.01", TRAIN, "--until", str(enough))
     job.record("fold")

@@ -13,7 +13,7 @@ from tests.sim.dying_servers import POINTS, DyingCoordinator
 from tests.sim.followed import follow
 from tests.sim.stepped import Timings
 from tests.sim.test_same_script_ranks import ROUNDS, TWO_DIE, parameters_follow
-from tests.tiers import examples
+from tests.tiers import examples, marked
 
 from offbeat.journal.records import Record
 from offbeat.journal.summary import Tally
@@ -55,7 +55,7 @@ def test_the_journal_is_that_of_a_job_in_which_it_has_not_died(sync: str, tmp_pa
         assert job.died.total() > 8 and all(job.died[kind] for kind in ("append", "send", "change"))
 
 
-@pytest.mark.parametrize("sync", SOME)
+@pytest.mark.parametrize("sync", marked(SOME, night=SOME[::2]))
 @pytest.mark.parametrize("kind", ["begin", "change", "note_lost"])
 def test_each_change_of_the_ranks_is_made_once(sync: str, kind: str, tmp_path: Path) -> None:
     script, number = scripted(sync, LAWS[0], RETURN, DEALT), 1

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests import tiers
 
 from offbeat.core.policy import Averaging
 from offbeat.tensors.averaging import AveragingShard
@@ -84,7 +85,7 @@ def test_a_fold_that_was_cut_off_is_undone_and_made_again(kind: str, measures: s
     whole = Halves(kind, measures)
     whole.go_on()
     chance, cut = random.Random(kind), 0
-    for _ in range(12):
+    for _ in range(12 if tiers.NIGHT else 6):
         halves = Halves(kind, measures)
         memory = halves.open()
         for _ in range(3):
@@ -107,7 +108,7 @@ def test_a_fold_that_was_cut_off_is_undone_and_made_again(kind: str, measures: s
         assert halves.state() == whole.state()
         known = [(mine, theirs) for mine, theirs in zip(halves.results, whole.results, strict=True) if mine is not None]
         assert all(_near(mine, theirs) for mine, theirs in known)
-    assert cut > 5, f"only {cut} folds were cut off"
+    assert cut > 2, f"only {cut} folds were cut off"
 
 
 def _near(mine: Any, theirs: Any) -> bool:
