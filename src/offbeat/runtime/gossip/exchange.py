@@ -207,7 +207,7 @@ class OneHostGossip(GossipMembers):
         def step(state: GossipState) -> None:
             self._check(state)
             state.gossip.step(rank)
-            state.note(EntryKind.ARRIVE, rank)
+            state.note(EntryKind.ARRIVE, rank, gradient=moved is not None)
 
         memory.change(step)
         sources: list[WorkerId] = []
@@ -246,7 +246,7 @@ class OneHostGossip(GossipMembers):
             if state.gossip.behind(rank):
                 return False  # its neighbours have changed meanwhile
             state.gossip.step(rank)
-            state.note(EntryKind.ARRIVE, rank)
+            state.note(EntryKind.ARRIVE, rank, gradient=moved is not None)
             return True
 
         while True:
@@ -284,7 +284,7 @@ class OneHostGossip(GossipMembers):
             self._check(state)
             partner = state.gossip.partner(rank)
             state.gossip.step(rank)
-            state.note(EntryKind.ARRIVE, rank)
+            state.note(EntryKind.ARRIVE, rank, gradient=moved is not None)
             state.quiet = True
             return partner, state.gossip.steps(rank)
 

@@ -64,9 +64,12 @@ class GossipState:
         assert len(numbers) <= len(self._words), f"the state takes {len(numbers)} words; the layout has {len(self._words)}"
         self._words[: len(numbers)] = numbers
 
-    def note(self, kind: EntryKind, rank: WorkerId) -> None:
-        """Log a change that is being made. A rank's step is logged as ARRIVE, with the number of its steps after it as the version."""
-        self._log.write(kind, rank, self.gossip.steps(rank) if rank in self.gossip.present else 0)
+    def note(self, kind: EntryKind, rank: WorkerId, *, gradient: bool = False) -> None:
+        """Log a change that is being made.
+
+        A rank's step is logged as ARRIVE, with the number of its steps after it as the version, and buffer 0 if there was a gradient in it.
+        """
+        self._log.write(kind, rank, self.gossip.steps(rank) if rank in self.gossip.present else 0, 0 if gradient else None)
         self.steps += kind is EntryKind.ARRIVE
 
 

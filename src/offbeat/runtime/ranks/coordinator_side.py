@@ -220,7 +220,8 @@ class RankCoordinatorSide:
     def _pushed(self, entry: Entry) -> Pushed | None:
         """Return the push of an arrival; None if its ``push`` message has not come yet.
 
-        If the rank died before it sent the message, only the arrival is known: the push then has 0 samples, and counts as not finite.
+        If the rank died before the message came, only the arrival is known: the push then has 0 samples, and if no gradient arrived, it
+        counts as not finite.
         """
         incarnation = self._incarnations.get(entry.rank, NOT_JOINED)
         reported = self._reported.get((entry.rank, incarnation))
