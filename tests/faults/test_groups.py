@@ -74,7 +74,10 @@ def test_two_workers_of_two_processes_equal_one_process_on_the_joined_batch(star
     check_parameters(tmp_path / "more", EPOCHS + 1)
 
 
-@pytest.mark.parametrize(("how", "rank"), marked([("start", 0), ("start", 1), ("start_new", 1)], ("start", 1), night=[("start", 0)]))
+HOW = [("start", 1), ("start", 0), ("start_new", 1)]
+
+
+@pytest.mark.parametrize(("how", "rank"), marked(HOW, HOW[0], night=HOW[1:]))
 def test_the_death_of_one_process_is_that_of_its_worker_which_returns(
     request: pytest.FixtureRequest, enough: Path, how: str, rank: int
 ) -> None:

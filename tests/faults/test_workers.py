@@ -36,7 +36,7 @@ def began(job: Job, workers: int) -> None:
         job.contribution(worker, 1)
 
 
-@pytest.mark.parametrize(("how", "victim"), marked([("start", 0), ("start_new", 2)], ("start", 0)))
+@pytest.mark.parametrize(("how", "victim"), marked([("start", 0), ("start_new", 2)], ("start", 0), night=[("start_new", 2)]))
 def test_a_killed_worker_returns_and_nobody_else_restarts(request: pytest.FixtureRequest, enough: Path, how: str, victim: int) -> None:
     start: Start = request.getfixturevalue(how)
     job = start("--workers", "4", *CALM, TRAIN, "--until", str(enough))
