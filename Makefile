@@ -53,7 +53,7 @@ test-cluster: $(READY)  ## jobs on several hosts: namespaces, torchrun, Ray, and
 	  || echo "Ray cannot be installed here: its tests skip"
 	@OFFBEAT_ALL_TESTS=$(ASKED) OFFBEAT_CLUSTER_TESTS=1 $(BIN)/python -m pytest $(CLUSTER) -n 2 --dist loadfile
 
-test-night: test-all test-cluster  ## everything: twice as many random schedules, and the tests that resemble another one; an hour
+test-night: test-all test-cluster  ## everything: four times as many random schedules, and the tests that resemble another one; an hour
 
 lint: $(READY)  ## ruff: style and likely bugs
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

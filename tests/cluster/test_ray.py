@@ -166,6 +166,7 @@ def test_ray_train_replaces_a_killed_worker_alone(three_ray_nodes: RayCluster, t
         job.clean_up()
 
 
+@pytest.mark.night  # of Ray alone
 def test_ray_runs_tasks_on_three_nodes_and_on_the_others_when_one_is_lost(three_ray_nodes: RayCluster) -> None:
     import ray
 

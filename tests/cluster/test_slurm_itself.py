@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.slurm import Slurm
 
-pytestmark = pytest.mark.usefixtures("beside_nothing")
+pytestmark = [pytest.mark.usefixtures("beside_nothing"), pytest.mark.night]
 
 
 def test_slurm_runs_tasks_on_three_addresses_and_goes_on_without_a_node(three_slurm_nodes: Slurm, tmp_path: Path) -> None:

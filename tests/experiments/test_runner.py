@@ -37,9 +37,10 @@ LONG = {
     "eager_fig12": "eager_fig13",
     "ensemble_fig4": "ensemble_fig5",
     "ensemble_table": "ensemble_fig5",
+    "learning_rates": "ringmaster",
     "psp_table1": "psp_fig4",
 }
-"""Quick runs of some twenty seconds and more on two cores, each with a shorter one of the same code, which is enough for CI."""
+"""Quick runs of some twenty seconds and more on two cores, each with another one of the same code, which is enough for CI."""
 ONE_SEED = {"eager_fig13"}
 """Experiments whose quick run has two seeds, of which each alone bears out the claims."""
 OWN = {"ringmaster"}
