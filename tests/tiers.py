@@ -1,7 +1,7 @@
 """How much of the tests is run: some before a commit (``make test``), those of CI (``make test-all``), or everything (``make test-night``).
 
 ``OFFBEAT_ALL_TESTS`` in the environment asks for CI's: each kind of fault, each rule, each part of the command. With the value ``night`` it
-asks for the rest, too: the tests marked *night*, each of which resembles one that CI runs, and all random examples. Without the variable
+asks for the rest, too: the tests marked *night*, most of which resemble one that CI runs, and all random examples. Without the variable
 a test that draws examples draws a smaller share of them, and of the tests that start processes the ones marked *smoke* are run.
 """
 
