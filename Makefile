@@ -31,7 +31,7 @@ demo: $(READY)  ## four workers under several rules; one is slow, one is killed 
 
 test: $(READY)  ## the tests for before a commit, in minutes, and the examples in docstrings; TESTS="..." for some, whole
 ifeq ($(strip $(TESTS)),)
-	@echo "Random tests with seed $(SEED); make test SEED=$(SEED) repeats them. Everything: make test-all."
+	@echo "Random tests with seed $(SEED); make test SEED=$(SEED) repeats them. More: make test-all, make test-night."
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not smoke"
 	@$(BIN)/python -m pytest -m smoke tests/faults tests/live tests/experiments
 else
