@@ -22,7 +22,7 @@ from offbeat.launch.ray_engine import RayOptions
 from offbeat.policies import rule
 from offbeat.runtime.job.checkpoint_folder import Checkpoint
 from offbeat.runtime.job.settings import CheckpointOrder, JobSettings
-from offbeat.runtime.job.wire_choice import check_ack, check_rule, wire_format
+from offbeat.runtime.job.wire_choice import check_ack, check_replicas, check_rule, wire_format
 from offbeat.types import ACKS, Ack
 
 Script = Annotated[str, typer.Argument(help="The training script; arguments after it are its own.", show_default=False)]
@@ -207,9 +207,8 @@ def _check_replicas(replicas: int, *, sync: str | None, on_driver: bool) -> None
             "--replicas 1: servers that run beside this command end with it, whether they have standbys or not; add --servers-on nodes, "
             "or leave --replicas out"
         )
-    chosen = None if sync is None else rule(sync)
-    if chosen is not None and not isinstance(chosen, ServerRule):
-        raise ConfigurationError(f"--replicas 1: {chosen.spelling} has no servers that could have standbys; leave --replicas out")
+    if sync is not None:
+        check_replicas(rule(sync))
 
 
 def ray_options(

@@ -88,7 +88,7 @@ class StubAcross(StubRank):
     def _connect(self, addresses: Sequence[Sequence[Any]], *, later: bool) -> None:
         [others] = addresses
         self._sequencer = self._sequencer_hub.connect(self.job.addresses[0])
-        self._sequencer.send(SequencerCall(self.job.addresses[0], True).hello(self.number))
+        self._sequencer.send(SequencerCall(lambda links: links.connect(self.job.addresses[0], lasting=True)).hello(self.number))
         if not later:
             self.node.present = frozenset(peer for peer, _ in others)
         self.job.ring.meet(self, [peer for peer, _ in others if peer != self.number])

@@ -15,6 +15,7 @@ from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.policies.gossip import AllReduce
 from offbeat.runtime.job.job_spec import JobSpec
+from offbeat.runtime.job.wire_choice import check_ack, check_replicas
 from offbeat.runtime.live_job import LiveJob
 from offbeat.runtime.parameter_server.coordinator_side import ServerCoordinatorSide
 from offbeat.runtime.recovery.keeper import Keeper
@@ -159,8 +160,11 @@ class Admission:
                     f"--servers {shards}: {policy.spelling} has no servers that could share the parameters; leave --servers out"
                 )
             checked_vector(header)
-            if self._keeper is not None and (isinstance(policy, AllReduce) or not isinstance(self._keeper, Keeper)):
-                self._keeper.give_up(f"under {policy.spelling} the ranks decide among themselves, and server 0 holds what they share")
+            check_ack(policy, settings.ack)
+            if isinstance(self._keeper, Replica):
+                check_replicas(policy)
+            if isinstance(self._keeper, Keeper) and isinstance(policy, AllReduce):
+                self._keeper.give_up(f"under {policy.spelling} the ranks meet at server 0, in a group of torch.distributed")
         job.coordinator = coordinator
 
     def _welcome_ranks(self) -> None:
@@ -175,7 +179,7 @@ class Admission:
             parts = (job.core, peers, job.notifier, job.feed, job.perform, self._now)
             ranks = ranks_of(self._vector, job.settings.workers, job.settings.seed, together=together)
             try:
-                job.side = side_of(policy, ranks, self._hub, parts, self._keeper if isinstance(self._keeper, Keeper) else None)
+                job.side = side_of(policy, ranks, self._hub, parts, self._keeper)
                 if job.resumed is not None:
                     job.ranks.joiners.set_initial(NO_WORKER, job.resumed.replica(job.number, job.spec.layout))
                     if isinstance(self._keeper, Keeper):

@@ -45,7 +45,7 @@ def part_of(
             return OneHostMember(welcome.memory, rank, rule_of(RoundRule, policy), replica, hear, voided)  # type: ignore[type-abstract]
         case "multi_host":
             chosen = rule_of(RoundRule, policy)  # type: ignore[type-abstract]
-            call = SequencerCall(link.coordinator_at, link.servers_return, link.number_of_optimizer)
+            call = SequencerCall(link.call_coordinator, link.number_of_optimizer)
             return MultiHostMember(header, rank, chosen, replica, hear, voided, link.hub, link.interface, call)
         case other:
             raise ProtocolError(f"server 0 sent 'welcome' with backend = {other!r} (expected gossip, torch, one_host or multi_host)")

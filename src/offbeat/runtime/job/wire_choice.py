@@ -1,9 +1,11 @@
-"""Check the choices of a wire format and of ``--ack``: whether the format exists, and whether a rule can use the choice."""
+"""Check the choices of a wire format, of ``--replicas`` and of ``--ack``: whether the format exists, and whether a rule can use the choice."""
 
 from __future__ import annotations
 
+from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.policy import Policy, ServerRule
 from offbeat.errors import ConfigurationError
+from offbeat.policies.gossip import AllReduce
 from offbeat.types import WIRE_FORMATS, Ack, WireFormat
 
 
@@ -51,6 +53,29 @@ def check_rule(policy: Policy, wire: WireFormat) -> None:
         )
 
 
+def check_replicas(policy: Policy) -> None:
+    """Check that under this rule the servers can have standbys.
+
+    Raises:
+        ConfigurationError: they cannot; the message says why.
+
+    >>> from offbeat.policies import rule
+    >>> check_replicas(rule("bsp"))
+    >>> check_replicas(rule("majority"))
+    >>> check_replicas(rule("dpsgd"))
+    Traceback (most recent call last):
+    ...
+    offbeat.errors.ConfigurationError: --replicas 1: under dpsgd the ranks share the memory of one machine, and end with it; leave --replicas out
+    """
+    if isinstance(policy, AllReduce):
+        why = "the ranks sum in a group of torch.distributed, which has its meeting point in server 0 and ends with it"
+    elif not isinstance(policy, ServerRule | RoundRule):
+        why = "the ranks share the memory of one machine, and end with it"
+    else:
+        return
+    raise ConfigurationError(f"--replicas 1: under {policy.called()} {why}; leave --replicas out")
+
+
 def check_ack(policy: Policy, ack: Ack) -> None:
     """Check that under this rule new parameters may leave before the standby has their version.
 
@@ -61,7 +86,11 @@ def check_ack(policy: Policy, ack: Ack) -> None:
     >>> check_ack(rule("bsp"), "leader"), check_ack(rule("psp(c=1)"), "replica")
     (None, None)
     """
-    if ack == "leader" and isinstance(policy, ServerRule) and policy.scope == "shard":
+    if ack != "leader":
+        return
+    if not isinstance(policy, ServerRule):
+        raise ConfigurationError(f"--ack leader: under {policy.called()} no version is made at a server; leave --ack out")
+    if policy.scope == "shard":
         raise ConfigurationError(
             f"--ack leader: under {policy.called()} a worker has blocks of several versions, and cannot be brought back to one that the "
             "standby has; use --ack replica"

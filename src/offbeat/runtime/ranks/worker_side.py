@@ -96,6 +96,7 @@ class RankSession(JobSession):
             settings.timeout_s / 10,
             servers_return=settings.servers_return,
             anywhere=True,
+            standbys=settings.standbys,
         )
         checkpoints = JobCheckpoints(link, layout, model, optimizer, own_state=lambda: False)
         super().__init__(settings, link, checkpoints, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, siblings=siblings)

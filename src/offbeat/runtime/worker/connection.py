@@ -92,8 +92,7 @@ class WorkerConnection:
             else:
                 self.servers.append(self._links.connect(address, lasting=servers_return, anywhere=anywhere))
         self.coordinator = self.servers[0]
-        self.coordinator_at = addresses[0]
-        self.servers_return = servers_return
+        self._coordinator_at, self._servers_return = addresses[0], servers_return
         self.number_of_optimizer = 0
         """Which of the script's optimizers the connections are for; known from `greet` on."""
         self.incarnation: Incarnation = NOT_JOINED
@@ -158,6 +157,12 @@ class WorkerConnection:
         self.sync = welcome.header["sync"]
         self.checkpoints = welcome.header.get("checkpoints", False)
         return welcome
+
+    def call_coordinator(self, links: Links) -> Connection:
+        """Connect once more to the process that leads server 0 by now, for another thread. Raises `JobError` if it cannot be reached."""
+        if isinstance(self.coordinator, Link) and self._links.is_replicated(self.coordinator):
+            return links.connect_replicated(*self._links.replicated_at(self.coordinator))
+        return links.connect(self._coordinator_at, lasting=self._servers_return, anywhere=True)
 
     def bind(self, push: SharedMemory, pull: SharedMemory) -> None:
         """From now on each server's share of gradients and parameters is carried from and to these blocks."""

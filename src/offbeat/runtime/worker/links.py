@@ -36,12 +36,15 @@ class Links:
         self._at: dict[Connection, Link] = {}
         """By socket."""
         self._addresses: dict[Link, Address] = {}
+        """Of the process at the other end; with standbys, of the one that leads, as far as this end knows."""
         self._cut: dict[Link, tuple[Seconds, str]] = {}
         """Links without a socket: until when to try, and why the last one has ended."""
         self._replicated: set[Link] = set()
         """Links to servers with a standby, which says when it leads."""
         self._standbys: dict[Connection, Link] = {}
         """By idle connection to a standby: the link that goes over it once the standby leads."""
+        self._standby_at: dict[Link, Address] = {}
+        """Where the standby of this link's server listens."""
         self._former: WeakSet[Connection] = WeakSet()
         """Connections that this end has closed; messages may still be queued."""
         self._polls = threading.RLock()
@@ -108,17 +111,27 @@ class Links:
             return False
         connection.send({"kind": "await", "session": link.session})
         self._standbys[connection] = link
+        self._standby_at[link] = standby
         return True
 
     def _on_new_standby(self, link: Link, text: str) -> None:
         """Keep an idle connection to the standby that a server has got, in place of one to an earlier standby."""
         (standby,) = read_addresses(text)
         # Also if the address is that of the earlier one: a new process may have its port.
+        self._standby_at.pop(link, None)
         for connection in [connection for connection, waiting in self._standbys.items() if waiting is link]:
             del self._standbys[connection]
             self._former.add(connection)
             connection.close()
         self._wait_for(link, standby)
+
+    def is_replicated(self, link: Link) -> bool:
+        """Return True if the link's server has standbys."""
+        return link in self._replicated
+
+    def replicated_at(self, link: Link) -> tuple[Address, Address | None]:
+        """Return where the leader and the standby of a link's server listen by now, for `connect_replicated`; None: no standby is known."""
+        return self._addresses[link], self._standby_at.get(link)
 
     def poll(self, timeout_s: Seconds | None) -> Arrivals:
         """Do as `Hub.poll`. A link has ended only when its server does not come back."""
@@ -203,6 +216,7 @@ class Links:
     def _from_standby(self, connection: Connection, item: Message | Closed) -> None:
         """Go over this connection from now on, if the standby leads: also if the former leader is only frozen."""
         link = self._standbys.pop(connection)
+        address = self._standby_at.pop(link)
         if isinstance(item, Closed):
             if link in self._cut:
                 self._cut[link] = 0.0, self._cut[link][1]
@@ -215,6 +229,7 @@ class Links:
             link.cut()
             former.close()
         self._cut.pop(link, None)
+        self._addresses[link] = address
         self._go_over(link, connection)
 
     def settle(self) -> None:

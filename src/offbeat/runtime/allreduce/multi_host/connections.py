@@ -6,7 +6,7 @@ it connects. Messages that arrive are passed to one function, in the thread, und
 whose connection has ended is gone: it can only come back with a new `PeerConnections`.
 
 Where the sequencer is in server 0, each rank calls it there (`SequencerCall`). This connection may outlive the server's process (`Links`):
-what a rank asks while server 0 is away is answered by its next process.
+what a rank asks while server 0 is away is answered by its next process, or by its standby.
 """
 
 from __future__ import annotations
@@ -42,10 +42,8 @@ OnCut: TypeAlias = Callable[[WorkerId, str], None]
 class SequencerCall(NamedTuple):
     """How a rank reaches the sequencer of its rounds in server 0."""
 
-    address: Address
-    """Of server 0."""
-    lasting: bool
-    """True if server 0 may come back in a new process."""
+    connect: Callable[[Links], Connection]
+    """Connects to the process of server 0 by now; raises `JobError` if it cannot be reached."""
     number_of_optimizer: int = 0
     which: int = 0
     """Which of the rounds: 0 for gradients, 1 for parameters."""
@@ -111,7 +109,7 @@ class PeerConnections:
             JobError: the needed peer cannot be reached.
         """
         if call is not None:
-            connection = self._links.connect(call.address, lasting=call.lasting, anywhere=True)
+            connection = call.connect(self._links)
             connection.send(call.hello(self.peer))
             self._enter(needed, connection)
         for peer in sorted(addresses.keys() - {self.peer}):
