@@ -1,15 +1,17 @@
-"""`DyingCoordinator` whose ranks are on several hosts, so that the process that dies holds the sequencer of their rounds as well."""
+"""Jobs whose ranks are on several hosts, so that the process that dies holds the sequencer of their rounds as well."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 from tests.sim.dying_servers import DyingCoordinator, LinkedHub
-from tests.sim.stepped import Timings
+from tests.sim.replicated import ReplicatedServers
 from tests.sim.stepped_network import SteppedHub
+from tests.sim.stepped_ranks import SteppedRanks
 from tests.sim.stub_across import Ring, StubAcross
 
+from offbeat.runtime.serving import Serving
 from offbeat.transport.base import Address, Connection
 from offbeat.transport.memory import MemoryConnection
 from offbeat.types import WorkerId
@@ -27,21 +29,19 @@ class FarHub(LinkedHub):
         return connection
 
 
-class DyingSequencer(DyingCoordinator):
-    """One live run; arguments as for `DyingCoordinator`.
+class AcrossHosts(SteppedRanks):
+    """One live run, with each rank on a host of its own. Arguments are those of the class that is extended as well.
 
     Args:
         ring_first: True: ranks hear of each other before anything else happens; False: after that.
     """
 
-    def __init__(
-        self, script: Timings, journal: Path, deaths: Sequence[tuple[str, int]], records: int = 20, *, ring_first: bool = True
-    ) -> None:
-        super().__init__(script, journal, deaths, records)
-        self.ring, self._ring_first = Ring(), ring_first
+    addresses: list[Address]
+    """Of the servers, by now."""
 
-    def hub(self, turn: Callable[[], None], worker: WorkerId) -> SteppedHub:
-        return FarHub(self.network, turn, worker)
+    def __init__(self, *arguments: Any, ring_first: bool = True) -> None:
+        super().__init__(*arguments)
+        self.ring, self._ring_first = Ring(), ring_first
 
     def make(self, number: WorkerId, iteration: int) -> StubAcross:
         return StubAcross(self, number, iteration)
@@ -50,3 +50,24 @@ class DyingSequencer(DyingCoordinator):
         if self._ring_first:
             return self._look() or self.ring.deliver() or super().deliver()
         return super().deliver() or self.ring.deliver()
+
+    def sequencing(self) -> Serving:
+        """The process of server 0, by now."""
+        raise NotImplementedError
+
+
+class DyingSequencer(AcrossHosts, DyingCoordinator):
+    """Another process of server 0 goes on where one has died."""
+
+    def hub(self, turn: Callable[[], None], worker: WorkerId) -> SteppedHub:
+        return FarHub(self.network, turn, worker)
+
+    def sequencing(self) -> Serving:
+        return self.processes[0]
+
+
+class ReplicatedSequencer(AcrossHosts, ReplicatedServers, SteppedRanks):
+    """The standby of server 0 goes on where the leader has died."""
+
+    def sequencing(self) -> Serving:
+        return self.leaders[0].server

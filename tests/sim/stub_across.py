@@ -29,7 +29,7 @@ from offbeat.transport.base import Address, Closed, Connection, SharedMemory
 from offbeat.types import Version, WorkerId, WorkerState
 
 if TYPE_CHECKING:
-    from tests.sim.dying_sequencer import DyingSequencer
+    from tests.sim.dying_sequencer import AcrossHosts
 
 NOTHING = torch.empty(0)
 
@@ -48,9 +48,9 @@ class Sent(NamedTuple):
 class StubAcross(StubRank):
     """A rank of the allreduce family, in `runtime.allreduce.multi_host`."""
 
-    job: DyingSequencer
+    job: AcrossHosts
 
-    def __init__(self, job: DyingSequencer, number: WorkerId, iteration: int) -> None:
+    def __init__(self, job: AcrossHosts, number: WorkerId, iteration: int) -> None:
         super().__init__(job, number, iteration)
         assert isinstance(self.policy, RoundRule)
         self._partial: RoundRule = self.policy
@@ -243,9 +243,10 @@ class StubAcross(StubRank):
 
     def note(self) -> None:
         """Note its parameters, unless it was declared dead and does not know it: it may have summed a round that is another one now."""
-        if self.job.processes[0]._coordinator is None:
+        coordinator = self.job.sequencing()._coordinator
+        if coordinator is None:
             return  # of a process that has just begun
-        member = self.job.processes[0]._coordinator.first.job.core.membership[self.number]
+        member = coordinator.first.job.core.membership[self.number]
         if member.state is WorkerState.ALIVE and member.incarnation == self.incarnation:
             super().note()
 
