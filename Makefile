@@ -47,8 +47,8 @@ test-all: $(READY)  ## the tests of CI on one host: more random schedules, each 
 	@OFFBEAT_ALL_TESTS=$(ASKED) $(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore=$(FAULTS) --ignore=$(CLUSTER)
 	@OFFBEAT_ALL_TESTS=$(ASKED) $(BIN)/python -m pytest $(FAULTS) -n 2 --dist worksteal
 
-test-cluster: $(READY)  ## jobs on several hosts: namespaces, torchrun, Ray, and a real Slurm; it installs both (Slurm: root, Debian)
-	@tests/cluster/install_slurm.sh || echo "Slurm cannot be installed here: its tests skip"
+test-cluster: $(READY)  ## jobs on several hosts: namespaces, torchrun, Ray, and a real Slurm and etcd, which it installs (root, Debian)
+	@tests/cluster/install_services.sh || echo "Slurm and etcd cannot be installed here: their tests skip"
 	@$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[ray-train]' \
 	  || echo "Ray cannot be installed here: its tests skip"
 	@OFFBEAT_ALL_TESTS=$(ASKED) OFFBEAT_CLUSTER_TESTS=1 $(BIN)/python -m pytest $(CLUSTER) -n 2 --dist loadfile

@@ -26,6 +26,7 @@ from offbeat.launch.agent import Duties
 from offbeat.launch.cluster import SUPERVISES, Cluster, pass_on, supervise, take_part, tls_of
 from offbeat.launch.engine import Engine
 from offbeat.launch.group import grouped
+from offbeat.launch.leader_stores import RayStore, leadership_of
 from offbeat.launch.local import LocalEngine
 from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.preload import chosen
@@ -44,6 +45,7 @@ from offbeat.options import (
     Keep,
     Kill,
     LateReplies,
+    Leaders,
     LogDir,
     MaxRestarts,
     Module,
@@ -103,6 +105,7 @@ def run(
     servers: Annotated[int, typer.Option(help="Processes that hold the parameters, a shard each.")] = 1,
     replicas: Replicas = 0,
     ack: AckOption = None,
+    leaders: Leaders = None,
     sync: Sync = None,
     wire: Wire = None,
     max_restarts: MaxRestarts = 3,
@@ -217,6 +220,7 @@ def run(
             grace_s=grace,
             notice=None if notice_command is None else NoticeCommand(notice_command),
             log_dir=log_dir,
+            leadership=leadership_of(leaders, progress.note, RayStore.of_job if ray is not None and replicas else None),
             display=progress,
         )
         outcome = supervisor.run()
@@ -243,6 +247,7 @@ def agent(
     servers: Annotated[int, typer.Option(help="Processes that hold the parameters, a shard each; the machines start them in turn.")] = 1,
     replicas: Replicas = 0,
     ack: AckOption = None,
+    leaders: Leaders = None,
     sync: Sync = None,
     wire: Wire = None,
     max_restarts: MaxRestarts = 3,
@@ -351,6 +356,7 @@ def agent(
             max_restarts=max_restarts,
             grace_s=grace,
             log_dir=log_dir,
+            leaders=leaders,
             report_to=int(report_to),
         )
     finally:

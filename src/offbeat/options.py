@@ -16,6 +16,7 @@ from offbeat.launch import checkpointing
 from offbeat.launch.cluster import tls_of
 from offbeat.launch.faults import parse_all, parse_late
 from offbeat.launch.forkserver import POSSIBLE
+from offbeat.launch.leader_stores import store_of
 from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.program import Program
 from offbeat.launch.ray_engine import RayOptions
@@ -38,6 +39,22 @@ AckOption = Annotated[
     typer.Option(
         "--ack",
         help="With --replicas 1, workers get a version once its standby (replica), or only its leader (leader), has it.",
+    ),
+]
+
+
+def _known_store(text: str | None) -> str | None:
+    """Return the value of ``--leaders``. Raises `ConfigurationError` if it names no store."""
+    if text not in (None, "none"):
+        store_of(text)
+    return text
+
+
+Leaders = Annotated[
+    str | None,
+    typer.Option(
+        callback=_known_store,
+        help="etcd://HOST\\[:PORT]/JOB: the store that decides who leads; or none.  \\[default: with --replicas, torchrun's or Ray's own]",
     ),
 ]
 MaxRestarts = Annotated[int, typer.Option(help="How often each worker is restarted when its process dies.")]

@@ -1,7 +1,7 @@
 """A real Slurm for tests: one host with its controller, where users type their commands, and some hosts with ``slurmd``.
 
 All its files are in one folder of the test; nothing of the machine's own configuration is read. The packages come with
-``install_slurm.sh``.
+``install_services.sh``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def why_not() -> str | None:
     reason = hosts.why_not()
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if reason is None and missing:
-        reason = f"Slurm is not installed ({', '.join(missing)}): tests/cluster/install_slurm.sh does it on Debian"
+        reason = f"Slurm is not installed ({', '.join(missing)}): tests/cluster/install_services.sh does it on Debian"
     return reason
 
 

@@ -1,4 +1,4 @@
-"""The leader of server 0 dies at any point in a job across hosts without servers: its standby orders the rounds as the leader would have."""
+"""The leader of server 0 dies at any point, in a job across hosts without servers: its standby orders the rounds as the leader would."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from offbeat.journal.summary import Tally
 OFTEN: Final = [(kind, 5 * number + 1) for number in range(6) for kind in ("flush", "send")]
 
 
-def ran(script: Timings, where: Path, deaths: list[tuple[str, int]], *, ring_first: bool = True) -> tuple[ReplicatedSequencer, list[Record]]:
+def ran(
+    script: Timings, where: Path, deaths: list[tuple[str, int]], *, ring_first: bool = True
+) -> tuple[ReplicatedSequencer, list[Record]]:
     """Run it, and check what holds of every job."""
     job = ReplicatedSequencer(script, where / "journal.jsonl", deaths, ring_first=ring_first)
     live = job.run()
@@ -66,4 +68,6 @@ def test_whenever_leaders_die_the_books_are_right(
     ring_first: bool,
 ) -> None:
     """Where much happens at one instant, it matters who is heard first: so journals are not compared."""
-    ran(scripted(sync, law, faults, DEALT if dealt else FREE, seed=seed), tmp_path_factory.mktemp("replicas"), deaths, ring_first=ring_first)
+    ran(
+        scripted(sync, law, faults, DEALT if dealt else FREE, seed=seed), tmp_path_factory.mktemp("replicas"), deaths, ring_first=ring_first
+    )

@@ -14,6 +14,7 @@ from pathlib import Path
 from offbeat.errors import ConfigurationError, JobError
 from offbeat.launch.agent import Agent, Duties, versions
 from offbeat.launch.agents import LOOPBACK, LOOPBACK_NET, AgentEngine
+from offbeat.launch.leader_stores import TorchrunStore, leadership_of
 from offbeat.launch.outcome import Display, Outcome
 from offbeat.launch.processes import LocalChild, start
 from offbeat.launch.rendezvous import Meeting
@@ -129,6 +130,7 @@ def supervise(
     max_restarts: int,
     grace_s: Seconds,
     log_dir: Path | None,
+    leaders: str | None,
     report_to: int,
 ) -> Outcome:
     """Run the job's supervisor, in a process that `take_part` has started.
@@ -156,6 +158,7 @@ def supervise(
         versions=versions(),
         publish=publish,
     )
+    at = task.store if settings.replicas else None
     supervisor = Supervisor(
         settings,
         engine,
@@ -164,6 +167,7 @@ def supervise(
         return_s=cluster.start_s,
         grace_s=grace_s,
         log_dir=log_dir,
+        leadership=leadership_of(leaders, display.note, None if at is None else lambda: (TorchrunStore(*at), task.run)),
         display=display,
     )
     return supervisor.run()

@@ -2,7 +2,8 @@
 
 The supervisor makes this decision since it also decides which processes are dead, and since the job ends with the supervisor. A standby is
 told to lead only after the supervisor has given the leader up, and a leader may go on without its standby only after the supervisor has
-given the standby up: so no two processes of a server may send at the same time.
+given the standby up: so no two processes of a server may send at the same time. Where a cluster has a store that many processes trust, the
+decision is entered there first, and counts only if the store takes it (`leadership.Leadership`).
 
 A server that has no standby any more gets a new one, which takes over the leader's state and follows from then on.
 """
@@ -19,6 +20,7 @@ from typing import Any
 from offbeat.errors import ProtocolError
 from offbeat.launch.engine import Child, Engine
 from offbeat.launch.hangs import ServerWatch
+from offbeat.launch.leadership import Leadership
 from offbeat.launch.output import Output
 from offbeat.launch.processes import describe
 from offbeat.launch.servers import Servers
@@ -67,6 +69,7 @@ class Standbys:
         output: takes what the processes print.
         note: shows a line to the user.
         record: writes a line on a process to the journal: its role, number, what happened to it, and details.
+        leadership: asks the store of who leads; None: there is none.
     """
 
     def __init__(
@@ -79,8 +82,12 @@ class Standbys:
         output: Output,
         note: Callable[[str], None],
         record: Callable[[str, int, str, str], None],
+        leadership: Leadership | None = None,
     ) -> None:
         self._servers, self._engine, self._token = servers, engine, token
+        self._leadership = leadership
+        self._asked: dict[int, str] = {}
+        """By server whose standby is to lead once the store has said so: what has happened to its leader."""
         self._output, self._note, self._record = output, note, record
         self.key = secrets.token_hex(16)
         """Shows a leader that a process is the standby that the supervisor has started."""
@@ -218,8 +225,12 @@ class Standbys:
 
     # Decisions.
 
-    def check(self, now: Seconds) -> None:
-        """Let the leaders go on alone whose standby has ended or does not report."""
+    def check(self, now: Seconds) -> str | None:
+        """Let the leaders go on alone whose standby has ended or does not report, and those standbys lead that the store allows to.
+
+        Returns:
+            Why the job cannot go on: a standby that had to lead may not, or is gone by now; None: it can.
+        """
         ended = []
         for number, standby in self._of.items():
             if (status := standby.child.ended()) is not None:
@@ -229,9 +240,16 @@ class Standbys:
             ended.append((frozen[0], "does not report"))
         for number, how in ended:
             self._give_up(number, how, now)
+        for answer in () if self._leadership is None else self._leadership.answers(now):
+            how = self._asked.pop(answer.server)
+            refusal = answer.refusal if self._ready(answer.server) else "its standby is gone as well"
+            if refusal is not None:
+                return f"server {answer.server} {how}, and its standby cannot lead: {refusal}"
+            self._let_lead(answer.server, how, now)
+        return None
 
     def take_over(self, number: int, how: str, now: Seconds) -> bool:
-        """Let the standby of a server lead, and fence the process that has led.
+        """Let the standby of a server lead, and fence the process that has led; with a store, as soon as it has answered: see `check`.
 
         Args:
             number: the server.
@@ -241,12 +259,21 @@ class Standbys:
         Returns:
             False if there is no standby that could lead.
         """
+        if number in self._asked:
+            return True
         if not self._ready(number):
             return False
-        servers, standby = self._servers, self._of.pop(number)
-        self._watch.forget(number)
         self._terms[number] += 1
-        term = self._terms[number]
+        if self._leadership is None:
+            self._let_lead(number, how, now)
+        else:
+            self._asked[number] = how
+            self._leadership.ask(number, self._terms[number], self._of[number].where, now)
+        return True
+
+    def _let_lead(self, number: int, how: str, now: Seconds) -> None:
+        servers, standby, term = self._servers, self._of.pop(number), self._terms[number]
+        self._watch.forget(number)
         leader = servers.connections.pop(number, None)
         if leader is not None:
             self._fenced[leader] = number
@@ -267,7 +294,6 @@ class Standbys:
         self.tell(kind="moved", servers=where)
         self._record("server", number, "taken over", f"term {term}, {standby.child.where}")
         self.start(number, now)
-        return True
 
     def _ready(self, number: int) -> bool:
         """Return True if the standby of this server could take over."""

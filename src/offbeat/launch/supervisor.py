@@ -17,6 +17,7 @@ from offbeat.journal.file import seal
 from offbeat.launch.engine import Child, Engine
 from offbeat.launch.hangs import LivedClock, ServerWatch
 from offbeat.launch.lasting import LastingServer
+from offbeat.launch.leadership import Leadership
 from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.outcome import Display, Outcome, verdict
 from offbeat.launch.output import Output
@@ -55,10 +56,11 @@ class Supervisor:
         grace_s: seconds that scripts have to end after Ctrl-C or SIGTERM, and processes after their goodbye.
         notice: says when this machine is about to be taken away, which ends the job as SIGTERM does; None: only signals do.
         log_dir: a folder for the raw output of each worker and server; None: no files.
+        leadership: asks a store whether this supervisor leads the job, and which process leads each server; None: there is no store.
         display: shows the job to the user.
 
     Raises:
-        ConfigurationError: a server could not start, for instance because its port is taken.
+        ConfigurationError: a server could not start, for instance because its port is taken, or the store cannot be reached.
     """
 
     def __init__(
@@ -72,12 +74,14 @@ class Supervisor:
         grace_s: Seconds = 30.0,
         notice: NoticeCommand | None = None,
         log_dir: Path | None = None,
+        leadership: Leadership | None = None,
         display: Display,
     ) -> None:
         self._settings = settings
         self._engine = engine
         self._max_restarts, self._grace_s = max_restarts, grace_s
         self._notice = notice
+        self._leadership = leadership
         self._display = display
         self._output = Output(display, log_dir)
         self._token = token
@@ -118,6 +122,7 @@ class Supervisor:
                 output=self._output,
                 note=display.note,
                 record=self._record,
+                leadership=leadership,
             )
 
     def run(self) -> Outcome:
@@ -136,6 +141,8 @@ class Supervisor:
             self._output.close()
             if self._notice is not None:
                 self._notice.close()
+            if self._leadership is not None:
+                self._leadership.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -155,6 +162,8 @@ class Supervisor:
     # Start.
 
     def _start(self) -> None:
+        if self._leadership is not None:
+            self._leadership.begin()
         self._engine.servers_return = self._engine.servers_return and self._max_restarts > 0 and self._standbys is None
         self._engine.begin(self._settings, self._hub)
         for name, helper in self._engine.helpers().items():
@@ -357,8 +366,10 @@ class Supervisor:
                 how = describe(status) if child.lost is None else f"is gone ({child.lost})"
                 if self._failure is None:
                     self._failure = self._after_end(number, how)
-        if self._standbys is not None:
-            self._standbys.check(self._clock.now())
+        if self._standbys is not None and (why_not := self._standbys.check(self._clock.now())) is not None:
+            self._failure = self._failure or (why_not, False)
+        if self._leadership is not None and (other := self._leadership.superseded(self._clock.now())) is not None:
+            self._failure = self._failure or (f"this job has begun again elsewhere, under {other}: this one ends", False)
         frozen = self._servers.watch.frozen(self._clock.now())
         if frozen is not None and self._failure is None:
             number, why = frozen

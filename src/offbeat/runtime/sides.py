@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import singledispatch
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -29,6 +29,8 @@ from offbeat.runtime.shared_memory.layout import VECTOR_DTYPES
 from offbeat.tensors.layout import DTYPES
 from offbeat.transport.base import Hub
 
+AnyKeeper: TypeAlias = Keeper | Replica | None
+
 
 class Ranks(NamedTuple):
     """What the choice needs to know of a job's ranks."""
@@ -48,7 +50,7 @@ class Ranks(NamedTuple):
 
 
 @singledispatch
-def side_of(policy: Policy, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], keeper: Keeper | Replica | None) -> RankCoordinatorSide:
+def side_of(policy: Policy, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], keeper: AnyKeeper) -> RankCoordinatorSide:
     """Return the coordinator's side of a job under this rule.
 
     Args:
@@ -66,7 +68,9 @@ def side_of(policy: Policy, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], keep
 
 
 @side_of.register
-def _of_round_rule(policy: RoundRule, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], keeper: Keeper | Replica | None) -> RankCoordinatorSide:
+def _of_round_rule(
+    policy: RoundRule, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], keeper: Keeper | Replica | None
+) -> RankCoordinatorSide:
     sizes = ranks.workers, ranks.numel, ranks.size, ranks.dtype, ranks.seed
     if ranks.together:
         assert not isinstance(keeper, Replica), "the links of a server with a standby share no memory"
@@ -75,7 +79,7 @@ def _of_round_rule(policy: RoundRule, ranks: Ranks, hub: Hub, parts: tuple[Any, 
     return MultiHostCoordinatorSide(MultiHostGroup(policy, ranks.workers, _slots(policy, ranks, keeper), ranks.seed, now), *parts)
 
 
-def _slots(policy: RoundRule, ranks: Ranks, keeper: Keeper | Replica | None) -> Sequence[int]:
+def _slots(policy: RoundRule, ranks: Ranks, keeper: AnyKeeper) -> Sequence[int]:
     """Return how many results each host keeps, for rounds of gradients and of parameters: as this process finds, or an earlier one did.
 
     It depends on the memory of the machine.
@@ -91,12 +95,16 @@ def _slots(policy: RoundRule, ranks: Ranks, keeper: Keeper | Replica | None) -> 
 
 
 @side_of.register
-def _of_allreduce(policy: AllReduce, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], keeper: Keeper | Replica | None) -> RankCoordinatorSide:
+def _of_allreduce(
+    policy: AllReduce, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], keeper: Keeper | Replica | None
+) -> RankCoordinatorSide:
     return TorchCoordinatorSide(interface_of(hub), *parts)
 
 
 @side_of.register
-def _of_gossip_rule(policy: GossipRule, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], keeper: Keeper | Replica | None) -> RankCoordinatorSide:
+def _of_gossip_rule(
+    policy: GossipRule, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], keeper: Keeper | Replica | None
+) -> RankCoordinatorSide:
     if not ranks.together:
         raise ConfigurationError(
             f"the workers are on different hosts, and {policy.spelling} needs all of them on the host of server 0; use a rule of the "
@@ -107,7 +115,7 @@ def _of_gossip_rule(policy: GossipRule, ranks: Ranks, hub: Hub, parts: tuple[Any
     return GossipCoordinatorSide(_recorded(group, keeper), *parts)
 
 
-def _recorded(group: SharedGroup, keeper: Keeper | Replica | None) -> Group:
+def _recorded(group: SharedGroup, keeper: Keeper | None) -> Group:
     return group if keeper is None else RecordedGroup(group, keeper.answers)
 
 

@@ -1,4 +1,4 @@
-"""Check the choices of a wire format, of ``--replicas`` and of ``--ack``: whether the format exists, and whether a rule can use the choice."""
+"""Check the choices of a wire format, of ``--replicas`` and of ``--ack``: whether a rule can use them, and whether the format exists."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def check_replicas(policy: Policy) -> None:
     >>> check_replicas(rule("dpsgd"))
     Traceback (most recent call last):
     ...
-    offbeat.errors.ConfigurationError: --replicas 1: under dpsgd the ranks share the memory of one machine, and end with it; leave --replicas out
+    offbeat.errors.ConfigurationError: --replicas 1: under dpsgd all ranks are on one machine, and end with it; leave --replicas out
     """
     if isinstance(policy, AllReduce):
         why = "the ranks sum in a group of torch.distributed, which has its meeting point in server 0 and ends with it"
     elif not isinstance(policy, ServerRule | RoundRule):
-        why = "the ranks share the memory of one machine, and end with it"
+        why = "all ranks are on one machine, and end with it"
     else:
         return
     raise ConfigurationError(f"--replicas 1: under {policy.called()} {why}; leave --replicas out")
