@@ -11,6 +11,7 @@ import psutil
 import pytest
 import torch
 from tests.faults.job import SCRIPTS, TRAIN, Ended, Job, signalled
+from tests.faults.test_ranks import CALM, RANKS, accounted, began
 from tests.faults.test_servers import calm, folds, killed, one_process_each
 from tests.tiers import marked
 
@@ -170,3 +171,21 @@ def test_under_other_rules_the_books_are_right(start: Start, enough: Path, sync:
     for report in reports:
         assert sum(report[name] for name in ("folded", "dropped", "rejected", "unused")) == report["indices"]
         assert not report["rejected"]
+
+
+def test_ranks_keep_their_processes_when_the_sequencer_dies_or_stands_still(start: Start, enough: Path) -> None:
+    """One of them is killed as well: its next process calls the process that leads by then."""
+    job = start("--workers", "3", "--sync", "full", "--timeout", "3", "--replicas", "1", *CALM, *RANKS, "--until", str(enough))
+    began(job, 3)
+    before = job.workers()
+    strike(job, 0)
+    follows(job, 1)
+    signalled(before[1], signal.SIGKILL)
+    job.contribution(1, 2)
+    strike(job, 0, signal.SIGSTOP)
+    after = job.workers()
+    enough.touch()
+    ended = job.ended()
+    assert len(takeovers(ended.records)) == 2
+    assert [rank for rank in after if after[rank].pid != before[rank].pid] == [1]
+    accounted(ended)
