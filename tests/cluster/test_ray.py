@@ -20,7 +20,9 @@ from tests.cluster.conftest import finished
 from tests.cluster.hosts import until
 from tests.cluster.ray_cluster import RayCluster
 from tests.faults.job import Job, name_of, signalled
+from tests.launch.test_leader_stores import keeps_the_first
 
+from offbeat.launch.leader_stores import RayStore
 from offbeat.runtime.job.settings import ROLE
 
 pytestmark = [pytest.mark.usefixtures("beside_nothing"), pytest.mark.faults]
@@ -122,8 +124,31 @@ def test_the_node_of_a_server_is_lost_and_its_standby_leads(three_ray_nodes: Ray
     signalled(leader, signal.SIGKILL)
     taken = job.record("process", role="server", number=led, what="taken over", after=taken["t"])
     folded(job, *WORKERS, after=taken["t"])
+    from ray.experimental.internal_kv import _internal_kv_list
+
+    entered = {key.decode() for key in _internal_kv_list("offbeat/", namespace=b"offbeat")}
+    assert {key.rpartition("/")[2] for key in entered if f"/server {led}/" in key} == {"term 2", "term 3"}
     enough.touch()
     finished(job)
+
+
+@pytest.mark.night  # as under torchrun: tests/cluster/test_sequencer.py
+def test_the_node_of_the_sequencer_is_lost_and_its_standby_orders_the_rounds(
+    three_ray_nodes: RayCluster, start_on: Start, enough: Path
+) -> None:
+    cluster = three_ray_nodes
+    job = start_on("--timeout=5", "--sync=full", "--servers-on=nodes", "--replicas=1", DIGITS, "--until", str(enough))
+    folded(job, *WORKERS)
+    node = next(node for node in cluster.nodes for process in serving(cluster, node).values() if process.environ()[ROLE] == "leader")
+    cluster.kill_node(node)
+    taken = job.record("process", role="server", number=0, what="taken over")
+    folded(job, *WORKERS, after=taken["t"])
+    enough.touch()
+    finished(job)
+
+
+def test_rays_store_keeps_the_first_value(three_ray_nodes: RayCluster) -> None:
+    keeps_the_first(RayStore())
 
 
 def test_the_end_of_the_command_by_sigkill_ends_all_actors(three_ray_nodes: RayCluster, start_on: Start, enough: Path) -> None:
