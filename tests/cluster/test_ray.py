@@ -136,6 +136,7 @@ def test_the_node_of_a_server_is_lost_and_its_standby_leads(three_ray_nodes: Ray
 def test_the_node_of_the_sequencer_is_lost_and_its_standby_orders_the_rounds(
     three_ray_nodes: RayCluster, start_on: Start, enough: Path
 ) -> None:
+    """It is the second process to lead: the first one is on the node of the command."""
     cluster = three_ray_nodes
     job = start_on("--timeout=5", "--sync=full", "--servers-on=nodes", "--replicas=1", DIGITS, "--until", str(enough))
     folded(job, *WORKERS)
