@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from tests.cluster.conftest import finished
 from tests.cluster.hosts import Host
 from tests.cluster.torchrun import torchrun
@@ -73,6 +74,7 @@ def test_a_job_begins_with_min_takes_in_who_comes_and_outlives_each_lost_machine
     assert other.ended().status == 0
 
 
+@pytest.mark.night  # more of it: tests/cluster/test_torchrun.py
 def test_under_torchrun_only_what_died_restarts(two_hosts: list[Host], start_at: Start, enough: Path) -> None:
     first, second = two_hosts
     words = ["--sync", "ssp(staleness=3)", "--kill", "1@30", TRAIN, "--until", str(enough)]

@@ -128,6 +128,7 @@ def test_the_node_of_a_server_is_lost_and_its_standby_leads(three_ray_nodes: Ray
 
     entered = {key.decode() for key in _internal_kv_list("offbeat/", namespace=b"offbeat")}
     assert {key.rpartition("/")[2] for key in entered if f"/server {led}/" in key} == {"term 2", "term 3"}
+    keeps_the_first(RayStore())
     enough.touch()
     finished(job)
 
@@ -152,10 +153,7 @@ def test_the_node_of_the_sequencer_is_lost_and_its_standby_orders_the_rounds(
     finished(job)
 
 
-def test_rays_store_keeps_the_first_value(three_ray_nodes: RayCluster) -> None:
-    keeps_the_first(RayStore())
-
-
+@pytest.mark.night  # as on agents: tests/cluster/test_agents.py
 def test_the_end_of_the_command_by_sigkill_ends_all_actors(three_ray_nodes: RayCluster, start_on: Start, enough: Path) -> None:
     cluster = three_ray_nodes
     job = start_on(DIGITS, "--until", str(enough))
@@ -167,6 +165,7 @@ def test_the_end_of_the_command_by_sigkill_ends_all_actors(three_ray_nodes: RayC
     until("the end of all actors", lambda: ray.util.list_named_actors(all_namespaces=True) == [])
 
 
+@pytest.mark.night  # what is asked for and what is there: tests/launch/test_ray_engine.py
 def test_a_job_waits_for_room_and_says_what_is_missing(three_ray_nodes: RayCluster, start_on: Start, enough: Path) -> None:
     job = start_on("--cpus-per-worker=2", DIGITS, "--until", str(enough), "--epochs", "2")
     said = "4 workers with 2 CPU each need 8 CPU; the Ray cluster has 6 CPU (6 of it free) on 3 nodes: waiting 600 s for more nodes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pytest
 from tests.cluster.conftest import finished
 from tests.cluster.hosts import Host
 from tests.cluster.test_agents import by_hand, folded
@@ -25,6 +26,7 @@ def is_leader(environment: Mapping[str, str], number: int) -> bool:
     return environment.get(ROLE) == "leader" and environment.get("OFFBEAT_SERVER") == str(number)
 
 
+@pytest.mark.night  # without servers: tests/cluster/test_sequencer.py
 def test_the_machine_of_a_server_is_lost_and_its_standby_leads(two_hosts: list[Host], start_at: Start, enough: Path) -> None:
     first, second = two_hosts
     words = by_hand(first, "--timeout=3", "--servers=2", "--replicas=1", "--no-preload")

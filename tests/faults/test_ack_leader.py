@@ -114,7 +114,7 @@ def test_a_worker_dies_with_the_leader_after_it_has_overwritten_its_gradient(sta
     assert [r["worker"] for r in ended.records if r["kind"] == "withdrawn"] == [0]
 
 
-@pytest.mark.parametrize("sync", ["dbw"])
+@pytest.mark.parametrize("sync", marked(["dbw"], night=["dbw"]))
 def test_leaders_die_again_and_again_and_the_books_are_right(start: Start, tmp_path: Path, enough: Path, sync: str) -> None:
     versions = tmp_path / "versions"
     versions.mkdir()

@@ -84,6 +84,7 @@ def test_under_bsp_all_bits_are_those_of_a_job_without_the_death(start: Start, t
     torch.testing.assert_close(other, whole, rtol=0.0, atol=0.0)
 
 
+@pytest.mark.night
 def test_in_int8_too_all_bits_are_those_of_a_job_without_the_death(start: Start, tmp_path: Path) -> None:
     """A worker is sent changes of what it has: the standby must know what that is. Both formats: tests/sim/test_replicated.py."""
     options = (*REPLICAS, "--wire", "int8")

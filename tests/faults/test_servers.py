@@ -180,7 +180,7 @@ def killed(start: Start, folder: Path, victim: int, phase: str, *options: str) -
 PHASES = [(0, "initial"), (0, "during"), (1, "during"), (0, "release"), (1, "told")]
 
 
-@pytest.mark.parametrize(("victim", "phase"), marked(PHASES, night=[(1, "during"), (0, "release")]))
+@pytest.mark.parametrize(("victim", "phase"), marked(PHASES, night=[(0, "initial"), (1, "during"), (0, "release")]))
 def test_under_bsp_in_each_phase_all_bits_are_those_of_a_job_without_the_death(
     start: Start, tmp_path: Path, calm: Any, victim: int, phase: str
 ) -> None:
