@@ -113,7 +113,7 @@ def test_a_leader_that_stands_still_is_left(start: Start, enough: Path) -> None:
     enough.touch()
     ended = job.ended()
     one_process_each(ended)
-    assert "server 0 has not reported" in ended.out and len(takeovers(ended.records)) == 1
+    assert "\nserver 0 has not reported" in ended.out and len(takeovers(ended.records)) == 1
 
 
 def standby(job: Job, number: int, turn: int = 0) -> psutil.Process:

@@ -131,12 +131,12 @@ class ServerWatch:
         return self._due[number][1] == LOADING_S
 
     def frozen(self, now: Seconds) -> tuple[int, str] | None:
-        """Return a server that does not report, and the reason for which the job cannot go on with it; None: all report."""
+        """Return a server that does not report, and why the job cannot go on with it, in words that follow its name; None: all report."""
         for number, (heard, patience_s) in sorted(self._due.items()):
             if now - heard >= patience_s:
                 what = "the coordinator" if number == 0 else "its part of the parameters"
                 return (
                     number,
-                    f"server {number} has not reported for {now - heard:.0f} s: its process is stopped or hangs, and {what} with it",
+                    f"has not reported for {now - heard:.0f} s: its process is stopped or hangs, and {what} with it",
                 )
         return None

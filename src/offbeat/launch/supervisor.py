@@ -376,11 +376,11 @@ class Supervisor:
             if self._taken_over(number, why):
                 return
             if self._may_return(number):
-                self._display.note(f"{why}: it is killed")
+                self._display.note(f"server {number} {why}: it is killed")
                 self._servers.children[number].kill()
                 self._servers.watch.heard(number, self._clock.now(), loading=True)  # an agent may need some time for that
             else:
-                self._failure = (f"{why}{self._why_not_returned(number)}", False)
+                self._failure = (f"server {number} {why}{self._why_not_returned(number)}", False)
 
     def _awaits(self, number: int, connection: Connection) -> bool:
         """Return True if a process of this server is awaited. What an earlier one has left is for the process that was started, alone."""
