@@ -22,6 +22,7 @@ from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.outcome import Display, Outcome, verdict
 from offbeat.launch.output import Output
 from offbeat.launch.processes import describe
+from offbeat.launch.server_ends import ServerEnds
 from offbeat.launch.servers import Servers
 from offbeat.launch.standbys import Standbys, patience_of
 from offbeat.launch.workers import Workers
@@ -124,6 +125,18 @@ class Supervisor:
                 record=self._record,
                 leadership=leadership,
             )
+        self._ends = ServerEnds(
+            self._servers,
+            self._standbys,
+            settings,
+            engine,
+            token=token,
+            max_restarts=max_restarts,
+            clock=self._clock,
+            output=self._output,
+            note=display.note,
+            record=self._record,
+        )
 
     def run(self) -> Outcome:
         """Run the job to its end. Afterwards every process is gone, however the job ended."""
@@ -290,7 +303,7 @@ class Supervisor:
         message, header = taken, taken.header
         try:
             kind = messages.TO_SUPERVISOR.check(header, connection.peer, len(message.payload), len(message.memory))
-            fresh = kind == "listening" and self._awaits(header["number"], connection)
+            fresh = kind == "listening" and self._ends.awaits(header["number"], connection)
             # A server whose port is taken sends 'failed' before 'listening'.
             starting = kind == "failed" and len(self._servers.connections) < len(self._servers.children)
             sender = self._servers.number_of(connection)
@@ -365,29 +378,18 @@ class Supervisor:
                 self._serve(0.0)  # a report from it may explain its end better
                 how = describe(status) if child.lost is None else f"is gone ({child.lost})"
                 if self._failure is None:
-                    self._failure = self._after_end(number, how)
-        if self._standbys is not None and (why_not := self._standbys.check(self._clock.now())) is not None:
-            self._failure = self._failure or (why_not, False)
+                    self._fail(self._ends.after_end(number, how))
+        if self._standbys is not None:
+            self._fail(self._standbys.check(self._clock.now()))
         if self._leadership is not None and (other := self._leadership.superseded(self._clock.now())) is not None:
-            self._failure = self._failure or (f"this job has begun again elsewhere, under {other}: this one ends", False)
-        frozen = self._servers.watch.frozen(self._clock.now())
-        if frozen is not None and self._failure is None:
-            number, why = frozen
-            if self._taken_over(number, why):
-                return
-            if self._may_return(number):
-                self._display.note(f"server {number} {why}: it is killed")
-                self._servers.children[number].kill()
-                self._servers.watch.heard(number, self._clock.now(), loading=True)  # an agent may need some time for that
-            else:
-                self._failure = (f"server {number} {why}{self._why_not_returned(number)}", False)
+            self._fail(f"this job has begun again elsewhere, under {other}: this one ends")
+        if self._failure is None:
+            self._fail(self._ends.after_silence())
 
-    def _awaits(self, number: int, connection: Connection) -> bool:
-        """Return True if a process of this server is awaited. What an earlier one has left is for the process that was started, alone."""
-        if number not in self._servers.children or number in self._servers.connections:
-            return False
-        returning = number in self._servers.lasting and self._servers.lasting[number].job_sent
-        return not returning or connection.peer == f"process {self._servers.children[number].pid} of this host"
+    def _fail(self, reason: str | None) -> None:
+        """Let the job fail for this reason, unless there is none, or the job fails already."""
+        if reason is not None:
+            self._failure = self._failure or (reason, False)
 
     def _taken(self, connection: Connection, message: Message) -> Message | None:
         """Return a message without its number in the link over which it has come; None: it is the link's own, or came before."""
@@ -399,52 +401,6 @@ class Supervisor:
         except ProtocolError as error:
             self._refuse(connection, error)
             return None
-
-    def _taken_over(self, number: int, how: str) -> bool:
-        """Let the standby of a server lead, after what has happened to its leader. Returns False if there is none that could."""
-        return self._standbys is not None and self._standbys.take_over(number, how, self._clock.now())
-
-    def _may_return(self, number: int) -> bool:
-        if self._standbys is not None:
-            return False
-        return number in self._servers.lasting and self._servers.lasting[number].why_mortal(self._max_restarts) is None
-
-    def _why_not_returned(self, number: int) -> str:
-        why = self._servers.lasting[number].why_mortal(self._max_restarts) if number in self._servers.lasting else None
-        if self._standbys is not None:
-            why = "its standby could not lead yet" if self._standbys.has_one(number) else "it had no standby any more"
-        elif why is None and not self._max_restarts:
-            why = "--max-restarts is 0"
-        said = "" if why is None else f" ({why})"
-        order = self._settings.checkpoint
-        return said if order is None else f"{said}; offbeat run --resume {order.folder} goes on from the newest checkpoint"
-
-    def _after_end(self, number: int, how: str) -> tuple[str, bool] | None:
-        """Start a server again whose process has ended, at once or later. Returns why the job fails; None: the server goes on."""
-        if self._taken_over(number, how):
-            return None
-        if not self._may_return(number):
-            reason = f"server {number} {how}, and what it held is gone with it"
-            return f"{reason}{self._why_not_returned(number)}", False
-        lasting = self._servers.lasting[number]
-        lasting.returning = True
-        self._servers.watch.heard(number, self._clock.now(), loading=True)
-        if self._engine.returns_soon():
-            return None
-        child = self._engine.restart_server(number, self._token, self._servers.addresses.get(number))
-        if child is None:
-            reason = f"server {number} {how}, and what it held is gone with it"
-            return f"{reason} (no agent is left on this machine that could start it again)", False
-        lasting.returns(self._clock.now())
-        count = f"{lasting.restarts} of {self._max_restarts}"
-        self._record("server", number, "exited", how)
-        self._output.drain()
-        self._display.note(f"server {number} {how}: it goes on in a new process ({count})")
-        self._servers.connections.pop(number, None)
-        self._servers.children[number] = child
-        self._output.attach("server", number, child)
-        self._record("server", number, "restarted", f"{count}, {child.where}")
-        return None
 
     def _look_for_notice(self) -> None:
         """Treat the notice of the user's command as SIGTERM."""
