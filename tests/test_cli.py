@@ -101,7 +101,9 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"ack": "leader", "replicas": 1, "servers": 2}, r"--ack leader: after a takeover the shards of 2 servers could differ by one version"),
     ({"replicas": 2}, r"--replicas 2: each server can have no standby \(0\) or one \(1\)"),
     ({"replicas": 1, "ack": "leader", "sync": "psp(c=1)"}, r"--ack leader: under psp a worker has blocks of several versions"),
-    ({"replicas": 1, "sync": "solo"}, r"--replicas 1: solo has no servers that could have standbys"),
+    ({"replicas": 1, "sync": "dpsgd"}, r"--replicas 1: under dpsgd all ranks are on one machine, and end with it"),
+    ({"replicas": 1, "sync": "allreduce"}, r"--replicas 1: under allreduce the ranks sum in a group of torch.distributed"),
+    ({"replicas": 1, "ack": "leader", "sync": "solo"}, r"--ack leader: under solo no version is made at a server"),
     ({"replicas": 1, "on_driver": True}, r"--replicas 1: .* add --servers-on nodes"),
     ({"journal": Path("one"), "summary": Path("one")}, r"--journal and --summary are the same file, one"),
 ]

@@ -210,7 +210,8 @@ def test_jobs_could_start(where: str, tmp_path: Path, monkeypatch: pytest.Monkey
     several = {name: list(given[name] or ()) for name in ("slow", "kill", "late")}
     ray_options(**{name: given.pop(name) for name in inspect.signature(ray_options).parameters})
     chosen(given.pop("preload") or [], Program(str(SCRIPT)), none=given.pop("no_preload"))
-    given.pop("grace")
+    for name in ("grace", "leaders"):
+        given.pop(name)
     interval, keep, resume, _ = (given.pop(name) for name in ("every", "keep", "resume", "auto_resume"))
     if resume is None:  # the folder of a job that resumes is not here
         given["checkpoint"] = checkpointing.order_of(given["checkpoint"], interval, keep, None)
