@@ -14,6 +14,7 @@ from offbeat.errors import ProtocolError
 from offbeat.transport.base import Connection, Message
 from offbeat.transport.link import RESUME, Link
 from offbeat.transport.memory import MemoryHub, MemoryNetwork
+from offbeat.transport.output_commit import OutputCommit
 from offbeat.transport.wire import EMPTY
 
 
@@ -109,3 +110,18 @@ def test_a_lent_payload_is_not_copied() -> None:
     data[:] = b"else"
     copied, lent = link._kept
     assert copied.payload == [b"text"] and lent.payload[0] is data
+
+
+def test_a_message_is_kept_for_its_region_alone() -> None:
+    """As long as one is kept, so are those after it: a rank without regions would keep all that it has ever sent."""
+    commit = OutputCommit()
+    link = Link("session", "worker 0", shares_memory=False, commit=commit)
+    link.note(1)
+    link.keep_carried()
+    assert link.confirmed == 1
+    link.bind("push", memoryview(bytearray(4)))
+    link.note(2)
+    link.keep_carried()
+    assert link.confirmed == 1
+    link.release_carried()
+    assert link.confirmed == 2

@@ -232,9 +232,9 @@ class Link(Connection):
         """Let the other end keep the newest message and those after it, until `release_carried`.
 
         The region that came with the message is in the memory of this process alone. If a standby takes over, the other end sends the
-        message again, with the region, which is as it was: its owner waits.
+        message again, with the region, which is as it was: its owner waits. Where no region is bound none came, and nothing is kept.
         """
-        if self._commit is not None:
+        if self._commit is not None and self._regions:
             if self._confirmable and self._confirmable[-1][1] == self.received:
                 self._confirmable.pop()
             self.kept_carried = self.received
