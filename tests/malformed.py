@@ -132,6 +132,7 @@ FROM_LEADER: dict[str, dict[str, Any]] = {
 AWAIT = {"await": {"session": "3f"}}
 LEADING = {"leading": {"term": 2}}
 STANDBY = {"standby": WHERE}
+CONFIRM = {"confirm": {"received": 0}}
 RESUME = {"resume": {"session": "3f", "received": 0}}
 """The first message of a link over a socket, from either end."""
 SUMMARY = Tally.of(

@@ -24,7 +24,7 @@ from offbeat.runtime.allreduce.multi_host.messages import FIRST, kinds_from
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.recovery.replica_messages import FROM_LEADER, FROM_STANDBY
-from offbeat.transport.link import AWAIT, RESUME
+from offbeat.transport.link import AWAIT, CONFIRM, RESUME
 from offbeat.transport.schema import Kinds
 from offbeat.transport.stream import StreamConnection
 
@@ -40,7 +40,10 @@ TABLES: dict[str, tuple[Sequence[Kinds], Sequence[Mapping[str, Any]]]] = {
     "from-server-0": ((messages.FROM_SERVER_0,), (malformed.FROM_SERVER_0, malformed.ORDERS)),
     "from-supervisor": ((messages.FROM_SUPERVISOR,), (malformed.FROM_SUPERVISOR,)),
     "from-leader": ((FROM_LEADER,), (malformed.FROM_LEADER,)),
-    "from-standby": ((FROM_STANDBY, AWAIT, RESUME), (malformed.FROM_STANDBY, malformed.AWAIT, malformed.RESUME)),
+    "from-standby": (
+        (FROM_STANDBY, AWAIT, RESUME, CONFIRM),
+        (malformed.FROM_STANDBY, malformed.AWAIT, malformed.RESUME, malformed.CONFIRM),
+    ),
     "to-supervisor": ((messages.TO_SUPERVISOR,), (malformed.TO_SUPERVISOR,)),
     "to-worker": ((messages.TO_WORKER,), (malformed.TO_WORKER,)),
     "from-agent": ((agent_messages.FROM_AGENT,), (malformed.FROM_AGENT,)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 from tests.tiers import examples
 
 from offbeat.errors import ProtocolError
+from offbeat.transport import link as link_module
 from offbeat.transport.base import Connection, Message
-from offbeat.transport.link import RESUME, Link
+from offbeat.transport.link import CONFIRM_EVERY, RESUME, Link
 from offbeat.transport.memory import MemoryHub, MemoryNetwork
 from offbeat.transport.output_commit import OutputCommit
 from offbeat.transport.wire import EMPTY
@@ -62,9 +64,14 @@ class Ends:
 
 
 @examples(300)
-@given(st.integers(0, 2**32))
-def test_each_message_comes_once_and_in_order(seed: int) -> None:
-    chance, ends = random.Random(seed), Ends()
+@given(st.integers(0, 2**32), st.sampled_from((1, 3, CONFIRM_EVERY)))
+def test_each_message_comes_once_and_in_order(seed: int, confirm_every: int) -> None:
+    with patch.object(link_module, "CONFIRM_EVERY", confirm_every):
+        come_once_and_in_order(random.Random(seed))
+
+
+def come_once_and_in_order(chance: random.Random) -> None:
+    ends = Ends()
     for _ in range(chance.randrange(80)):
         end = chance.randrange(2)
         what = chance.choice([ends.say] * 4 + [ends.hear] * 4 + [lambda _: ends.cut(), ends.another_process])
@@ -78,6 +85,35 @@ def test_each_message_comes_once_and_in_order(seed: int) -> None:
         ends.hear(1 - end)
         assert ends.heard[1 - end] == list(range(1, ends.said[end] + 1))
     assert not ends.links[0]._kept, "what the other end has, as its last message says, is not kept"
+
+
+def test_nothing_is_kept_for_long_if_one_end_says_nothing() -> None:
+    ends = Ends()
+    ends.hear(1)
+    ends.hear(0)
+    most = 0
+    for _ in range(20 * CONFIRM_EVERY):
+        ends.say(0)
+        ends.hear(1)
+        ends.hear(0)
+        most = max(most, len(ends.links[0]._kept))
+    assert CONFIRM_EVERY <= most <= CONFIRM_EVERY + 1
+
+
+def test_a_standby_keeps_no_account_of_what_it_has_handled() -> None:
+    """It sends nothing."""
+    link = Link("session", "worker 0", shares_memory=False, commit=OutputCommit())
+    for number in range(1, 10 * CONFIRM_EVERY):
+        link.note(number)
+    assert len(link._confirmable) <= CONFIRM_EVERY
+
+
+def test_a_confirmation_that_cannot_be_is_refused() -> None:
+    link = Link("session", "worker 1")
+    with pytest.raises(ProtocolError, match="has received 1 messages \\(expected at most 0"):
+        link.take(Message({"kind": "confirm", "received": 1}, EMPTY, ()))
+    with pytest.raises(ProtocolError, match="confirm"):
+        link.take(Message({"kind": "confirm", "received": "x"}, EMPTY, ()))
 
 
 def test_what_is_sent_before_the_other_end_goes_on_waits() -> None:

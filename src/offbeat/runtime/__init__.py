@@ -21,6 +21,7 @@ a gradient are sent ahead of the message, while the rest is computed):
 | supervisor | server 0 | checkpoint | make one now: the job is about to end |
 | supervisor | server | kept | before the settings: the memory that an earlier process has left |
 | server, worker, supervisor | each other | resume | the first message of a link over each new socket (``transport/link.py``) |
+| server, worker, supervisor | each other | confirm | what need not be kept any more, where no other message has said so for long |
 | server s | server 0 | shard | the first message |
 | server 0 | server s | setup, orders | the layout and the rule's kind, then folds and releases in order |
 | server s | server 0 | arrived, initialised, measured | a push, or the initial parameters, have arrived at server s; the norms of a fold |

@@ -31,6 +31,10 @@ LEADING: Final = Kinds({"leading": MessageSchema(fields({"term": whole()}))})
 """The answer, when the standby leads."""
 STANDBY: Final = Kinds({"standby": MessageSchema(fields({"address": text(1000)}))})
 """To the end that has called, without a number: the server has a new standby, which listens there."""
+CONFIRM: Final = Kinds({"confirm": MessageSchema(fields({"received": whole()}))})
+"""To the other end, without a number: it need not keep its messages up to this one. Sent where no message has said so for long."""
+CONFIRM_EVERY: Final = 64
+"""Messages after which it is sent."""
 _stamp = row(whole(), whole())
 
 
@@ -84,6 +88,8 @@ class Link(Connection):
         self._confirmable: deque[tuple[int, int]] = deque()
         """Positions of records, and the number of the message that may be confirmed once the record is committed."""
         self._confirmed = 0
+        self._told = 0
+        """What the other end was told last to have been confirmed."""
         self._kept: deque[_Kept] = deque()
         self._regions: dict[str, tuple[memoryview, PartArrived | None]] = {}
         self._socket: Connection | None = None
@@ -135,7 +141,8 @@ class Link(Connection):
             if not self.shares_memory:
                 for name, (region, arrived) in self._regions.items():
                     connection.bind(name, region, arrived)
-            connection.send({"kind": "resume", "session": self.session, "received": self.confirmed})
+            self._told = self.confirmed
+            connection.send({"kind": "resume", "session": self.session, "received": self._told})
 
     def resumed(self, received: int) -> None:
         """Send again what the other end, which has received so many messages, does not have."""
@@ -182,6 +189,14 @@ class Link(Connection):
                     self._send(self._socket, kept)
             if self.closed:
                 self._socket.close()
+            else:
+                self._confirm()
+
+    def _confirm(self) -> None:
+        """Tell the other end what it need not keep, if it has long heard nothing of this end that would have told it."""
+        if self._socket is not None and self._ready and (confirmed := self.confirmed) - self._told >= CONFIRM_EVERY:
+            self._told = confirmed
+            self._socket.send({"kind": "confirm", "received": confirmed})
 
     def cut(self) -> None:
         """Note that the socket has ended."""
@@ -196,25 +211,26 @@ class Link(Connection):
         return self.bytes_received
 
     def take(self, message: Message) -> Message | None:
-        """Return a message that has come, without its stamp; None: it had come before.
+        """Return a message that has come, without its stamp; None: it had come before, or is the link's own.
 
         Raises:
             ProtocolError: its stamp cannot be read, or a message is missing before it.
         """
         stamp = message.header.pop(STAMP, None)
         if stamp is None:
-            return message
+            if message.header.get("kind") != "confirm":
+                return message
+            CONFIRM.check(message.header, self.peer, len(message.payload), len(message.memory))
+            self._delivered(message.header["received"])
+            return None
         try:
             _stamp(stamp)
         except Unfit as unfit:
             raise ProtocolError(f"{self.peer} sent a message with {STAMP} = {shown(stamp)} (expected {unfit.expected})") from None
         number, received = stamp
-        if received > self.sent:
-            raise ProtocolError(f"{self.peer} has received {received} messages (expected at most {self.sent}, as many as were sent)")
         if number > self.received + 1:
             raise ProtocolError(f"{self.peer} sent message {number} after message {self.received} (expected none to be missing)")
-        with self._lock:
-            self.forget(received)
+        self._delivered(received)
         if number <= self.received:
             if number == self.kept_carried:
                 self.lacks_carried = False
@@ -222,10 +238,20 @@ class Link(Connection):
         self.note(number)
         return message
 
+    def _delivered(self, received: int) -> None:
+        """Note what the other end says that it has received, and confirm to it what this end has, before the message that has just come."""
+        if received > self.sent:
+            raise ProtocolError(f"{self.peer} has received {received} messages (expected at most {self.sent}, as many as were sent)")
+        with self._lock:
+            self.forget(received)
+            self._confirm()
+
     def note(self, number: int) -> None:
         """Note that a message has been received."""
         self.received = number
         if self._commit is not None and self.kept_carried is None:
+            if len(self._confirmable) >= CONFIRM_EVERY:
+                _ = self.confirmed  # perhaps nothing is sent that would ask for it, as at a standby
             self._confirmable.append((self._commit.position, number))
 
     def keep_carried(self) -> None:
@@ -295,7 +321,8 @@ class Link(Connection):
 
     def _send(self, connection: Connection, kept: _Kept) -> None:
         carry = None if self.shares_memory else kept.carry
-        header = {**kept.header, STAMP: [kept.number, self.confirmed]}
+        self._told = self.confirmed
+        header = {**kept.header, STAMP: [kept.number, self._told]}
         connection.send(header, carry=carry, payload=kept.payload, memory=kept.memory, lent=kept.lent)
 
     def send_ahead(self, name: str, start: int, stop: int) -> None:

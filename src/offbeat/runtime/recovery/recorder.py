@@ -135,4 +135,4 @@ class Recorder(SessionLinks):
 
 def is_bare(message: Message) -> bool:
     """Return True if a message has no number: it need not arrive, or belongs to no link."""
-    return STAMP not in message.header
+    return STAMP not in message.header and message.header.get("kind") != "confirm"
