@@ -239,7 +239,7 @@ def test_where_a_server_cannot_go_on_the_job_says_why(start: Start, enough: Path
     signalled(newest(job, 0), signal.SIGKILL)
     ended = job.ended()
     assert ended.status == 1
-    assert "server 0 killed by SIGKILL" in ended.last_line and "the ranks decide among themselves" in ended.last_line
+    assert "server 0 killed by SIGKILL" in ended.last_line and "the ranks meet at server 0" in ended.last_line
 
 
 @pytest.mark.parametrize("sync", marked(["full", "sgp(out_degree=2, overlap=1)"], "full", night=["sgp(out_degree=2, overlap=1)"]))
