@@ -82,7 +82,8 @@ def test_the_leader_dies_before_its_standby_and_exactly_one_version_is_lost(star
     assert all(kept[version] == former[version] for version in range(1, last + 1)), "up to there the two processes have made the same"
     assert kept[last + 1] != former[last + 1], "the version that workers had is lost, and another one has its number"
     back = steps_back(versions)
-    assert back == [1, 1] if sync == "bsp" else max(back, default=0) <= 1  # under asp the other worker's push may be folded before
+    # A worker that joins again once the other has made a version goes on from there; under asp it may be that each does.
+    assert set(back) == {1} if sync == "bsp" else max(back, default=0) <= 1
     fenced = [r for r in ended.records if r["kind"] == "lost" and "were lost with the server's former leader" in r["reason"]]
     assert {r["worker"] for r in fenced} == {0, 1} if sync == "bsp" else fenced
 
