@@ -86,8 +86,8 @@ class Standbys:
     ) -> None:
         self._servers, self._engine, self._token = servers, engine, token
         self._leadership = leadership
-        self._asked: dict[int, str] = {}
-        """By server whose standby is to lead once the store has said so: what has happened to its leader."""
+        self._asked: dict[int, tuple[str, Standby]] = {}
+        """By server: what has happened to its leader, and the standby that is to lead once the store has said so."""
         self._output, self._note, self._record = output, note, record
         self.key = secrets.token_hex(16)
         """Shows a leader that a process is the standby that the supervisor has started."""
@@ -241,8 +241,9 @@ class Standbys:
         for number, how in ended:
             self._give_up(number, how, now)
         for answer in () if self._leadership is None else self._leadership.answers(now):
-            how = self._asked.pop(answer.server)
-            refusal = answer.refusal if self._ready(answer.server) else "its standby is gone as well"
+            how, standby = self._asked.pop(answer.server)
+            there = self._of.get(answer.server) is standby and self._ready(answer.server)
+            refusal = answer.refusal if there else "it is gone as well"
             if refusal is not None:
                 return f"server {answer.server} {how}, and its standby cannot lead: {refusal}"
             self._let_lead(answer.server, how, now)
@@ -267,11 +268,12 @@ class Standbys:
         if self._leadership is None:
             self._let_lead(number, how, now)
         else:
-            self._asked[number] = how
+            self._asked[number] = how, self._of[number]
             self._leadership.ask(number, self._terms[number], self._of[number].where, now)
         return True
 
     def _let_lead(self, number: int, how: str, now: Seconds) -> None:
+        """Let the standby of a server lead, in the term of `_terms`."""
         servers, standby, term = self._servers, self._of.pop(number), self._terms[number]
         self._watch.forget(number)
         leader = servers.connections.pop(number, None)
