@@ -88,6 +88,7 @@ def test_the_leader_dies_before_its_standby_and_exactly_one_version_is_lost(star
     assert {r["worker"] for r in fenced} == {0, 1} if sync == "bsp" else fenced
 
 
+@pytest.mark.night
 def test_a_worker_dies_with_the_leader_after_it_has_overwritten_its_gradient(start: Start, tmp_path: Path, enough: Path) -> None:
     """The standby knows of its push, which no worker can send again."""
     orders, versions = tmp_path / "orders", tmp_path / "versions"

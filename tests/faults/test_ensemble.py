@@ -108,6 +108,7 @@ def test_one_that_is_told_to_leave_hands_in_its_local_steps(start: Start, enough
     assert not of(ended.records, "state_changed", 1, 2)
 
 
+@pytest.mark.night
 def test_digits_are_learnt_although_one_is_killed_half_way(start: Start, tmp_path: Path) -> None:
     summary = tmp_path / "summary.json"
     options = ("--max-restarts", "0", "--kill", "1@15", "--summary", str(summary), "--sync", "ensemble(steps=10)")

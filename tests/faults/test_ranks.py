@@ -157,7 +157,7 @@ def test_a_plain_allreduce_ends_with_its_first_dead(start: Start, enough: Path) 
     assert ended.tally().problems() == []
 
 
-@pytest.mark.parametrize("rule", marked(["majority", *GOSSIP[1:]], night=GOSSIP[1:]))
+@pytest.mark.parametrize("rule", marked(["majority", *GOSSIP[1:]], night=["majority", *GOSSIP[1:]]))
 def test_digits_with_one_rank_slowed(start: Start, tmp_path: Path, rule: str) -> None:
     summary = tmp_path / "summary.json"
     options = ("--workers", "4", "--sync", rule, "--slow", "3=0.03", "--summary", str(summary))

@@ -98,7 +98,7 @@ PHASES = [(1, "release"), (0, "streamed")]
 """Those in which one process knows what the other does not; ``tests/runtime/recovery/test_replicas.py`` draws the moments at random."""
 
 
-@pytest.mark.parametrize(("victim", "phase"), marked(PHASES, night=PHASES[:1]))
+@pytest.mark.parametrize(("victim", "phase"), marked(PHASES, night=PHASES))
 def test_under_bsp_in_each_phase_all_bits_are_those_of_a_job_without_the_death(
     start: Start, tmp_path: Path, calm: Any, victim: int, phase: str
 ) -> None:
@@ -107,6 +107,7 @@ def test_under_bsp_in_each_phase_all_bits_are_those_of_a_job_without_the_death(
     torch.testing.assert_close(end, calm, rtol=0.0, atol=0.0)
 
 
+@pytest.mark.night  # below, that of ranks
 def test_a_leader_that_stands_still_is_left(start: Start, enough: Path) -> None:
     job = start("--workers", "2", "--timeout", "3", "--slow", "any=0.02", *REPLICAS, TRAIN, "--until", str(enough))
     strike(job, 0, signal.SIGSTOP)
@@ -157,7 +158,7 @@ def test_a_leader_that_is_told_to_leave_hands_over(start: Start, enough: Path) -
 RULES = [("elastic", 1), ("dbw", 2), ("psp(c=2, b=0.5, scaling=none)", 2)]
 
 
-@pytest.mark.parametrize(("sync", "servers"), marked(RULES, night=[RULES[0], RULES[2]]))
+@pytest.mark.parametrize(("sync", "servers"), marked(RULES, night=RULES))
 def test_under_other_rules_the_books_are_right(start: Start, enough: Path, sync: str, servers: int) -> None:
     options = ("--workers", "3", "--servers", str(servers), "--sync", sync, "--slow", "any=0.02", *REPLICAS)
     job = start(*options, TRAIN, "--until", str(enough))

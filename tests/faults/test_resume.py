@@ -18,7 +18,7 @@ SPLITS = {"ensemble"}
 CALM = ("--slow", "any=0.005")
 
 
-@pytest.mark.parametrize("sync", marked(RULES, "bsp", night=["ssp(staleness=2)", "dpsgd"]))
+@pytest.mark.parametrize("sync", marked(RULES, "bsp", night=["ssp(staleness=2)", "ensemble", "dpsgd"]))
 def test_a_job_that_was_killed_as_a_whole_goes_on(jobs: Start, tmp_path: Path, sync: str) -> None:
     folder, file = tmp_path / "checkpoints", tmp_path / "result.pt"
     options = ("--checkpoint", str(folder), "--auto-resume", "--every", "1v" if sync in SPLITS else "7v")

@@ -180,7 +180,7 @@ def killed(start: Start, folder: Path, victim: int, phase: str, *options: str) -
 PHASES = [(0, "initial"), (0, "during"), (1, "during"), (0, "release"), (1, "told")]
 
 
-@pytest.mark.parametrize(("victim", "phase"), marked(PHASES, night=[(0, "initial"), (1, "during"), (0, "release")]))
+@pytest.mark.parametrize(("victim", "phase"), marked(PHASES, night=[(0, "initial"), (1, "during"), (0, "release"), (1, "told")]))
 def test_under_bsp_in_each_phase_all_bits_are_those_of_a_job_without_the_death(
     start: Start, tmp_path: Path, calm: Any, victim: int, phase: str
 ) -> None:
@@ -282,6 +282,7 @@ def test_a_coordinator_that_dies_while_a_rank_joins_lets_it_in(start: Start, eno
     accounted(ended)
 
 
+@pytest.mark.night
 def test_a_server_that_dies_while_the_standby_imports_is_forked_from_it(start_new: Start, enough: Path) -> None:
     job = start_new("--workers", "2", "--slow", "any=0.02", TRAIN, "--until", str(enough))
     job.wait("a worker, which is started when the server listens", job.workers)

@@ -34,8 +34,8 @@ def test_while_the_workers_start(start_new: Start, enough: Path, number: signal.
     [
         (signal.SIGINT, False, "start"),
         (signal.SIGTERM, True, "start_new"),
-        (signal.SIGUSR1, False, "start_new"),
-        (signal.SIGKILL, True, "start_new"),
+        pytest.param(signal.SIGUSR1, False, "start_new", marks=pytest.mark.night),
+        pytest.param(signal.SIGKILL, True, "start_new", marks=pytest.mark.night),
         (signal.SIGKILL, True, "start"),
     ],
     ids=["SIGINT-forks", "SIGTERM-frozen", "SIGUSR1", "SIGKILL-frozen", "SIGKILL-frozen-forks"],
