@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest.mock import patch
+
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
@@ -45,3 +48,12 @@ def test_the_engines_store_is_taken_unless_another_or_none_is_named() -> None:
     assert leadership_of("none", print, lambda: of_engine) is None
     assert isinstance(leadership_of(None, print, lambda: of_engine), Leadership)
     assert isinstance(leadership_of("etcd://node0/night", print, None), Leadership)
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"responses": []}, {"responses": [{"response_range": {"kvs": [{"value": "%"}]}}]}, {"responses": 3}]
+)
+def test_an_etcd_that_answers_nonsense_has_not_answered(answer: dict[str, Any]) -> None:
+    store = EtcdStore([("node0", 2379)])
+    with patch.object(store, "_ask", lambda *_: answer), pytest.raises(StoreError, match="cannot be read"):
+        store.claim("offbeat/night/supervisor/1", "node0")

@@ -105,6 +105,18 @@ def test_it_does_not_wait_for_ever(store: Memory, begun: Callable[[], Leadership
     assert leadership.answers(5.0 + PATIENCE_S) == [(0, "the store has not answered for 10 s (no route)")]
 
 
+def test_it_does_not_wait_for_a_call_that_never_ends(store: Memory) -> None:
+    class Hung(Inline):
+        def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+            return Future()
+
+    leadership = Leadership(store, "night", print, Hung())
+    leadership.begin()
+    leadership.ask(0, 2, "node3:7102", 5.0)
+    assert leadership.answers(4.9 + PATIENCE_S) == []
+    assert leadership.answers(5.0 + PATIENCE_S) == [(0, "the store has not answered for 10 s (no answer yet)")]
+
+
 def test_a_later_supervisor_takes_the_place_of_an_earlier_one(begun: Callable[[], Leadership]) -> None:
     first = begun()
     looks = [first.superseded(0.0), first.superseded(0.0)]

@@ -159,9 +159,7 @@ class EtcdStore:
                 "failure": [{"request_range": {"key": _encoded(key)}}],
             },
         )
-        if answer.get("succeeded"):
-            return value
-        return _value(answer["responses"][0]["response_range"])
+        return value if answer.get("succeeded") else _value(answer, "responses", 0, "response_range")
 
     def find(self, key: str) -> str | None:
         answer = self._asked("range", {"key": _encoded(key)})
@@ -196,5 +194,11 @@ def _encoded(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-def _value(answer: dict[str, Any]) -> str:
-    return base64.b64decode(answer["kvs"][0]["value"]).decode()
+def _value(answer: Any, *path: str | int) -> str:
+    """Return the value in what etcd has answered. Raises `StoreError` if it is not there, or is none of ours."""
+    try:
+        for step in (*path, "kvs", 0, "value"):
+            answer = answer[step]
+        return base64.b64decode(answer, validate=True).decode()
+    except (LookupError, TypeError, ValueError) as error:
+        raise StoreError(f"its answer cannot be read: {type(error).__name__}") from None

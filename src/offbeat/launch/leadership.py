@@ -5,9 +5,10 @@
     JOB/ATTEMPT/server N/term TERM     where it listens     the process that leads server N from this term on
 ```
 
-Each entry is written once, by whoever comes first, and never changed. A supervisor enters itself when it begins, in place of any earlier
-one: of a job that an engine has started again on another machine, say, while the first machine is only cut off. It enters a standby before
-it tells the standby to lead. And it looks every `WATCH_S` for one that has come after it; if there is one, its own job ends.
+Each entry is written once, by the first process that claims it, and never changed. A supervisor enters itself when it begins, in the place
+of any earlier supervisor: an engine may have started the job again on another machine while the first machine is only cut off. A supervisor
+enters a standby before it tells the standby to lead. And every `WATCH_S` it looks for a later supervisor of its job; if there is one, its
+own job ends.
 
 Without a store the supervisor decides by itself, which is as safe as long as there is one. The stores are in ``leader_stores.py``.
 """
@@ -20,7 +21,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, NoReturn, Protocol
 
 from offbeat.errors import ConfigurationError
 from offbeat.types import Seconds
@@ -119,10 +120,10 @@ class Leadership:
         """Return the answers that have come. A store that does not answer is asked again, for `PATIENCE_S`."""
         found = []
         for server, asked in list(self._asked.items()):
-            if not asked.answer.done():
+            if not asked.answer.done() and now < asked.until:
                 continue
             try:
-                leads = asked.answer.result()
+                leads = asked.answer.result() if asked.answer.done() else self._silent()
             except StoreError as error:
                 if now < asked.until:
                     until = asked.until
@@ -135,6 +136,9 @@ class Leadership:
             del self._asked[server]
             found.append(Answer(server, refusal))
         return found
+
+    def _silent(self) -> NoReturn:
+        raise StoreError("no answer yet")
 
     def superseded(self, now: Seconds) -> str | None:
         """Return who leads the job in place of this supervisor, in words; None: nobody, as far as this is known."""

@@ -69,7 +69,7 @@ class Standbys:
         output: takes what the processes print.
         note: shows a line to the user.
         record: writes a line on a process to the journal: its role, number, what happened to it, and details.
-        leadership: asks the store of who leads; None: there is none.
+        leadership: asks a store whether a standby may lead; None: the job has no store.
     """
 
     def __init__(

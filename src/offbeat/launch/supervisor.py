@@ -369,7 +369,7 @@ class Supervisor:
             self._display.note(f"{error}: its connection is closed")
         else:
             del self._servers.connections[number]
-            self._failure = self._failure or (f"server {number} broke the protocol: {error}", False)
+            self._fail(f"server {number} broke the protocol: {error}")
 
     def _check_servers(self) -> None:
         for number, child in self._servers.children.items():
