@@ -32,7 +32,7 @@ def train(rule: str, epochs: int, out: Path) -> dict[str, object]:
     """One job; its figures."""
     name = rule.split("(", maxsplit=1)[0]
     command = [sys.executable, "-m", "offbeat.cli", "run", "--workers", "4", "--sync", rule, "--slow", SLOW]
-    command += ["--kill", f"{KILLED}@{half_way(epochs, rule)}", "--preload", "sklearn.datasets"]
+    command += ["--kill", f"{KILLED}@{half_way(epochs, rule)}"]
     command += ["--journal", str(out / f"{name}.jsonl"), "--summary", str(out / f"{name}.json")]
     subprocess.run([*command, str(HERE / "digits.py"), "--epochs", str(epochs)], check=True)
     figures: dict[str, object] = json.loads((out / f"{name}.json").read_text())

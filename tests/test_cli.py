@@ -183,8 +183,8 @@ def test_workers_of_one_machine_are_forked_unless_the_script_sets_variables(
     script = tmp_path / "script.py"
     script.write_text(text)
     CliRunner().invoke(app, ["run", *words, str(script)])
-    assert [list(options["preload"]) for options in given] == [modules]
-    assert any("line 2" in note for note in given[0]["notes"]) == says
+    assert [list(options["preload"].modules) for options in given] == [modules]
+    assert ("line 2" in str(given[0]["preload"].note)) == says
 
 
 def test_help_names_the_rules() -> None:

@@ -197,17 +197,17 @@ def run(
         ack=ack,
         on_driver=ray is not None and not ray.spread_servers,
     )
-    modules, note = chosen(preload or [], program, none=no_preload)
+    imported = chosen(preload or [], program, none=no_preload)
     program = grouped(program, procs_per_worker)
     token = secrets.token_hex(16)
     checkpointing.keep_journal(journal, saved)
     engine: Engine
     if ray is None:
-        engine = LocalEngine(program, port=port, preload=modules, notes=[] if note is None else [note])
+        engine = LocalEngine(program, port=port, preload=imported)
     else:
         existing = connect(ray.address)
         pass_on(tls_of(tls, several=existing, certificate=tls_cert, key=tls_key, authority=tls_ca))
-        engine = RayEngine(program, workers, ray, token=token, existing=existing, preload=modules, grace_s=grace, port=port)
+        engine = RayEngine(program, workers, ray, token=token, existing=existing, preload=imported, grace_s=grace, port=port)
     screen = console()
     progress = LiveProgress(screen)
     try:
@@ -325,20 +325,20 @@ def agent(
         replicas=replicas,
         ack=ack,
     )
-    modules, note = chosen(preload or [], program, none=no_preload)
+    imported = chosen(preload or [], program, none=no_preload)
     program = grouped(program, procs_per_worker)
     pass_on(tls_of(tls, several=not task.alone, certificate=tls_cert, key=tls_key, authority=tls_ca))
     cluster = Cluster(task=task, workers=nproc_per_node, start_s=start_timeout, listen=listen, port=port)
     if report_to is None:
-        if note is not None and task.rank == 0:
-            typer.echo(f"offbeat: {note}", err=True)
+        if imported.note is not None and task.rank == 0:
+            typer.echo(f"offbeat: {imported.note}", err=True)
         duties = Duties(
             program=program,
             workers=nproc_per_node,
             seat=task.rank,
             local_size=task.local_size,
             advertise=advertise,
-            preload=modules,
+            preload=imported,
             start_s=start_timeout,
             grace_s=grace,
             notice=None if notice_command is None else NoticeCommand(notice_command),
