@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from typing import Any, NoReturn
 
 import pytest
 from rich.console import Console
+from tests.journal.records import round_of_two
 from typer.testing import CliRunner
 
+import offbeat
 from offbeat.cli import app, finish, main
 from offbeat.errors import ConfigurationError, JobError
 from offbeat.journal.file import Journal
@@ -158,7 +161,7 @@ def test_an_agents_interpreter_has_what_optimizers_load(monkeypatch: pytest.Monk
     monkeypatch.setattr("offbeat.cli.take_part", take_part)
     command = ["agent", "--nnodes=1", "--node-rank=0", "--rdzv-endpoint=127.0.0.1:7100", *words, SCRIPT]
     assert CliRunner().invoke(app, command, env={"OFFBEAT_TLS": None}).exit_code == 0
-    assert [list(own.preload) for own in duties] == [modules]
+    assert [list(own.preload.modules) for own in duties] == [modules]
 
 
 @pytest.mark.parametrize(
@@ -183,8 +186,28 @@ def test_workers_of_one_machine_are_forked_unless_the_script_sets_variables(
     script = tmp_path / "script.py"
     script.write_text(text)
     CliRunner().invoke(app, ["run", *words, str(script)])
-    assert [list(options["preload"]) for options in given] == [modules]
-    assert any("line 2" in note for note in given[0]["notes"]) == says
+    assert [list(options["preload"].modules) for options in given] == [modules]
+    assert ("line 2" in str(given[0]["preload"].note)) == says
+
+
+def test_the_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0 and result.output.startswith(f"offbeat {offbeat.__version__}, torch 2.")
+
+
+def test_a_report_has_what_was_logged_and_writes_a_trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    journal = Journal(tmp_path / "run.jsonl", now=lambda: 0.0)
+    metrics = {"kind": "metrics", "t": 2.5, "worker": 0, "version": 1, "values": {"test_accuracy": 0.96875, "loss": 0.5}}
+    for entry in [*round_of_two()[:-1], metrics, round_of_two()[-1]]:
+        journal.write(entry)
+    journal.close()
+    result = CliRunner().invoke(app, ["report", "run.jsonl", "--trace", "trace.json"])
+    assert result.exit_code == 0, result.output
+    assert "test_accuracy: 0.96875\nloss: 0.5\n" in result.output
+    assert {event["ph"] for event in json.loads(Path("trace.json").read_text())["traceEvents"]} == {"M", "X", "i"}
+    refused = CliRunner().invoke(app, ["report", "run.jsonl", "run.jsonl", "--trace", "trace.json"])
+    assert refused.exception is not None and "--trace trace.json: a trace is of one job, but 2 journals are given" in str(refused.exception)
 
 
 def test_help_names_the_rules() -> None:

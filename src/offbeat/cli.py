@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
+import platform
 import secrets
 import shutil
 import signal
@@ -15,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from offbeat import __version__
 from offbeat.chaos import command as chaos_command
 from offbeat.chaos.clock import RealClock
 from offbeat.chaos.schedule import GROUPS, KINDS, TARGETS
@@ -73,8 +76,9 @@ from offbeat.options import (
     ray_options,
 )
 from offbeat.policies import RULES
+from offbeat.report.chrome import write as write_trace
 from offbeat.report.live import LiveProgress
-from offbeat.report.table import comparison, console, job_table
+from offbeat.report.table import comparison, console, job_tables
 from offbeat.report.why import story
 from offbeat.runtime.job.settings import take_token
 from offbeat.sim import command
@@ -88,8 +92,16 @@ app = typer.Typer(
 )
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"offbeat {__version__}, torch {importlib.metadata.version('torch')}, Python {platform.python_version()}")
+        raise typer.Exit
+
+
 @app.callback()
-def _main() -> None:
+def _main(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")] = False,
+) -> None:
     """Keep ``run`` a subcommand."""
 
 
@@ -197,17 +209,17 @@ def run(
         ack=ack,
         on_driver=ray is not None and not ray.spread_servers,
     )
-    modules, note = chosen(preload or [], program, none=no_preload)
+    imported = chosen(preload or [], program, none=no_preload)
     program = grouped(program, procs_per_worker)
     token = secrets.token_hex(16)
     checkpointing.keep_journal(journal, saved)
     engine: Engine
     if ray is None:
-        engine = LocalEngine(program, port=port, preload=modules, notes=[] if note is None else [note])
+        engine = LocalEngine(program, port=port, preload=imported)
     else:
         existing = connect(ray.address)
         pass_on(tls_of(tls, several=existing, certificate=tls_cert, key=tls_key, authority=tls_ca))
-        engine = RayEngine(program, workers, ray, token=token, existing=existing, preload=modules, grace_s=grace, port=port)
+        engine = RayEngine(program, workers, ray, token=token, existing=existing, preload=imported, grace_s=grace, port=port)
     screen = console()
     progress = LiveProgress(screen)
     try:
@@ -325,20 +337,20 @@ def agent(
         replicas=replicas,
         ack=ack,
     )
-    modules, note = chosen(preload or [], program, none=no_preload)
+    imported = chosen(preload or [], program, none=no_preload)
     program = grouped(program, procs_per_worker)
     pass_on(tls_of(tls, several=not task.alone, certificate=tls_cert, key=tls_key, authority=tls_ca))
     cluster = Cluster(task=task, workers=nproc_per_node, start_s=start_timeout, listen=listen, port=port)
     if report_to is None:
-        if note is not None and task.rank == 0:
-            typer.echo(f"offbeat: {note}", err=True)
+        if imported.note is not None and task.rank == 0:
+            typer.echo(f"offbeat: {imported.note}", err=True)
         duties = Duties(
             program=program,
             workers=nproc_per_node,
             seat=task.rank,
             local_size=task.local_size,
             advertise=advertise,
-            preload=modules,
+            preload=imported,
             start_s=start_timeout,
             grace_s=grace,
             notice=None if notice_command is None else NoticeCommand(notice_command),
@@ -391,7 +403,7 @@ def simulate(
     time: Annotated[float | None, typer.Option(help="Stop after this number of simulated seconds.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Stop after this number of epochs of --samples.")] = None,
     samples: Annotated[int | None, typer.Option(help="Deal out a data set of this size in leases, as a live job does.")] = None,
-    batch: Annotated[int, typer.Option(help="Samples of one iteration.")] = 1,
+    batch: Annotated[int | None, typer.Option(help="Samples of one iteration.  [default: the replayed job's, or 1]")] = None,
     gradient: Annotated[
         str | None, typer.Option(help="Model of the norms of gradients, for rules that use them: 'noise(variance=4)'.")
     ] = None,
@@ -497,6 +509,7 @@ def _options_of(name: str, words: list[str]) -> dict[str, Any]:
 def report(
     journals: Annotated[list[Path], typer.Argument(help="Journals of one or more jobs.", show_default=False)],
     picture: Annotated[Path | None, typer.Option(help="Draw a timeline of the workers' states to this PNG file.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write the timeline of one journal to this file, for Perfetto or Chrome.")] = None,
     why: Annotated[
         str | None,
         typer.Option(help="List the causes, the latest first, of push=WORKER@CLOCK, of the end of wait=WORKER@SECONDS, or of a record."),
@@ -504,19 +517,24 @@ def report(
 ) -> None:
     """Summarize the journals of finished jobs."""
     screen = console()
+    if trace is not None and len(journals) > 1:
+        raise ConfigurationError(f"--trace {trace}: a trace is of one job, but {len(journals)} journals are given; give one")
     if why is not None:
         for path in journals:
             print(*story(Records(path), why), sep="\n")
         return
     summaries = [Tally.of(read(path)).summary() for path in journals]
     for one in summaries:
-        screen.print(job_table(one))
+        screen.print(*job_tables(one, screen.width), sep="\n")
     if len(summaries) > 1:
-        screen.print(comparison(summaries))
+        screen.print(comparison(summaries, screen.width))
+    if trace is not None:
+        write_trace(journals[0], trace)
+        screen.print(f"trace: {trace}")
     if picture is not None:
         from offbeat.report.timeline import draw  # matplotlib is optional, and slow to load
 
-        draw([(one["sync"], path) for one, path in zip(summaries, journals, strict=True)], picture)
+        draw(list(zip(summaries, journals, strict=True)), picture)
         screen.print(f"picture: {picture}")
 
 
@@ -524,9 +542,7 @@ def finish(screen: Console, outcome: Outcome, summary: Path | None) -> None:
     """Print the table of a finished job and its failure, if any, and write the summary."""
     figures: dict[str, Any] | None = outcome.summary
     if figures is not None and figures["pushes"]:
-        screen.print(job_table(figures))
-        for name, value in figures["metrics"].items():
-            screen.print(f"{name}: {float(value):.6g}")
+        screen.print(*job_tables(figures, screen.width), sep="\n")
     if outcome.status != 0:
         fail(outcome.reason)
     if summary is not None and figures is not None:

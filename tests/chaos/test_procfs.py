@@ -72,6 +72,20 @@ def test_new_standbys_are_forks_and_lead_once_they_are_the_oldest() -> None:
     assert [found[pid] for pid in (20, 21, 22, 23)] == [("forkserver", None), ("server", 0), ("standby", 0), ("server", None)]
 
 
+def test_the_forkserver_is_the_one_that_forks() -> None:
+    """Where it has imported what the script does, the process that was started waits for its fork, which has no session of its own."""
+    job = [
+        process(10),
+        process(20, parent=10, command=FORKSERVER),
+        process(21, parent=20, leads=False, command=FORKSERVER),
+        process(22, parent=21, command=FORKSERVER, name="ob-worker-1"),
+        process(23, parent=22, leads=False, command=FORKSERVER),
+    ]
+    found = procfs.roles(job)
+    assert [found[one.pid][0] for one in job] == ["supervisor", "other", "forkserver", "worker", "other"]
+    assert procfs.roles([*job, process(30, OFFBEAT_SUPERVISES="5")])[10] == ("agent", None)
+
+
 def test_roles_of_a_job_with_agents() -> None:
     agents = [process(10), process(20)]
     children = [process(11, parent=10, OFFBEAT_SUPERVISES="5"), process(12, parent=10, OFFBEAT_SERVER="0")]

@@ -19,6 +19,7 @@ from offbeat.launch.agent import versions
 from offbeat.launch.agents import AgentEngine
 from offbeat.launch.engine import Child, Engine
 from offbeat.launch.local import LocalEngine
+from offbeat.launch.preload import NOTHING, Preload
 from offbeat.launch.program import Program
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.transport.base import Address, Message
@@ -28,10 +29,11 @@ from offbeat.types import FIRST_WORKER
 AGENT = """
 import json, sys
 from offbeat.launch.agent import Agent, Duties
+from offbeat.launch.preload import NOTHING
 from offbeat.launch.program import Program
 from offbeat.runtime.job.settings import read_addresses, take_token
 script, address = sys.argv[1:]
-duties = Duties(program=Program(script), workers=1, seat=0, local_size=1, advertise="", preload=(), start_s=30.0, grace_s=5.0)
+duties = Duties(program=Program(script), workers=1, seat=0, local_size=1, advertise="", preload=NOTHING, start_s=30.0, grace_s=5.0)
 sys.exit(Agent(duties, take_token(), lambda: read_addresses(address)[0]).run())
 """
 FOREVER = "import time; time.sleep(1000)"
@@ -64,7 +66,7 @@ class Bench:
                 publish=self.addresses.append,
             )
         else:
-            self.engine = LocalEngine(program, preload=["json"] if kind == "preload" else [])
+            self.engine = LocalEngine(program, preload=Preload(("json",)) if kind == "preload" else NOTHING)
         self.now = 0.0
         self.engine.begin(JobSettings(workers=1, timeout_s=5.0), self._hub)
         if self.addresses:

@@ -14,6 +14,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.launch.agent import Agent, Duties
 from offbeat.launch.agents import RemoteChild
 from offbeat.launch.hangs import ProcessStanding
+from offbeat.launch.preload import NOTHING
 from offbeat.launch.program import Program
 from offbeat.launch.restarts import WorkerProcess
 from offbeat.launch.supervisor import Supervisor
@@ -107,7 +108,7 @@ class ToAgent(Receiver):
 
     def begin(self) -> None:
         program = Program("train.py", ())
-        duties = Duties(program=program, workers=2, seat=None, local_size=1, advertise="", preload=(), start_s=1.0, grace_s=1.0)
+        duties = Duties(program=program, workers=2, seat=None, local_size=1, advertise="", preload=NOTHING, start_s=1.0, grace_s=1.0)
         self.agent = Agent(duties, "token", lambda: None)
         self.agent._hub = MemoryHub(MemoryNetwork(), "token")  # type: ignore[assignment]
         self.agent._connection = self.line = Mute("the supervisor")

@@ -84,6 +84,10 @@ def adds_up(records: list[Record]) -> dict[str, Any]:
     assert summary["steps"] >= summary["pushes"]
     assert all(worker["wait_s"] >= 0.0 and worker["idle_s"] >= 0.0 for worker in workers.values())
     assert all(worker["wait_s"] + worker["compute_s"] + worker["idle_s"] <= 2 * summary["elapsed_s"] for worker in workers.values())
+    assert all(worker["wait_s"] + worker["busy_s"] + worker["idle_s"] <= summary["elapsed_s"] + 1e-5 for worker in workers.values())
+    rule_of = rule(str(summary["sync"])) if "(" in str(summary["sync"]) else None
+    bound = getattr(rule_of, "upper", getattr(rule_of, "staleness", None))
+    assert (summary["lead_max"] is None or summary["lead_max"] <= bound) if bound is not None else summary["lead_max"] is None
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     assert job_table(summary).row_count == len(workers)
     assert comparison({"this": summary, "that": summary}).row_count == 2

@@ -8,8 +8,9 @@ import pytest
 
 from offbeat.errors import ConfigurationError
 from offbeat.launch import preload
-from offbeat.launch.preload import Preload, chosen, sets_variables
+from offbeat.launch.preload import Preload, chosen
 from offbeat.launch.program import Program
+from offbeat.launch.script_imports import imports_of
 
 DEFAULT = ("torch._dynamo",)
 
@@ -56,7 +57,6 @@ READS = [
 @pytest.mark.parametrize("text", CHANGES)
 def test_a_script_that_sets_variables_imports_for_itself(script: Path, text: str) -> None:
     script.write_text(text)
-    assert sets_variables(Program(str(script))) == text.count("\n") + 1
     assert of(script).modules == ()
     assert f"script.py sets a variable of its environment (line {text.count(chr(10)) + 1})" in str(of(script).note)
     assert of(script, "json") == Preload(("json", *DEFAULT)), "the user knows better"
@@ -74,13 +74,20 @@ def test_of_a_module_its_file_is_read(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "package" / "__init__.py").touch()
     (tmp_path / "package" / "__main__.py").write_text(CHANGES[0])
     (tmp_path / "package" / "train.py").write_text(READS[0])
-    assert sets_variables(Program("package", module=True)) == 2
-    assert sets_variables(Program("package.train", module=True)) is None
-    assert sets_variables(Program("nowhere", module=True)) is None
-    assert sets_variables(Program(str(tmp_path / "missing.py"))) is None
+    assert "(line 2)" in str(imports_of(Program("package", module=True)).sets)
+    assert imports_of(Program("package.train", module=True)).sets is None
+
+
+def test_what_the_script_imports_beside(script: Path) -> None:
+    script.write_text("import sys, numpy\nimport scipy\nimport beside\n")
+    assert of(script) == Preload(DEFAULT, ("numpy", "scipy"))
+    script.write_text("import sys\nsys.path.insert(0, '.')\nimport scipy\nimport torch\n")
+    note = f"{script} changes where modules are searched (line 2): each worker imports scipy for itself; --preload MODULE names more"
+    assert of(script) == Preload(DEFAULT, note=note)
+    assert of(script, "json") == Preload(("json", *DEFAULT)), "the user knows better"
 
 
 def test_elsewhere_nothing_is_imported(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preload, "POSSIBLE", False)
     assert of(script) == Preload()
-    assert of(script, "json") == Preload((), "--preload works on Linux only: here every worker imports for itself")
+    assert of(script, "json") == Preload(note="--preload works on Linux only: here every worker imports for itself")

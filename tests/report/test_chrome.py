@@ -27,11 +27,11 @@ def events(records: list[Record], phase: str, row: int) -> list[dict[str, Any]]:
 
 def test_times_are_microseconds_and_rows_have_names() -> None:
     spans = events(round_of_two(), "X", WORKERS)
-    assert [(e["tid"], e["name"], e["ts"], e["dur"]) for e in spans[:2]] == [(0, "computing", 0.0, 5e5), (0, "waiting", 5e5, 75e4)]
+    assert [(e["tid"], e["name"], e["ts"], e["dur"]) for e in spans[:2]] == [(0, "computing", 1e6, 5e5), (0, "waiting", 15e5, 75e4)]
     assert [e["args"]["name"] for e in events(round_of_two(), "M", WORKERS)] == ["workers", "worker 0", "worker 1"]
     assert [e["args"]["name"] for e in events(round_of_two(), "M", SHARDS)] == ["shards", "all shards"]
     (fold,) = events(round_of_two(), "i", SHARDS)
-    assert (fold["name"], fold["ts"], fold["args"]) == ("fold 1", 1e6, {"version": 1, "reason": "all are here", "parts": 2})
+    assert (fold["name"], fold["ts"], fold["args"]) == ("fold 1", 2e6, {"version": 1, "reason": "all are here", "parts": 2})
 
 
 def test_spans_of_a_row_do_not_overlap(run_job: RunJob) -> None:

@@ -26,7 +26,7 @@ from offbeat.journal.summary import Tally
 from offbeat.policies import BSP, SSP, Backup, ElasticBSP
 from offbeat.report.figures import accuracy, seconds, share, short
 from offbeat.report.remarks import remarks, slow_workers
-from offbeat.report.table import comparison, job_table
+from offbeat.report.table import comparison, job_table, job_tables
 
 RunJob: TypeAlias = Callable[..., list[dict[str, Any]]]
 
@@ -44,7 +44,7 @@ def test_the_slow_worker_is_named_with_numbers_and_a_cause(run_job: RunJob) -> N
     text = remarks(summary)
     assert text.startswith("Worker 3 is slow: it computes ")
     assert "times the median" in text
-    assert "the others wait" in text
+    assert "while the others are waiting for " in text
     assert text.endswith("the time goes into its own computing, before any wait for the rule or the others.")
     summary["faults"] = [{"t": 0.0, "worker": 3, "what": "slow", "detail": "0.3 s, each step"}]
     assert "it was slowed on purpose (0.3 s, each step)" in remarks(summary)
@@ -76,9 +76,44 @@ def test_a_job_has_a_row_for_each_worker(run_job: RunJob) -> None:
     assert "backup(b=1): version" in text
     assert "finished, back 1x" in text
     for worker in summary["per_worker"]:
-        cells = [cell.strip() for line in text.splitlines() for cell in line.split("│") if line.startswith(f"│{worker['worker']:>7} ")]
+        cells = [cell for line in text.splitlines() if line.startswith(f"{worker['worker']:>6} ") for cell in line.split()]
         assert str(worker["fates"]["dropped"]) in cells
         assert str(worker["samples"]) in cells
+
+
+def test_no_word_is_broken_on_a_narrow_terminal(run_job: RunJob) -> None:
+    summary = Tally.of(run_job(SSP(staleness=2), [0.1, 0.1, 0.3], kill={0: 0.5})).summary()
+    summary |= {"abandoned": 3, "fates": {**summary["fates"], "rejected": 1}}
+    for worker in summary["per_worker"]:
+        worker |= {"abandoned": 12, "abandoned_s": 3.2, "staleness_mean": 3.1, "staleness_max": 10}
+    for width in (80, 100, 120):
+        text = shown(job_table(summary, width), width)
+        assert all(len(line) <= width for line in text.splitlines()) and "…" not in text
+        assert {"/push", "abandoned", "staleness", "lead", "1x"} <= set(text.split()) and "max 10" in text and "3.20 s" in text
+    assert "(A terminal wider than 80 characters shows also: pushes, samples, dropped, rejected.)" in " ".join(
+        shown(job_table(summary, 80), 120).split()
+    )
+    assert "wider than" not in shown(job_table(summary, 120), 120)
+    several = [summary] * 3
+    narrow, wide = (shown(comparison(several, width), width) for width in (80, 140))
+    assert len(narrow.splitlines()) > len(wide.splitlines()) and "…" not in narrow + wide
+    assert all(name in narrow and name in wide for name in ("training", "samples/s", "waiting", "lead"))
+
+
+def test_the_lead_is_in_iterations_and_staleness_in_versions(run_job: RunJob) -> None:
+    """Under `ssp(staleness=3)` no worker is more than 3 iterations ahead, while far more versions may lie between a read and its fold."""
+    summary = Tally.of(run_job(SSP(staleness=3), [0.05, 0.05, 0.05, 0.4], leaving_early=0.02, kill={1: 1.0})).summary()
+    assert summary["lead_max"] == 3 < summary["staleness_max"]
+    assert summary["per_worker"][0]["lead_max"] == 3
+    text = shown(job_table(summary))
+    assert "lead" in columns(job_table(summary)) and "max 3" in text and f"max {summary['staleness_max']}" in text
+    assert Tally.of(run_job(BSP(), [0.1, 0.3])).summary()["lead_max"] is None
+
+
+def test_what_was_logged_stands_below_the_table(run_job: RunJob) -> None:
+    summary = Tally.of(run_job(BSP(), [0.1, 0.2])).summary()
+    _, *logged = job_tables(summary, 80)
+    assert logged == [f"{name}: {value:.6g}" for name, value in summary["metrics"].items()] and "test_accuracy" in logged[0]
 
 
 def test_jobs_side_by_side(run_job: RunJob) -> None:
@@ -117,11 +152,11 @@ def columns(renderable: Table) -> list[str]:
 def test_columns_are_there_where_they_say_something() -> None:
     summary = Tally.of(round_of_two()).summary()
     always = {"worker", "state", "pushes", "samples", "waiting", "folded", "dropped", "staleness"}
-    assert set(columns(job_table(summary))) == always | {"compute/push"}
+    assert set(columns(job_table(summary))) == always | {"compute\n/push"}
     again = [interrupt(2.75, 1), abandoned(3.0, 1, 1), release(3.25, 1, 1, 1, plan=plan(batch=16)), push(3.5, 1, 1, steps=3)]
     again += [settle(3.5, 1, 2, "rejected"), epoch_ended(3.5, 0, 0, 1)]
     table = job_table(Tally.of([*round_of_two()[:-1], *again]).summary())
-    assert {"steps", "compute/step", "rejected", "abandoned", "batch by epoch"} < set(columns(table))
+    assert {"steps", "compute\n/step", "rejected", "abandoned", "batch\nby\nepoch"} < set(columns(table))
     assert "1, 500.0 ms" in shown(table)
     assert "3 pushes of 5 steps" in shown(table)
 
@@ -130,7 +165,7 @@ def test_blocks_are_told_from_whole_gradients() -> None:
     summary = Tally.of(two_shards()).summary()
     text = shown(job_table(summary))
     assert "psp(c=1, b=0.5): versions 1..2 in 5.0 s" in text
-    assert "block staleness" in columns(job_table(summary))
+    assert "block\nstaleness" in columns(job_table(summary))
     assert "Learning rate times 2.00..4.00, mean 2.667." in remarks(summary)
     assert "Versions of the shards, and the staleness of the blocks folded there: 2 (0.0, max 0); 1 (0.0, max 0)." in remarks(summary)
     summary["shards"] = [{"shard": one, "version": 20 - one, "staleness_mean": one / 2, "staleness_max": one} for one in range(12)]
@@ -169,7 +204,7 @@ def test_who_makes_more_steps_is_not_slow_for_that() -> None:
 def test_simulated_jobs_are_compared_by_their_rates() -> None:
     summary = Tally.of(two_shards()).summary() | {"started": "simulated"}
     table = comparison({"mine": summary, "theirs": summary | {"metrics": {"test_acc": 0.9}}})
-    first = ["rule", "seconds", "versions", "versions/s", "samples/s"]
+    first = ["rule", "training", "versions", "versions/s", "samples/s"]
     assert columns(table) == [*first, "result", "staleness", "waiting", "dropped", "per fold"]
     assert list(table.columns[0].cells) == ["mine", "theirs"]
     assert list(table.columns[3].cells) == ["0.2", "0.2"]

@@ -84,6 +84,30 @@ def test_replaying_a_journal_under_another_rule(tmp_path: Path) -> None:
     assert times[second] == pytest.approx(times[first][:20])
 
 
+def test_a_replay_shows_what_it_is_compared_with_in_the_same_samples(tmp_path: Path) -> None:
+    measured = tmp_path / "measured.jsonl"
+    said(
+        "--sync",
+        "ssp(staleness=2)",
+        "--workers",
+        "3",
+        "--batch",
+        "16",
+        "--compute",
+        RANDOM,
+        "--versions",
+        "90",
+        "--journal",
+        str(measured),
+    )
+    rate = Tally.of(read(measured)).summary()["samples_per_s"]
+    for rules in (["ssp(staleness=2)"], ["ssp(staleness=2)", "asp"]):
+        output = said(*(word for name in rules for word in ("--sync", name)), "--replay", str(measured), "--versions", "90")
+        rows = [line.split("│") for line in output.splitlines() if line.startswith("│")]
+        assert [row[1].strip() for row in rows] == ["ssp(staleness=2), measured", *rules]
+        assert [float(row[5].strip()) for row in rows[:2]] == pytest.approx([rate] * 2, rel=0.05), "the same rule, times and batch"
+
+
 def test_norms_by_a_law() -> None:
     assert "version 20 is reached" in said("--gradient", "noise(variance=4, decay=0.99)", "--versions", "20")
 

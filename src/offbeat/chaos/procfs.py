@@ -90,7 +90,8 @@ def _has(block: bytes, mark: str) -> bool:
 def roles(processes: Sequence[Process]) -> dict[int, tuple[str, int | None]]:
     """Return the role of each process by its pid, and its number: of a worker or a server; None: not known.
 
-    A fork has no number for a moment, and none if its script gives the process another name.
+    A fork has no number for a moment, and none if its script gives the process another name. A forkserver that has imported what the script
+    does is a fork of the one that was started, which only waits for its end.
 
     ``other`` are those that the launcher does not know: a script's loaders, the ranks of a group, a shell.
 
@@ -99,9 +100,15 @@ def roles(processes: Sequence[Process]) -> dict[int, tuple[str, int | None]]:
     """
     found: dict[int, tuple[str, int | None]] = {}
     forkservers = {one.pid for one in processes if _FORKSERVER in one.command}
+    started = {one.pid for one in processes if one.pid in forkservers and one.leads and one.parent not in forkservers}
+    waiting = {one.parent for one in processes if one.pid in forkservers and not one.leads and one.parent in started}
     for one in processes:
         role: tuple[str, int | None] = ("other", None)
-        if one.leads and one.pid in forkservers:
+        if one.pid in forkservers and not one.leads and one.parent in waiting:
+            role = ("forkserver", None)
+        elif one.pid in waiting:
+            pass
+        elif one.leads and one.pid in forkservers:
             forked = "server" if STANDBY in one.environment else "worker"
             named = _FORK.fullmatch(one.name)
             number = int(named[2]) if named is not None and named[1] == forked else None
@@ -116,7 +123,8 @@ def roles(processes: Sequence[Process]) -> dict[int, tuple[str, int | None]]:
     found |= _standbys(processes, found)
     agents = any(role == "supervisor" for role, _ in found.values())
     for one in processes:
-        if found[one.pid][0] in ("worker", "server", "standby", "forkserver") and found.get(one.parent, ("", None))[0] == "other":
+        ours = one.pid in waiting or found[one.pid][0] in ("worker", "server", "standby", "forkserver")
+        if ours and one.parent not in waiting and found.get(one.parent, ("", None))[0] == "other":
             found[one.parent] = ("agent" if agents else "supervisor", None)
     return found
 

@@ -17,6 +17,8 @@ from offbeat.journal.audit import Audit
 from offbeat.journal.epoch_reports import EpochReports
 from offbeat.journal.worker_summary import FATES, Spread, WorkerTally, plain
 
+LEAD_BOUNDED: Final = frozenset({"ssp", "dssp"})
+"""The rules that bound how many iterations a worker may be ahead of the slowest."""
 FAULTS_LISTED: Final = 1_000
 """Faults listed in a summary, the first ones; all are in the journal."""
 
@@ -58,6 +60,7 @@ class Tally(Derived):
         """For each push that some shards have settled: how many have, and whether one of them has folded its block."""
         self._parts = Spread()
         self._scale = Spread()
+        self._bounds_lead = False
         self._planned = False
         """True if the rule has ever set the size of batches."""
         self._metrics: dict[str, tuple[tuple[int, int], Any]] = {}
@@ -73,7 +76,7 @@ class Tally(Derived):
     def _derive(self) -> None:
         self._handlers: dict[str, Callable[[Record], None]] = {
             "job": self._on_job,
-            "optimizer": lambda record: self._job.update(sync=record["sync"]),
+            "optimizer": self._on_optimizer,
             "pushed": self._on_pushed,
             "abandoned": lambda record: self._workers[record["worker"]].gave_up(record, blocks=bool(self._shards)),
             "settle": self._on_settle,
@@ -81,6 +84,8 @@ class Tally(Derived):
             "fold": self._on_fold,
             "release": self._on_release,
             "interrupt": self._on_interrupt,
+            "set_aside": lambda record: setattr(self._workers[record["worker"]], "aside", True),
+            "taken_back": lambda record: setattr(self._workers[record["worker"]], "aside", False),
             "paused": lambda record: self._workers[record["worker"]].turn("idle", record["t"]),
             "epoch_ended": self._on_epoch_ended,
             "state_changed": self._on_state_changed,
@@ -147,6 +152,7 @@ class Tally(Derived):
             "fates": {fate: sum(worker["fates"][fate] for worker in per_worker) for fate in FATES},
             "staleness_mean": sum(worker.staleness.total for worker in workers) / parts if parts else 0.0,
             "staleness_max": max((worker["staleness_max"] for worker in per_worker), default=0),
+            "lead_max": max((worker["lead_max"] for worker in per_worker if worker["lead_max"] is not None), default=None),
             "parts": self._parts.report(),
             "scale": self._scale.report() if (self._scale.least, self._scale.most) != (1.0, 1.0) else None,
             "shards": self._per_shard(),
@@ -182,8 +188,12 @@ class Tally(Derived):
         found = ((number, tally.summary()) for number, tally in sorted(self._others.items()))
         return [{"optimizer": number, **{key: summary[key] for key in fields}} for number, summary in found]
 
+    def _on_optimizer(self, record: Record) -> None:
+        self._on_job({**self._job, "sync": record["sync"]})
+
     def _on_job(self, record: Record) -> None:
         self._job = dict(record)
+        self._bounds_lead = str(record.get("sync")).partition("(")[0] in LEAD_BOUNDED
         for number in range(record["workers"]):
             self._workers.setdefault(number, WorkerTally())
 
@@ -231,6 +241,9 @@ class Tally(Derived):
             self._first_release = record["t"]
         worker = self._workers[record["worker"]]
         worker.released(record)
+        if self._bounds_lead:
+            active = [other.clock for other in self._workers.values() if other.doing in ("computing", "waiting") and not other.aside]
+            worker.lead.add(worker.clock - min(active))
         self._planned = self._planned or worker.batch is not None
 
     def _on_interrupt(self, record: Record) -> None:

@@ -71,18 +71,24 @@ class WorkerTally:
     abandoned: int = 0
     abandoned_s: float = 0.0
     interrupts: int = 0
+    busy_s: float = 0.0
     wait_s: float = 0.0
     idle_s: float = 0.0
     fates: Counter[str] = field(default_factory=Counter)
     staleness: Spread = field(default_factory=Spread)
+    lead: Spread = field(default_factory=Spread)
+    aside: bool = False
+    """True if it waits with another optimizer of the job, and this rule does not wait for it."""
     loss: float | str | None = None
 
     def turn(self, doing: str, t: float) -> None:
-        """End the worker's present activity, and count the time if it was waiting."""
+        """End the worker's present activity, and count its time."""
         if (self.blocks and doing == "idle") or (self.doing == "waiting" and doing == "computing"):
             self.wait_s += t - self.since_s
         elif self.doing == "idle":
             self.idle_s += t - self.since_s
+        elif self.doing == "computing" and not self.blocks:
+            self.busy_s += t - self.since_s
         self.doing, self.since_s, self.blocks = doing, t, False
 
     def released(self, record: Record) -> None:
@@ -121,7 +127,9 @@ class WorkerTally:
         if record["incarnation"] != self.incarnation or self.doing not in ("computing", "idle"):
             return False
         if self.blocks:
-            self.wait_s += max(0.0, record["t"] - self.since_s - record["compute_s"])
+            since_s = record["t"] - self.since_s
+            self.busy_s += min(since_s, record["compute_s"])
+            self.wait_s += max(0.0, since_s - record["compute_s"])
         self.turn("computing" if blocks else "waiting", record["t"])
         self.blocks = blocks
         return True
@@ -153,10 +161,13 @@ class WorkerTally:
             "abandoned": self.abandoned,
             "abandoned_s": round(self.abandoned_s, 6),
             "interrupts": self.interrupts,
+            "busy_s": round(self.busy_s, 6),
             "wait_s": round(self.wait_s, 6),
             "idle_s": round(self.idle_s, 6),
             "fates": {fate: self.fates[fate] for fate in FATES},
             "staleness_mean": self.staleness.mean,
             "staleness_max": int(self.staleness.most) if self.staleness.count else 0,
+            "lead_mean": self.lead.mean if self.lead.count else None,
+            "lead_max": int(self.lead.most) if self.lead.count else None,
             "loss": self.loss,
         }

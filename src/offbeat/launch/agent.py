@@ -22,9 +22,10 @@ from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.launch.agent_messages import HELLO, TO_AGENT
 from offbeat.launch.agents import LOOPBACK_NET, beat_of
 from offbeat.launch.environment import common_environment, free_port, server_environment
-from offbeat.launch.forkserver import POSSIBLE, Forkserver, fork_or_start
+from offbeat.launch.forkserver import POSSIBLE, Forkserver, fork_or_start, left_to_workers
 from offbeat.launch.hangs import LivedClock
 from offbeat.launch.notice import NoticeCommand
+from offbeat.launch.preload import Preload
 from offbeat.launch.processes import LocalChild
 from offbeat.launch.program import Program
 from offbeat.launch.server_starter import ServerStarter
@@ -60,7 +61,7 @@ class Duties:
         seat: its number; None: the supervisor gives it one.
         local_size: the number of agents on this machine.
         advertise: the address at which others reach this machine; "": that of its connection to the supervisor.
-        preload: modules to import once, in a process that workers are forked from.
+        preload: what to import once, in a process that workers are forked from.
         start_s: seconds to look for the supervisor.
         grace_s: seconds that processes have to end after a signal to this agent.
         notice: says when this machine is about to be taken away; None: only signals do.
@@ -71,7 +72,7 @@ class Duties:
     seat: int | None
     local_size: int
     advertise: str
-    preload: Sequence[str]
+    preload: Preload
     start_s: Seconds
     grace_s: Seconds
     notice: NoticeCommand | None = None
@@ -90,6 +91,8 @@ class Agent:
     def __init__(self, duties: Duties, token: str, find: Callable[[], Address | None], supervisor: LocalChild | None = None) -> None:
         self._duties, self._token, self._find, self._supervisor = duties, token, find, supervisor
         self._forkserver: Forkserver | None = None
+        self._names_imports = False
+        """True if it is still to be said what the forkserver has left out, which one agent says for all."""
         self._servers = ServerStarter()
         self._prepare_servers = False
         """True if the process is to be started from which later servers are forked. The first ones are new processes, whose variables say
@@ -148,9 +151,10 @@ class Agent:
         self._hub.wake()
 
     def _preload(self) -> None:
-        if self._duties.preload and POSSIBLE:
-            environment = self._common()
-            self._forkserver = Forkserver(self._duties.program, self._duties.preload, environment, capture=True)
+        modules, found, _ = self._duties.preload
+        if modules and POSSIBLE:
+            self._forkserver = Forkserver(self._duties.program, modules, self._common(), capture=True, found=found)
+            self._names_imports = self._duties.seat in (0, None)
 
     def _common(self) -> dict[str, str]:
         return common_environment(self._duties.workers * self._duties.local_size)
@@ -294,6 +298,10 @@ class Agent:
     def _start_waiting(self) -> None:
         """Start what was ordered; workers only after the imports of the process that they are forked from."""
         ready = self._forkserver is None or self._forkserver.settled()
+        if ready and self._names_imports and self._forkserver is not None:
+            self._names_imports = False
+            if (left := left_to_workers(self._forkserver)) is not None:
+                _say(left)
         for number, header in list(self._waiting.items()):
             if self._connection is None:
                 self._waiting.clear()

@@ -2,7 +2,8 @@
 
 Loading PyTorch takes seconds of a core for each process, at the start of a job and whenever a dead worker is restarted. The forkserver's
 process imports modules once (``preload.py`` chooses which) and then waits for requests. Each worker is a fork of this process, and runs the
-script as ``python script.py`` would. `Forkserver` is the supervisor's side, `main` runs in the forkserver's process.
+script as ``python script.py`` would. `Forkserver` is the supervisor's side, `main` runs in the forkserver's process. What the script
+imports is tried first (``import_trial.py``): what cannot be shared is left to the workers.
 
 Linux only: elsewhere libraries do not survive a fork, and every worker is a new process.
 """
@@ -21,13 +22,13 @@ import socket
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, NoReturn
 
 from offbeat.launch import process_exit, program
+from offbeat.launch.import_trial import import_all, quiet_fork
 from offbeat.launch.processes import LocalChild, die_with_parent, start
 from offbeat.launch.program import Program
 from offbeat.runtime.job.settings import TOKEN, take_token
@@ -35,6 +36,8 @@ from offbeat.runtime.worker import stacks
 from offbeat.types import Seconds
 
 MESSAGE_BYTES = 1 << 16
+FOUND = "--"
+"""Between the modules that must be imported and those that may be, in the forkserver's command."""
 REFUSED = -1
 """Sent in place of a fork's number if the fork failed, for example because there are too many processes."""
 ANSWER_S: Seconds = 5.0
@@ -56,9 +59,18 @@ class Forkserver:
         modules: imported once.
         environment: all variables; forks have these and more.
         capture: keep what the forks print for `LocalChild.read`.
+        found: imported once too, unless that does harm; as in `ScriptImports.modules`.
     """
 
-    def __init__(self, program: Program, modules: Sequence[str], environment: Mapping[str, str], *, capture: bool = False) -> None:
+    def __init__(
+        self,
+        program: Program,
+        modules: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        capture: bool = False,
+        found: Sequence[str] = (),
+    ) -> None:
         self._environment = environment
         self._capture = capture
         self._ready = False
@@ -69,9 +81,11 @@ class Forkserver:
         """True if it was killed because it did not answer."""
         self.failure: str | None = None
         """Why a module could not be imported; None if all could."""
+        self.left_out: dict[str, str] = {}
+        """Modules of the script that each worker imports for itself, and why."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-m", "offbeat.launch.forkserver", str(theirs.fileno()), program.folder, *modules]
+            command = [sys.executable, "-m", "offbeat.launch.forkserver", str(theirs.fileno()), program.folder, *modules, FOUND, *found]
             self.child = start(command, environment, capture=capture, keep=[theirs.fileno()])
 
     def settled(self) -> bool:
@@ -137,14 +151,22 @@ class Forkserver:
                     return pid
                 case {"ended": int(pid), "status": int(status)}:
                     self._statuses[pid] = status
-                case {"ready": _}:
-                    self._ready = True
+                case {"ready": _, "left_out": dict(reasons)}:
+                    self._ready, self.left_out = True, reasons
                 case {"failed": str(reason)}:
                     self.failure = reason
                 case _:
                     self.over = True
             timeout_s = 0.0
         return None
+
+
+def left_to_workers(forkserver: Forkserver) -> str | None:
+    """Return which of the script's imports each worker makes for itself, and why; None: it makes none."""
+    if not forkserver.left_out:
+        return None
+    listed = "; ".join(f"{module}: {why}" for module, why in forkserver.left_out.items())
+    return f"not imported once for all workers, so that a restarted worker imports it again: {listed}"
 
 
 def fork_or_start(
@@ -204,7 +226,8 @@ class Fork:
 def main(arguments: Sequence[str]) -> None:
     """Import, then fork on each request; in a fork, run the program as if it were this process's own."""
     channel = socket.socket(fileno=int(arguments[0]))
-    folder, *modules = arguments[1:]
+    folder, *rest = arguments[1:]
+    modules, found = rest[: rest.index(FOUND)], rest[rest.index(FOUND) + 1 :]
     if not sys.flags.safe_path:
         sys.path[0] = folder
     for name in modules:
@@ -215,8 +238,9 @@ def main(arguments: Sequence[str]) -> None:
             sys.exit(1)
     for name in _OURS if "torch" in sys.modules else ():  # without torch a script may still set what torch reads when it is loaded
         importlib.import_module(name)
+    left_out = dict(import_all(found, channel.fileno()))
     gc.freeze()  # these objects stay: a collection in a fork would touch, and so copy, their pages
-    channel.send(b'{"ready": true}')
+    channel.send(json.dumps({"ready": True, "left_out": left_out}).encode())
     command = _serve(channel)
     if command is not None:
         channel.close()
@@ -262,12 +286,10 @@ def _fork(environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
     """
     prepare = die_with_parent()
     waiting, prepared = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads; the libraries' own threads handle forks
-        try:
-            pid = os.fork()
-        except OSError:
-            pid = REFUSED
+    try:
+        pid = quiet_fork()
+    except OSError:
+        pid = REFUSED
     if pid == 0:
         os.setsid()
         prepare()

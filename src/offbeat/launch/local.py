@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from offbeat.launch.engine import Child, Engine, ServerRole
 from offbeat.launch.environment import Place, common_environment, free_port, server_environment, worker_environment
-from offbeat.launch.forkserver import POSSIBLE, Forkserver, fork_or_start
+from offbeat.launch.forkserver import POSSIBLE, Forkserver, fork_or_start, left_to_workers
+from offbeat.launch.preload import NOTHING, Preload
 from offbeat.launch.program import Program
 from offbeat.launch.server_starter import ServerStarter
 from offbeat.runtime.job.settings import ROLE, JobSettings
@@ -22,16 +23,15 @@ class LocalEngine(Engine):
     Args:
         program: what the workers run.
         port: where server 0 listens; 0: the system chooses.
-        preload: modules to import once, in a process that workers are forked from; (): each worker is a new process.
-        notes: what the user is to read at the start.
+        preload: what to import once, in a process that workers are forked from.
     """
 
     servers_return = POSSIBLE
 
-    def __init__(self, program: Program, *, port: int = 0, preload: Sequence[str] = (), notes: Sequence[str] = ()) -> None:
+    def __init__(self, program: Program, *, port: int = 0, preload: Preload = NOTHING) -> None:
         self._program, self._port, self._preload = program, port, preload
         self._forkserver: Forkserver | None = None
-        self._notes = list(notes)
+        self._notes = [] if preload.note is None else [preload.note]
         self._servers = ServerStarter()
         self._settings: JobSettings
         self._address: Address
@@ -41,8 +41,10 @@ class LocalEngine(Engine):
         self._settings = settings
         self._group_port = free_port() if settings.torchrun_env else 0
         self._address = hub.listen()
-        if self._preload:
-            self._forkserver = Forkserver(self._program, self._preload, common_environment(settings.workers), capture=True)
+        if self._preload.modules:
+            common = common_environment(settings.workers)
+            modules, found, _ = self._preload
+            self._forkserver = Forkserver(self._program, modules, common, capture=True, found=found)
             self._servers.prepare(self._server_environment(0, "", 0, ""))
         return self._address
 
@@ -57,6 +59,8 @@ class LocalEngine(Engine):
             self.failure = self._forkserver.failure, True
         elif self._forkserver.over:
             self._notes.append("the --preload process has died: every worker imports for itself")
+        elif settled and (left := left_to_workers(self._forkserver)) is not None:
+            self._notes.append(left)
         return settled
 
     def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:

@@ -28,6 +28,7 @@ from offbeat.launch.agents import LOOPBACK, LOOPBACK_NET, Agent, AgentEngine
 from offbeat.launch.cluster import pass_on
 from offbeat.launch.engine import Child, ServerRole
 from offbeat.launch.environment import Place, server_environment
+from offbeat.launch.preload import NOTHING, Preload
 from offbeat.launch.program import Program
 from offbeat.launch.server_starter import ServerStarter
 from offbeat.runtime.job.settings import ROLE, JobSettings
@@ -238,7 +239,7 @@ class RayEngine(ServersHere):
         options: the user's.
         token: the job's.
         existing: False if the cluster was started for this job, so that all is on this machine.
-        preload: modules that each agent imports once.
+        preload: what each agent imports once.
         grace_s: how many seconds a script has for its end after SIGTERM to the script's node.
         port: where the supervisor listens, and server ``n`` at ``port + 1 + n``; 0: the system chooses.
 
@@ -254,7 +255,7 @@ class RayEngine(ServersHere):
         *,
         token: str,
         existing: bool,
-        preload: Sequence[str] = (),
+        preload: Preload = NOTHING,
         grace_s: Seconds = 30.0,
         port: int = 0,
     ) -> None:

@@ -47,7 +47,7 @@ def write(journal: Path | str | Iterable[Record], trace: Path | str) -> None:
 
 
 def timeline(chart: Chart) -> dict[str, Any]:
-    """A chart as trace events. Times count from the admission of the first worker."""
+    """A chart as trace events. Times are those of the journal."""
     events = [_name("process_name", WORKERS, 0, "workers"), _name("process_name", SHARDS, 0, "shards")]
     for number, lane in sorted(chart.lanes.items()):
         events += _lane(number, lane)

@@ -47,10 +47,19 @@ def per_step(worker: dict[str, Any]) -> float | None:
 
 
 def waiting_share(workers: Sequence[dict[str, Any]]) -> float | None:
-    """wait / (compute + wait), over all these workers, abandoned computations included; None where there is no time to share out."""
+    """wait / (busy + wait), over all these workers; None where there is no time to share out. The one meaning of waiting in all output.
+
+    A worker is busy from each release to its push, whatever the script does meanwhile, and waits from the push to the next release.
+    """
     wait_s = sum(worker["wait_s"] for worker in workers)
-    busy_s = wait_s + sum(worker["compute_s"] + worker["abandoned_s"] for worker in workers)
-    return wait_s / busy_s if busy_s > 0 else None
+    all_s = wait_s + sum(worker["busy_s"] for worker in workers)
+    return wait_s / all_s if all_s > 0 else None
+
+
+def training_words(summary: Summary) -> str:
+    """How long the training took: `wall_s`, from the first release to the last fold. The job's clock begins before, at its start."""
+    simulated = " simulated" if summary["started"] == "simulated" else ""
+    return f"{summary['wall_s']:,.1f}{simulated} s of training"
 
 
 def versions_per_s(summary: Summary) -> float:

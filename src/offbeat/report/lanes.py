@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Final, NamedTuple
 
 from offbeat.journal.arrivals import JournalArrivals, Record
@@ -77,6 +76,8 @@ class Chart:
     sync: str = "?"
     lanes: dict[int, Lane] = field(default_factory=dict)
     moments: list[Moment] = field(default_factory=list)
+    start_s: float = 0.0
+    """When the first worker was admitted: how long processes take to start is no rule's doing."""
     end_s: float = 0.0
     blocks: bool = False
     """True if the rule has shard scope: workers continue by themselves, without a release."""
@@ -93,19 +94,13 @@ class Chart:
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Chart:
-        """The chart of a whole journal.
-
-        Its time begins when the first worker is admitted: how long processes take to start is no rule's doing.
-        """
-        chart, records, before = cls(), iter(records), []
-        start_s = 0.0
+        """The chart of a whole journal, with the journal's own times."""
+        chart = cls()
+        admitted = False
         for record in records:
-            before.append(record)
-            if record["kind"] == "release":
-                start_s = record["t"]
-                break
-        for record in chain(before, records):
-            chart.add({**record, "t": max(0.0, record["t"] - start_s)})
+            if record["kind"] == "release" and not admitted:
+                admitted, chart.start_s = True, record["t"]
+            chart.add(record)
         for lane in chart.lanes.values():
             lane.turn("absent", chart.end_s)
         return chart

@@ -75,7 +75,7 @@ class LiveProgress:
             self._draw(snapshot, elapsed_s, rate)
         elif self._printed is None or now - self._printed >= PLAIN_EVERY_S:
             self._printed = now
-            self._say(elapsed_s, headline(snapshot, rate))
+            self._say(elapsed_s, headline(snapshot, rate, now=True))
 
     def note(self, text: str) -> None:
         """Print a line that stays, above the display if there is one."""
@@ -118,7 +118,7 @@ class LiveProgress:
             self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
             self._live.start()
         rows = max(1, self._console.height - 5 - (self._bar is not None))
-        head = Text(f"{elapsed_s:8.1f} s  {headline(snapshot, rate)}", style="bold", no_wrap=True, overflow="ellipsis")
+        head = Text(f"{elapsed_s:8.1f} s  {headline(snapshot, rate, now=True)}", style="bold", no_wrap=True, overflow="ellipsis")
         bar = [Text(self._bar, no_wrap=True, overflow="ellipsis")] if self._bar is not None else []
         self._live.update(Group(head, worker_table(snapshot, rows), *bar), refresh=True)
 
@@ -130,8 +130,8 @@ class LiveProgress:
         return (after - before) / (stop - start) if stop > start else float(snapshot["samples_per_s"])
 
 
-def headline(snapshot: Summary, rate: float) -> str:
-    """The job in one line; ``rate`` is in samples per second."""
+def headline(snapshot: Summary, rate: float, *, now: bool = False) -> str:
+    """The job in one line; ``rate`` is in samples per second, ``now``: of the last few seconds only, else of the whole training."""
     workers = snapshot["per_worker"]
     if not workers:
         return "the workers are starting"
@@ -145,7 +145,7 @@ def headline(snapshot: Summary, rate: float) -> str:
     stopped = sum(worker["reason"] == TOLD_TO_LEAVE for worker in left)
     how = f"{stopped} of {len(workers)} stopped" if stopped else f"{len(left)} of {len(workers)} finished"
     live = f"{alive} of {len(workers)} alive" if alive or not left else how
-    return f"{job}  {rate_words(snapshot, rate)}{loss}  {live}"
+    return f"{job}  {rate_words(snapshot, rate)}{' now' if now and snapshot['samples'] else ''}{loss}  {live}"
 
 
 def worker_table(snapshot: Summary, rows: int) -> Table:

@@ -79,7 +79,7 @@ def _slow_sentence(summary: Summary, number: int) -> str:
     text = f"Worker {number} is slow: it computes {seconds(time_s)} per {unit}, {ratio} ({seconds(median_s)})"
     others = waiting_share([worker for other, worker in workers.items() if other != number])
     if others is not None and others >= 0.05:
-        text += f", while the others wait {share(others)} of their time"
+        text += f", while the others are waiting for {share(others)} of theirs"
     return f"{text}; {_cause(summary, workers, number)}."
 
 

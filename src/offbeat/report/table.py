@@ -7,8 +7,10 @@ say the same of everybody are left out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from textwrap import fill
+from typing import Any, Final, Literal, NamedTuple
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -25,6 +27,7 @@ from offbeat.report.figures import (
     share,
     short,
     state_words,
+    training_words,
     version_words,
     versions_per_s,
     waiting_share,
@@ -32,6 +35,10 @@ from offbeat.report.figures import (
 from offbeat.report.remarks import remarks, slow_workers
 
 EPOCHS_SHOWN: Final = 6
+GAP: Final = 2
+"""Characters between two columns of a job's table."""
+SIDE_BY_SIDE: Final = 4
+"""Most jobs of a comparison that have a column each, where there is no room for a column for each figure."""
 
 
 def console() -> Console:
@@ -40,56 +47,164 @@ def console() -> Console:
     return found if found.is_terminal else Console(width=120)
 
 
-def job_table(summary: Summary) -> Table:
-    """Return the table of one job: the totals, a row for each worker, and remarks."""
-    table = Table(title=escape(_title(summary)), title_justify="left", caption=escape(remarks(summary)), caption_justify="left")
-    steps, blocks = local(summary), summary["shards"] is not None
-    fates = ["folded", "dropped", *(fate for fate in ("rejected", "carried") if summary["fates"][fate])]
-    abandoned = summary["abandoned"] > 0
-    batches = batches_by_epoch(summary)
-    planned = any(worker["batch"] is not None for worker in summary["per_worker"]) or any(any(sizes) for sizes in batches.values())
-    names = ["pushes", *(["steps"] if steps else []), "samples", "compute/step" if steps else "compute/push", "waiting"]
-    names += [*fates, *(["abandoned"] if abandoned else [])]
-    names += ["block staleness" if blocks else "staleness", *(["batch by epoch"] if planned else [])]
-    table.add_column("worker", justify="right")
-    table.add_column("state")
-    for name in names:
-        table.add_column(name, justify="right")
+def job_tables(summary: Summary, width: int) -> list[Table | str]:
+    """Return all that is said of one job at its end, live, simulated or reported: its table, and the last value of each metric."""
+    logged = [f"{name}: {float(value):.6g}" for name, value in summary["metrics"].items()]
+    return [job_table(summary, width), *(escape(line) for line in logged)]
+
+
+def job_table(summary: Summary, width: int | None = None) -> Table:
+    """Return the table of one job: the totals, a row for each worker, and remarks.
+
+    Args:
+        summary: of the job.
+        width: characters that a line has: of the columns that do not fit those are left out that others imply, and are named below. None:
+            there is room for all.
+    """
+    columns = _columns(summary)
+    left_out, gap = _left_out(columns, width)
+    said = remarks(summary)
+    if left_out:
+        said += ("\n" if said else "") + f"(A terminal wider than {width} characters shows also: {', '.join(left_out)}.)"
+    table = Table(
+        title=escape(_title(summary)),
+        title_justify="left",
+        caption=escape(said),
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, gap - 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    kept = [column for column in columns if column.name not in left_out]
+    widths = _widths(kept, None if width is None else width - gap * (len(kept) - 1))
+    for column, least in zip(kept, widths, strict=True):
+        table.add_column(_wrapped(column.name, least), justify=column.justify, width=least)
     slow = slow_workers(summary)
-    known = summary["samples"] or not summary["fates"]["folded"]
-    for worker in summary["per_worker"]:
-        cells = [
-            str(worker["worker"]),
-            state_words(worker),
-            f"{worker['pushes']:,}",
-            *([f"{worker['steps']:,}"] if steps else []),
-            f"{worker['samples']:,}" if known else "-",
-            seconds(per_step(worker)),
-            share(waiting_share([worker])),
-            *(f"{worker['fates'][fate]:,}" for fate in fates),
-            *([_abandoned(worker)] if abandoned else []),
-            f"{worker['staleness_mean']:.1f}, max {worker['staleness_max']}" if worker["staleness_max"] else "0",
-            *([_batches(batches[worker["worker"]], worker)] if planned else []),
-        ]
-        table.add_row(*cells, style="red" if worker["state"] == "dead" else "yellow" if worker["worker"] in slow else None)
+    for row, worker in enumerate(summary["per_worker"]):
+        style = "red" if worker["state"] == "dead" else "yellow" if worker["worker"] in slow else None
+        table.add_row(*(_wrapped(column.cells[row], least) for column, least in zip(kept, widths, strict=True)), style=style)
     return table
 
 
-def comparison(summaries: Sequence[Summary] | Mapping[str, Summary]) -> Table:
+class _Column(NamedTuple):
+    """A column of a job's table, with a cell for each worker."""
+
+    name: str
+    cells: list[str]
+    implied: bool = False
+    """True if other columns tell enough of it that it may be left out where there is no room."""
+    justify: Literal["left", "right"] = "right"
+
+    @property
+    def least(self) -> int:
+        """The width without which a word would be broken."""
+        return max(len(word) for text in (self.name, *self.cells) for word in text.split(" "))
+
+    @property
+    def most(self) -> int:
+        """The width with which no cell needs a second line."""
+        return max(map(len, [*self.name.split(" "), *self.cells]))
+
+
+def _columns(summary: Summary) -> list[_Column]:
+    """Return the columns that do not say the same of everybody."""
+    workers = summary["per_worker"]
+    steps = local(summary)
+    known = summary["samples"] or not summary["fates"]["folded"]
+    batches = batches_by_epoch(summary)
+    planned = any(worker["batch"] is not None for worker in workers) or any(any(sizes) for sizes in batches.values())
+    columns = [
+        _Column("worker", [str(worker["worker"]) for worker in workers]),
+        _Column("state", [state_words(worker) for worker in workers], justify="left"),
+        _Column("pushes", [f"{worker['pushes']:,}" for worker in workers], implied=True),
+    ]
+    if steps:
+        columns.append(_Column("steps", [f"{worker['steps']:,}" for worker in workers]))
+    columns += [
+        _Column("samples", [f"{worker['samples']:,}" if known else "-" for worker in workers], implied=True),
+        _Column("compute /step" if steps else "compute /push", [_unbroken(per_step(worker)) for worker in workers]),
+        _Column("waiting", [share(waiting_share([worker])) for worker in workers]),
+    ]
+    for fate in ("folded", "dropped", *(fate for fate in ("rejected", "carried") if summary["fates"][fate])):
+        counts = [worker["fates"][fate] for worker in workers]
+        columns.append(_Column(fate, [f"{count:,}" for count in counts], implied=not any(counts) and fate != "folded"))
+    if summary["abandoned"]:
+        columns.append(_Column("abandoned", [_abandoned(worker) for worker in workers]))
+    name = "staleness" if summary["shards"] is None else "block staleness"
+    columns.append(_Column(name, [_mean_and_most(worker["staleness_mean"], worker["staleness_max"]) for worker in workers]))
+    if summary["lead_max"] is not None:
+        columns.append(_Column("lead", [_mean_and_most(worker["lead_mean"], worker["lead_max"]) for worker in workers]))
+    if planned:
+        columns.append(_Column("batch by epoch", [_batches(batches[worker["worker"]], worker) for worker in workers]))
+    return columns
+
+
+def _left_out(columns: Sequence[_Column], width: int | None) -> tuple[list[str], int]:
+    """Return the names of the columns for which there is no room, the least telling ones, and the characters between two others."""
+    left_out: list[str] = []
+    implied = [column.name for column in columns if column.implied]
+    gap = GAP
+
+    def too_wide() -> bool:
+        kept = [column.least + gap for column in columns if column.name not in left_out]
+        return width is not None and sum(kept) - gap > width
+
+    while implied and too_wide():
+        left_out.append(implied.pop())
+    if too_wide():
+        gap = 1
+    return [column.name for column in columns if column.name in left_out], gap
+
+
+def _unbroken(time_s: float | None) -> str:
+    return seconds(time_s).replace(" ", "\u00a0")
+
+
+def _widths(columns: Sequence[_Column], width: int | None) -> list[int]:
+    """Return the width of each column, so that together they have at most ``width``, and no word is broken."""
+    widths = [column.most for column in columns]
+    while width is not None and sum(widths) > width:
+        slack = [have - column.least for have, column in zip(widths, columns, strict=True)]
+        if not any(slack):
+            break
+        widths[slack.index(max(slack))] -= 1
+    return widths
+
+
+def _wrapped(text: str, width: int) -> str:
+    """Break a text between its words, not at spaces that join a number to its unit."""
+    return fill(text, width, break_long_words=False, break_on_hyphens=False).replace("\u00a0", " ")
+
+
+def _mean_and_most(mean: float | None, most: int | None) -> str:
+    return f"{mean or 0.0:.1f}, max\u00a0{most}" if most else "0"
+
+
+def comparison(summaries: Sequence[Summary] | Mapping[str, Summary], width: int | None = None) -> Table:
     """Several jobs, a row for each: what it took, what came out, and what became of the contributions.
 
     Args:
         summaries: in the order of the rows; a mapping's keys name them instead of their rules.
+        width: characters that a line has: where a row for each job does not fit, a row stands for each figure. None: all fits.
     """
     names = list(summaries) if isinstance(summaries, Mapping) else [short(summary["sync"]) for summary in summaries]
     jobs = list(summaries.values() if isinstance(summaries, Mapping) else summaries)
-    columns = _simulated(jobs) if jobs and all(job["started"] == "simulated" for job in jobs) else _live(jobs)
+    columns = _simulated(jobs) if any(job["started"] == "simulated" for job in jobs) else _live(jobs)
     for name, counts in (("carried", [job["fates"]["carried"] for job in jobs]), ("abandoned", [job["abandoned"] for job in jobs])):
         if any(counts):
             columns[name] = [f"{count:,}" for count in counts]
     if any(per_fold(job) for job in jobs):
         columns["per fold"] = [f"{job['parts']['mean']:.1f}" if job["parts"] else "-" for job in jobs]
     table = Table()
+    whole = max(map(len, names), default=4) + sum(max(map(len, [name, *cells])) + 3 for name, cells in columns.items()) + 4
+    if width is not None and width < whole and len(jobs) <= SIDE_BY_SIDE:
+        table.add_column("")
+        for name in names:
+            table.add_column(escape(name), justify="right", overflow="fold")
+        for name, cells in columns.items():
+            table.add_row(name, *cells)
+        return table
     table.add_column("rule", overflow="fold")
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
@@ -103,11 +218,12 @@ def _live(jobs: Sequence[Summary]) -> dict[str, list[str]]:
     names = {found[0] for found in accuracies if found is not None}
     result = names.pop().replace("_", " ") if len(names) == 1 and None not in accuracies else "result" if names else "last loss"
     return {
-        "wall s": [f"{job['wall_s']:.1f}" for job in jobs],
+        "training": [f"{job['wall_s']:.1f} s" for job in jobs],
         "versions": [f"{job['version']:,}" for job in jobs],
         "samples/s": [f"{job['samples_per_s']:,.0f}" if job["samples"] else "-" for job in jobs],
         result: [_result(job, found, named=result != "result") for job, found in zip(jobs, accuracies, strict=True)],
         "waiting": [share(waiting_share(job["per_worker"])) for job in jobs],
+        **_leads(jobs),
         **{fate: [f"{job['fates'][fate]:,}" for job in jobs] for fate in ("folded", "dropped", "rejected")},
     }
 
@@ -116,19 +232,26 @@ def _simulated(jobs: Sequence[Summary]) -> dict[str, list[str]]:
     """Rates instead of counts: simulated jobs are of any length, and how long they took says nothing."""
     results = [accuracy(job) for job in jobs]
     return {
-        "seconds": [f"{job['wall_s']:,.1f}" for job in jobs],
+        "training": [f"{job['wall_s']:,.1f} s" for job in jobs],
         "versions": [f"{job['version']:,}" for job in jobs],
         "versions/s": [f"{versions_per_s(job):,.3g}" for job in jobs],
         "samples/s": [f"{job['samples_per_s']:,.3g}" for job in jobs],
         **({"result": [_result(job, found, named=False) for job, found in zip(jobs, results, strict=True)]} if any(results) else {}),
         "staleness": [f"{job['staleness_mean']:.2f}, max {job['staleness_max']}" if job["staleness_max"] else "0" for job in jobs],
+        **_leads(jobs),
         "waiting": [share(waiting_share(job["per_worker"])) for job in jobs],
         "dropped": [share(job["fates"]["dropped"] / job["blocks"] if job["blocks"] else None) for job in jobs],
     }
 
 
+def _leads(jobs: Sequence[Summary]) -> dict[str, list[str]]:
+    """The greatest lead, where a rule bounds it."""
+    leads = [job["lead_max"] for job in jobs]
+    return {"lead": ["-" if lead is None else f"max {lead}" for lead in leads]} if any(lead is not None for lead in leads) else {}
+
+
 def _abandoned(worker: dict[str, Any]) -> str:
-    return f"{worker['abandoned']:,}, {seconds(worker['abandoned_s'])}" if worker["abandoned"] else "0"
+    return f"{worker['abandoned']:,}, {_unbroken(worker['abandoned_s'])}" if worker["abandoned"] else "0"
 
 
 def _batches(by_epoch: Sequence[int | None], worker: dict[str, Any]) -> str:
@@ -148,9 +271,10 @@ def _result(summary: Summary, found: tuple[str, float] | None, *, named: bool) -
 
 def _title(summary: Summary) -> str:
     loss = "" if summary["loss"] is None else f", loss {float(summary['loss']):.4f}"
-    simulated = " simulated" if summary["started"] == "simulated" else ""
     steps = f" of {summary['steps']:,} steps" if local(summary) else ""
+    waiting = waiting_share(summary["per_worker"])
     return (
-        f"{short(summary['sync'])}: {version_words(summary)} in {summary['wall_s']:.1f}{simulated} s, "
-        f"{rate_words(summary, summary['samples_per_s'])}, {summary['pushes']:,} pushes{steps}{loss}"
+        f"{short(summary['sync'])}: {version_words(summary)} in {training_words(summary)}, "
+        f"{rate_words(summary, summary['samples_per_s'])}, {'' if waiting is None else f'{share(waiting)} waiting, '}"
+        f"{summary['pushes']:,} pushes{steps}{loss}"
     )

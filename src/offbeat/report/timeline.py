@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from offbeat.errors import ConfigurationError
 from offbeat.journal.arrivals import Record
 from offbeat.journal.file import of_optimizer, read
-from offbeat.report.figures import short
+from offbeat.report.figures import Summary, share, short, training_words, waiting_share
 from offbeat.report.lanes import SPANS, Chart, Lane, LaneSpan, shares
 
 if TYPE_CHECKING:
@@ -46,11 +46,11 @@ BAR: Final = 0.74
 """The height of a lane's bar; lanes are 1 apart."""
 
 
-def draw(jobs: Sequence[tuple[str, Path | str | Iterable[Record]]], picture: Path | str) -> None:
+def draw(jobs: Sequence[tuple[Summary, Path | str | Iterable[Record]]], picture: Path | str) -> None:
     """Draw jobs one below the other, so that their waiting can be compared at a glance.
 
     Args:
-        jobs: for each its title and its journal: a path, or the records themselves.
+        jobs: for each its summary, whose figures stand above the lanes, and its journal: a path, or the records themselves.
         picture: the file to write; its ending names the format, ``.png`` or ``.svg`` for instance. A PNG is 1400 pixels wide.
 
     Raises:
@@ -62,16 +62,17 @@ def draw(jobs: Sequence[tuple[str, Path | str | Iterable[Record]]], picture: Pat
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigurationError(f'drawing a timeline needs matplotlib ({error}); pip install "offbeat[plots]"') from error
-    charts = [(title, Chart.of(of_optimizer(read(source) if isinstance(source, Path | str) else source))) for title, source in jobs]
+    charts = [(job, Chart.of(of_optimizer(read(source) if isinstance(source, Path | str) else source))) for job, source in jobs]
     heights = [max(1, len(chart.lanes)) + 1.0 for _, chart in charts]
     inches = sum(0.30 * lanes + 0.45 for lanes in heights) + 1.0
     figure = Figure(figsize=(WIDTH_INCHES, inches), dpi=DPI, facecolor="white")
     rows = figure.subplots(len(charts), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})
-    stop_s = max(chart.end_s for _, chart in charts) or 1.0
-    dense = [_job(axes, title, chart, stop_s) for axes, (title, chart) in zip(rows[:, 0], charts, strict=True)]
+    start_s = min(chart.start_s for _, chart in charts)
+    stop_s = max(start_s + 1e-3, *(chart.end_s for _, chart in charts))
+    dense = [_job(axes, job, chart, (start_s, stop_s)) for axes, (job, chart) in zip(rows[:, 0], charts, strict=True)]
     if any(dense):
         figure.text(0.985, 0.1 / inches, "lanes too dense for single spans show shares of time", ha="right", fontsize=9, color="#666666")
-    rows[-1, 0].set_xlabel("seconds since the first worker was admitted", color=INK)
+    rows[-1, 0].set_xlabel("seconds since the job began", color=INK)
     _legend(figure, [chart for _, chart in charts])
     figure.subplots_adjust(left=0.075, right=0.985, top=1 - 0.75 / inches, bottom=0.5 / inches, hspace=0.42)
     try:
@@ -80,18 +81,19 @@ def draw(jobs: Sequence[tuple[str, Path | str | Iterable[Record]]], picture: Pat
         raise ConfigurationError(f"cannot write the picture {picture}: {error}") from error
 
 
-def _job(axes: Axes, title: str, chart: Chart, stop_s: float) -> bool:
+def _job(axes: Axes, job: Summary, chart: Chart, span: tuple[float, float]) -> bool:
     numbers = sorted(chart.lanes)
-    dense = [_lane(axes, row, chart.lanes[number], stop_s) for row, number in enumerate(numbers)]
+    start_s, stop_s = span
+    dense = [_lane(axes, row, chart.lanes[number], stop_s - start_s) for row, number in enumerate(numbers)]
     strip = -0.85
     folds, barriers = chart.times("fold"), chart.times("barrier")
-    crowded = len(folds) * DENSE_PIXELS > AXIS_PIXELS * chart.end_s / stop_s
+    crowded = len(folds) * DENSE_PIXELS > AXIS_PIXELS * (chart.end_s - chart.start_s) / (stop_s - start_s)
     axes.vlines(folds, strip - 0.25, strip + 0.25, color=INK, linewidth=0.6, alpha=0.2 if crowded else 0.8)
     if _telling(chart):
         axes.vlines(barriers, -0.5, len(numbers) - 0.5, color=BARRIER, linewidth=0.8, linestyle="dotted", zorder=2)
     axes.set_yticks([strip, *range(len(numbers))], ["folds", *(f"worker {number}" for number in numbers)])
     axes.set_ylim(len(numbers) - 0.45, strip - 0.4)
-    axes.set_xlim(0.0, stop_s)
+    axes.set_xlim(start_s, stop_s)
     axes.tick_params(axis="y", length=0, labelsize=9, labelcolor=INK)
     axes.tick_params(axis="x", labelsize=9, color="#AAAAAA", labelcolor=INK)
     axes.grid(axis="x", color="#EEEEEE", linewidth=0.8)
@@ -99,17 +101,17 @@ def _job(axes: Axes, title: str, chart: Chart, stop_s: float) -> bool:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color("#AAAAAA")
-    axes.set_title(short(title), loc="left", fontsize=11, fontweight="bold", color=INK, pad=4)
-    axes.set_title(_facts(chart, title), loc="right", fontsize=9, color="#666666", pad=4)
+    axes.set_title(short(job["sync"]), loc="left", fontsize=11, fontweight="bold", color=INK, pad=4)
+    axes.set_title(_facts(chart, job), loc="right", fontsize=9, color="#666666", pad=4)
     return any(dense)
 
 
-def _lane(axes: Axes, row: int, lane: Lane, stop_s: float) -> bool:
+def _lane(axes: Axes, row: int, lane: Lane, shown_s: float) -> bool:
     low = row - BAR / 2
     dead = [(span.start_s, span.stop_s - span.start_s) for span in lane.spans if span.what == "dead"]
     axes.broken_barh(dead, (low, BAR), **_face("dead"))
     busy = [span for span in lane.spans if span.what != "dead"]
-    width = sum(span.stop_s - span.start_s for span in busy) / stop_s * AXIS_PIXELS / max(1, len(busy))
+    width = sum(span.stop_s - span.start_s for span in busy) / shown_s * AXIS_PIXELS / max(1, len(busy))
     if width < DENSE_PIXELS:
         _as_shares(axes, row, busy)
     else:
@@ -156,16 +158,12 @@ def _telling(chart: Chart) -> bool:
     return 0 < barriers < min(len(chart.times("fold")), AXIS_PIXELS / DENSE_PIXELS / 2)
 
 
-def _facts(chart: Chart, title: str) -> str:
-    folds = chart.times("fold")
-    spans = [span for lane in chart.lanes.values() for span in lane.spans]
-    spent = {what: sum(span.stop_s - span.start_s for span in spans if span.what == what) for what in SPANS}
-    busy_s = spent["computing"] + spent["waiting"]
-    waiting = f", {100 * spent['waiting'] / busy_s:.0f}% of working time spent waiting" if busy_s > 0 else ""
-    rule = "" if title == chart.sync else f"{short(chart.sync)}, "
+def _facts(chart: Chart, job: Summary) -> str:
+    """The figures of the table, from the same summary."""
     shards = {moment.shard for moment in chart.moments if moment.what == "fold" and moment.shard is not None}
     where = f" at {len(shards)} shards" if shards else ""
-    return f"{rule}{len(folds):,} folds{where} in {max(folds, default=0.0):.1f} s{waiting}"
+    waiting = waiting_share(job["per_worker"])
+    return f"{len(chart.times('fold')):,} folds{where} in {training_words(job)}{'' if waiting is None else f', {share(waiting)} waiting'}"
 
 
 def _legend(figure: Figure, charts: Sequence[Chart]) -> None:

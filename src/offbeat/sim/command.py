@@ -14,8 +14,10 @@ from rich.markup import escape
 from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
 from offbeat.journal.file import read
+from offbeat.journal.summary import Tally
 from offbeat.policies import rule
-from offbeat.report.table import comparison, job_table
+from offbeat.report.figures import short
+from offbeat.report.table import comparison, job_tables
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.faults import script
 from offbeat.sim.latency.registry import Law, law
@@ -42,6 +44,8 @@ class SimulationOptions(NamedTuple):
     work: Work
     gradient: str | None
     journal: Path | None
+    measured: dict[str, Any] | None = None
+    """The summary of the job whose times are replayed."""
 
 
 def check(
@@ -60,7 +64,7 @@ def check(
     time_s: Seconds | None,
     epochs: int | None,
     samples: int | None,
-    batch: int,
+    batch: int | None,
     gradient: str | None,
     replay: Path | None,
     seed: int,
@@ -79,6 +83,9 @@ def check(
         raise ConfigurationError(f"--journal {journal}: a journal holds one run, but {len(sync)} rules are given; give one --sync")
     if workers is None:
         workers = WORKERS if replay is None else next(read(replay))["workers"]
+    measured = None if replay is None else Tally.of(read(replay)).summary()
+    if batch is None:
+        batch = 1 if measured is None else _batch(measured)
     laws: dict[str, str | Law] = {
         name: _parse(option, law, text)
         for name, option, text in (
@@ -111,7 +118,14 @@ def check(
     for _, policy in rules:
         check_rule(policy, cluster, work)
     _parse("--gradient", content, gradient)
-    return SimulationOptions(rules, cluster, work, gradient, journal)
+    return SimulationOptions(rules, cluster, work, gradient, journal, measured)
+
+
+def _batch(measured: dict[str, Any]) -> int:
+    """Return the samples of a step in a job, on average and rounded."""
+    steps = sum(worker["steps"] for worker in measured["per_worker"])
+    samples = sum(worker["samples_per_step"] * worker["steps"] for worker in measured["per_worker"])
+    return max(1, round(samples / steps)) if steps else 1
 
 
 def run(simulation: SimulationOptions, screen: Console) -> list[Result]:
@@ -125,10 +139,15 @@ def run(simulation: SimulationOptions, screen: Console) -> list[Result]:
         took_s = time.perf_counter() - began
         line = f"{name}: {result.seconds:,.1f} s simulated in {took_s:.1f} s, {result.events:,} events: {result.reason}"
         screen.print(escape(line), highlight=False)
-    if len(results) == 1 and simulation.cluster.total <= ROWS:
-        screen.print(job_table(dict(results[0][1].summary)))
-    else:
-        screen.print(comparison([{**result.summary, "sync": name} for name, result in results]))
+    alone = len(results) == 1 and simulation.cluster.total <= ROWS
+    if alone:
+        screen.print(*job_tables(dict(results[0][1].summary), screen.width), sep="\n")
+    rows = {name: dict(result.summary) for name, result in results}
+    if simulation.measured is not None:
+        measured = simulation.measured
+        screen.print(comparison({f"{short(measured['sync'])}, measured": measured, **rows}, screen.width))
+    elif not alone:
+        screen.print(comparison(rows, screen.width))
     return [result for _, result in results]
 
 

@@ -1,0 +1,264 @@
+"""Import what may do harm in the process that workers are forked from, and leave out what does. Linux only.
+
+An import that starts a thread, opens CUDA or draws random numbers has effects that do not survive a fork, or that each worker needs for
+itself. Nobody knows this before the import, and an import cannot be undone. So a fork of this process imports one module after the other,
+and looks at itself after each. If all is well, the fork goes on as the process that workers are forked from, and this one only waits for
+its end; if not, the fork ends, and another one begins again without that module. Nothing is imported twice as long as nothing is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import random
+import select
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from offbeat.launch.environment import Place, torchrun_variables
+from offbeat.launch.processes import describe, die_with_parent
+from offbeat.types import FIRST_WORKER, Seconds
+
+IMPORT_S: Seconds = 30.0
+"""Seconds that the import of one module may take."""
+DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+"""How the names of the devices begin that a GPU's library opens."""
+WORKERS_OWN = frozenset(torchrun_variables(FIRST_WORKER, 1, Place(0, 0, 1, "", 0)))
+"""Variables that each worker has its own of, as all whose name begins with ``OFFBEAT_``."""
+
+
+def import_all(found: Sequence[str], keep: int) -> list[tuple[str, str]]:
+    """Import modules in a fork of this process, which returns in place of this one. This process ends with it.
+
+    Args:
+        found: as in `ScriptImports.modules`.
+        keep: a descriptor that belongs to the process that returns: whoever waits for its end hears of that process's end.
+
+    Returns:
+        What was left out, each with the reason.
+    """
+    left_out: dict[str, str] = {}
+    while rest := [item for item in found if item not in left_out]:
+        reading, writing = os.pipe()
+        prepare = die_with_parent()
+        pid = quiet_fork()
+        if pid == 0:
+            os.close(reading)
+            prepare()
+            with os.fdopen(writing, "w", buffering=1) as log:
+                _import_each(rest, log)
+            break
+        os.close(writing)
+        trouble = _watch(pid, reading)
+        os.close(reading)
+        if trouble is None:
+            _end_with(pid, keep)
+        left_out[trouble.item] = trouble.why
+    return [(item.partition(":")[0], why) for item, why in left_out.items()]
+
+
+def quiet_fork() -> int:
+    """Fork without Python's warning that there are threads: the libraries' own threads handle forks."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+class _Trouble(NamedTuple):
+    item: str
+    why: str
+
+
+def _watch(pid: int, reading: int) -> _Trouble | None:
+    """Follow a fork's imports. Returns None once all are done; the first with trouble, and the fork has ended then."""
+    item, text, deadline = "", b"", time.monotonic() + IMPORT_S
+    why = f"it was not done within {IMPORT_S:g} s"
+    while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        block = os.read(reading, 1 << 12)
+        text += block
+        *lines, text = text.split(b"\n")
+        for line in lines:
+            mark, word = chr(line[0]), line[1:].decode(errors="replace")
+            if mark == ".":
+                return None
+            item, why, deadline = (word, why, time.monotonic() + IMPORT_S) if mark == "?" else (item, word, deadline)
+            if mark == "!":
+                break
+        else:
+            if block:
+                continue
+            why = "it ends the process"
+        break
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    ended = os.waitstatus_to_exitcode(status)
+    return _Trouble(item, f"{why} ({describe(ended)})" if why.startswith("it ends") else why)
+
+
+def _end_with(pid: int, keep: int) -> NoReturn:
+    os.close(keep)
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -code)
+    os._exit(code & 0xFF)
+
+
+def _import_each(items: Sequence[str], log: Any) -> None:
+    """Import all; the first with trouble ends this process."""
+    for item in items:
+        log.write(f"?{item}\n")
+        why = _import(item)
+        if why is not None:
+            log.write(f"!{' '.join(why.split())[:500]}\n")
+            log.flush()
+            os._exit(1)
+    log.write(".\n")
+
+
+def _import(item: str) -> str | None:
+    """Import one module. Returns why it has to be left to the workers; None: it has not."""
+    _draw()
+    before = _Standing.now()
+    loaded = len(sys.modules)
+    with _captured() as printed, _watched_variables() as missed:
+        try:
+            _as_the_program(item)
+        except BaseException as error:
+            return f"{type(error).__name__}: {error}"
+        if len(sys.modules) > loaded:
+            pid = quiet_fork()  # the threads of libraries that handle forks (OpenBLAS) end before one
+            if pid == 0:
+                os._exit(0)
+            os.waitpid(pid, 0)
+    own = sorted(name for name in missed if name in WORKERS_OWN or name.startswith("OFFBEAT_"))
+    if printed:
+        return f"it prints {printed[0]!r}"
+    if own:
+        return f"it reads {', '.join(own)}, of which each worker has its own"
+    return _Standing.now().trouble(before)
+
+
+def _as_the_program(item: str) -> None:
+    """Import a module, and take names from it as ``from module import name`` does: some packages import what is asked for only."""
+    module, _, names = item.partition(":")
+    found = importlib.import_module(module)
+    for name in names.split(",") if names else ():
+        if not hasattr(found, name):
+            importlib.import_module(f"{module}.{name}")
+
+
+class _Standing(NamedTuple):
+    """What a process has that does not survive a fork, or that forks would share."""
+
+    threads: int
+    children: int
+    opened: frozenset[tuple[int, str]]
+    cuda: bool
+    randomness: tuple[Any, ...]
+
+    @classmethod
+    def now(cls) -> _Standing:
+        tasks = list(Path("/proc/self/task").iterdir())
+        children = 0
+        opened = []
+        for task in tasks:
+            with contextlib.suppress(OSError):
+                children += len((task / "children").read_text().split())
+        for link in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):
+                opened.append((int(link.name), os.readlink(link)))
+        torch = sys.modules.get("torch")
+        cuda = torch is not None and torch.cuda.is_initialized()
+        return cls(len(tasks), children, frozenset(opened), cuda, _randomness())
+
+    def trouble(self, before: _Standing) -> str | None:
+        """Return what an import has done since."""
+        new = [name for _, name in self.opened - before.opened]
+        devices = sorted(name for name in new if name.startswith(DEVICES))
+        if self.cuda and not before.cuda:
+            return "it opens CUDA"
+        if devices:
+            return f"it opens {devices[0]}"
+        if self.threads > before.threads:
+            return f"it starts {'a thread' if self.threads == before.threads + 1 else f'{self.threads - before.threads} threads'}"
+        if self.children > before.children:
+            return "it starts a process"
+        if any(name.startswith("socket:") for name in new):
+            return "it opens a socket"
+        known = [(now, then) for now, then in zip(self.randomness, before.randomness, strict=True) if then is not None]
+        return "it seeds the random numbers that all modules share" if any(now != then for now, then in known) else None
+
+
+def _randomness() -> tuple[Any, ...]:
+    """Return the states of the generators that are seeded anew in each fork, Python's and NumPy's, which a few draws do not change.
+
+    PyTorch's begins with the same seed in every process, and a fork goes on with it.
+    """
+    numpy = sys.modules.get("numpy")
+    return random.getstate()[1][:-1], None if numpy is None else numpy.random.get_state()[1].tobytes()
+
+
+def _draw() -> None:
+    """Draw from these generators: the first draw after a seed changes the whole state, the next 600 only the place in it."""
+    random.random()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.random()
+
+
+@contextlib.contextmanager
+def _captured() -> Iterator[list[str]]:
+    """Keep what is printed to stdout and stderr, by whichever library, from the job's output; its lines are in the list afterwards."""
+    lines: list[str] = []
+    memory = os.memfd_create("printed")
+    saved = [os.dup(number) for number in (1, 2)]
+    for number in (1, 2):
+        os.dup2(memory, number)
+    try:
+        yield lines
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        for number, copy in enumerate(saved, start=1):
+            os.dup2(copy, number)
+            os.close(copy)
+        text = os.pread(memory, 1 << 12, 0).decode(errors="replace")
+        lines += [line for line in text.splitlines() if line.strip()]
+        os.close(memory)
+
+
+class _Watched(dict[Any, Any]):
+    """A dictionary that remembers which keys were looked for and are not there."""
+
+    def __init__(self, values: dict[Any, Any]) -> None:
+        super().__init__(values)
+        self.missed: set[Any] = set()
+
+    def __missing__(self, key: Any) -> Any:
+        self.missed.add(key)
+        raise KeyError(key)
+
+
+@contextlib.contextmanager
+def _watched_variables() -> Iterator[set[str]]:
+    """Collect the names of variables that were read through ``os.environ`` and are not set."""
+    names: set[str] = set()
+    table: Any = os.environ
+    values = table._data
+    watched = table._data = _Watched(values)
+    try:
+        yield names
+    finally:
+        table._data = values
+        values.clear()
+        values.update(watched)
+        names |= {os.fsdecode(key) for key in watched.missed}
