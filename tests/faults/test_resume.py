@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.faults.job import Job, signalled
+from tests.faults.job import GONE, Job, signalled
 from tests.faults.resuming import EPOCHS, SIZE, account, epoch_reports, kill_all, newest, result, until_checkpoint
 from tests.states import same
 from tests.tiers import marked
@@ -59,17 +60,38 @@ def test_it_goes_on_with_other_numbers_of_workers_and_servers(jobs: Start, tmp_p
     assert all(report["folded"] == SIZE for _, report in epoch_reports(ended.records))
 
 
-def test_a_job_that_is_told_to_leave_makes_a_last_checkpoint(jobs: Start, tmp_path: Path) -> None:
+TOLD = [
+    ("loaders", signal.SIGTERM, "bsp", (), ("--loaders", "2")),
+    ("supervisor", signal.SIGTERM, "bsp", (), ()),
+    ("ranks", signal.SIGUSR1, "majority", (), ()),
+    ("ctrl-c", signal.SIGINT, "asp", (), ("--loaders", "1")),
+    ("preload", signal.SIGTERM, "dpsgd", ("--preload", "torch"), ()),
+    ("standby", signal.SIGTERM, "bsp", ("--replicas", "1", "--servers", "2"), ()),
+]
+
+
+@pytest.mark.parametrize(("which", "number", "sync", "options", "script"), marked(TOLD, night=TOLD[1:]))
+def test_a_job_that_is_told_to_leave_makes_a_last_checkpoint(
+    jobs: Start, tmp_path: Path, which: str, number: signal.Signals, sync: str, options: tuple[str, ...], script: tuple[str, ...]
+) -> None:
+    """The signal comes to every process at once, as clusters send it, or to the supervisor alone."""
     folder = tmp_path / "checkpoints"
-    job = jobs("first", *CALM, "--checkpoint", str(folder), "--every", "3600", script=("--epochs", "1000"))
-    job.wait("a fold", lambda: sum(record["kind"] == "fold" for record in job.records()) > 5)
+    every = ("--checkpoint", str(folder), "--every", "3600", "--sync", sync, *options)
+    job = jobs("first", *CALM, *every, script=("--epochs", "1000", *script))
+    job.wait("folds", lambda: sum(record["kind"] == "fold" for record in job.records()) > 5)
     assert newest(folder) is None
-    job.process.send_signal(signal.SIGTERM)
+    told = [process for process in job.processes() if which != "supervisor" or process.pid == job.process.pid]
+    for process in told:
+        with contextlib.suppress(*GONE):
+            process.send_signal(number)
     ended = job.ended()
-    assert ended.status == 128 + signal.SIGTERM
+    assert ended.status == 128 + number and ended.last_line == f"offbeat: stopped by {number.name}", ended.err
     taken = newest(folder)
     assert taken is not None and taken.manifest["missing"] == []
     assert "making a last checkpoint" in ended.err + ended.out
+    left = {record["worker"] for record in ended.records if record["kind"] == "left"}
+    assert left == {0, 1} and "Traceback" not in ended.err
+    assert len(told) == 1 if which == "supervisor" else len(told) >= 4
 
 
 def test_where_no_server_can_go_on_the_death_of_one_ends_the_job_and_it_goes_on_by_resume(jobs: Start, tmp_path: Path) -> None:

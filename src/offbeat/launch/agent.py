@@ -29,6 +29,7 @@ from offbeat.launch.preload import Preload
 from offbeat.launch.processes import LocalChild
 from offbeat.launch.program import Program
 from offbeat.launch.server_starter import ServerStarter
+from offbeat.launch.stop_signals import StopSignals
 from offbeat.runtime.job.notices import NOTICES
 from offbeat.runtime.job.settings import TOKEN
 from offbeat.transport.base import Address, Closed, Connection, Message
@@ -110,7 +111,9 @@ class Agent:
         self._heard_at: Seconds = 0.0
         self._beat_at: Seconds = 0.0
         self._clock = LivedClock()
-        self._signals: list[int] = []
+        self._told = StopSignals()
+        self._passed_on = 0
+        """How many signals the supervisor's process has been sent."""
         self._leaving_at: Seconds | None = None
         self._over: tuple[int, str] | None = None
 
@@ -147,7 +150,7 @@ class Agent:
         return status if status >= 0 else 128 - status
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals.append(number)
+        self._told.note(number)
         self._hub.wake()
 
     def _preload(self) -> None:
@@ -168,8 +171,8 @@ class Agent:
         while True:
             if self._supervisor_ended():
                 return
-            if self._signals:
-                raise JobError(f"told to end by {signal.Signals(self._signals[0]).name} before the job has begun here")
+            if self._told.number is not None:
+                raise JobError(f"told to end by {signal.Signals(self._told.number).name} before the job has begun here")
             why = "its address is not known yet"
             address = self._find()
             if address is not None:
@@ -351,27 +354,29 @@ class Agent:
     def _look_for_notice(self) -> None:
         """Treat the notice of the user's command as SIGTERM."""
         notice = self._duties.notice
-        if notice is not None and not self._signals and self._leaving_at is None and notice.look(self._clock.now()):
+        if notice is not None and self._told.number is None and notice.look(self._clock.now()):
             print(f"offbeat: this machine will be taken away, says --notice-command {notice.command!r}", file=sys.stderr)
-            self._signals.append(signal.SIGTERM)
+            self._told.note(signal.SIGTERM)
 
     def _heed_signals(self) -> None:
-        """Pass a signal on: to the supervisor, if it is this agent's, or else to the workers of this machine, and end after them."""
-        if not self._signals:
+        """Pass a signal on: to the supervisor, if it is this agent's, or else to the processes of this machine, and end after them."""
+        number = self._told.number
+        if number is None:
             return
         if self._supervisor is not None:
-            while self._signals:
-                self._supervisor.signal(self._signals.pop(0))
+            if self._passed_on <= self._told.insists:
+                self._passed_on += 1
+                self._supervisor.signal(number)
             return
         now = self._clock.now()
         if self._leaving_at is None:
             self._leaving_at = now
             if self._connection is not None:
-                self._tell("leaving", reason=f"it was told to end by {signal.Signals(self._signals[0]).name}")
+                self._tell("leaving", reason=f"it was told to end by {signal.Signals(number).name}")
             for child in self._children.values():
-                child.signal(signal.SIGTERM)
-        if not self._children or now - self._leaving_at >= self._duties.grace_s or len(self._signals) > 1:
-            self._over = self._over or (128 + self._signals[0], "told to end")
+                child.notify(signal.SIGTERM)
+        if not self._children or now - self._leaving_at >= self._duties.grace_s or self._told.insists:
+            self._over = self._over or (128 + number, "told to end")
 
     def _end_children(self) -> None:
         for child in self._children.values():

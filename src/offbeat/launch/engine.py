@@ -55,7 +55,7 @@ class Child(ABC):
 
     @abstractmethod
     def signal(self, number: int) -> None:
-        """Send a signal to the process, not to its children."""
+        """Send a signal to the process, not to its children. SIGTERM and SIGINT are orders to it, see `runtime.job.notices`."""
 
     @abstractmethod
     def print_stacks(self) -> str | None:

@@ -31,6 +31,7 @@ from offbeat.launch import process_exit, program
 from offbeat.launch.import_trial import import_all, quiet_fork
 from offbeat.launch.processes import LocalChild, die_with_parent, start
 from offbeat.launch.program import Program
+from offbeat.runtime.job.notices import heed_again, sit_out
 from offbeat.runtime.job.settings import TOKEN, take_token
 from offbeat.runtime.worker import stacks
 from offbeat.types import Seconds
@@ -225,6 +226,7 @@ class Fork:
 
 def main(arguments: Sequence[str]) -> None:
     """Import, then fork on each request; in a fork, run the program as if it were this process's own."""
+    sit_out()  # its forks would die with it
     channel = socket.socket(fileno=int(arguments[0]))
     folder, *rest = arguments[1:]
     modules, found = rest[: rest.index(FOUND)], rest[rest.index(FOUND) + 1 :]
@@ -291,6 +293,7 @@ def _fork(environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
     except OSError:
         pid = REFUSED
     if pid == 0:
+        heed_again()
         os.setsid()
         prepare()
         for number, descriptor in enumerate(descriptors, start=1):

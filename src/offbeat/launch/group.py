@@ -22,7 +22,7 @@ from offbeat.launch.environment import THREADS, free_port, share_of_cores
 from offbeat.launch.forkserver import begin_anew, run_program
 from offbeat.launch.processes import describe, die_with_parent
 from offbeat.launch.program import Program
-from offbeat.runtime.job.notices import NOTICES
+from offbeat.runtime.job.notices import INTERRUPT, LEAVE, NOTICES, ordered, sit_out
 from offbeat.runtime.job.settings import TOKEN, take_token
 from offbeat.runtime.worker import stacks
 from offbeat.session import LEADERLESS, PROCESS
@@ -30,8 +30,10 @@ from offbeat.session import LEADERLESS, PROCESS
 MODULE = "offbeat.launch.group"
 RANK = "rank"
 """In place of a size: the process is a rank."""
-FORWARDED = (*NOTICES, signal.SIGINT)
-"""Sent on to the leader, which leaves the job."""
+FORWARDED = {number: number for number in (*NOTICES, signal.SIGINT)} | {
+    order: number for order, number in ((LEAVE, signal.SIGTERM), (INTERRUPT, signal.SIGINT)) if order is not None
+}
+"""Signals that are sent on to the leader, and what each means; orders as orders."""
 
 
 def grouped(program: Program, size: int) -> Program:
@@ -119,7 +121,7 @@ class Ranks:
     def watch(self) -> int:
         """Wait for all ranks. Returns the status with which the worker ends, negative for a signal; the others are killed at the first."""
         for number in FORWARDED:
-            signal.signal(number, lambda number, _: self._send(number, leader=True))
+            signal.signal(number, lambda number, _: self._pass_on(number))
         if stacks.NUMBER is not None:
             faulthandler.unregister(stacks.NUMBER)
             signal.signal(stacks.NUMBER, lambda number, _: self._send(number))
@@ -142,10 +144,15 @@ class Ranks:
         for pid in self._pids:
             os.waitpid(pid, 0)
 
-    def _send(self, number: int, *, leader: bool = False) -> None:
-        for pid, rank in list(self._pids.items()):
-            if rank == 0 or not leader:
-                os.kill(pid, number)
+    def _pass_on(self, number: int) -> None:
+        """Send the leader a signal that tells the worker to end."""
+        means = FORWARDED[number]
+        for pid in [pid for pid, rank in self._pids.items() if rank == 0]:
+            os.kill(pid, number if means == number else ordered(pid, means))
+
+    def _send(self, number: int) -> None:
+        for pid in list(self._pids):
+            os.kill(pid, number)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -159,6 +166,8 @@ def main(arguments: Sequence[str]) -> None:
     if ranks is None or ranks.start():
         if not sys.flags.safe_path:
             sys.path[0] = program.folder
+        if json.loads(os.environ[PROCESS])[0] != 0:  # the leader decides for all
+            sit_out()
         run_program(program.command)
     status = ranks.watch()
     if status < 0:

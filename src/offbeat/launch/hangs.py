@@ -64,6 +64,10 @@ class ProcessStanding:
     """Seconds that its script has neither called the library nor waited in it, by its heartbeat."""
     exits_since: Seconds | None = None
     """When it has said goodbye because its process ends; None: it has not."""
+    told_at: Seconds | None = None
+    """When it has reported that a signal has told it to end; None: it has not."""
+    ordered: bool = False
+    """True once it was ordered to leave."""
     kill_reason: str | None = None
     """Why it is being killed; None: it is not."""
     kill_at: Seconds = 0.0
@@ -80,6 +84,8 @@ class ProcessStanding:
                 self.exits_since = now if header.get("exits", False) else None
             case "stuck":
                 self.stuck_s = header["seconds"]
+            case "told" if self.told_at is None:
+                self.told_at = now
 
     def was_done(self, status: int) -> bool:
         """Return True if it was ended by a signal after its goodbye: a library has crashed, or it was killed. Its work was done."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Protocol
 
 from offbeat.launch.engine import Child
+from offbeat.runtime.job.notices import ordered
 from offbeat.runtime.worker import stacks
 from offbeat.types import Seconds
 
@@ -100,6 +101,11 @@ class LocalChild(Child):
         return status
 
     def signal(self, number: int) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(ordered(self.pid, number))
+
+    def notify(self, number: int) -> None:
+        """Send a notice, SIGTERM, which is no order to leave: the supervisor decides."""
         if self._process.poll() is None:
             self._process.send_signal(number)
 

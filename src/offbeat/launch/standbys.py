@@ -24,6 +24,7 @@ from offbeat.launch.leadership import Leadership
 from offbeat.launch.output import Output
 from offbeat.launch.processes import describe
 from offbeat.launch.servers import Servers
+from offbeat.launch.stop_signals import TOGETHER_S
 from offbeat.runtime.job import messages
 from offbeat.transport.base import Address, Connection, Message
 from offbeat.transport.schema import readable
@@ -51,6 +52,8 @@ class Standby:
     """True if the job has begun before: it cannot handle the leader's records from the first one on."""
     follows: bool = False
     """True once it could lead."""
+    told_at: Seconds | None = None
+    """When it has reported that a signal has told it to end; None: it has not."""
 
     @property
     def where(self) -> str:
@@ -98,6 +101,8 @@ class Standbys:
         """The settings of the job, once the servers have been sent them."""
         self._failed: Counter[int] = Counter()
         """By server: how many standbys in a row have ended before they could lead."""
+        self._told: dict[int, tuple[Seconds, str]] = {}
+        """By server: when its leader was told to leave, and by what."""
         self._terms: dict[int, int] = {}
         self._fenced: dict[Connection, int] = {}
         """By connection of a process that no longer leads: its server."""
@@ -167,6 +172,8 @@ class Standbys:
         kind = messages.TO_SUPERVISOR.check(header, connection.peer, len(message.payload), len(message.memory))
         if number is not None:
             self._watch.heard(number, now, loading=kind == "loading")
+            if kind == "noticed":
+                self._of[number].told_at = now
             if kind == "failed":
                 self._note(f"the standby of server {number} cannot go on: {header['reason']}")
                 connection.send({"kind": "noted"})
@@ -199,7 +206,10 @@ class Standbys:
                 self._give_up(number, f"is cut off from its leader ({readable(header['reason'])})", now)
                 return True
             case "noticed":
-                return self.take_over(number, f"was told to leave by {readable(header['signal'])}", now)
+                if not self._ready(number):
+                    return False
+                self._told.setdefault(number, (now, f"was told to leave by {readable(header['signal'])}"))
+                return True
         return False
 
     def _on_followed(self, number: int, standby: Standby) -> None:
@@ -224,6 +234,16 @@ class Standbys:
                 standby.connection.send(header)
 
     # Decisions.
+
+    def heed_notices(self, now: Seconds) -> None:
+        """Do without those processes that were told to leave some time ago: the notice was not for the whole job."""
+        for standby in self._of.values():
+            if standby.told_at is not None and now - standby.told_at >= TOGETHER_S:
+                standby.child.strike()
+        for number, (told_at, how) in list(self._told.items()):
+            if now - told_at >= TOGETHER_S:
+                del self._told[number]
+                self.take_over(number, how, now)
 
     def check(self, now: Seconds) -> str | None:
         """Let the leaders go on alone whose standby has ended or does not report, and those standbys lead that the store allows to.

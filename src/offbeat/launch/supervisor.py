@@ -25,6 +25,7 @@ from offbeat.launch.processes import describe
 from offbeat.launch.server_ends import ServerEnds
 from offbeat.launch.servers import Servers
 from offbeat.launch.standbys import Standbys, patience_of
+from offbeat.launch.stop_signals import TOGETHER_S, StopSignals
 from offbeat.launch.workers import Workers
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.notices import NOTICES
@@ -93,9 +94,10 @@ class Supervisor:
         self._summary: dict[str, Any] | None = None
         self._failure: tuple[str, bool] | None = None
         self._journal_failure: str | None = None
-        self._signals: list[int] = []
-        self._noticed = False
-        """True if a server was told to leave, or this machine will be taken away."""
+        self._told = StopSignals()
+        """Whether this process was told to end, or a server was, or this machine will be taken away."""
+        self._server_told: tuple[Seconds, str] | None = None
+        """When a server has reported a notice, and the notice: one to this process may be on its way."""
         self._clock = LivedClock()
         self._workers = Workers(
             settings,
@@ -160,17 +162,12 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals.append(number)
+        at_once = self._told.note(number)
         self._hub.wake()
-        if len(self._signals) > 1:
+        if at_once:
             for child in self._children():
                 child.strike()
             self._engine.strike()
-
-    @property
-    def _told_to_stop(self) -> int | None:
-        """The signal that ends the job; None: none has come."""
-        return self._signals[0] if self._signals else signal.SIGTERM if self._noticed else None
 
     # Start.
 
@@ -226,7 +223,7 @@ class Supervisor:
         while not ready():
             self._serve(POLL_S)
             self._check_servers()
-            if self._failure is not None or self._told_to_stop is not None:
+            if self._failure is not None or self._told.number is not None:
                 return False
         self._note_engine()
         return self._failure is None
@@ -251,10 +248,11 @@ class Supervisor:
             self._serve(POLL_S)
             self._check_servers()
             self._look_for_notice()
+            self._heed_notices()
             if self._failure is not None:
                 reason, mistake = self._failure
                 return self._end(2 if mistake else 1, reason)
-            if (number := self._told_to_stop) is not None:
+            if (number := self._told.number) is not None:
                 return self._stop(number)
             if any(lasting.returning for lasting in self._servers.lasting.values()):
                 continue  # what becomes of workers is known once the server has come back
@@ -346,8 +344,7 @@ class Supervisor:
             case "checkpoint":
                 self._on_checkpoint(header)
             case "noticed":
-                self._display.note(f"a server was told to leave by {header['signal']}, and the job ends with it")
-                self._noticed = True
+                self._server_told = self._server_told or (self._clock.now(), header["signal"])
             case "kill":
                 self._workers.on_kill(header["worker"])
 
@@ -404,9 +401,22 @@ class Supervisor:
 
     def _look_for_notice(self) -> None:
         """Treat the notice of the user's command as SIGTERM."""
-        if self._notice is not None and self._told_to_stop is None and self._notice.look(self._clock.now()):
+        if self._notice is not None and self._told.number is None and self._notice.look(self._clock.now()):
             self._display.note(f"this machine will be taken away, says --notice-command {self._notice.command!r}")
-            self._noticed = True
+            self._told.note(signal.SIGTERM)
+
+    def _heed_notices(self) -> None:
+        """Act on notices to single processes, once it is clear that they were not for the whole job."""
+        now = self._clock.now()
+        if self._told.number is not None:
+            return
+        if self._server_told is not None and now - self._server_told[0] >= TOGETHER_S:
+            self._display.note(f"a server was told to leave by {self._server_told[1]}, and the job ends with it")
+            self._told.note(signal.SIGTERM)
+            return
+        self._workers.dismiss()
+        if self._standbys is not None:
+            self._standbys.heed_notices(now)
 
     def _listens(self) -> bool:
         """Handle what has come. Returns False if the job fails."""
@@ -438,7 +448,7 @@ class Supervisor:
         grace_s = self._grace_s - self._last_checkpoint(name)
         self._display.note(f"{name}: stopping the workers (again: at once)")
         self._workers.ask_to_leave(gently=number == signal.SIGINT)
-        if not self._all_leave(grace_s) and self._failure is None and number == signal.SIGINT and len(self._signals) == 1:
+        if not self._all_leave(grace_s) and self._failure is None and number == signal.SIGINT and not self._told.insists:
             self._display.note(f"not all scripts have ended within {self._grace_s:g} s of Ctrl-C (--grace): SIGTERM")
             self._workers.ask_to_leave(gently=False)
             self._all_leave(GRACE_S)
@@ -452,11 +462,10 @@ class Supervisor:
         began, limit_s = time.monotonic(), CHECKPOINT_SHARE * self._grace_s
         self._display.note(f"{name}: making a last checkpoint, for at most {limit_s:g} s")
         self._send("checkpoint", within_s=limit_s)
-        signals = len(self._signals)
 
         def over() -> bool:
             self._check_servers()
-            interrupted = self._failure is not None or len(self._signals) > signals
+            interrupted = self._failure is not None or self._told.insists
             return self._checkpointed >= wanted or interrupted or self._workers.all_have_ended()
 
         self._serve_until(over, limit_s)
@@ -468,7 +477,7 @@ class Supervisor:
         def over() -> bool:
             self._workers.note_ends()
             self._check_servers()
-            return self._workers.none_runs() or self._failure is not None or len(self._signals) > 1
+            return self._workers.none_runs() or self._failure is not None or self._told.insists
 
         self._serve_until(over, limit_s)
         return self._workers.none_runs()

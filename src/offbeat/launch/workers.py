@@ -11,6 +11,7 @@ from offbeat.launch.hangs import STACKS_S, LivedClock, ProcessStanding
 from offbeat.launch.outcome import End
 from offbeat.launch.output import Output
 from offbeat.launch.restarts import AWAITED, FailureReport, WorkerProcess, why_not_restarted
+from offbeat.launch.stop_signals import TOGETHER_S
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.types import Seconds, WorkerId, worker_ids
 
@@ -199,6 +200,15 @@ class Workers:
         self._note(f"worker {worker} {standing.kill_reason}: it is killed; {said}")
         standing.kill_at = now + (STACKS_S if why_silent is None else 0.0)
         return True
+
+    def dismiss(self) -> None:
+        """Order those workers to leave that were told to end by a signal some time ago: it was not for the whole job."""
+        now = self._clock.now()
+        for state in self._states.values():
+            standing = state.standing
+            if state.child is not None and standing.told_at is not None and not standing.ordered and now - standing.told_at >= TOGETHER_S:
+                standing.ordered = True
+                state.child.signal(signal.SIGTERM)
 
     # The end of the job.
 

@@ -234,8 +234,7 @@ class ReplicatedServer(LeadingServer):
         if not self._stands_by:
             super()._report()
             return
-        if self._noticed is not None:
-            raise JobEnded  # the job goes on without it
+        self._report_notice()
         now = self._clock()
         if now - self._status_at >= STATUS_PERIOD_S:
             self._status_at = now

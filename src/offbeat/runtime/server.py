@@ -13,7 +13,7 @@ import threading
 
 from offbeat.errors import ConfigurationError, FencedError, OffbeatError
 from offbeat.runtime.job import last_words
-from offbeat.runtime.job.notices import NOTICES
+from offbeat.runtime.job.notices import NOTICES, sit_out
 from offbeat.runtime.job.settings import ROLE, read_addresses, take_token
 from offbeat.runtime.lasting_server import Server
 from offbeat.runtime.serving import JobEnded
@@ -25,7 +25,7 @@ LOOPBACK = "127.0.0.1"
 
 def main() -> int:
     """Run server OFFBEAT_SERVER of the job whose supervisor listens at OFFBEAT_SUPERVISOR."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor ends servers, after the workers
+    sit_out()  # the supervisor ends servers, after the workers; notices are reported once it can be reached
     number = int(os.environ["OFFBEAT_SERVER"])
     port, listen = int(os.environ.get("OFFBEAT_PORT", "0")), os.environ.get("OFFBEAT_LISTEN") or LOOPBACK
     supervisor, local = read_addresses(os.environ["OFFBEAT_SUPERVISOR"])[0], os.environ.get("OFFBEAT_LOCAL", "")

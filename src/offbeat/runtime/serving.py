@@ -409,10 +409,14 @@ class Serving:
         self._noticed = signal.Signals(number).name
         self._hub.wake()
 
-    def _report(self) -> None:
+    def _report_notice(self) -> None:
+        """Tell the supervisor of a notice: until that ends this process, or the job, it serves on."""
         if self._noticed is not None:
             self._launcher.send({"kind": "noticed", "signal": self._noticed})
             self._noticed = None
+
+    def _report(self) -> None:
+        self._report_notice()
         if self.now() - self._status_at >= STATUS_PERIOD_S:
             self._status_at = self.now()
             if self._coordinator is None:

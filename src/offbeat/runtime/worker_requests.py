@@ -150,6 +150,8 @@ class WorkerRequests(Derived):
         if message.header["incarnation"]:
             self._job.feed(Heard(peer.worker, message.header["incarnation"]), now)
         self._job.standings.progress(peer, message.header["stuck_s"])
+        if message.header.get("told", False):
+            self._job.standings.told(peer.worker)
 
     def _stands(self, peer: Peer, message: Message, now: Seconds) -> None:
         self._job.feed(Stands(peer.worker, message.header["incarnation"], message.header["still"]), now)

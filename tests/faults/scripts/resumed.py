@@ -17,6 +17,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--result", type=Path, help="where the main process writes the parameters at the end")
     parser.add_argument("--hidden", type=int, default=8, help="units of the model")
+    parser.add_argument("--loaders", type=int, default=0, help="processes of the DataLoader")
     args = parser.parse_args()
     device = os.environ.get("OFFBEAT_TEST_DEVICE", "cpu")
     torch.manual_seed(0)
@@ -24,7 +25,7 @@ def main() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, args.hidden), torch.nn.Tanh(), torch.nn.Linear(args.hidden, 1)).to(device)
     optimizer = offbeat.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01), model)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
-    loader = DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=4))
+    loader = DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=4), num_workers=args.loaders)
     for _ in range(args.epochs):
         for x, y in loader:
             optimizer.zero_grad()

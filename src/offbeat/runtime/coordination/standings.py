@@ -52,6 +52,10 @@ class Standings:
         if self._settings.workers > 1 and 0.0 < limit_s <= stuck_s:
             self._tell(peer.worker, "stuck", seconds=stuck_s)
 
+    def told(self, worker: WorkerId) -> None:
+        """Report that a signal has told a process to end, which waits for the supervisor's order."""
+        self._tell(worker, "told")
+
     def silent(self, now: Seconds) -> list[tuple[WorkerId, str]]:
         """Return processes that do not take part yet and have been silent for the timeout, once each, with the reason, and report them."""
         before, self._waiting = self._waiting, {}

@@ -90,7 +90,7 @@ FROM_WORKER: Final = Kinds(
             memory=2,
         ),
         "ready": MessageSchema(fields({}, {"addresses": many(_address, 2)})),
-        "heard": MessageSchema(fields({"incarnation": whole(), "stuck_s": _seconds})),
+        "heard": MessageSchema(fields({"incarnation": whole(), "stuck_s": _seconds}, {"told": flag})),
         "stands": MessageSchema(fields({"incarnation": whole(), "still": flag})),
         "initial": MessageSchema(
             fields({"number": whole(), "provided": flag}, {"replica": _replica, "from": whole()}),
@@ -286,6 +286,7 @@ _STANDINGS: Final[dict[str, dict[str, Check]]] = {
     "hello": {},
     "too late": {},
     "stuck": {"seconds": _seconds},
+    "told": {},
 }
 """What a server may report of a worker, and what comes with it."""
 _MORE_STANDINGS: Final[dict[str, dict[str, Check]]] = {WorkerState.FINISHED.value: {"exits": flag}}

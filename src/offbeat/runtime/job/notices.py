@@ -1,10 +1,65 @@
-"""Name the signals that tell a process to leave in order: the notice of a cluster that a machine or an allocation will be taken away."""
+"""Name the signals that tell a process to leave: notices, which anybody may send, and orders, which only the job's launcher sends.
+
+A notice to one process is a plan of the job: the process reports it, and goes on until the launcher orders it to leave. For a cluster that
+takes an allocation away signals all processes of a job at once, and a process that left by itself would be missing in the last checkpoint.
+"""
 
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
 
 NOTICES: tuple[signal.Signals, ...] = tuple(
     number for name in ("SIGTERM", "SIGUSR1") if (number := getattr(signal, name, None)) is not None
 )
 """SIGTERM, and SIGUSR1, which Slurm sends if asked to (``--signal=USR1@120``)."""
+_FIRST: Final[int | None] = int(signal.SIGRTMIN) + 6 if hasattr(signal, "SIGRTMIN") else None
+LEAVE: Final[int | None] = _FIRST
+"""The order to leave after the step, SIGRTMIN+6; None: there are no real-time signals here, and a notice is an order."""
+INTERRUPT: Final[int | None] = None if _FIRST is None else _FIRST + 1
+"""The order to raise `KeyboardInterrupt`."""
+
+
+def ordered(pid: int, number: int) -> int:
+    """Return the signal with which a launcher orders a process what ``number`` means, SIGTERM or SIGINT.
+
+    A process that has not joined the job, or whose script handles the signal, gets ``number`` itself.
+    """
+    order = {int(signal.SIGTERM): LEAVE, int(signal.SIGINT): INTERRUPT}.get(number)
+    return order if order is not None and catches(pid, order) else number
+
+
+def catches(pid: int, number: int) -> bool:
+    """Return True if a process has a handler for this signal."""
+    return bool(int(process_status(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
+
+
+def process_status(pid: int) -> dict[str, str]:
+    """Return the fields of ``/proc/PID/status``; none if it cannot be read."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return {}
+
+
+_before: dict[int, Any] = {}
+"""What happened at each signal before `sit_out`."""
+
+
+def sit_out() -> None:
+    """Let notices and Ctrl-C pass by: somebody else decides when this process ends. A program that it starts gets the defaults back."""
+    for number in (*NOTICES, signal.SIGINT):
+        if (before := signal.signal(number, _pass)) is not _pass:
+            _before[number] = before
+
+
+def heed_again() -> None:
+    """Undo `sit_out`, in a fork that is a process of its own."""
+    while _before:
+        signal.signal(*_before.popitem())
+
+
+def _pass(number: int, frame: object) -> None:
+    """Do nothing."""

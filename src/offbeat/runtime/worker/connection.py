@@ -8,6 +8,8 @@ thread that waits; the heartbeat has a thread of its own.
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import signal
 import threading
 import time
@@ -118,8 +120,12 @@ class WorkerConnection:
         self._mail: dict[str, Message] = {}
         self._states: dict[Connection, Message] = {}
         self._cut_off = self._noticed = self._waiting = False
+        self._told = False
+        """True once a signal has come that may be meant for all processes of the job."""
+        self._hurry: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """Wakes the heartbeat's thread."""
         self.told_to_leave = False
-        """A notice has come, heeded or not."""
+        """The order to leave has come, heeded or not."""
         self.calls = Calls()
         self._beat_s = beat_s
         self.meanwhile: tuple[Seconds, Callable[[], None]] | None = None
@@ -180,10 +186,17 @@ class WorkerConnection:
         def beat() -> None:
             while not self.closed.is_set():
                 heard = {"kind": "heard", "incarnation": self.incarnation, "stuck_s": self.calls.stuck(2 * self._beat_s)}
+                heard |= {"told": True} if self._told else {}
                 self.coordinator.send_aside(heard) if isinstance(self.coordinator, Link) else self.coordinator.send(heard)
-                self.closed.wait(self._beat_s if self._links.tend() else min(self._beat_s, RETRY_S))
+                with contextlib.suppress(queue.Empty):
+                    self._hurry.get(timeout=self._beat_s if self._links.tend() else min(self._beat_s, RETRY_S))
 
         threading.Thread(target=beat, name="offbeat-heartbeat", daemon=True).start()
+
+    def told(self) -> None:
+        """Report that a signal has told this process to end: the supervisor decides when it leaves. Made for signal handlers."""
+        self._told = True
+        self._hurry.put(None)
 
     def notice(self) -> None:
         """Tell this worker to leave: a wait ends at once, a computation after its step. Made for a signal handler of the waiting thread."""
@@ -235,6 +248,7 @@ class WorkerConnection:
         if not self.failed:
             self._links.settle()
         self.closed.set()
+        self._hurry.put(None)
         self._links.close()
 
     # Waiting.

@@ -300,9 +300,15 @@ class JobSession(Session):
     # The end.
 
     def follow_process(self) -> None:
-        """Leave the job when this process ends: an exception that ends the script is a death, SIGTERM a notice to leave after the step."""
-        notice, interrupt = partial(self._siblings.notice, self), partial(self._siblings.interrupt, self)
-        process_end.follow(leave=self._at_exit, fail=self._tell_why, notice=notice, interrupt=interrupt)
+        """Leave the job when this process ends: an exception that ends the script is a death, SIGTERM is reported, and the job decides."""
+        all_of_us = self._siblings
+        process_end.follow(
+            leave=self._at_exit,
+            fail=self._tell_why,
+            told=partial(all_of_us.told, self),
+            notice=partial(all_of_us.notice, self),
+            interrupt=partial(all_of_us.interrupt, self),
+        )
 
     def _tell_why(self, error: BaseException) -> None:
         pushed = any(session.steps > 0 for session in self._siblings)

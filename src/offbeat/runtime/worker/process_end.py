@@ -7,27 +7,36 @@ process that ends in any other way, killed or crashed, the job learns from its c
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from offbeat.runtime.job.notices import NOTICES
+from offbeat.runtime.job.notices import INTERRUPT, LEAVE, NOTICES
+from offbeat.runtime.worker.loader_processes import guard_loaders
 
 
 def follow(
-    *, leave: Callable[[], None], fail: Callable[[BaseException], None], notice: Callable[[], None], interrupt: Callable[[], bool]
+    *,
+    leave: Callable[[], None],
+    fail: Callable[[BaseException], None],
+    told: Callable[[], None],
+    notice: Callable[[], None],
+    interrupt: Callable[[], bool],
 ) -> None:
     """Call these when this process ends.
 
     Args:
         leave: at exit, however the script has ended, so also after ``fail``.
         fail: an exception ends the script, and its traceback is printed. `SystemExit` is none: a script may end itself with a status.
-        notice: one of `NOTICES` has come; runs in the main thread, between any two of its instructions, and may raise. Never called where
-            the script handles the signal itself, or where the caller is not the main thread, which alone may set handlers.
-        interrupt: SIGINT has come; runs where ``notice`` runs. Returns whether to raise `KeyboardInterrupt` there and then. A script that
-            does not catch it ends without a traceback: the user has asked for the end.
+        told: one of `NOTICES` or SIGINT has come, which may be meant for all processes of the job: the launcher, once it knows, orders this
+            process to leave. Never called where there are no orders: there a notice is one.
+        notice: the order to leave; runs in the main thread, between any two of its instructions, and may raise. Never called where the
+            script handles SIGTERM itself, or where the caller is not the main thread, which alone may set handlers.
+        interrupt: the order to raise `KeyboardInterrupt`; runs where ``notice`` runs. Returns whether to raise it there and then. A script
+            that does not catch it ends without a traceback: the user has asked for the end.
     """
     atexit.register(leave)
     before = sys.excepthook
@@ -48,11 +57,46 @@ def follow(
         if interrupt():
             raise KeyboardInterrupt
 
+    def reported(number: int, frame: Any) -> None:
+        told()
+
     sys.excepthook = failed
     if threading.current_thread() is not threading.main_thread():
         return
-    for number in NOTICES:
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, terminated)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupted)
+    kinds: tuple[tuple[Sequence[int], Any, int | None, int, Any], ...] = (
+        (NOTICES, signal.SIG_DFL, LEAVE, signal.SIGTERM, terminated),
+        ((signal.SIGINT,), signal.default_int_handler, INTERRUPT, signal.SIGINT, interrupted),
+    )
+    for numbers, default, order, ordered, act in kinds:
+        heeded = [number for number in numbers if signal.getsignal(number) is default]
+        for number in heeded:
+            signal.signal(number, act if order is None else reported)
+            _heeded[number] = default
+        if order is not None and ordered in heeded:
+            signal.signal(order, _unless_handled(ordered, reported, act))
+            _heeded[order] = signal.SIG_DFL
+    guard_loaders()
+    os.register_at_fork(after_in_child=_forget)
+
+
+_heeded: dict[int, Any] = {}
+"""The signals that this process handles for the job, and what happened at each before."""
+
+
+def _unless_handled(number: int, ours: Callable[..., None], act: Callable[[int, Any], None]) -> Callable[[int, Any], None]:
+    """Return the handler of an order: a script that has set its own handler of ``number`` by then gets that signal."""
+
+    def ordered(order: int, frame: Any) -> None:
+        if signal.getsignal(number) is ours:
+            act(number, frame)
+        else:
+            os.kill(os.getpid(), number)
+
+    return ordered
+
+
+def _forget() -> None:
+    """Undo the handlers in a fork that the script makes: the job does not know it, and it must end by SIGTERM."""
+    for number, before in _heeded.items():
+        signal.signal(number, before)
+    _heeded.clear()

@@ -96,6 +96,11 @@ class Siblings:
         """Return the first session with a sampler; None if no session has one."""
         return next((session for session in self._sessions if session.has_sampler), None)
 
+    def told(self, own: Sibling) -> None:
+        """Report that a signal has told the process to end. ``own`` may not have joined yet."""
+        for session in self._sessions or [own]:
+            session.link.told()
+
     def notice(self, own: Sibling) -> None:
         """Tell all sessions that the process is to leave: the first of them that waits ends it at once. ``own`` may not have joined yet."""
         for session in self._sessions or [own]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import faulthandler
 import signal
 from contextlib import suppress
-from pathlib import Path
+
+from offbeat.runtime.job.notices import catches, process_status
 
 NUMBER: int | None = int(signal.SIGRTMIN) + 5 if hasattr(signal, "SIGRTMIN") else None
 """The signal: SIGRTMIN+5, 39 on Linux. None where there are no real-time signals: stacks cannot be asked for."""
@@ -27,17 +28,9 @@ def why_silent(pid: int) -> str | None:
     """Return the reason for which a process cannot print its stacks, so that the signal must not be sent; None: it can."""
     if NUMBER is None:
         return "this system has no real-time signals"
-    fields = _status(pid)
+    fields = process_status(pid)
     if fields.get("State", "").startswith(("T", "t")):
         return "the process is stopped (SIGSTOP)"
-    if not int(fields.get("SigCgt", "0"), 16) >> (NUMBER - 1) & 1:
+    if not catches(pid, NUMBER):
         return "the process has not imported offbeat yet"
     return None
-
-
-def _status(pid: int) -> dict[str, str]:
-    """The fields of ``/proc/PID/status``; none if it cannot be read."""
-    with suppress(OSError):
-        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
-        return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    return {}

@@ -1,0 +1,49 @@
+"""Count the signals that tell a process of the launcher to end: those that come together are one notice, a later one is impatience.
+
+An engine that cancels a job tells every process, some of them twice: Slurm signals all processes of a step, and an agent or torchrun passes
+the same signal on. A second signal means "at once" only if somebody has sent it after the first one had time to act.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+from offbeat.types import Seconds
+
+TOGETHER_S: Seconds = 0.5
+"""Seconds after a notice to one process, in which the other processes of the job may be told as well."""
+SAME_S: Seconds = 5.0
+"""Seconds within which another signal is the same notice. Engines repeat SIGTERM; people repeat Ctrl-C, see `SAME_INTERRUPT_S`."""
+SAME_INTERRUPT_S: Seconds = 1.0
+
+
+class StopSignals:
+    """Keep the first signal, and whether another one insists.
+
+    Args:
+        clock: seconds, monotonic.
+
+    >>> times = iter([10.0, 10.2, 12.0])
+    >>> told = StopSignals(lambda: next(times))
+    >>> told.note(signal.SIGINT), told.note(signal.SIGINT), told.note(signal.SIGINT)
+    (False, False, True)
+    """
+
+    def __init__(self, clock: Callable[[], Seconds] = time.monotonic) -> None:
+        self._clock = clock
+        self.number: int | None = None
+        """The first signal; None: none has come."""
+        self.insists = False
+        """True once a signal has come that is not the same notice."""
+        self._since: Seconds = 0.0
+
+    def note(self, number: int) -> bool:
+        """Note a signal. Returns True if it asks for the end at once. Made for signal handlers."""
+        now = self._clock()
+        if self.number is None:
+            self._since, self.number = now, number
+        elif now - self._since >= (SAME_INTERRUPT_S if number == signal.SIGINT else SAME_S):
+            self.insists = True
+        return self.insists
