@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import zipfile
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 
 from offbeat import session as sessions
 from offbeat.errors import ConfigurationError
+from offbeat.files import flush, system_error
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.runtime.worker.process_state import buffers_of, load_buffers, random_state, set_random_state
 from offbeat.sampler import Passes
@@ -52,7 +55,7 @@ def save(
 
     Raises:
         ConfigurationError: a value that ``weights_only=True`` would not read back.
-        OSError: the file cannot be written. A previous file of that name is unchanged.
+        OSError: the file cannot be written, for instance on a full disk. A previous file of that name is unchanged.
 
     >>> model = torch.nn.Linear(2, 1)
     >>> optimizer = DistributedOptimizer(torch.optim.AdamW(model.parameters()), model)
@@ -117,10 +120,10 @@ def load(
         The script's own values.
 
     Raises:
-        ConfigurationError: the file is not a checkpoint of `save`, or has other objects; or a step has been made already.
+        ConfigurationError: the file is damaged, is not a checkpoint of `save`, or has other objects; or a step has been made already.
         FileNotFoundError: there is no such file.
     """
-    content = torch.load(path, weights_only=True, map_location="cpu")
+    content = _read(Path(path))
     if not isinstance(content, dict) or not isinstance(content.get("offbeat"), dict) or set(PARTS) - set(content):
         raise ConfigurationError(f"{path} was not written by offbeat.save: read it with torch.load and load its parts yourself")
     if content["offbeat"]["format"] > FORMAT:
@@ -216,19 +219,50 @@ def _plain(where: str, value: Any) -> Any:
     )
 
 
+def _read(path: Path) -> Any:
+    """Return the content of a file, each part of which has the checksum that `torch.save` has written: `torch.load` does not look.
+
+    Raises:
+        ConfigurationError: the file is damaged, or not one of `torch.save`.
+        OSError: it cannot be opened.
+    """
+    with open(path, "rb") as file:
+        try:
+            with zipfile.ZipFile(file) as parts:
+                broken = parts.testzip()
+            if broken is None:
+                file.seek(0)
+                return torch.load(file, weights_only=True, map_location="cpu")
+            reason = f"its part {broken!r} has other bytes than were written"
+        except Exception as error:  # whatever the readers raise about bytes that are not their own
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+    raise ConfigurationError(f"{path} is damaged, or was not written by offbeat.save ({reason}): load an older file")
+
+
+@contextlib.contextmanager
+def _checksums() -> Iterator[None]:
+    """Have `torch.save` write the checksums that `_read` compares, whatever the script has chosen for its own files."""
+    chosen = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(True)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(chosen)
+
+
 def _write(path: Path, content: dict[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "xb") as file:
-            torch.save(content, file)
+            with _checksums():
+                torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, RuntimeError) and (first := system_error(error)) is not None:
+            raise first from None  # such as a full disk, of which PyTorch says nothing
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    flush(path.parent)

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +22,7 @@ from offbeat.chaos import command as chaos_command
 from offbeat.chaos.clock import RealClock
 from offbeat.chaos.schedule import GROUPS, KINDS, TARGETS
 from offbeat.errors import ConfigurationError, OffbeatError
+from offbeat.files import write_text
 from offbeat.journal.file import Records, read
 from offbeat.journal.summary import Tally
 from offbeat.launch import checkpointing
@@ -212,7 +213,7 @@ def run(
     imported = chosen(preload or [], program, none=no_preload)
     program = grouped(program, procs_per_worker)
     token = secrets.token_hex(16)
-    checkpointing.keep_journal(journal, saved)
+    _say(checkpointing.begin(journal, saved, settings.checkpoint))
     engine: Engine
     if ray is None:
         engine = LocalEngine(program, port=port, preload=imported)
@@ -356,7 +357,7 @@ def agent(
             notice=None if notice_command is None else NoticeCommand(notice_command),
         )
         raise typer.Exit(take_part(cluster, duties, given_token(token_file), sys.argv[2:]))
-    checkpointing.keep_journal(journal, saved)
+    _say(checkpointing.begin(journal, saved, settings.checkpoint))
     screen = console()
     progress = LiveProgress(screen)
     try:
@@ -546,7 +547,13 @@ def finish(screen: Console, outcome: Outcome, summary: Path | None) -> None:
     if outcome.status != 0:
         fail(outcome.reason)
     if summary is not None and figures is not None:
-        summary.write_text(json.dumps({**figures, "ok": outcome.status == 0, "reason": outcome.reason}, indent=1) + "\n")
+        write_text(summary, json.dumps({**figures, "ok": outcome.status == 0, "reason": outcome.reason}, indent=1) + "\n")
+
+
+def _say(lines: Sequence[str]) -> None:
+    """Print lines to stderr before the job begins."""
+    for line in lines:
+        typer.echo(f"offbeat: {line}", err=True)
 
 
 def fail(reason: str) -> None:

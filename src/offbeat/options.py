@@ -11,6 +11,7 @@ import typer
 
 from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError
+from offbeat.files import make_folder
 from offbeat.journal.compression import packer
 from offbeat.launch import checkpointing
 from offbeat.launch.cluster import tls_of
@@ -303,7 +304,7 @@ def _check_writable(option: str, path: Path) -> None:
 def _check_folder(folder: Path) -> None:
     """Create the folder of ``--log-dir`` if it does not exist, and check that it can be written."""
     try:
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise ConfigurationError(f"--log-dir {folder}: cannot create this folder ({error.strerror}); name another one") from None
     if not os.access(folder, os.W_OK | os.X_OK):

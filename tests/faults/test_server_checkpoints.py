@@ -15,7 +15,7 @@ from tests.faults.resuming import DEADLINE_S, RESUMED, account, kill_all, newest
 from tests.states import same
 from tests.tiers import marked
 
-from offbeat.runtime.job.checkpoint_folder import Checkpoint, CheckpointFolder
+from offbeat.runtime.job.checkpoint_folder import Checkpoint, CheckpointFolder, sound_manifest
 
 Start = Callable[..., Job]
 SLOW = ("--slow", "any=0.02")
@@ -46,7 +46,7 @@ def jobs(jobs: Start, tmp_path: Path) -> Start:
 
 def complete(folder: Path) -> list[Checkpoint]:
     """The checkpoints in a folder, the oldest first; nothing else is in it."""
-    found = list(CheckpointFolder(folder)._complete())[::-1]
+    found = [Checkpoint(path, sound_manifest(path)) for _, path in reversed(CheckpointFolder(folder).versions())]
     assert sorted(os.listdir(folder)) == [checkpoint.path.name for checkpoint in found], "only complete checkpoints are left"
     return found
 

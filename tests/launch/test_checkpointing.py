@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -73,14 +74,72 @@ def test_the_same_command_begins_the_job_and_goes_on_with_it(tmp_path: Path, job
         checkpointing.found(tmp_path / "none", auto=True, checkpoint=job)
 
 
+def flipped(path: Path) -> None:
+    changed = bytearray(path.read_bytes())
+    changed[len(changed) // 2] ^= 0x40
+    path.write_bytes(changed)
+
+
+@pytest.fixture
+def damaged(job: Path) -> Path:
+    """The folder of a job whose newest checkpoint, of version 9, is damaged."""
+    folder = CheckpointFolder(job)
+    made = folder.begin(9)
+    (made / "model.pt").write_bytes(b"parameters")
+    flipped(folder.finish(made, {**MANIFEST, "version": 9}) / "model.pt")
+    return job
+
+
+def test_a_damaged_one_is_named_and_the_next_older_one_taken(damaged: Path) -> None:
+    for saved in (checkpointing.found(damaged), checkpointing.found(None, auto=True, checkpoint=damaged)):
+        assert saved is not None and saved.version == 7
+    order = checkpointing.order_of(None, None, None, saved)
+    told, resumes = checkpointing.begin(None, saved, order)
+    assert re.search(r"version-00000009 is damaged: model.pt has other bytes than were written .*; 2 versions are repeated, from ver", told)
+    assert resumes == f"going on from {damaged / 'version-00000007'}, version 7"
+    assert {path.name for path in damaged.iterdir()} == {"version-00000007", "damaged-version-00000009"}, "it counts for newer no more"
+    assert checkpointing.begin(None, checkpointing.found(damaged), order) == [resumes]
+
+
+def test_a_damaged_one_stays_where_it_is_if_the_job_writes_elsewhere(damaged: Path, tmp_path: Path) -> None:
+    saved = checkpointing.found(damaged)
+    told = checkpointing.begin(None, saved, checkpointing.order_of(tmp_path / "new", None, None, saved))
+    assert len(told) == 2 and (damaged / "version-00000009").is_dir()
+
+
+def test_a_damaged_one_that_the_user_has_named_is_refused(damaged: Path) -> None:
+    named = damaged / "version-00000009"
+    with pytest.raises(ConfigurationError, match=r"this checkpoint is damaged: model.pt has .*; --resume .*/job goes on from version 7"):
+        checkpointing.found(named)
+    (named / "checkpoint.json").unlink()
+    with pytest.raises(ConfigurationError, match=r"this checkpoint is damaged: checkpoint.json is missing"):
+        checkpointing.found(named)
+    assert checkpointing.found(damaged / "version-00000007") is not None
+
+
+@pytest.mark.parametrize("options", [["--resume"], ["--auto-resume", "--checkpoint"]])
+def test_a_folder_without_a_sound_one_ends_the_command_before_a_process_starts(damaged: Path, options: list[str]) -> None:
+    """A new job in its place would hide the loss."""
+    flipped(damaged / "version-00000007" / "checkpoint.json")
+    script = str(Path(__file__).parents[1] / "faults" / "scripts" / "train.py")
+    with pytest.raises(ConfigurationError, match=r"no checkpoint in it is as it was written \(version-00000009: .*; version-00000007: "):
+        CliRunner().invoke(cli.app, ["run", *options, str(damaged), script], catch_exceptions=False)
+
+
+def test_a_file_that_does_not_belong_to_it_is_told(job: Path) -> None:
+    (job / "version-00000007" / "notes.txt").write_text("mine")
+    told, _ = checkpointing.begin(None, checkpointing.found(job), None)
+    assert told.endswith("notes.txt is no file of the checkpoint, and is not read")
+
+
 def test_a_resumed_job_leaves_the_journal_of_the_one_before(tmp_path: Path, job: Path) -> None:
     journal, saved = tmp_path / "run.jsonl.zst", checkpointing.found(job)
-    checkpointing.keep_journal(journal, saved)  # there is none yet
+    checkpointing.begin(journal, saved, None)  # there is none yet
     for text in ("first", "second", "third"):
         journal.write_text(text)
-        checkpointing.keep_journal(journal, None)
+        assert checkpointing.begin(journal, None, None) == []
         assert journal.exists(), "a new job replaces it"
-        checkpointing.keep_journal(journal, saved)
+        checkpointing.begin(journal, saved, None)
     assert not journal.exists()
     assert [(tmp_path / f"run.{number}.jsonl.zst").read_text() for number in (1, 2, 3)] == ["first", "second", "third"]
 

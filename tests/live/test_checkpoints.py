@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.live.harness import Job, Worker, wait
+from tests.tiers import examples
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.utils.data import DataLoader, TensorDataset
@@ -286,6 +290,56 @@ def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, mon
         offbeat.save(path, **parts, epoch=2)
     assert list(tmp_path.iterdir()) == [path]
     assert read(path)["own"] == {"epoch": 1}
+
+
+def test_a_full_disk_is_the_reason_also_where_pytorch_says_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        try:
+            raise OSError(28, "No space left on device")
+        finally:
+            raise RuntimeError("[enforce fail at inline_container.cc:672] unexpected pos 64 vs 0")
+
+    monkeypatch.setattr("torch.save", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        offbeat.save(tmp_path / "file.pt", **plain_parts())
+    assert list(tmp_path.iterdir()) == []
+
+
+@examples(100, quick=20)
+@given(st.data())
+def test_a_damaged_file_is_named_and_loads_nothing(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    parts, path = plain_parts(), tmp_path_factory.mktemp("damaged") / "file.pt"
+    chosen = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(data.draw(st.booleans()))
+    try:
+        offbeat.save(path, **parts)
+    finally:
+        torch.serialization.set_crc32_options(chosen)
+    whole = path.read_bytes()
+    assert offbeat.load(path, **plain_parts()) == {}
+    if data.draw(st.booleans()):
+        path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
+    else:  # a parameter's bits, of which PyTorch says nothing
+        at = whole.find(parts["model"]["a"].weight.detach().numpy().tobytes())
+        changed = bytearray(whole)
+        changed[at + data.draw(st.integers(0, 7))] ^= data.draw(st.integers(1, 255))
+        path.write_bytes(changed)
+    with pytest.raises(ConfigurationError, match=r"file.pt is damaged, or was not written by offbeat.save \(.*\): load an older file"):
+        offbeat.load(path, **parts)
+
+
+class Call:
+    """Pickled, it says: call this."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch /tmp/offbeat-was-here",)
+
+
+def test_a_file_that_wants_to_run_something_does_not(tmp_path: Path) -> None:
+    torch.save(Call(), tmp_path / "file.pt")
+    with pytest.raises(ConfigurationError, match=r"file.pt is damaged, or was not written by offbeat.save"):
+        offbeat.load(tmp_path / "file.pt", **plain_parts())
+    assert not Path("/tmp/offbeat-was-here").exists()
 
 
 def test_what_cannot_be_saved_or_loaded_is_said(tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from offbeat.errors import ConfigurationError
-from offbeat.runtime.job.checkpoint_folder import Checkpoint, CheckpointFolder, manifest_of
+from offbeat.runtime.job.checkpoint_folder import COMPLETE, MANIFEST, Checkpoint, CheckpointFolder, Damaged, Unsound, sound_manifest
 from offbeat.runtime.job.settings import CheckpointOrder
 
 EVERY: Final = "600"
@@ -17,30 +18,90 @@ EVERY: Final = "600"
 KEEP: Final = 2
 
 
+@dataclass
+class Results:
+    """What has become of a job's checkpoints so far, for its outcome.
+
+    >>> results = Results()
+    >>> results.add(20, None)
+    >>> results.add(40, "No space left on device")
+    >>> results.missing()
+    'the last checkpoint failed (No space left on device): 1 of 2 failed, and the newest one is of version 20'
+    """
+
+    newest: int | None = None
+    """The version of the newest checkpoint that was made; None: there is none."""
+    tried: int = -1
+    """The version of the newest one that was made, or could not be."""
+    made: int = 0
+    failed: int = 0
+    reason: str | None = None
+    """Why the last one could not be made; None: it was made."""
+
+    def add(self, version: int, failed: str | None) -> None:
+        """Note that a checkpoint was made; ``failed``: why it could not be."""
+        self.tried, self.reason = max(self.tried, version), failed
+        if failed is None:
+            self.newest, self.made = version, self.made + 1
+        else:
+            self.failed += 1
+
+    def missing(self) -> str | None:
+        """Return what is missing at the end of the job, in words; None: the last checkpoint was made, or none was to be."""
+        if self.reason is None:
+            return None
+        left = "there is none" if self.newest is None else f"the newest one is of version {self.newest}"
+        return f"the last checkpoint failed ({self.reason}): {self.failed} of {self.failed + self.made} failed, and {left}"
+
+
 def found(resume: Path | None, *, auto: bool = False, checkpoint: Path | None = None) -> Checkpoint | None:
     """Return the checkpoint from which the job goes on; None: it begins anew.
 
     Args:
-        resume: the folder of ``--resume``: the newest complete checkpoint in it, or the one that this folder is.
-        auto: True with ``--auto-resume``: the newest complete checkpoint in the folder of ``--checkpoint``, if there is one.
+        resume: the folder of ``--resume``: the newest sound checkpoint in it, or the one that this folder is.
+        auto: True with ``--auto-resume``: the newest sound checkpoint in the folder of ``--checkpoint``, if any was completed there.
         checkpoint: the folder of ``--checkpoint``.
 
     Raises:
-        ConfigurationError: the options contradict each other, there is no complete checkpoint in the folder of ``--resume``, or a newer
+        ConfigurationError: the options contradict each other, there is no sound checkpoint in the folder of ``--resume``, or another
             version of offbeat has written it.
     """
     check_folders(resume, auto=auto, checkpoint=checkpoint)
     if auto and checkpoint is not None:
-        return CheckpointFolder(checkpoint.absolute()).newest()
+        return _newest(checkpoint, "--auto-resume with --checkpoint")
     if resume is None:
         return None
-    path = resume.absolute()
-    manifest = manifest_of(path)
-    saved = CheckpointFolder(path).newest() if manifest is None else Checkpoint(path, manifest)
-    if saved is None:
-        why = "there is no such folder" if not resume.is_dir() else "no complete checkpoint is in it (one that was cut off does not count)"
-        raise ConfigurationError(f"--resume {resume}: {why}; name the folder of an earlier --checkpoint, or leave --resume out")
+    return _newest(resume, "--resume") if not _is_checkpoint(resume) else _named(resume)
+
+
+def _newest(given: Path, option: str) -> Checkpoint | None:
+    """Return the newest sound checkpoint in a folder; with ``--auto-resume`` None if none was ever completed there."""
+    saved, damaged = CheckpointFolder(given.absolute()).search()
+    if saved is None and damaged:
+        listed = "; ".join(f"{one.path.name}: {one.reason}" for one in damaged)
+        raise ConfigurationError(f"{option} {given}: no checkpoint in it is as it was written ({listed}); name another folder")
+    if saved is None and option == "--resume":
+        why = "there is no such folder" if not given.is_dir() else "no complete checkpoint is in it (one that was cut off does not count)"
+        raise ConfigurationError(f"--resume {given}: {why}; name the folder of an earlier --checkpoint, or leave --resume out")
     return saved
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Return True if a path names one checkpoint, perhaps a damaged one, and not a folder of checkpoints."""
+    return (path / MANIFEST).exists() or (path.name.startswith(COMPLETE) and not CheckpointFolder(path.absolute()).versions())
+
+
+def _named(resume: Path) -> Checkpoint:
+    """Return the checkpoint that the user has named."""
+    path = resume.absolute()
+    try:
+        return Checkpoint(path, sound_manifest(path))
+    except Unsound as error:
+        if not path.is_dir():
+            raise ConfigurationError(f"--resume {resume}: there is no such folder; name the folder of an earlier --checkpoint") from None
+        other = CheckpointFolder(path.parent).newest()
+        advice = "name another one" if other is None else f"--resume {resume.parent} goes on from version {other.version}"
+        raise ConfigurationError(f"--resume {resume}: this checkpoint is damaged: {error}; {advice}") from None
 
 
 def check_folders(resume: Path | None, *, auto: bool, checkpoint: Path | None) -> None:
@@ -92,25 +153,55 @@ def order_of(checkpoint: Path | None, every: str | None, keep: int | None, resum
     assert path is not None
     folder = CheckpointFolder(path)
     folder.prepare()
-    if path == own and resume is not None and (newest := folder.newest()) is not None and newest.version > resume.version:
+    aside = () if resume is None else [one.path for one in resume.passed_over]
+    others = [version for version, folder_of in folder.versions() if folder_of not in aside]
+    if path == own and resume is not None and others and others[0] > resume.version:
         raise ConfigurationError(
-            f"--resume {resume.path}: {path} has a newer checkpoint, of version {newest.version}, before which those of this job would not "
+            f"--resume {resume.path}: {path} has a newer checkpoint, of version {others[0]}, before which those of this job would not "
             "count; name another folder with --checkpoint, or remove the newer ones"
         )
-    if path != own and (other := folder.newest()) is not None:
+    if path != own and others:
         raise ConfigurationError(
-            f"--checkpoint {path}: it has checkpoints of an earlier job, the newest of version {other.version}; "
+            f"--checkpoint {path}: it has checkpoints of an earlier job, the newest of version {others[0]}; "
             f"go on from it with --resume {path} or --auto-resume, or name another folder"
         )
     return CheckpointOrder(folder=str(path), every_s=every_s, every_versions=every_versions, keep=kept)
 
 
-def keep_journal(journal: Path | None, saved: Checkpoint | None) -> None:
-    """Give the journal of the job before another name, so that that of the resumed job does not replace it.
+def begin(journal: Path | None, saved: Checkpoint | None, order: CheckpointOrder | None) -> list[str]:
+    """Prepare files for a job that resumes, before any process is started. Returns what to tell the user.
 
-    ``run.jsonl`` becomes ``run.1.jsonl``, or the first free number. A file that cannot be renamed is left to its fate.
+    The journal of the job before gets another name: ``run.jsonl`` becomes ``run.1.jsonl``, or the first free number. So does each damaged
+    checkpoint that is newer than the one from which this job goes on. A file that cannot be renamed is left to its fate.
     """
-    if journal is None or saved is None or not journal.is_file():
+    if saved is None:
+        return []
+    _keep_journal(journal)
+    lines = [
+        f"{one.path} is damaged: {one.reason}; {one.version - saved.version} versions are repeated, from version {saved.version} on"
+        + _set_aside(one, order)
+        for one in saved.passed_over
+    ]
+    try:
+        foreign = sorted({path.name for path in saved.path.iterdir()} - {MANIFEST, *saved.manifest["files"]})
+    except OSError:
+        foreign = []
+    lines += [f"{saved.path / name} is no file of the checkpoint, and is not read" for name in foreign]
+    return [*lines, f"going on from {saved.path}, version {saved.version}"]
+
+
+def _set_aside(damaged: Damaged, order: CheckpointOrder | None) -> str:
+    """Give a damaged checkpoint another name if this job's checkpoints go into the same folder: it would count as newer than these."""
+    if order is None or Path(order.folder) != damaged.path.parent:
+        return ""
+    try:
+        return f" (the folder is now {CheckpointFolder(damaged.path.parent).set_aside(damaged).name})"
+    except OSError as error:
+        return f" (it stays in the way of newer ones, since it cannot be renamed: {error.strerror})"
+
+
+def _keep_journal(journal: Path | None) -> None:
+    if journal is None or not journal.is_file():
         return
     name, dot, kind = journal.name.partition(".")
     number = 1

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
+from offbeat.files import private
 from offbeat.launch.engine import Child
 from offbeat.launch.outcome import Display
 from offbeat.types import Seconds
@@ -135,7 +136,7 @@ class Output:
         self._starts[key] = self._starts.get(key, 0) + 1
         log = before.log if before is not None else None
         if self._folder is not None:
-            log = log or (self._folder / f"{role}-{number}.log").open("ab", buffering=0)
+            log = log or open(self._folder / f"{role}-{number}.log", "ab", buffering=0, opener=private)  # noqa: SIM115 - until `close`
             when = datetime.now().astimezone().isoformat(timespec="seconds")
             log.write(f"=== {role} {number}, start {self._starts[key]}, pid {child.pid}, {when}\n".encode())
         self._printers[key] = _Printer(child, f"[{role} {number}] ", log)

@@ -14,6 +14,7 @@ from typing import Any
 
 from offbeat.errors import ProtocolError
 from offbeat.journal.file import seal
+from offbeat.launch.checkpointing import Results
 from offbeat.launch.engine import Child, Engine
 from offbeat.launch.hangs import LivedClock, ServerWatch
 from offbeat.launch.lasting import LastingServer
@@ -88,8 +89,8 @@ class Supervisor:
         self._output = Output(display, log_dir)
         self._token = token
         self._hub = SocketHub(token, maps=False)
-        self._checkpointed = -1
-        """The version of the newest checkpoint that has been made, or could not be."""
+        self.checkpoints = Results()
+        """What has become of the job's checkpoints."""
         self._snapshot: dict[str, Any] | None = None
         self._summary: dict[str, Any] | None = None
         self._failure: tuple[str, bool] | None = None
@@ -351,7 +352,7 @@ class Supervisor:
     def _on_checkpoint(self, header: Mapping[str, Any]) -> None:
         """Note that server 0 has made a checkpoint, or could not."""
         version, missing = header["version"], header["missing"]
-        self._checkpointed = max(self._checkpointed, version)
+        self.checkpoints.add(version, header["failed"])
         if header["failed"] is not None:
             self._display.note(f"there is no checkpoint of version {version}: {header['failed']}")
         elif missing:
@@ -466,7 +467,7 @@ class Supervisor:
         def over() -> bool:
             self._check_servers()
             interrupted = self._failure is not None or self._told.insists
-            return self._checkpointed >= wanted or interrupted or self._workers.all_have_ended()
+            return self.checkpoints.tried >= wanted or interrupted or self._workers.all_have_ended()
 
         self._serve_until(over, limit_s)
         return time.monotonic() - began

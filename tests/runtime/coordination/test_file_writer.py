@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import errno
+import io
 import threading
+from typing import Any
 
 import pytest
+import torch
 
 from offbeat.runtime.coordination.file_writer import FileWriter, Written
 
@@ -48,6 +52,28 @@ def test_an_error_is_the_reason(error: Exception) -> None:
     writer.begin(1, 7, write)
     writer.wait(10.0)
     assert writer.results() == [Written(1, 7, str(error))]
+    writer.close()
+
+
+def test_a_full_disk_is_the_reason_whatever_was_raised_while_cleaning_up(caplog: pytest.LogCaptureFixture) -> None:
+    """As PyTorch does: its archive is closed by a destructor that finds less than it has written."""
+
+    def write() -> None:
+        class Full(io.BytesIO):
+            def write(self, data: Any) -> int:
+                if len(data) > 1024:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return super().write(data)
+
+        torch.save({"weight": torch.zeros(4096)}, Full())
+
+    with pytest.raises(RuntimeError, match="unexpected pos"):
+        write()
+    writer = FileWriter(nothing)
+    writer.begin(1, 7, write)
+    writer.wait(10.0)
+    assert writer.results() == [Written(1, 7, "No space left on device")]
+    assert not caplog.records, "a full disk is no mistake of ours, and needs no traceback"
     writer.close()
 
 

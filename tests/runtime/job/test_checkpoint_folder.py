@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.tiers import examples
 
 from offbeat.errors import ConfigurationError
-from offbeat.runtime.job.checkpoint_folder import FORMAT, MANIFEST, CheckpointFolder, manifest_of
+from offbeat.files import private
+from offbeat.runtime.job.checkpoint_folder import FORMAT, MANIFEST, CheckpointFolder, manifest_of, text_of
 
 
 def made(folder: CheckpointFolder, version: int, content: bytes = b"parameters") -> Path:
@@ -26,7 +28,7 @@ def made(folder: CheckpointFolder, version: int, content: bytes = b"parameters")
 
 
 def versions(folder: CheckpointFolder) -> list[int]:
-    return [checkpoint.version for checkpoint in folder._complete()]
+    return [version for version, _ in folder.versions()]
 
 
 def test_the_newest_are_kept(tmp_path: Path) -> None:
@@ -97,33 +99,98 @@ def test_a_writer_may_be_killed_at_any_point(tmp_path: Path, limit: int) -> None
     assert folder.newest() != newest
 
 
-@examples(100)
+HOW = ["flipped", "cut off", "longer", "missing", "a folder", "a pipe", "another's"]
+
+
+@examples(300, quick=60)
 @given(st.data())
-def test_one_that_lacks_bytes_is_none(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_one_with_other_bytes_is_named_and_passed_over(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Whatever has changed in whichever file: bits, its length, that it is there, or that it is a file."""
     folder = CheckpointFolder(tmp_path_factory.mktemp("job"))
-    made(folder, 1)
-    path = made(folder, 2) / data.draw(st.sampled_from(["model.pt", MANIFEST]))
-    whole = path.read_bytes()
-    stop = data.draw(st.integers(0, len(whole) - 2))  # the manifest's last byte ends its line
-    path.write_bytes(whole[:stop])
-    assert versions(folder) == [1]
+    one = made(folder, 1)
+    path = made(folder, 2, bytes(range(64))) / data.draw(st.sampled_from(["model.pt", MANIFEST]))
+    whole, how = (
+        path.read_bytes(),
+        data.draw(st.sampled_from(HOW)),
+    )
     path.unlink()
-    assert versions(folder) == [1]
+    if how == "flipped":
+        changed = bytearray(whole)
+        for _ in range(data.draw(st.integers(1, 4))):
+            changed[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
+        path.write_bytes(changed)
+        assume(bytes(changed) != whole)
+    elif how == "cut off":
+        path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
+    elif how == "longer":
+        path.write_bytes(whole + b"x")
+    elif how == "a folder":
+        path.mkdir()
+    elif how == "a pipe":
+        os.mkfifo(path)
+    elif how == "another's":
+        path.write_bytes((one / path.name).read_bytes().ljust(len(whole)))
+    newest, [damaged] = folder.search()
+    assert newest is not None and newest.version == 1 and newest.passed_over == (damaged,)
+    assert damaged.version == 2 and damaged.reason.startswith(path.name), damaged.reason
+    shutil.rmtree(one)
+    assert folder.newest() is None and len(folder.search()[1]) == 1
 
 
-@pytest.mark.parametrize("text", ["[]", "3", "null", "{}", '{"format": "x"}', '{"format": 1, "files": 3}', "\x80"])
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"version": "2"},
+        {"files": 3},
+        {"files": {"model.pt": 10}},
+        {"files": {"../other/model.pt": {"nbytes": 1, "sha256": ""}}},
+        {"files": {"/etc/passwd": {"nbytes": 1, "sha256": ""}}},
+        {"optimizers": {}},
+        {"version": 3},
+    ],
+)
+def test_a_manifest_that_somebody_has_written_anew_is_none(tmp_path: Path, entries: dict[str, Any]) -> None:
+    """Its digest is right: it is no secret."""
+    folder = CheckpointFolder(tmp_path)
+    path = made(folder, 2)
+    manifest = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(text_of({**manifest, **entries}))
+    assert folder.newest() is None
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", "{}", '{"format": "x"}', '{"format": 2, "files": 3}', "\x80", "[" * 100_000])
 def test_what_is_no_manifest_is_no_checkpoint(tmp_path: Path, text: str) -> None:
     folder = CheckpointFolder(tmp_path)
     (made(folder, 2) / MANIFEST).write_text(text, encoding="latin-1")
     assert folder.newest() is None
 
 
-def test_a_newer_format_is_named(tmp_path: Path) -> None:
+def test_files_are_for_their_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        folder = CheckpointFolder(tmp_path / "run")
+        folder.prepare()
+        path = folder.begin(2)
+        with open(path / "model.pt", "xb", opener=private) as file:
+            file.write(b"parameters")
+        folder.finish(path, {"version": 2})
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.filemode(path.stat().st_mode) for path in (folder.path, *folder.path.rglob("*"))}
+    folders = {"run": "drwx------", "version-00000002": "drwx------"}
+    assert modes == {**folders, "model.pt": "-rw-------", MANIFEST: "-rw-------"}
+
+
+@pytest.mark.parametrize("number", [FORMAT + 1, FORMAT - 1])
+def test_another_format_is_named(tmp_path: Path, number: int) -> None:
     folder = CheckpointFolder(tmp_path)
     path = made(folder, 2)
-    manifest = json.loads((path / MANIFEST).read_text())
-    (path / MANIFEST).write_text(json.dumps({**manifest, "format": FORMAT + 1, "offbeat": "9.0"}))
-    with pytest.raises(ConfigurationError, match=rf"has format {FORMAT + 1}, written by offbeat 9.0, .* reads up to {FORMAT}"):
+    manifest = {**json.loads((path / MANIFEST).read_text()), "format": number, "offbeat": "9.0"}
+    if number < FORMAT:  # as it was written before manifests had digests
+        del manifest["sha256"]
+        manifest["files"] = {"model.pt": 10}
+    (path / MANIFEST).write_text(json.dumps(manifest) if number < FORMAT else text_of(manifest))
+    with pytest.raises(ConfigurationError, match=rf"has format {number}, written by offbeat 9.0, .* reads format {FORMAT}: resume"):
         folder.newest()
     assert manifest_of(tmp_path) is None
 

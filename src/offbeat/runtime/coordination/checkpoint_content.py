@@ -21,6 +21,7 @@ from offbeat.core.job.resumption import ledger_from
 from offbeat.core.job.start import Beginning
 from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
+from offbeat.files import private, why
 from offbeat.runtime.job.checkpoint_folder import Checkpoint, manifest_of
 from offbeat.runtime.job.packing import Packer, unpack
 from offbeat.runtime.job.settings import JobSettings
@@ -109,7 +110,7 @@ class _Steadily:
 
 def write_file(content: Any, path: Path) -> None:
     """Write a new file of `torch.save`, and flush it to the disk."""
-    with open(path, "xb") as file:
+    with open(path, "xb", opener=private) as file:
         torch.save(content, _Steadily(file))  # type: ignore[arg-type]
 
 
@@ -148,7 +149,8 @@ def write_files(folder: Path, contents: Sequence[OptimizerContent]) -> list[dict
         _note_rest(content.rest, {worker: part.pop("model", None) for worker, part in parts.items()})
         _write_model(folder, number, content, parts)
         if content.coordinator is not None:
-            (folder / f"coordinator-{number}.state").write_bytes(content.coordinator)
+            with open(folder / f"coordinator-{number}.state", "xb", opener=private) as file:
+                file.write(content.coordinator)
         for worker, part in parts.items():
             workers.setdefault(worker, {})[number] = part
     write_file(workers, folder / WORKERS)
@@ -327,4 +329,14 @@ class Resumed:
         return optimizers[number]
 
     def _load(self, name: str) -> Any:
-        return torch.load(self.checkpoint.path / name, weights_only=True, map_location="cpu", mmap=True)
+        """Read one of the files that the manifest lists, whose bytes the command line has compared with their digests."""
+        if name not in self.checkpoint.manifest["files"]:
+            raise ConfigurationError(f"--resume {self.checkpoint.path}: it has no {name}; resume from another checkpoint")
+        try:
+            return torch.load(self.checkpoint.path / name, weights_only=True, map_location="cpu", mmap=True)
+        except Exception as error:  # whatever PyTorch raises about a file that is none of its own
+            first = why(error).splitlines()[0]
+            raise ConfigurationError(
+                f"--resume {self.checkpoint.path}: {name} cannot be read ({first}); it has changed since the job began, or it is not the "
+                "same, shared folder on all machines"
+            ) from None

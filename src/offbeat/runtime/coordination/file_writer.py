@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final, NamedTuple
 
 from offbeat.errors import OffbeatError
+from offbeat.files import system_error, why
 from offbeat.types import Seconds, Version
 
 log = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class FileWriter:
     def _result(self, key: tuple[int, Version]) -> Written:
         if key in self._futures:
             error = self._futures[key].exception()
-            return Written(*key, None if error is None else str(error)[:1000])
+            return Written(*key, None if error is None else why(error)[:1000])
         is_complete = self._open[key]
         if is_complete is not None and is_complete():
             return Written(*key, None)
@@ -126,10 +127,9 @@ def _logged(write: Callable[[], Any]) -> None:
     """Write, and log an error that is a mistake of ours with its traceback."""
     try:
         write()
-    except (OSError, OffbeatError):
-        raise
-    except Exception:
-        log.exception("the files of a checkpoint could not be written")
+    except Exception as error:
+        if not isinstance(error, OffbeatError) and system_error(error) is None:
+            log.exception("the files of a checkpoint could not be written")
         raise
 
 
