@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from offbeat.chaos.injector import Injected
-from offbeat.chaos.judgement import DOCUMENTED, FINISHED, HANG, LOST, Evidence, judge
+from offbeat.chaos.judgement import DOCUMENTED, FINISHED, HANG, LOST, Evidence, Verdict, judge
 from offbeat.chaos.observation import Observation
 from offbeat.chaos.schedule import Fault
+from offbeat.chaos.table import table
 from offbeat.journal.summary import Tally
 
 
@@ -165,3 +168,18 @@ def test_ranks_that_are_all_away_at_once_lose_the_model_as_documented() -> None:
 
 def test_a_status_of_0_without_an_end_is_no_good_end() -> None:
     assert judge(evidence(records(end=False))).outcome == LOST
+
+
+def test_goodput_is_a_ratio_and_no_share_of_what_could_be() -> None:
+    """Workers that are left have more of the cores: a job with faults may be faster than the undisturbed one."""
+
+    def shown(verdict: Verdict) -> str:
+        screen = Console(file=io.StringIO(), width=300)
+        screen.print(table(verdict, [hit("kill")], seed=1, baseline_rate=759.0))
+        assert isinstance(screen.file, io.StringIO)
+        return next(line for line in screen.file.getvalue().splitlines() if "goodput" in line)
+
+    verdict = judge(evidence(records(), hit("kill"), baseline=Tally.of(records(gap_s=3.0)), timeout_s=2.0))
+    line = shown(replace(verdict, goodput=1.168, present=0.621))
+    assert "1.17 times the undisturbed job's 759 samples/s; workers could work 62.1% of the time, so that those left were faster" in line
+    assert "faster" not in shown(replace(verdict, goodput=0.6, present=0.621)) and "%" not in line.replace("62.1%", "")

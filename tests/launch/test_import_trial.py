@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 from tests.launch.waiting import alive, printed, until
 
-from offbeat.launch import forkserver as forkservers
 from offbeat.launch.forkserver import POSSIBLE, Forkserver, left_to_workers
 from offbeat.launch.processes import start
 from offbeat.launch.program import Program
@@ -93,5 +93,5 @@ def test_an_import_without_end_is_left_out(script: Path) -> None:
         "import os, sys; from offbeat.launch import import_trial as trial; trial.IMPORT_S = 0.5; "
         "print(trial.import_all(['drawing', 'endless', 'setting'], os.open(os.devnull, 0)), 'setting' in sys.modules)"
     )
-    child = start([forkservers.sys.executable, "-c", text], {**os.environ, "PYTHONPATH": str(script.parent)}, capture=True)
+    child = start([sys.executable, "-c", text], {**os.environ, "PYTHONPATH": str(script.parent)}, capture=True)
     assert printed(child) == ["[('endless', 'it was not done within 0.5 s')] True"]

@@ -11,7 +11,7 @@ from tests.journal.records import abandoned, push, release, round_of_two, two_sh
 
 from offbeat.journal.summary import Tally
 from offbeat.policies import SSP
-from offbeat.report.live import PLAIN_EVERY_S, LiveProgress, changes, headline, worker_cells, worker_table
+from offbeat.report.live import PLAIN_EVERY_S, LiveProgress, changes, headline, worker_table
 
 Record: TypeAlias = dict[str, Any]
 RunJob: TypeAlias = Callable[..., list[Record]]
@@ -85,7 +85,8 @@ def test_a_terminal_shows_the_job_and_each_worker(run_job: RunJob) -> None:
     text = file.getvalue()
     assert "ssp(staleness=2)" in text
     assert "a line of a worker's own" in text
-    assert "compute/push" in text
+    assert "compute" in text and "samples/s now" in text
+    assert f"{snapshot['samples_per_s']:,.0f} samples/s  " in text.rsplit("ssp(staleness=2)", 1)[1], "the last line is the table's"
 
 
 def test_the_headline_and_the_rows(run_job: RunJob) -> None:
@@ -93,15 +94,20 @@ def test_the_headline_and_the_rows(run_job: RunJob) -> None:
     assert headline(snapshot, 1234.5).startswith("ssp(staleness=2)  version ")
     assert "1,234 samples/s" in headline(snapshot, 1234.5)
     assert headline(snapshot, 0.0).endswith("2 of 2 alive")
-    cells = worker_cells(snapshot["per_worker"][0])
+    cells = [next(iter(column.cells)) for column in worker_table(snapshot, rows=2).columns]
     assert cells[:2] == ["0", "alive"]
     assert cells[2] in ("computing", "waiting", "idle")
+    for width in (60, 80, 120):
+        narrow = Console(file=io.StringIO(), width=width)
+        narrow.print(worker_table(snapshot, rows=2, width=width))
+        assert isinstance(narrow.file, io.StringIO)
+        assert "…" not in narrow.file.getvalue() and {"worker", "/push", "waiting", "folded"} <= set(narrow.file.getvalue().split())
 
 
 def test_local_steps_abandoned_work_and_shards_that_differ_are_shown() -> None:
     more = [abandoned(3.0, 1, 1), release(3.25, 1, 1, 1), push(3.5, 1, 1, steps=3)]
     table = worker_table(Tally.of([*round_of_two()[:-1], *more]).summary(), rows=4)
-    assert [str(column.header) for column in table.columns][3:6] == ["clock", "steps", "compute/step"]
+    assert [str(column.header) for column in table.columns][3:6] == ["clock", "steps", "compute\n/step"]
     assert list(table.columns[-1].cells) == ["0", "1"]
     assert headline(Tally.of(two_shards()).summary(), 5.0).startswith("psp(c=1, b=0.5)  versions 1..2  5 samples/s")
 

@@ -144,8 +144,8 @@ def test_shares_keep_the_time(lengths: list[float], columns: int) -> None:
     assert all(sum(row[column] for row in result.values()) == pytest.approx(1.0) for column in range(columns))
 
 
-def drawn(records: list[Record], path: Path | None = None) -> tuple[dict[str, Any], Path | list[Record]]:
-    return Tally.of(records).summary(), path or records
+def drawn(records: list[Record]) -> tuple[dict[str, Any], list[Record]]:
+    return Tally.of(records).summary(), records
 
 
 def test_the_pictures_figures_are_the_tables(run_job: RunJob, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_picture_of_journals_and_records(run_job: RunJob, tmp_path: Path) -> N
     journal.close()
     many = run_job(BSP(), [0.01, 0.03], size=8 * 800)
     picture = tmp_path / "timeline.png"
-    draw([drawn(records, tmp_path / "run.jsonl"), drawn(many)], picture)
+    draw([(Tally.of(records).summary(), tmp_path / "run.jsonl"), drawn(many)], picture)
     head = picture.read_bytes()[:24]
     assert head[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">I", head[16:20]) == (1400,)

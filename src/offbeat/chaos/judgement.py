@@ -99,7 +99,7 @@ class Verdict:
     reason: str
     checks: list[Check]
     goodput: float | None
-    """Folded samples per second over those of the undisturbed job; None: there is none to compare with."""
+    """Folded samples per second over those of the undisturbed job, above 1 if it was faster; None: there is none to compare with."""
     present: float
     """Part of the workers' time during which they could work: neither they nor a server was dead or stopped."""
     figures: dict[str, Any]

@@ -14,6 +14,8 @@ from offbeat.chaos.judgement import Verdict
 from offbeat.types import Seconds
 
 WORDS = {True: "yes", False: "NO", None: "-"}
+MORE = 1.05
+"""From this ratio on the goodput is called more than in proportion to the workers' time."""
 STYLES = {True: None, False: "red", None: "dim"}
 
 
@@ -50,8 +52,10 @@ def _goodput(verdict: Verdict, baseline_rate: float | None) -> str:
     there = f"workers could work {verdict.present:.1%} of the time"
     if verdict.goodput is None or baseline_rate is None:
         return f"{verdict.figures['samples_per_s']:,.0f} samples/s; {there}; no undisturbed job to compare with"
-    part = f", and did {verdict.goodput / verdict.present:.1%} of what these could" if verdict.present > 0 else ""
-    return f"{verdict.goodput:.1%} of {baseline_rate:,.0f} samples/s; {there}{part}"
+    found = f"{verdict.goodput:.2f} times the undisturbed job's {baseline_rate:,.0f} samples/s; {there}"
+    # Not a share of what could be: nobody knows how fast the workers that are left would be, who often have more of the cores.
+    faster = ", so that those left were faster than in proportion: they had more of the machine, or it had less other work"
+    return found + (faster if verdict.goodput > verdict.present * MORE else "")
 
 
 def as_data(verdict: Verdict, injected: list[Injected], *, start: Seconds, offset_s: Seconds, **more: Any) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from offbeat.report.columns import Column, Fitted, unbroken
 from offbeat.report.figures import (
     TOLD_TO_LEAVE,
     Summary,
     local,
     per_step,
     rate_words,
-    seconds,
     share,
     short,
     state_words,
@@ -72,7 +72,7 @@ class LiveProgress:
         self._before = snapshot
         rate = self._rated = self._rate(snapshot, now)
         if self._console.is_terminal:
-            self._draw(snapshot, elapsed_s, rate)
+            self._draw(snapshot, elapsed_s, headline(snapshot, rate, now=True))
         elif self._printed is None or now - self._printed >= PLAIN_EVERY_S:
             self._printed = now
             self._say(elapsed_s, headline(snapshot, rate, now=True))
@@ -96,31 +96,33 @@ class LiveProgress:
         if text != self._bar:
             self._bar = text
             if self._live is not None and self._before is not None:
-                self._draw(self._before, self._elapsed_s, self._rated)
+                self._draw(self._before, self._elapsed_s, headline(self._before, self._rated, now=True))
 
     def close(self) -> None:
         """Leave the last state on the screen. May be called twice."""
+        last = "" if self._before is None else headline(self._before, self._before["samples_per_s"])
         if self._live is not None:
+            if self._before is not None:
+                self._draw(self._before, self._elapsed_s, last)
             self._live.stop()
             self._live = None
-        elif self._before is not None and not self._console.is_terminal:
-            last = headline(self._before, self._before["samples_per_s"])
-            if last != self._said:
-                self._say(self._elapsed_s, last)
+        elif self._before is not None and not self._console.is_terminal and last != self._said:
+            self._say(self._elapsed_s, last)
         self._before = None
 
     def _say(self, elapsed_s: Seconds, line: str) -> None:
         self._said = line
         self.note(f"{elapsed_s:8.1f} s  {line}")
 
-    def _draw(self, snapshot: Summary, elapsed_s: Seconds, rate: float) -> None:
+    def _draw(self, snapshot: Summary, elapsed_s: Seconds, line: str) -> None:
         if self._live is None:
             self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
             self._live.start()
-        rows = max(1, self._console.height - 5 - (self._bar is not None))
-        head = Text(f"{elapsed_s:8.1f} s  {headline(snapshot, rate, now=True)}", style="bold", no_wrap=True, overflow="ellipsis")
+        head = Text(f"{elapsed_s:8.1f} s  {line}", style="bold")
+        width = self._console.width
+        rows = max(1, self._console.height - 5 - len(head) // width - (self._bar is not None))
         bar = [Text(self._bar, no_wrap=True, overflow="ellipsis")] if self._bar is not None else []
-        self._live.update(Group(head, worker_table(snapshot, rows), *bar), refresh=True)
+        self._live.update(Group(head, worker_table(snapshot, rows, width), *bar), refresh=True)
 
     def _rate(self, snapshot: Summary, now: Seconds) -> float:
         self._history.append((now, snapshot["samples"]))
@@ -148,43 +150,44 @@ def headline(snapshot: Summary, rate: float, *, now: bool = False) -> str:
     return f"{job}  {rate_words(snapshot, rate)}{' now' if now and snapshot['samples'] else ''}{loss}  {live}"
 
 
-def worker_table(snapshot: Summary, rows: int) -> Table:
+def worker_table(snapshot: Summary, rows: int, width: int | None = None) -> Table:
     """A row for each worker; where there is no room for all, those that are slow or not alive come first.
 
     Args:
         snapshot: a summary.
         rows: how many rows fit, at least 1.
+        width: characters that a line has; None: any number.
     """
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    steps, abandoned = local(snapshot), snapshot["abandoned"] > 0
-    names = ["worker", "state", "doing", "clock", *(["steps"] if steps else []), "compute/step" if steps else "compute/push", "waiting"]
-    for name in [*names, "folded", "dropped", "rejected", *(["abandoned"] if abandoned else [])]:
-        table.add_column(name, justify="left" if name in ("state", "doing") else "right", header_style="dim", no_wrap=True)
-    slow = slow_workers(snapshot)
-    shown = _chosen(snapshot["per_worker"], slow, rows)
-    for worker in shown:
-        style = STYLES.get(worker["state"], "yellow" if worker["worker"] in slow else None)
-        table.add_row(*worker_cells(worker, steps=steps, abandoned=abandoned), style=style)
+    shown = _chosen(snapshot["per_worker"], slow_workers(snapshot), rows)
+    fitted = Fitted.of(_columns(snapshot, shown), width)
+    table = Table(box=None, pad_edge=False, padding=(0, fitted.gap, 0, 0))
+    fitted.add_to(table, header_style="dim")
+    for row, worker in enumerate(shown):
+        style = STYLES.get(worker["state"], "yellow" if worker["worker"] in slow_workers(snapshot) else None)
+        table.add_row(*fitted.row(row), style=style)
     hidden = len(snapshot["per_worker"]) - len(shown)
     if hidden:
         table.add_row("", f"and {hidden} more", style="dim")
     return table
 
 
-def worker_cells(worker: dict[str, Any], *, steps: bool = False, abandoned: bool = False) -> list[str]:
-    """Return the row of one worker, with local steps and abandoned computations where the job has any."""
-    fates = worker["fates"]
-    return [
-        str(worker["worker"]),
-        state_words(worker),
-        worker["doing"] if worker["state"] == "alive" else "",
-        f"{worker['clock']:,}",
-        *([f"{worker['steps']:,}"] if steps else []),
-        seconds(per_step(worker)),
-        share(waiting_share([worker])),
-        *(f"{fates[fate]:,}" for fate in ("folded", "dropped", "rejected")),
-        *([f"{worker['abandoned']:,}"] if abandoned else []),
+def _columns(snapshot: Summary, workers: Sequence[dict[str, Any]]) -> list[Column]:
+    steps = local(snapshot)
+    columns = [
+        Column("worker", [str(worker["worker"]) for worker in workers]),
+        Column("state", [state_words(worker) for worker in workers], justify="left"),
+        Column("doing", [worker["doing"] if worker["state"] == "alive" else "" for worker in workers], justify="left"),
+        Column("clock", [f"{worker['clock']:,}" for worker in workers]),
+        *([Column("steps", [f"{worker['steps']:,}" for worker in workers])] if steps else []),
+        Column("compute /step" if steps else "compute /push", [unbroken(per_step(worker)) for worker in workers]),
+        Column("waiting", [share(waiting_share([worker])) for worker in workers]),
     ]
+    for fate in ("folded", "dropped", "rejected"):
+        counts = [worker["fates"][fate] for worker in workers]
+        columns.append(Column(fate, [f"{count:,}" for count in counts], implied=not any(counts)))
+    if snapshot["abandoned"]:
+        columns.append(Column("abandoned", [f"{worker['abandoned']:,}" for worker in workers]))
+    return columns
 
 
 def changes(before: Summary | None, after: Summary) -> list[str]:

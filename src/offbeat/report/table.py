@@ -7,14 +7,14 @@ say the same of everybody are left out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from textwrap import fill
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from offbeat.report.columns import Column, Fitted, unbroken
 from offbeat.report.figures import (
     Summary,
     accuracy,
@@ -23,7 +23,6 @@ from offbeat.report.figures import (
     per_fold,
     per_step,
     rate_words,
-    seconds,
     share,
     short,
     state_words,
@@ -35,8 +34,6 @@ from offbeat.report.figures import (
 from offbeat.report.remarks import remarks, slow_workers
 
 EPOCHS_SHOWN: Final = 6
-GAP: Final = 2
-"""Characters between two columns of a job's table."""
 SIDE_BY_SIDE: Final = 4
 """Most jobs of a comparison that have a column each, where there is no room for a column for each figure."""
 
@@ -61,53 +58,29 @@ def job_table(summary: Summary, width: int | None = None) -> Table:
         width: characters that a line has: of the columns that do not fit those are left out that others imply, and are named below. None:
             there is room for all.
     """
-    columns = _columns(summary)
-    left_out, gap = _left_out(columns, width)
+    fitted = Fitted.of(_columns(summary), width)
     said = remarks(summary)
-    if left_out:
-        said += ("\n" if said else "") + f"(A terminal wider than {width} characters shows also: {', '.join(left_out)}.)"
+    if fitted.left_out:
+        said += ("\n" if said else "") + f"(A terminal wider than {width} characters shows also: {', '.join(fitted.left_out)}.)"
     table = Table(
         title=escape(_title(summary)),
         title_justify="left",
         caption=escape(said),
         caption_justify="left",
         box=SIMPLE_HEAD,
-        padding=(0, gap - 1, 0, 0),
+        padding=(0, fitted.gap - 1, 0, 0),
         pad_edge=False,
         show_edge=False,
     )
-    kept = [column for column in columns if column.name not in left_out]
-    widths = _widths(kept, None if width is None else width - gap * (len(kept) - 1))
-    for column, least in zip(kept, widths, strict=True):
-        table.add_column(_wrapped(column.name, least), justify=column.justify, width=least)
+    fitted.add_to(table)
     slow = slow_workers(summary)
     for row, worker in enumerate(summary["per_worker"]):
         style = "red" if worker["state"] == "dead" else "yellow" if worker["worker"] in slow else None
-        table.add_row(*(_wrapped(column.cells[row], least) for column, least in zip(kept, widths, strict=True)), style=style)
+        table.add_row(*fitted.row(row), style=style)
     return table
 
 
-class _Column(NamedTuple):
-    """A column of a job's table, with a cell for each worker."""
-
-    name: str
-    cells: list[str]
-    implied: bool = False
-    """True if other columns tell enough of it that it may be left out where there is no room."""
-    justify: Literal["left", "right"] = "right"
-
-    @property
-    def least(self) -> int:
-        """The width without which a word would be broken."""
-        return max(len(word) for text in (self.name, *self.cells) for word in text.split(" "))
-
-    @property
-    def most(self) -> int:
-        """The width with which no cell needs a second line."""
-        return max(map(len, [*self.name.split(" "), *self.cells]))
-
-
-def _columns(summary: Summary) -> list[_Column]:
+def _columns(summary: Summary) -> list[Column]:
     """Return the columns that do not say the same of everybody."""
     workers = summary["per_worker"]
     steps = local(summary)
@@ -115,66 +88,29 @@ def _columns(summary: Summary) -> list[_Column]:
     batches = batches_by_epoch(summary)
     planned = any(worker["batch"] is not None for worker in workers) or any(any(sizes) for sizes in batches.values())
     columns = [
-        _Column("worker", [str(worker["worker"]) for worker in workers]),
-        _Column("state", [state_words(worker) for worker in workers], justify="left"),
-        _Column("pushes", [f"{worker['pushes']:,}" for worker in workers], implied=True),
+        Column("worker", [str(worker["worker"]) for worker in workers]),
+        Column("state", [state_words(worker) for worker in workers], justify="left"),
+        Column("pushes", [f"{worker['pushes']:,}" for worker in workers], implied=True),
     ]
     if steps:
-        columns.append(_Column("steps", [f"{worker['steps']:,}" for worker in workers]))
+        columns.append(Column("steps", [f"{worker['steps']:,}" for worker in workers]))
     columns += [
-        _Column("samples", [f"{worker['samples']:,}" if known else "-" for worker in workers], implied=True),
-        _Column("compute /step" if steps else "compute /push", [_unbroken(per_step(worker)) for worker in workers]),
-        _Column("waiting", [share(waiting_share([worker])) for worker in workers]),
+        Column("samples", [f"{worker['samples']:,}" if known else "-" for worker in workers], implied=True),
+        Column("compute /step" if steps else "compute /push", [unbroken(per_step(worker)) for worker in workers]),
+        Column("waiting", [share(waiting_share([worker])) for worker in workers]),
     ]
     for fate in ("folded", "dropped", *(fate for fate in ("rejected", "carried") if summary["fates"][fate])):
         counts = [worker["fates"][fate] for worker in workers]
-        columns.append(_Column(fate, [f"{count:,}" for count in counts], implied=not any(counts) and fate != "folded"))
+        columns.append(Column(fate, [f"{count:,}" for count in counts], implied=not any(counts) and fate != "folded"))
     if summary["abandoned"]:
-        columns.append(_Column("abandoned", [_abandoned(worker) for worker in workers]))
+        columns.append(Column("abandoned", [_abandoned(worker) for worker in workers]))
     name = "staleness" if summary["shards"] is None else "block staleness"
-    columns.append(_Column(name, [_mean_and_most(worker["staleness_mean"], worker["staleness_max"]) for worker in workers]))
+    columns.append(Column(name, [_mean_and_most(worker["staleness_mean"], worker["staleness_max"]) for worker in workers]))
     if summary["lead_max"] is not None:
-        columns.append(_Column("lead", [_mean_and_most(worker["lead_mean"], worker["lead_max"]) for worker in workers]))
+        columns.append(Column("lead", [_mean_and_most(worker["lead_mean"], worker["lead_max"]) for worker in workers]))
     if planned:
-        columns.append(_Column("batch by epoch", [_batches(batches[worker["worker"]], worker) for worker in workers]))
+        columns.append(Column("batch by epoch", [_batches(batches[worker["worker"]], worker) for worker in workers]))
     return columns
-
-
-def _left_out(columns: Sequence[_Column], width: int | None) -> tuple[list[str], int]:
-    """Return the names of the columns for which there is no room, the least telling ones, and the characters between two others."""
-    left_out: list[str] = []
-    implied = [column.name for column in columns if column.implied]
-    gap = GAP
-
-    def too_wide() -> bool:
-        kept = [column.least + gap for column in columns if column.name not in left_out]
-        return width is not None and sum(kept) - gap > width
-
-    while implied and too_wide():
-        left_out.append(implied.pop())
-    if too_wide():
-        gap = 1
-    return [column.name for column in columns if column.name in left_out], gap
-
-
-def _unbroken(time_s: float | None) -> str:
-    return seconds(time_s).replace(" ", "\u00a0")
-
-
-def _widths(columns: Sequence[_Column], width: int | None) -> list[int]:
-    """Return the width of each column, so that together they have at most ``width``, and no word is broken."""
-    widths = [column.most for column in columns]
-    while width is not None and sum(widths) > width:
-        slack = [have - column.least for have, column in zip(widths, columns, strict=True)]
-        if not any(slack):
-            break
-        widths[slack.index(max(slack))] -= 1
-    return widths
-
-
-def _wrapped(text: str, width: int) -> str:
-    """Break a text between its words, not at spaces that join a number to its unit."""
-    return fill(text, width, break_long_words=False, break_on_hyphens=False).replace("\u00a0", " ")
 
 
 def _mean_and_most(mean: float | None, most: int | None) -> str:
@@ -251,7 +187,7 @@ def _leads(jobs: Sequence[Summary]) -> dict[str, list[str]]:
 
 
 def _abandoned(worker: dict[str, Any]) -> str:
-    return f"{worker['abandoned']:,}, {_unbroken(worker['abandoned_s'])}" if worker["abandoned"] else "0"
+    return f"{worker['abandoned']:,}, {unbroken(worker['abandoned_s'])}" if worker["abandoned"] else "0"
 
 
 def _batches(by_epoch: Sequence[int | None], worker: dict[str, Any]) -> str:
