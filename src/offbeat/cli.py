@@ -7,8 +7,6 @@ import json
 import os
 import platform
 import secrets
-import shutil
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,8 +19,8 @@ from offbeat import __version__
 from offbeat.chaos import command as chaos_command
 from offbeat.chaos.clock import RealClock
 from offbeat.chaos.schedule import GROUPS, KINDS, TARGETS
-from offbeat.errors import ConfigurationError, OffbeatError
-from offbeat.files import write_text
+from offbeat.errors import FAILED, MISTAKE, ConfigurationError, OffbeatError
+from offbeat.files import why, write_text
 from offbeat.journal.file import Records, read
 from offbeat.journal.summary import Tally
 from offbeat.launch import checkpointing
@@ -78,6 +76,7 @@ from offbeat.options import (
 )
 from offbeat.policies import RULES
 from offbeat.report.chrome import write as write_trace
+from offbeat.report.guarded import expect_job, guarded, only_show, say
 from offbeat.report.live import LiveProgress
 from offbeat.report.table import comparison, console, job_tables
 from offbeat.report.why import story
@@ -223,6 +222,7 @@ def run(
         engine = RayEngine(program, workers, ray, token=token, existing=existing, preload=imported, grace_s=grace, port=port)
     screen = console()
     progress = LiveProgress(screen)
+    expect_job()
     try:
         supervisor = Supervisor(
             settings,
@@ -238,9 +238,8 @@ def run(
         )
         outcome = supervisor.run()
     finally:
-        progress.close()
-    finish(screen, outcome, summary)
-    raise typer.Exit(outcome.status)
+        only_show("the end of the job", progress.close)
+    raise typer.Exit(finish(screen, outcome, summary))
 
 
 @app.command(
@@ -343,8 +342,9 @@ def agent(
     pass_on(tls_of(tls, several=not task.alone, certificate=tls_cert, key=tls_key, authority=tls_ca))
     cluster = Cluster(task=task, workers=nproc_per_node, start_s=start_timeout, listen=listen, port=port)
     if report_to is None:
+        expect_job()
         if imported.note is not None and task.rank == 0:
-            typer.echo(f"offbeat: {imported.note}", err=True)
+            say(imported.note)
         duties = Duties(
             program=program,
             workers=nproc_per_node,
@@ -360,6 +360,7 @@ def agent(
     _say(checkpointing.begin(journal, saved, settings.checkpoint))
     screen = console()
     progress = LiveProgress(screen)
+    expect_job()
     try:
         outcome = supervise(
             cluster,
@@ -373,9 +374,8 @@ def agent(
             report_to=int(report_to),
         )
     finally:
-        progress.close()
-    finish(screen, outcome, summary)
-    raise typer.Exit(outcome.status)
+        only_show("the end of the job", progress.close)
+    raise typer.Exit(finish(screen, outcome, summary))
 
 
 def _given(context: typer.Context) -> Callable[[str], bool]:
@@ -522,7 +522,7 @@ def report(
         raise ConfigurationError(f"--trace {trace}: a trace is of one job, but {len(journals)} journals are given; give one")
     if why is not None:
         for path in journals:
-            print(*story(Records(path), why), sep="\n")
+            screen.print(*story(Records(path), why), sep="\n", markup=False, highlight=False, soft_wrap=True)
         return
     summaries = [Tally.of(read(path)).summary() for path in journals]
     for one in summaries:
@@ -539,42 +539,63 @@ def report(
         screen.print(f"picture: {picture}")
 
 
-def finish(screen: Console, outcome: Outcome, summary: Path | None) -> None:
-    """Print the table of a finished job and its failure, if any, and write the summary."""
-    figures: dict[str, Any] | None = outcome.summary
-    if figures is not None and figures["pushes"]:
-        screen.print(*job_tables(figures, screen.width), sep="\n")
-    if outcome.status != 0:
-        fail(outcome.reason)
-    if summary is not None and figures is not None:
-        write_text(summary, json.dumps({**figures, "ok": outcome.status == 0, "reason": outcome.reason}, indent=1) + "\n")
+def finish(screen: Console, outcome: Outcome, summary: Path | None) -> int:
+    """Write the summary of a finished job, then print its table and its failure, if any. Returns the exit status."""
+    status, reason = outcome.status, outcome.reason
+    figures: dict[str, Any] = outcome.summary or {}
+    if summary is not None:
+        content = {**figures, "ok": status == 0, "reason": reason, "missing": list(outcome.missing)}
+        try:
+            write_text(summary, json.dumps(content, indent=1) + "\n")
+        except OSError as error:
+            status, reason = status or FAILED, f"{reason}; but the summary could not be written: {why(error)}"
+    if figures and figures["pushes"]:
+        only_show("the table", lambda: screen.print(*job_tables(figures, screen.width), sep="\n"))
+    if status != 0:
+        fail(reason)
+    return status
 
 
 def _say(lines: Sequence[str]) -> None:
     """Print lines to stderr before the job begins."""
     for line in lines:
-        typer.echo(f"offbeat: {line}", err=True)
+        say(line)
 
 
 def fail(reason: str) -> None:
     """Print the reason of a failure to stderr."""
-    width = shutil.get_terminal_size().columns
-    Console(stderr=True, width=width, soft_wrap=True, highlight=False).print(f"offbeat: {reason}", markup=False)
+    only_show("the reason of a failure", lambda: say(reason))
+
+
+def _check_current_folder() -> None:
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise ConfigurationError(f"the current folder is gone ({error.strerror}): change to one that exists, and start again") from error
 
 
 def main() -> None:
-    """Run the command line. A mistake of the user ends with one sentence and status 2, a failed job with status 1."""
-    try:
-        app()
-    except BrokenPipeError:  # the reader of the output has ended, as in offbeat run ... | head -1
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(128 + signal.SIGPIPE)
-    except ConfigurationError as error:
-        fail(str(error))
-        sys.exit(2)
-    except OffbeatError as error:
-        fail(str(error))
-        sys.exit(1)
+    """Run the command line: its exit status is in the table of docs/training.md, "Exit statuses"."""
+    with guarded() as streams:
+        try:
+            _check_current_folder()
+            app()
+            status = 0
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else FAILED if end.code else 0
+        except ConfigurationError as error:
+            fail(str(error))
+            status = MISTAKE
+        except OffbeatError as error:
+            fail(str(error))
+            status = FAILED
+        except OSError as error:
+            if error.filename is None:
+                raise
+            fail(f"{error.filename}: {error.strerror}")
+            status = FAILED
+        status = streams.status(status)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

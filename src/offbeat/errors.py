@@ -25,3 +25,13 @@ class JobError(OffbeatError):
 
 class FencedError(JobError):
     """This process of a server no longer leads: its standby has taken over."""
+
+
+FAILED = 1
+"""The exit status of a command whose work has failed, or lacks something that was asked for."""
+MISTAKE = 2
+"""The exit status after a mistake of the user, which has changed nothing."""
+BY_SIGNAL = 128
+"""Added to a signal's number, the exit status of a command that the signal has ended in order."""
+READER_GONE = BY_SIGNAL + 13
+"""The exit status after success if stdout's reader has ended before, as by SIGPIPE."""

@@ -6,6 +6,7 @@ are in ``runtime/``, for instance ``runtime/parameter_server/worker_side.py``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import warnings
@@ -13,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsFloat
 
 from offbeat.core.leases import Leases
 from offbeat.core.partitions import Parts, size_of
@@ -431,22 +432,31 @@ def when_made(call: Callable[[Session], None]) -> None:
         _waiting.append(call)
 
 
-def log(**metrics: float) -> None:
+def log(**metrics: SupportsFloat) -> None:
     """Report metrics of this worker: ``loss`` is shown in the job's progress line, the others in its table and summary.
 
     The summary has the value of each metric that was logged last.
 
     Args:
-        metrics: plain numbers; call ``.item()`` on tensors.
+        metrics: numbers: plain ones, those of NumPy, and tensors or arrays of one element.
 
     Raises:
         TypeError: a value is not a number.
+
+    >>> import numpy
+    >>> log(loss=0.25, accuracy=numpy.float32(0.75))
     """
-    for name, value in metrics.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TypeError(f"offbeat.log({name}={value!r}): pass a number; for a tensor, its .item()")
+    values = {name: _number(name, value) for name, value in metrics.items()}
     if current is not None:
-        current.log({name: float(value) for name, value in metrics.items()})
+        current.log(values)
+
+
+def _number(name: str, value: SupportsFloat) -> float:
+    """Return the value of a metric. A text that looks like a number is none, and a truth value was hardly meant as one."""
+    if not (isinstance(value, bool | str | bytes) or str(getattr(value, "dtype", "")).endswith("bool")):
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # as torch refuses several elements, or complex ones
+            return float(value)
+    raise TypeError(f"offbeat.log({name}={value!r}): pass one number; of several values, for instance their mean")
 
 
 def rank() -> int:

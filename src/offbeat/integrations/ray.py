@@ -18,6 +18,7 @@ from offbeat.launch.environment import free_port
 from offbeat.launch.guest import Guest
 from offbeat.launch.ray_engine import ServersHere
 from offbeat.launch.supervisor import Supervisor
+from offbeat.report.guarded import only_show, say
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.transport.base import Address
 from offbeat.transport.tls import Tls
@@ -155,7 +156,7 @@ class JobActor:
             publish=lambda address: None,
         )
         outcome = Supervisor(settings, engine, token=token, max_restarts=0, return_s=start_s, display=_Notes()).run()
-        print(f"offbeat: {outcome.reason}", file=sys.stderr)
+        only_show("the outcome", lambda: say(outcome.reason))
         return outcome.reason
 
 
@@ -168,7 +169,7 @@ class _Notes:
         pass
 
     def note(self, text: str) -> None:
-        print(f"offbeat: {text}", file=sys.stderr)
+        say(text)
 
     def lines(self, lines: Sequence[str], *, error: bool) -> None:
         print(*lines, sep="\n", file=sys.stderr if error else sys.stdout)

@@ -11,26 +11,27 @@ import contextlib
 import importlib.metadata
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from offbeat.errors import ConfigurationError, JobError, ProtocolError
+from offbeat.errors import BY_SIGNAL, ConfigurationError, JobError, ProtocolError
 from offbeat.launch.agent_messages import HELLO, TO_AGENT
 from offbeat.launch.agents import LOOPBACK_NET, beat_of
 from offbeat.launch.environment import common_environment, free_port, server_environment
 from offbeat.launch.forkserver import POSSIBLE, Forkserver, fork_or_start, left_to_workers
 from offbeat.launch.hangs import LivedClock
+from offbeat.launch.lack import Backoff, lack_of
 from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.preload import Preload
 from offbeat.launch.processes import LocalChild
 from offbeat.launch.program import Program
 from offbeat.launch.server_starter import ServerStarter
 from offbeat.launch.stop_signals import StopSignals
-from offbeat.runtime.job.notices import NOTICES
+from offbeat.report.guarded import pass_on, say
+from offbeat.runtime.job.notices import ends_in_order
 from offbeat.runtime.job.settings import TOKEN
 from offbeat.transport.base import Address, Closed, Connection, Message
 from offbeat.transport.hub import SocketHub
@@ -101,6 +102,8 @@ class Agent:
         self._children: dict[int, LocalChild] = {}
         self._waiting: dict[int, Mapping[str, Any]] = {}
         """Orders to start a worker, until the forkserver has imported."""
+        self._backoff = Backoff()
+        """When to try again after this machine has lacked descriptors or memory for a process."""
         self._hub: SocketHub
         self._connection: Connection | None = None
         self._address: Address | None = None
@@ -124,7 +127,7 @@ class Agent:
             ConfigurationError: the supervisor does not take this agent.
             JobError: the supervisor is not there, or no longer.
         """
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, *NOTICES)}
+        before = {number: signal.signal(number, self._on_signal) for number in ends_in_order()}
         self._hub = SocketHub(self._token)
         try:
             self._preload()
@@ -147,7 +150,7 @@ class Agent:
     def _await_supervisor(self, supervisor: LocalChild) -> int:
         while (status := supervisor.ended()) is None:
             time.sleep(POLL_S)
-        return status if status >= 0 else 128 - status
+        return status if status >= 0 else BY_SIGNAL - status
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._told.note(number)
@@ -248,6 +251,10 @@ class Agent:
         child = self._children.get(header.get("child", -1))
         match kind:
             case "seated":
+                if not self._seated and self._elsewhere():
+                    assert self._address is not None
+                    host, port = self._address.tcp
+                    say(f"this machine takes part in the job; the output of its processes comes to the supervisor, at {host}, port {port}")
                 self._seat, self._timeout_s, self._seated = header["seat"], header["timeout_s"], True
             case "refused":
                 raise ConfigurationError(header["reason"])
@@ -260,7 +267,7 @@ class Agent:
             case "over":
                 self._over = header["status"], header["reason"]
                 if header["says"]:
-                    print(f"offbeat: the job has ended with status {header['status']}: {header['reason']}", file=sys.stderr)
+                    say(f"the job has ended with status {header['status']}: {header['reason']}")
             case "signal" if child is not None:
                 child.signal(header["number"])
             case "strike" if child is not None:
@@ -272,12 +279,17 @@ class Agent:
                 if why_not is not None:
                     self._tell("said", [f"no stacks: {why_not}\n".encode()], child=header["child"], error=True)
 
+    def _elsewhere(self) -> bool:
+        """Return True if the supervisor is on another machine, where this one's output comes to."""
+        here = self._address is None or self._connection is None or self._address.host == self._hub.host
+        return not here and self._connection is not None and not self._connection.interface.startswith(LOOPBACK_NET)
+
     def _cut_off(self, reason: str) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
         if not self._supervisor_ended():
-            print(f"offbeat: {reason}: its processes here end, and it is looked for again", file=sys.stderr)
+            say(f"{reason}: its processes here end, and it is looked for again")
 
     def _keep_alive(self) -> None:
         if self._connection is None:
@@ -304,31 +316,48 @@ class Agent:
         if ready and self._names_imports and self._forkserver is not None:
             self._names_imports = False
             if (left := left_to_workers(self._forkserver)) is not None:
-                _say(left)
+                say(left)
         for number, header in list(self._waiting.items()):
             if self._connection is None:
                 self._waiting.clear()
             elif ready or header["role"] != "worker":
+                if not self._backoff.due(self._clock.now()):
+                    continue
                 del self._waiting[number]
                 try:
                     self._children[number] = child = self._start(header)
                 except (OSError, ValueError) as error:
+                    if self._may_pass(error, header):
+                        self._waiting[number] = header
+                        continue
                     why = f"offbeat: {header['role']} {header['number']} cannot be started: {error}\n"
                     self._tell("said", [why.encode()], child=number, error=True)
                     self._unheard += 1
                     self._tell("ended", child=number, status=1)
                 else:
+                    self._backoff = Backoff()
                     self._tell("started", child=number, pid=child.pid)
         if self._prepare_servers:
             self._prepare_servers = False
             self._servers.prepare(self._server_environment())
 
+    def _may_pass(self, error: OSError | ValueError, header: Mapping[str, Any]) -> bool:
+        """Return True if a process that could not be started is to be tried again, after a while: this machine lacks something for it."""
+        now = self._clock.now()
+        lack = lack_of(error) if isinstance(error, OSError) else None
+        if lack is None or self._backoff.hopeless(now):
+            return False
+        if not self._backoff.failing:
+            say(f"{header['role']} {header['number']} cannot be started yet, and is tried again: {lack}")
+        self._backoff.failed(now)
+        return True
+
     def _start(self, header: Mapping[str, Any]) -> LocalChild:
         flat = header["variables"]
         variables = {**dict(zip(flat[::2], flat[1::2], strict=True)), TOKEN: self._token}
         if header["role"] == "server":
-            return self._servers.start({**self._server_environment(), **variables}, _say)
-        return fork_or_start(self._forkserver, {**self._common(), **variables}, self._duties.program, _say)
+            return self._servers.start({**self._server_environment(), **variables}, say)
+        return fork_or_start(self._forkserver, {**self._common(), **variables}, self._duties.program, say)
 
     def _server_environment(self) -> dict[str, str]:
         assert self._address is not None
@@ -338,7 +367,7 @@ class Agent:
         """Pass on what the processes have printed, and their ends."""
         for helper in self._helpers():
             for _, data in helper.read():
-                sys.stderr.buffer.write(data)
+                pass_on(data)
         for number, child in list(self._children.items()):
             if self._connection is None:
                 return
@@ -355,7 +384,7 @@ class Agent:
         """Treat the notice of the user's command as SIGTERM."""
         notice = self._duties.notice
         if notice is not None and self._told.number is None and notice.look(self._clock.now()):
-            print(f"offbeat: this machine will be taken away, says --notice-command {notice.command!r}", file=sys.stderr)
+            say(f"this machine will be taken away, says --notice-command {notice.command!r}")
             self._told.note(signal.SIGTERM)
 
     def _heed_signals(self) -> None:
@@ -376,7 +405,7 @@ class Agent:
             for child in self._children.values():
                 child.notify(signal.SIGTERM)
         if not self._children or now - self._leaving_at >= self._duties.grace_s or self._told.insists:
-            self._over = self._over or (128 + number, "told to end")
+            self._over = self._over or (BY_SIGNAL + number, "told to end")
 
     def _end_children(self) -> None:
         for child in self._children.values():
@@ -385,10 +414,6 @@ class Agent:
             child.kill()
             with contextlib.suppress(OSError, ValueError):
                 for _, data in child.read():
-                    sys.stderr.buffer.write(data)
+                    pass_on(data)
         self._children.clear()
         self._waiting.clear()
-
-
-def _say(note: str) -> None:
-    print(f"offbeat: {note}", file=sys.stderr)

@@ -15,8 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from offbeat.errors import ConfigurationError
 from offbeat.runtime.job.settings import JobSettings, WorkerSettings
 from offbeat.transport.base import Address
+from offbeat.transport.tcp import why_not_listening
 from offbeat.types import FIRST_WORKER, WorkerId
 
 THREADS = "OMP_NUM_THREADS"
@@ -115,13 +117,19 @@ def free_port(host: str = "127.0.0.1") -> int:
     """Return a port of an interface ("": of all) that is free now, and that will not be given to a connection before it is used.
 
     From its range of local ports the kernel takes one for each connection that a process makes. So the port is one below that range.
+
+    Raises:
+        ConfigurationError: the interface has no such address.
     """
     for port in random.SystemRandom().sample(range(LOWEST_PORT, _local_ports_begin()), TRIES):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((host, port))
             return port
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            raise ConfigurationError(why_not_listening(host, 0, error)) from error
         return int(probe.getsockname()[1])
 
 

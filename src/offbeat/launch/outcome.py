@@ -7,10 +7,12 @@ is not 0 even if all other workers have finished.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from offbeat.launch.missing import Missing
 from offbeat.launch.restarts import script_failed
+from offbeat.report.guarded import only_show
 from offbeat.types import Seconds, WorkerId
 
 
@@ -40,6 +42,35 @@ class Outcome:
     """The exit status for the command line."""
     reason: str
     summary: dict[str, Any] | None
+    missing: Missing = field(default_factory=Missing)
+    """What was asked for and is not there; the status and the reason know it already."""
+
+
+class Sheltered:
+    """A display whose failures, for instance by a lack of memory, end nothing.
+
+    Args:
+        display: shows the job.
+    """
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+
+    @property
+    def redraws(self) -> bool:
+        return self._display.redraws
+
+    def update(self, snapshot: dict[str, Any], now: Seconds) -> None:
+        only_show("the state of the job", lambda: self._display.update(snapshot, now))
+
+    def note(self, text: str) -> None:
+        only_show("a note", lambda: self._display.note(text))
+
+    def lines(self, lines: Sequence[str], *, error: bool) -> None:
+        only_show("the output of a process", lambda: self._display.lines(lines, error=error))
+
+    def bar(self, text: str | None) -> None:
+        only_show("a progress bar", lambda: self._display.bar(text))
 
 
 class End(NamedTuple):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from datetime import datetime
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
-from offbeat.files import private
+from offbeat.files import private, why
 from offbeat.launch.engine import Child
+from offbeat.launch.missing import Missing
 from offbeat.launch.outcome import Display
 from offbeat.types import Seconds
 
@@ -20,6 +22,7 @@ TRACEBACK_S: Seconds = 1.0
 BAR_EVERY_S: Seconds = 10.0
 """How often a progress bar is printed if there is no terminal to draw it on, in seconds."""
 HELD_LINES_MAX = 500
+REASON_MAX = 500
 LINE_BYTES_MAX = 1 << 16
 _LOWER_BAR = re.compile(rb"\n\r?[^\n]*?\x1b\[A")
 """tqdm's second bar: down one line, draw, up again."""
@@ -61,6 +64,39 @@ class Lines:
         return [rest] if rest.strip() else []
 
 
+class _LogFile:
+    """Append to the file of one process, as long as the disk takes it; what it does not take is reported once, and left out.
+
+    Args:
+        path: the file.
+        name: of the process, in words.
+        missing: takes the report.
+    """
+
+    def __init__(self, path: Path, name: str, missing: Missing) -> None:
+        self._path, self._name, self._missing = path, name, missing
+        self._file: FileIO | None = None
+
+    def write(self, data: bytes) -> str | None:
+        """Append. Returns why not, the first time."""
+        try:
+            if self._file is None:
+                self._file = FileIO(self._path, "a", opener=private)
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            what = f"the log of {self._name} is not complete"
+            said = what in self._missing
+            self._missing.report(what, why(error))
+            return None if said else f"{what}: {why(error)}"
+        return None
+
+    def close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+
 class _Printer:
     """Print the pipes of one process.
 
@@ -70,7 +106,7 @@ class _Printer:
         log: gets the raw bytes, too.
     """
 
-    def __init__(self, child: Child, label: str, log: BinaryIO | None) -> None:
+    def __init__(self, child: Child, label: str, log: _LogFile | None) -> None:
         self.child, self.log = child, log
         self._label = label
         self._out, self._err = Lines(), Lines()
@@ -78,6 +114,11 @@ class _Printer:
         self._held_at: Seconds = 0.0
         self._bar_at: Seconds = time.monotonic()
         self._bar_said: str | None = None
+        self._in_traceback = False
+        self.error: str | None = None
+        """The exception of the last traceback, as Python prints it."""
+        self.last_line: str | None = None
+        """The last line on stderr."""
 
     @property
     def bar(self) -> str | None:
@@ -88,16 +129,15 @@ class _Printer:
         """Read and print what is available; after the process's end, all of it."""
         said: list[str] = []
         for error, data in self.child.read():
-            if self.log is not None:
-                self.log.write(data)
+            self._log_it(data, display)
             if error and (lines := self._err.feed(data)):
-                self._held += lines
+                self._hold(lines)
                 self._held_at = now
             elif not error:
                 said += self._out.feed(data)
         if over := self.child.drained:
             said += self._out.end()
-            self._held += self._err.end()
+            self._hold(self._err.end())
         if said:
             display.lines([self._label + line for line in said], error=False)
         if self._held and (over or self._whole(now)):
@@ -107,6 +147,24 @@ class _Printer:
             self._bar_at, self._bar_said = now, self.bar
             if self.bar is not None:
                 display.lines([self.bar], error=True)
+
+    def _hold(self, lines: list[str]) -> None:
+        self._held += lines
+        for line in lines:
+            if line.strip():
+                self.last_line = line.strip()
+            if line.startswith("Traceback (most recent"):
+                self._in_traceback = True
+            elif self._in_traceback and line[:1] not in (" ", ""):
+                self._in_traceback, self.error = False, line.strip()
+
+    def begin(self, text: str, display: Display) -> None:
+        """Write the first line of a process to its log."""
+        self._log_it(text.encode(), display)
+
+    def _log_it(self, data: bytes, display: Display) -> None:
+        if self.log is not None and (lack := self.log.write(data)) is not None:
+            display.note(f"{lack}; training goes on")
 
     def _whole(self, now: Seconds) -> bool:
         """Return True if no more lines are expected to belong to those that are held back."""
@@ -121,10 +179,11 @@ class Output:
     Args:
         display: prints the lines.
         folder: for a file with the raw output of each worker and server; None: no files.
+        missing: takes what the files lack.
     """
 
-    def __init__(self, display: Display, folder: Path | None) -> None:
-        self._display, self._folder = display, folder
+    def __init__(self, display: Display, folder: Path | None, missing: Missing) -> None:
+        self._display, self._folder, self._missing = display, None if folder is None else folder.absolute(), missing
         self._printers: dict[tuple[str, int], _Printer] = {}
         self._starts: dict[tuple[str, int], int] = {}
 
@@ -135,11 +194,18 @@ class Output:
             before.drain(self._display, time.monotonic())
         self._starts[key] = self._starts.get(key, 0) + 1
         log = before.log if before is not None else None
-        if self._folder is not None:
-            log = log or open(self._folder / f"{role}-{number}.log", "ab", buffering=0, opener=private)  # noqa: SIM115 - until `close`
-            when = datetime.now().astimezone().isoformat(timespec="seconds")
-            log.write(f"=== {role} {number}, start {self._starts[key]}, pid {child.pid}, {when}\n".encode())
-        self._printers[key] = _Printer(child, f"[{role} {number}] ", log)
+        if self._folder is not None and log is None:
+            log = _LogFile(self._folder / f"{role}-{number}.log", f"{role} {number}", self._missing)
+        printer = self._printers[key] = _Printer(child, f"[{role} {number}] ", log)
+        when = datetime.now().astimezone().isoformat(timespec="seconds")
+        printer.begin(f"=== {role} {number}, start {self._starts[key]}, pid {child.pid}, {when}\n", self._display)
+
+    def reason(self, role: str, number: int, status: int) -> str | None:
+        """Return why a process has ended with a status, as far as its stderr tells: an exception, or its last line; None: it is silent."""
+        printer = self._printers.get((role, number))
+        if printer is None or (printer.error or printer.last_line) is None:
+            return None
+        return (printer.error or f"exited with status {status} after {printer.last_line!r}")[:REASON_MAX]
 
     def pipes(self) -> list[int]:
         """Return the file descriptors that more output would come from."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.util
 import io
+import os
 import sys
 import types
 from collections.abc import Sequence
@@ -104,11 +105,19 @@ class Program:
             names.update(__spec__=spec, __loader__=spec.loader, __package__=spec.parent, __file__=spec.origin, __cached__=spec.cached)
         else:
             sys.argv = [self.name, *self.arguments]
-            path = str(Path(self.name).absolute())
+            path = _absolute(self.name)
             with io.open_code(path) as file:
                 code = compile(file.read(), path, "exec", dont_inherit=True)
             names.update(__spec__=None, __loader__=SourceFileLoader("__main__", path), __package__=None, __file__=path, __cached__=None)
         exec(code, names)
+
+
+def _absolute(name: str) -> str:
+    try:
+        return str(Path(name).absolute())
+    except FileNotFoundError as error:  # of the current folder; Python's own message does not say which file is missing
+        folder = os.environ.get("PWD", "the current folder")
+        raise FileNotFoundError(error.errno, f"{name} cannot be run: the folder in which the job was started is gone", folder) from None
 
 
 def module_spec(name: str, folder: str) -> ModuleSpec | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 
 from offbeat.launch.engine import Engine
 from offbeat.launch.hangs import LivedClock
+from offbeat.launch.lack import Backoff, lack_of
 from offbeat.launch.output import Output
 from offbeat.launch.servers import Servers
 from offbeat.launch.standbys import Standbys
@@ -46,6 +48,7 @@ class ServerEnds:
         self._servers, self._standbys, self._settings, self._engine = servers, standbys, settings, engine
         self._token, self._max_restarts, self._clock = token, max_restarts, clock
         self._output, self._note, self._record = output, note, record
+        self._backoffs: defaultdict[int, Backoff] = defaultdict(Backoff)
 
     def after_end(self, number: int, how: str) -> str | None:
         """Let a server go on whose process has ended, at once or later. Returns why the job fails; None: the server goes on."""
@@ -59,7 +62,21 @@ class ServerEnds:
         self._servers.watch.heard(number, self._clock.now(), loading=True)
         if self._engine.returns_soon():
             return None
-        child = self._engine.restart_server(number, self._token, self._servers.addresses.get(number))
+        backoff = self._backoffs[number]
+        if not backoff.due(self._clock.now()):
+            return None
+        try:
+            child = self._engine.restart_server(number, self._token, self._servers.addresses.get(number))
+        except OSError as error:
+            if (lack := lack_of(error)) is None:
+                raise
+            if backoff.hopeless(self._clock.now()):
+                return f"{gone} (it could not be started again: {lack})"
+            if not backoff.failing:
+                self._note(f"server {number} {how}: it cannot be started again yet, and is tried again: {lack}")
+            backoff.failed(self._clock.now())
+            return None
+        del self._backoffs[number]
         if child is None:
             return f"{gone} (no agent is left on this machine that could start it again)"
         lasting.returns(self._clock.now())

@@ -48,7 +48,10 @@ class ServerStarter:
         common = {name: value for name, value in environment.items() if not name.startswith("OFFBEAT_")}
         marks = {name: value for name, value in os.environ.items() if name.startswith("OFFBEAT_") and name != TOKEN}
         self._since = time.monotonic()
-        self._forkserver = Forkserver(SERVER, MODULES, {**common, **marks, "OFFBEAT_STANDBY": "servers"}, capture=True)
+        try:
+            self._forkserver = Forkserver(SERVER, MODULES, {**common, **marks, "OFFBEAT_STANDBY": "servers"}, capture=True)
+        except OSError:  # this machine lacks descriptors or memory: a server that dies imports for itself
+            return None
         return self._forkserver.child
 
     @property

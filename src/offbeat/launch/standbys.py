@@ -20,6 +20,7 @@ from typing import Any
 from offbeat.errors import ProtocolError
 from offbeat.launch.engine import Child, Engine
 from offbeat.launch.hangs import ServerWatch
+from offbeat.launch.lack import lack_of
 from offbeat.launch.leadership import Leadership
 from offbeat.launch.output import Output
 from offbeat.launch.processes import describe
@@ -112,7 +113,13 @@ class Standbys:
 
     def start(self, number: int, now: Seconds) -> None:
         """Start the standby of a server."""
-        child = self._engine.start_standby(number, self._token, self._servers.children[number], self._servers.addresses.get(number))
+        try:
+            child = self._engine.start_standby(number, self._token, self._servers.children[number], self._servers.addresses.get(number))
+        except OSError as error:
+            if (lack := lack_of(error)) is None:
+                raise
+            self._note(f"a standby of server {number} cannot be started: {lack}")
+            child = None
         if child is None:
             self._note(f"no machine is left for a standby of server {number}: the server goes on without one")
             return

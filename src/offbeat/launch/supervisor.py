@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import signal
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from offbeat.errors import ProtocolError
+from offbeat.errors import BY_SIGNAL, FAILED, MISTAKE, JobError, OffbeatError, ProtocolError
 from offbeat.journal.file import seal
 from offbeat.launch.checkpointing import Results
 from offbeat.launch.engine import Child, Engine
 from offbeat.launch.hangs import LivedClock, ServerWatch
+from offbeat.launch.lack import lack_of
 from offbeat.launch.lasting import LastingServer
 from offbeat.launch.leadership import Leadership
+from offbeat.launch.missing import Missing
 from offbeat.launch.notice import NoticeCommand
-from offbeat.launch.outcome import Display, Outcome, verdict
+from offbeat.launch.outcome import Display, Outcome, Sheltered, verdict
 from offbeat.launch.output import Output
 from offbeat.launch.processes import describe
 from offbeat.launch.server_ends import ServerEnds
@@ -29,7 +32,7 @@ from offbeat.launch.standbys import Standbys, patience_of
 from offbeat.launch.stop_signals import TOGETHER_S, StopSignals
 from offbeat.launch.workers import Workers
 from offbeat.runtime.job import messages
-from offbeat.runtime.job.notices import NOTICES
+from offbeat.runtime.job.notices import ends_in_order
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.transport.base import Address, Connection, Message
 from offbeat.transport.hub import SocketHub
@@ -85,8 +88,9 @@ class Supervisor:
         self._max_restarts, self._grace_s = max_restarts, grace_s
         self._notice = notice
         self._leadership = leadership
-        self._display = display
-        self._output = Output(display, log_dir)
+        display = self._display = Sheltered(display)
+        self._missing = Missing()
+        self._output = Output(display, log_dir, self._missing)
         self._token = token
         self._hub = SocketHub(token, maps=False)
         self.checkpoints = Results()
@@ -94,11 +98,11 @@ class Supervisor:
         self._snapshot: dict[str, Any] | None = None
         self._summary: dict[str, Any] | None = None
         self._failure: tuple[str, bool] | None = None
-        self._journal_failure: str | None = None
         self._told = StopSignals()
         """Whether this process was told to end, or a server was, or this machine will be taken away."""
         self._server_told: tuple[Seconds, str] | None = None
         """When a server has reported a notice, and the notice: one to this process may be on its way."""
+        self._ending = False
         self._clock = LivedClock()
         self._workers = Workers(
             settings,
@@ -112,6 +116,7 @@ class Supervisor:
             note=display.note,
             record=self._record,
             tell=self._send,
+            snapshot=lambda: self._snapshot,
         )
         replicated = settings.replicas > 0
         self._servers = Servers(ServerWatch(settings.timeout_s, patience_of(settings.timeout_s) if replicated else None))
@@ -143,13 +148,15 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Run the job to its end. Afterwards every process is gone, however the job ended."""
-        numbers = [signal.SIGINT, *NOTICES]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
-            numbers.append(signal.SIGHUP)
-        before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        before = {number: signal.signal(number, self._on_signal) for number in ends_in_order()}
         try:
-            self._start()
-            return self._watch()
+            try:
+                self._start()
+                return self._watch()
+            except OffbeatError:
+                raise
+            except Exception as error:
+                return self._after(error)
         finally:
             _kill(self._children())
             self._engine.close()
@@ -242,6 +249,19 @@ class Supervisor:
             self._output.attach("worker", worker, child)
         return child
 
+    def _after(self, error: Exception) -> Outcome:
+        """End the job in order after an error of the supervisor itself: with a last checkpoint, the journal's end, and a summary."""
+        lack = lack_of(error) if isinstance(error, OSError) else None
+        reason = f"the supervisor cannot go on: {lack or f'{type(error).__name__}: {error}'}"
+        if 0 not in self._servers.connections or self._ending:
+            if lack is None:
+                raise error
+            raise JobError(reason) from error
+        if lack is None:
+            self._display.lines("".join(traceback.format_exception(error)).splitlines(), error=True)
+        self._last_checkpoint("error")
+        return self._end(FAILED, reason)
+
     # The main loop.
 
     def _watch(self) -> Outcome:
@@ -252,13 +272,13 @@ class Supervisor:
             self._heed_notices()
             if self._failure is not None:
                 reason, mistake = self._failure
-                return self._end(2 if mistake else 1, reason)
+                return self._end(MISTAKE if mistake else FAILED, reason)
             if (number := self._told.number) is not None:
                 return self._stop(number)
             if any(lasting.returning for lasting in self._servers.lasting.values()):
                 continue  # what becomes of workers is known once the server has come back
             self._workers.take_in()
-            self._workers.check(self._listens, lambda: self._snapshot)
+            self._workers.check(self._listens)
             self._workers.check_hangs(loading=self._servers.watch.loading(0))
             if self._workers.all_done():
                 return self._conclude()
@@ -333,7 +353,7 @@ class Supervisor:
             case "standing":
                 self._workers.on_standing(header)
             case "journal_failed":
-                self._journal_failure = header["reason"]
+                self._missing.report("the journal is not complete", header["reason"])
                 self._display.note(f"the journal cannot be written any more, and training goes on without it: {header['reason']}")
             case "summary":
                 self._summary = header["summary"]
@@ -374,7 +394,9 @@ class Supervisor:
             status = child.ended()
             if status is not None and self._failure is None:
                 self._serve(0.0)  # a report from it may explain its end better
-                how = describe(status) if child.lost is None else f"is gone ({child.lost})"
+                self._output.drain()
+                why = self._output.reason("server", number, status) if status > 0 else None
+                how = f"is gone ({child.lost})" if child.lost is not None else describe(status) if why is None else f"failed: {why}"
                 if self._failure is None:
                     self._fail(self._ends.after_end(number, how))
         if self._standbys is not None:
@@ -453,7 +475,7 @@ class Supervisor:
             self._display.note(f"not all scripts have ended within {self._grace_s:g} s of Ctrl-C (--grace): SIGTERM")
             self._workers.ask_to_leave(gently=False)
             self._all_leave(GRACE_S)
-        return self._end(128 + number, f"stopped by {name}")
+        return self._end(BY_SIGNAL + number, f"stopped by {name}")
 
     def _last_checkpoint(self, name: str) -> Seconds:
         """Have a last checkpoint made, if the job makes any, before the workers are told to leave. Returns the seconds that it took."""
@@ -470,6 +492,8 @@ class Supervisor:
             return self.checkpoints.tried >= wanted or interrupted or self._workers.all_have_ended()
 
         self._serve_until(over, limit_s)
+        if self.checkpoints.tried < wanted:
+            self._missing.report("there is no last checkpoint", f"it was not complete within {time.monotonic() - began:.1f} s")
         return time.monotonic() - began
 
     def _all_leave(self, limit_s: Seconds) -> bool:
@@ -485,6 +509,7 @@ class Supervisor:
 
     def _end(self, status: int, reason: str) -> Outcome:
         """Let the coordinator close the journal, then stop the servers."""
+        self._ending = True
         _kill(self._workers.children())
         self._output.drain()
         self._send("finish", ok=status == 0, reason=reason)
@@ -496,11 +521,12 @@ class Supervisor:
         if self._summary is None and self._snapshot is not None and self._settings.journal is not None:
             _kill(list(self._servers.children.values()))  # a stopped server 0 must not continue to write later
             seal(self._settings.journal, reason)
-        if self._journal_failure is not None:
-            status, reason = status or 1, f"{reason}; but the journal is not complete: {self._journal_failure}"
+        if (lack := self.checkpoints.missing()) is not None:
+            self._missing.report(lack)
+        status, reason = self._missing.outcome(status, reason)
         _kill(list(self._servers.children.values()))
         self._serve_until(lambda: self._engine.over(status, reason), GRACE_S)
-        return Outcome(status, reason, self._summary or self._snapshot)
+        return Outcome(status, reason, self._summary or self._snapshot, self._missing)
 
     def _children(self) -> list[Child]:
         standbys = () if self._standbys is None else self._standbys.children()

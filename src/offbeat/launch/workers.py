@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from offbeat.launch.engine import Child, Engine
 from offbeat.launch.hangs import STACKS_S, LivedClock, ProcessStanding
+from offbeat.launch.lack import Backoff, lack_of
 from offbeat.launch.outcome import End
 from offbeat.launch.output import Output
 from offbeat.launch.restarts import AWAITED, FailureReport, WorkerProcess, why_not_restarted
@@ -34,6 +36,7 @@ class Workers:
         note: shows a line to the user.
         record: writes a line on a process to the journal: its role, number, what happened to it, and details.
         tell: sends a message to server 0: its kind and its fields.
+        snapshot: returns the coordinator's last status.
     """
 
     def __init__(
@@ -50,13 +53,18 @@ class Workers:
         note: Callable[[str], None],
         record: Callable[..., None],
         tell: Callable[..., None],
+        snapshot: Callable[[], Mapping[str, Any] | None],
     ) -> None:
         self._settings, self._engine = settings, engine
         self._max_restarts, self._return_s = max_restarts, return_s
         self._exit_s = max(EXIT_S, EXIT_GRACES * grace_s)
         self._clock, self._spawn, self._output = clock, spawn, output
-        self._note, self._record, self._tell = note, record, tell
+        self._note, self._record, self._tell, self._snapshot = note, record, tell, snapshot
         self._states: dict[WorkerId, WorkerProcess] = {}
+        self._backoffs: defaultdict[WorkerId, Backoff] = defaultdict(Backoff)
+        """Of workers that could not be started, or whose processes have failed before they could join."""
+        self._later: dict[WorkerId, str] = {}
+        """How the newest process has ended, by worker that is to be restarted later."""
         self._none_since: Seconds | None = None
         """Since when no process of a worker runs."""
 
@@ -117,12 +125,11 @@ class Workers:
                 state.begin(child, self._clock.now())
                 self._record("worker", worker, what, f"its machine has come, {child.where}")
 
-    def check(self, listen: Callable[[], bool], snapshot: Callable[[], Mapping[str, Any] | None]) -> None:
+    def check(self, listen: Callable[[], bool]) -> None:
         """Look which processes have ended, and start a new one where that may help.
 
         Args:
             listen: handles what has come from servers; returns False if the job fails.
-            snapshot: returns the coordinator's last status.
         """
         for worker, state, status in self._ended():
             if not listen():  # its report comes before its end is noticed
@@ -131,6 +138,7 @@ class Workers:
             if state.child.lost is not None:
                 self._lose(worker, state, state.child.lost)
                 continue
+            self._learn_reason(worker, state, status)
             how = state.describe(status)
             self._record("worker", worker, "exited", how)
             if status == 0 or state.too_late or state.standing.was_done(status):
@@ -140,29 +148,76 @@ class Workers:
                     self._note(f"worker {worker} {how}")
                 continue
             self._tell("lost", worker=worker, reason=f"its process {how}")
-            self._restart(worker, state, status, how, pushed=state.has_pushed(worker, snapshot()))
+            self._restart(worker, state, status, how, pushed=state.has_pushed(worker, self._snapshot()))
+        for worker, how in list(self._later.items()):
+            if self._nobody_else(worker):
+                self._give_up(worker, how, "no process could be started for it")
+            elif self._backoffs[worker].due(self._clock.now()):
+                del self._later[worker]
+                self._start_again(worker, self._states[worker], how)
+
+    def _learn_reason(self, worker: WorkerId, state: WorkerProcess, status: int) -> None:
+        """Take the reason of a failure from what the process has printed, if it could not report it."""
+        self._output.drain()
+        if status > 0 and state.failure is None and (reason := self._output.reason("worker", worker, status)) is not None:
+            state.failure = FailureReport(reason, state.has_pushed(worker, self._snapshot()))
+
+    def _nobody_else(self, worker: WorkerId) -> bool:
+        """Return True if there is nothing to wait with the start of this worker for: the others have ended, or it is tried in vain."""
+        others = [state for other, state in self._states.items() if other != worker]
+        ended = bool(others) and all(state.status is not None for state in others)
+        idle = all(state.status is not None or other in self._later for other, state in self._states.items())
+        return (ended and any(state.status == 0 for state in others)) or (idle and self._backoffs[worker].hopeless(self._clock.now()))
+
+    def _give_up(self, worker: WorkerId, how: str, why: str) -> None:
+        del self._later[worker]
+        state = self._states[worker]
+        status = None if state.child is None else state.child.ended()
+        state.status = -signal.SIGKILL if status is None else status
+        self._note(f"worker {worker} {how}: not restarted, {why}")
 
     def _ended(self) -> Iterator[tuple[WorkerId, WorkerProcess, int]]:
         """Return the workers whose newest process has ended, and is not known to have: worker, state and exit status."""
         for worker, state in self._states.items():
-            if state.child is not None and state.status is None and (status := state.child.ended()) is not None:
+            if state.child is None or state.status is not None or worker in self._later:
+                continue
+            if (status := state.child.ended()) is not None:
                 yield worker, state, status
 
     def _restart(self, worker: WorkerId, state: WorkerProcess, status: int, how: str, *, pushed: bool) -> None:
         why_not = why_not_restarted(status, pushed=pushed, restarts=state.restarts, max_restarts=self._max_restarts)
         self._output.drain()  # its own output comes before the note on its end
-        child = self._spawn(worker) if why_not is None else None
+        if why_not is not None:
+            state.status = status
+            self._note(f"worker {worker} {how}: not restarted, {why_not}")
+        elif status < 0 or state.standing.said_hello:
+            self._backoffs.pop(worker, None)
+            self._start_again(worker, state, how)
+        else:
+            pause_s = self._backoffs[worker].failed(self._clock.now())
+            self._later[worker] = how
+            self._note(f"worker {worker} {how}: restarted in {pause_s:g} s, since it has failed before it could join")
+
+    def _start_again(self, worker: WorkerId, state: WorkerProcess, how: str) -> None:
+        """Restart a worker, or try it again later where this machine lacks descriptors or memory for a process."""
+        try:
+            child = self._spawn(worker)
+        except OSError as error:
+            if (lack := lack_of(error)) is None:
+                raise
+            if not self._backoffs[worker].failing:
+                self._note(f"worker {worker} {how}: it cannot be restarted yet, and is tried again: {lack}")
+            self._backoffs[worker].failed(self._clock.now())
+            self._later[worker] = how
+            return
         if child is not None:
             state.restarts += 1
             state.begin(child, self._clock.now())
             count = f"{state.restarts} of {self._max_restarts}"
             self._record("worker", worker, "restarted", f"{count}, {child.where}")
             self._note(f"worker {worker} {how}: restarted ({count})")
-        elif why_not is None:
-            self._lose(worker, state, "its machine is gone")
         else:
-            state.status = status
-            self._note(f"worker {worker} {how}: not restarted, {why_not}")
+            self._lose(worker, state, "its machine is gone")
 
     def _lose(self, worker: WorkerId, state: WorkerProcess, reason: str) -> None:
         """Handle the loss of a worker's machine: the worker may return with it, and no restart is counted."""
@@ -245,8 +300,10 @@ class Workers:
 
     def note_ends(self) -> None:
         """Note which processes have ended, without restarts, and tell the coordinator: others may wait for one that has never joined."""
+        self._later.clear()
         for worker, state, status in self._ended():
             state.status = status
+            self._learn_reason(worker, state, status)
             self._record("worker", worker, "exited", state.describe(status))
             self._tell("lost", worker=worker, reason=f"its process {state.describe(status)}")
 

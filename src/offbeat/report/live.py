@@ -6,7 +6,6 @@ functions; `LiveProgress` only prints. It starts no thread and reads no clock, s
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
@@ -29,6 +28,7 @@ from offbeat.report.figures import (
     version_words,
     waiting_share,
 )
+from offbeat.report.guarded import stderr
 from offbeat.report.remarks import slow_workers
 from offbeat.types import Seconds
 
@@ -83,7 +83,7 @@ class LiveProgress:
 
     def lines(self, lines: Sequence[str], *, error: bool) -> None:
         """Print lines that stay: to stderr, or to the console."""
-        target = sys.stderr if error else self._console.file
+        target = stderr() if error else self._console.file
         if self._live is not None and target.isatty():
             # Not console.print's markup or wrapping: what comes here may be anybody's output, to be read by programs as well.
             self._console.print(Text("\n".join(lines)), soft_wrap=True)

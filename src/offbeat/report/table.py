@@ -6,8 +6,10 @@ say the same of everybody are left out.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -39,9 +41,21 @@ SIDE_BY_SIDE: Final = 4
 
 
 def console() -> Console:
-    """Return the console for tables: as wide as the terminal, or wide enough for all columns without a terminal."""
+    """Return the console for tables: as wide as the terminal, or wide enough for all columns without a terminal.
+
+    A variable such as FORCE_COLOR does not make a file a terminal: a live view would fill it with its states. Neither is it a user's
+    terminal if it has no size: ``mpirun``, for one, gives each process such a one, and writes what comes out to a file.
+    """
     found = Console()
-    return found if found.is_terminal else Console(width=120)
+    if found.file.isatty() and not found.is_dumb_terminal and _has_size(found.file):
+        return found
+    return Console(width=120, force_terminal=False)
+
+
+def _has_size(terminal: IO[str]) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return os.get_terminal_size(terminal.fileno()).columns > 0
+    return False
 
 
 def job_tables(summary: Summary, width: int) -> list[Table | str]:

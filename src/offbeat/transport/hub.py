@@ -341,7 +341,7 @@ class SocketHub(Hub):
         self._forget(connection)
 
     def _refuse_one_more(self, connection: StreamConnection, most: int) -> None:
-        reason = f"this process has {most} connections, and takes no more (at most {tcp.CONNECTIONS_MAX}, and fewer by ulimit -n)"
+        reason = f"this process has {most} connections, and takes no more: {tcp.why_no_more()}"
         connection.refuse(reason)
         self._warn("connections", f"refused {connection.peer}: {reason}")
         self._forget(connection)

@@ -45,17 +45,20 @@ def listen_tcp(host: str, port: int) -> socket.socket:
         sock.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         sock.close()
-        raise ConfigurationError(_why_not_listening(host, port, error)) from error
+        raise ConfigurationError(why_not_listening(host, port, error)) from error
     sock.setblocking(False)
     return sock
 
 
-def _why_not_listening(host: str, port: int, error: Exception) -> str:
+def why_not_listening(host: str, port: int, error: Exception) -> str:
+    """Return why a process cannot listen there, and what to change."""
     code = error.errno if isinstance(error, OSError) else None
     if code == errno.EADDRINUSE:
         return f"port {port} of {host or 'this machine'} is taken by another process: choose another, or 0 to let the system choose"
     if code == errno.EACCES:
         return f"port {port} may not be used by this user: choose one above 1023, or 0 to let the system choose"
+    if code == errno.EADDRNOTAVAIL and host == "127.0.0.1":
+        return "this machine has no address 127.0.0.1, by which the processes of a job reach each other: ip link set lo up, as root"
     if code == errno.EADDRNOTAVAIL:
         return f"{host!r} is not an address of this machine, so it cannot listen on port {port} there: give one that is, or 0.0.0.0"
     return f"cannot listen on {host!r}, port {port}: {error}"
@@ -169,10 +172,23 @@ def _credentials(sock: socket.socket) -> tuple[int, int]:
 
 def connections_max() -> int:
     """Return how many accepted connections this process may have at a time."""
+    files = _open_files_max()
+    return CONNECTIONS_MAX if files is None else max(1, min(CONNECTIONS_MAX, files - SPARE_DESCRIPTORS))
+
+
+def why_no_more() -> str:
+    """Return why `connections_max` is what it is, and the knob, in words."""
+    files = _open_files_max()
+    if files is None or files - SPARE_DESCRIPTORS >= CONNECTIONS_MAX:
+        return f"at most {CONNECTIONS_MAX:,}"
+    return f"it may have {files:,} open files, of which {SPARE_DESCRIPTORS} are for its own (raise ulimit -n)"
+
+
+def _open_files_max() -> int | None:
+    """Return this process's limit of open files; None: there is none."""
     with contextlib.suppress(ImportError, OSError):
         import resource
 
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if files != resource.RLIM_INFINITY:
-            return max(1, min(CONNECTIONS_MAX, files - SPARE_DESCRIPTORS))
-    return CONNECTIONS_MAX
+        return None if files == resource.RLIM_INFINITY else files
+    return None

@@ -63,3 +63,10 @@ def heed_again() -> None:
 
 def _pass(number: int, frame: object) -> None:
     """Do nothing."""
+
+
+def ends_in_order() -> list[signal.Signals]:
+    """Return the signals on which a command that starts processes ends with them in order: Ctrl-C, the notices, and a closed terminal's
+    SIGHUP, unless it is ignored already, as ``nohup`` has it."""
+    hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+    return [signal.SIGINT, *NOTICES, *hangup]
