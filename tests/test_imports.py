@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sampler": {*BASE, "core", "session", "orders"},
     "tensors": {*BASE, "core", "core.allreduce"},
     "runtime.job": {"files", *RULES, *DATA_PLANE},
-    "runtime.coordination": {"files", *RULES, *DATA_PLANE, "journal", "runtime.job"},
+    "runtime.coordination": {"files", *RULES, *DATA_PLANE, "journal", "runtime.job", "runtime.recovery"},
     "runtime.worker": {*RULES, *DATA_PLANE, "session", "runtime.job"},
     "runtime.recovery": {*BASE, "core", "transport"},
     "runtime.parameter_server": TOOLS,
