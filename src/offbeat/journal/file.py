@@ -17,6 +17,7 @@ from typing import Any, Final
 from offbeat.core.effects import Effect
 from offbeat.core.events import Event
 from offbeat.errors import ConfigurationError
+from offbeat.files import private
 from offbeat.journal.compression import Lines, packer
 from offbeat.journal.records import FORMAT, Record, end_record, record
 from offbeat.types import NO_CAUSE, RecordId, Seconds
@@ -46,7 +47,7 @@ def seal(path: Path | str, reason: str) -> None:
         if last["kind"] != "end":
             os.truncate(path, lines.whole)
             line = json.dumps({**end_record(last["t"], False, reason), "cut": True}, separators=(",", ":")) + "\n"
-            with Path(path).open("ab") as file:
+            with open(path, "ab", opener=private) as file:
                 file.write(pack(line.encode()))
 
 
