@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sampler": {*BASE, "core", "session", "orders"},
     "tensors": {*BASE, "core", "core.allreduce"},
     "runtime.job": {"files", *RULES, *DATA_PLANE},
-    "runtime.coordination": {"files", *RULES, *DATA_PLANE, "journal", "runtime.job"},
+    "runtime.coordination": {"files", *RULES, *DATA_PLANE, "journal", "runtime.job", "runtime.recovery"},
     "runtime.worker": {*RULES, *DATA_PLANE, "session", "runtime.job"},
     "runtime.recovery": {*BASE, "core", "transport"},
     "runtime.parameter_server": TOOLS,
@@ -176,6 +176,43 @@ def test_arrows_point_down(path: Path) -> None:
     assert room in MAY_IMPORT, f"{room} is new: say in MAY_IMPORT which rooms it may import"
     upward = [f"line {line}: {name}" for line, name in rooms_imported(path) if name not in MAY_IMPORT[room] | {room}]
     assert not upward, f"{path.relative_to(ROOT)} may import {sorted(MAY_IMPORT[room])}; it imports {upward}"
+
+
+RUNS_CODE = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+READS_FILES_OF_TORCH = {"checkpoint.py", "runtime/coordination/checkpoint_content.py"}
+"""With ``weights_only=True``, which makes tensors, numbers, texts and containers of them."""
+WRITES_FOR_ITS_USER = {"checkpoint.py", "chaos/command.py", "report/chrome.py", "sim/command.py", "integrations/transformers.py"}
+"""Files that a command or a call of the script is asked for by name: with the mode that the user's umask gives any file."""
+WRITES = {*WRITES_FOR_ITS_USER, "files.py", "launch/rendezvous.py", "launch/forkserver.py", "chaos/run.py"}
+"""Beside those: files in folders of their own that no other user can enter, and in /proc."""
+
+
+def calls(path: Path, *names: str) -> list[ast.Call]:
+    """The calls of functions and methods of these names."""
+    tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    found = [node for node in tree if isinstance(node, ast.Call)]
+    return [node for node in found if (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")) in names]
+
+
+def test_nothing_is_unpickled() -> None:
+    """Law 7: by no import, and by no reader of PyTorch but the one that makes tensors."""
+    for path in sources():
+        file = str(path.relative_to(ROOT))
+        imported = [name for _, name in imports(path) if name.split(".")[0] in RUNS_CODE]
+        assert not imported, f"{file} imports {imported}"
+        loads = [ast.unparse(call) for call in calls(path, "load") if ast.unparse(call.func) == "torch.load"]
+        assert not loads or file in READS_FILES_OF_TORCH, f"{file} has {loads}"
+        assert all("weights_only=True" in text for text in loads), f"{file} has {loads}"
+
+
+def test_what_a_job_writes_is_opened_in_one_place() -> None:
+    """`offbeat.files`: for its user alone."""
+    for path in sources():
+        file = str(path.relative_to(ROOT))
+        opened = [text for text in map(ast.unparse, calls(path, "open")) if text.startswith("open(") or ".open(" in text]
+        writes = [text for text in opened if any(f"'{mode}" in text for mode in ("w", "x", "a")) and "private" not in text]
+        writes += [ast.unparse(call) for call in calls(path, "write_text", "write_bytes") if isinstance(call.func, ast.Attribute)]
+        assert not writes or file in WRITES, f"{file}: give {writes} the opener offbeat.files.private"
 
 
 def test_rooms_stand_on_floors() -> None:

@@ -21,6 +21,7 @@ from offbeat.chaos.machine import LinuxMachine
 from offbeat.chaos.observation import Observation
 from offbeat.chaos.schedule import Fault
 from offbeat.chaos.tail import Tail
+from offbeat.files import private
 from offbeat.journal.file import read
 from offbeat.journal.records import Record
 from offbeat.journal.summary import Tally
@@ -105,7 +106,7 @@ class Run:
             if self._journal.stat().st_size:
                 next(read(self._journal))  # what is no journal is left as it is
             self._journal.unlink()  # an old one would be read as this job's
-        with (self._folder / "out").open("wb") as out, (self._folder / "err").open("wb") as err:
+        with open(self._folder / "out", "wb", opener=private) as out, open(self._folder / "err", "wb", opener=private) as err:
             environment = {**os.environ, procfs.MARK: self._mark}
             self._process = subprocess.Popen(
                 self._words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True

@@ -1,4 +1,4 @@
-"""Leave attributes that follow from the others out of an object's pickle, and make them again when the object is read."""
+"""Leave attributes that follow from the others out of what is written of an object, and make them again when the object is read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ class Derived:
 
     A subclass names these attributes in ``DERIVED`` and makes them in ``_derive``, which its ``__init__`` calls as well.
 
-    >>> import pickle
     >>> class Doubles(Derived):
     ...     DERIVED = ("of",)
     ...     def __init__(self, numbers):

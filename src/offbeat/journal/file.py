@@ -17,6 +17,7 @@ from typing import Any, Final
 from offbeat.core.effects import Effect
 from offbeat.core.events import Event
 from offbeat.errors import ConfigurationError
+from offbeat.files import private
 from offbeat.journal.compression import Lines, packer
 from offbeat.journal.records import FORMAT, Record, end_record, record
 from offbeat.types import NO_CAUSE, RecordId, Seconds
@@ -46,7 +47,7 @@ def seal(path: Path | str, reason: str) -> None:
         if last["kind"] != "end":
             os.truncate(path, lines.whole)
             line = json.dumps({**end_record(last["t"], False, reason), "cut": True}, separators=(",", ":")) + "\n"
-            with Path(path).open("ab") as file:
+            with open(path, "ab", opener=private) as file:
                 file.write(pack(line.encode()))
 
 
@@ -60,6 +61,7 @@ class Journal:
     Args:
         path: the file; a journal that is there is replaced. None: records go to the listeners only.
         now: the clock, in seconds; used for nothing but the interval between flushes.
+        goes_on: the file is that of an earlier process of this server, and is left as it is until `go_on`.
         listeners: called with each record, in order. They must not change it.
 
     Raises:
@@ -72,6 +74,7 @@ class Journal:
         *,
         now: Callable[[], Seconds],
         listeners: Iterable[Callable[[Record], None]] = (),
+        goes_on: bool = False,
     ) -> None:
         self.path = None if path is None else Path(path)
         self.failure: str | None = None
@@ -81,41 +84,37 @@ class Journal:
         self._lines: list[str] = []
         self._nbytes = 0
         self._flush_at = 0.0
-        self._prepare()
-        self._file = None if self.path is None else _open(self.path)
+        self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
+        self._pack = bytes if self.path is None else packer(self.path)
+        self._file: int | None = None
+        if self.path is not None and goes_on:
+            try:
+                self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            except OSError as error:
+                self.failure = f"{self.path}: {error.strerror}; the journal ends here"
+        elif self.path is not None:
+            self._file = _open(self.path)
         self._headed = False
         self._ids = 0
 
-    def _prepare(self) -> None:
-        self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
-        self._pack = bytes if self.path is None else packer(self.path)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the journal as it is now, to be continued by another process: what was written later is written again."""
-        state = {name: value for name, value in vars(self).items() if name not in ("_encode", "_pack", "_file")}
-        return {**state, "nbytes": None if self._file is None else os.fstat(self._file).st_size}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
-        nbytes = state.pop("nbytes")
-        vars(self).update(state, _file=None)
-        self._prepare()
-        if nbytes is not None:
-            try:
-                assert self.path is not None
-                self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-                os.ftruncate(self._file, nbytes)
-            except OSError as error:
-                self.failure = f"{self.path}: {error.strerror}; the journal ends here"
-                self._release()
+        raise TypeError("each process opens the journal for itself, see `place`")
 
-    def place(self) -> dict[str, Any]:
-        """Return what a journal in another file needs to go on from here, as plain data: see `go_on`."""
-        self.flush()
-        content = None
+    def place(self, *, content: bool = True) -> dict[str, Any]:
+        """Return what a journal in another process needs to go on from here, as plain data: see `go_on`.
+
+        Args:
+            content: True for another file: with what is in this one.
+        """
+        nbytes, data = None, None
+        if content:
+            self.flush()
         if self._file is not None:
-            content = memoryview(os.pread(self._file, os.fstat(self._file).st_size, 0))
+            nbytes = os.fstat(self._file).st_size
+            data = memoryview(os.pread(self._file, nbytes, 0)) if content else None
         return {
-            "content": content,
+            "content": data,
+            "nbytes": nbytes,
             "failure": self.failure,
             "lines": list(self._lines),
             "headed": self._headed,
@@ -124,16 +123,25 @@ class Journal:
         }
 
     def go_on(self, place: Mapping[str, Any], listeners: Iterable[Callable[[Record], None]]) -> None:
-        """Begin where another journal was when `place` was called. The file of this one is empty; it gets what is in the other's."""
+        """Begin where another journal was when `place` was called: what was written later is written again.
+
+        The file of this one is empty, and gets what is in the other's; or it is the same file (``goes_on``).
+        """
         self._listeners = tuple(listeners)
         self._headed, self._ids, self._flush_at = place["headed"], place["ids"], place["flush_at"]
         self._lines = list(place["lines"])
         self._nbytes = sum(len(line) + 1 for line in self._lines)
-        if place["content"] is None:
+        if place["nbytes"] is None:
             self.failure = place["failure"]
             self._release()
-        elif self._file is not None:
+        elif self._file is not None and place["content"] is not None:
             self._put(place["content"])
+        elif self._file is not None:
+            try:
+                os.ftruncate(self._file, place["nbytes"])
+            except OSError as error:
+                self.failure = f"{self.path}: {error.strerror}; the journal ends here"
+                self._release()
 
     def log(self, item: Event | Effect, t: Seconds, cause: RecordId = NO_CAUSE) -> RecordId:
         """Record an event or effect, unless it is one of `UNRECORDED`.

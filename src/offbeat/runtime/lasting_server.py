@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from offbeat.errors import JobError, ProtocolError
+from offbeat.journal.file import Journal
 from offbeat.runtime.coordination.file_writer import Written
 from offbeat.runtime.coordination.peers import refuse
+from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
 from offbeat.runtime.job.settings import JobSettings, read_addresses
 from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.runtime.recovery.recorder import Recorder, is_bare
@@ -31,6 +33,7 @@ OF_THIS_PROCESS = {
     "_hub",
     "_clock",
     "_launcher",
+    "_writer",
     "_recorder",
     "_kept",
     "_resuming",
@@ -195,10 +198,17 @@ class Server(Serving):
         recorder = self._recorder = Recorder(self._launcher, self._kept)
         recorder.keeper.elsewhere = header.get("elsewhere", False)
         self._supervisor = recorder.supervisor
-        state = recorder.restore(self._parts)
+        settings, _ = self._job_of(header)
+        journal: list[Journal] = []
+
+        def parts() -> Mapping[str, Any]:
+            journal.append(Journal(settings.journal if self._number == 0 else None, now=self.now, goes_on=True))
+            return self._parts_with(settings, journal[0])
+
+        state = recorder.restore(parts)
         if state is not None:
             self._supervisor = recorder.supervisor
-            vars(self).update(state)
+            self._take_over(state, journal[0])
         returns = state is not None
         self._again_told = self._writer.held = True
         for record in recorder.records():
@@ -271,13 +281,35 @@ class Server(Serving):
 
     def _state(self) -> dict[str, Any]:
         """Return what a snapshot has besides links: all that is not of this process."""
+        state = {name: value for name, value in vars(self).items() if name not in OF_THIS_PROCESS} | {"writes": self._writer.open}
         if self._coordinator is not None:
             self._coordinator.flush()
-        return {name: value for name, value in vars(self).items() if name not in OF_THIS_PROCESS}
+            state["journal"] = self._coordinator.journal.place(content=False)
+        return state
+
+    def _take_over(self, state: dict[str, Any], journal: Journal) -> None:
+        """Go on with what `_state` has returned in another process, and with this process's journal."""
+        place = state.pop("journal", None)
+        self._writer.follow(state.pop("writes"))
+        vars(self).update(state)
+        if self._coordinator is None:
+            journal.close()
+        else:
+            journal.go_on(place, (self._coordinator.tally.add,))
 
     @property
     def _parts(self) -> dict[str, Any]:
-        return {"server": self, "hub": self._hub}
+        """Return what each process has of its own and the state refers to, by name."""
+        keeps = self._files if self._coordinator is None else self._coordinator.checkpoints
+        parts = {"server": self, "hub": self._hub, "settings": self._settings, "writer": self._writer}
+        if self._coordinator is not None:
+            parts["journal"] = self._coordinator.journal
+        return parts if keeps is None else {**parts, "folder": keeps.folder}
+
+    def _parts_with(self, settings: JobSettings, journal: Journal) -> dict[str, Any]:
+        """Return the same for a process that takes over a state."""
+        parts = {**self._parts, "settings": settings, "journal": journal}
+        return parts if settings.checkpoint is None else {**parts, "folder": CheckpointFolder(settings.checkpoint.folder)}
 
     @property
     def _cut_off(self) -> bool:

@@ -39,7 +39,6 @@ OF_A_REPLICA = {
     "_servers",
     "_settings",
     "_supervisor",
-    "_writer",
     "_term",
     "_stream",
     "_awaiting",
@@ -191,15 +190,7 @@ class LeadingServer(Server):
         state = {name: value for name, value in super()._state().items() if name not in OF_A_REPLICA}
         if self._coordinator is not None:
             state["journal"] = self._coordinator.journal.place()
-        return {**state, "writes": self._writer.open}
-
-    @property
-    def _parts(self) -> dict[str, Any]:
-        parts = {**super()._parts, "settings": self._settings, "writer": self._writer}
-        if self._coordinator is not None:
-            parts["journal"] = self._coordinator.journal
-        keeps = self._files if self._coordinator is None else self._coordinator.checkpoints
-        return parts if keeps is None else {**parts, "folder": keeps.folder}
+        return state
 
     def _begin_with(self, connection: Connection | None, job: Mapping[str, Any]) -> None:
         """Begin the job with the standby that has come; None: without one."""

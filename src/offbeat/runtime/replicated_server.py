@@ -26,7 +26,6 @@ from offbeat.errors import JobError, OffbeatError, ProtocolError
 from offbeat.journal.file import Journal
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job import messages
-from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
 from offbeat.runtime.job.settings import JobSettings, read_addresses
 from offbeat.runtime.lasting_server import RETURN_S
 from offbeat.runtime.leading_server import IMPORTING, LeadingServer
@@ -159,17 +158,7 @@ class ReplicatedServer(LeadingServer):
         self._launcher.send({"kind": "loading"})  # a large state takes long
         try:
             journal = Journal(settings.journal if self._number == 0 else None, now=self.now)
-            parts = {**super()._parts, "settings": settings, "journal": journal, "writer": self._writer}
-            if settings.checkpoint is not None:
-                parts["folder"] = CheckpointFolder(settings.checkpoint.folder)
-            state = stream.joined(header, parts)
-            place = state.pop("journal", None)
-            self._writer.follow(state.pop("writes"))
-            vars(self).update(state)
-            if self._coordinator is None:
-                journal.close()
-            else:
-                journal.go_on(place, (self._coordinator.tally.add,))
+            self._take_over(stream.joined(header, self._parts_with(settings, journal)), journal)
         except (OffbeatError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise JobError(f"the standby of server {self._number} cannot take over the state of its leader: {error}") from error
         self._settings, self._supervisor = settings, stream.supervisor

@@ -19,12 +19,12 @@ from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.effects import EpochEnded, Fold, Initialise
 from offbeat.core.events import Joined
 from offbeat.core.job.coordinator import Coordinator
-from offbeat.core.job.resumption import ledger_from
+from offbeat.core.job.resumption import ledger_of
 from offbeat.core.job.start import Beginning
-from offbeat.core.job.state import dumps
 from offbeat.core.leases import Lease, Leases
 from offbeat.errors import ConfigurationError
 from offbeat.policies import BSP, RULES
+from offbeat.runtime.recovery.plain_graph import freeze, thaw
 from offbeat.types import Fate, WorkerId
 
 SERVED = [name for name in rules if not issubclass(RULES[name.split()[0]], RoundRule)]
@@ -66,7 +66,7 @@ def test_from_any_moment_a_job_goes_on_to_its_end(name: str, same: bool) -> None
         job, now = before
         workers = schedule.workers if same or not fits(schedule, workers) else workers
         places = written(job.epochs.progress())
-        ledger = ledger_from(dumps(job), now) if same else None
+        ledger = ledger_of(thaw(freeze(job)[0]), now) if same else None
         beginning = Beginning(job.version, places, ledger, now if same else 0.0)
         again = Coordinator(schedule.policy, workers, schedule.timeout_s, beginning=beginning)
         assert again.version == job.version

@@ -15,18 +15,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core.drawn import rules, schedules
-from tests.core.job.test_state import answers
-from tests.core.scripts import Schedule
-from tests.core.world import World
 from tests.tiers import examples
 
 from offbeat.core.events import Initialised, Joined, Pushed
 from offbeat.core.job.coordinator import Coordinator
-from offbeat.core.policy import ServerRule
 from offbeat.errors import ProtocolError
 from offbeat.journal.worker_summary import WorkerTally
-from offbeat.policies import RULES, rule
+from offbeat.policies import rule
 from offbeat.runtime.recovery.plain_graph import dumps, loads
 from offbeat.transport.link import Link
 from offbeat.types import WorkerState
@@ -35,21 +30,6 @@ from offbeat.types import WorkerState
 def again(value: Any, **parts: Any) -> Any:
     table, blocks = dumps(value, parts)
     return loads(table, [memoryview(bytearray(block)) for block in blocks], parts)
-
-
-@pytest.mark.parametrize("name", [name for name in rules if issubclass(RULES[name.split()[0]], ServerRule)])
-def test_a_coordinator_goes_on_as_another_does(name: str) -> None:
-    @examples(60, quick=10)
-    @given(schedules(name), st.integers(0, 2**32))
-    def check(schedule: Schedule, seed: int) -> None:
-        chance = random.Random(seed)
-        job = Coordinator(schedule.policy, schedule.workers, schedule.timeout_s)
-        for now, event, effects in World(schedule).run().log[:-1]:
-            if chance.random() < 0.1:
-                job = again(job)
-            assert answers(job, event, now) == effects
-
-    check()
 
 
 def test_what_refers_to_one_thing_refers_to_one_thing_again() -> None:

@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from offbeat.core.events import Folded
+from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.job.ledgers import AnyLedger
-from offbeat.core.job.state import loads
 from offbeat.core.policy import ServerRule
 from offbeat.types import Seconds
 
 
-def ledger_from(state: bytes, now: Seconds, modules: Collection[str] = ()) -> AnyLedger:
+def ledger_of(job: Coordinator, now: Seconds) -> AnyLedger:
     """Return the ledger of a coordinator after the loss of all its workers: versions, clocks and the rule's state are as they were.
 
     Contributions without a fate are gone with the servers' memory, so no later fold has them; their samples are a matter of the epochs
     (`core.leases.Leases.progress`). What a rule waits to hear of its last fold will not come.
 
     Args:
-        state: from `core.job.state.dumps`.
-        now: the time at which it was taken.
-        modules: see `core.job.state.loads`.
-
-    Raises:
-        ValueError: these bytes cannot be read, for instance since another release has written them.
+        job: the coordinator, as it was read from a checkpoint; it is not used any more.
+        now: the time at which its state was taken.
 
     >>> from offbeat.core.events import Initialised, Joined, Pushed
-    >>> from offbeat.core.job.coordinator import Coordinator
-    >>> from offbeat.core.job.state import dumps
     >>> from offbeat.policies import rule
     >>> job = Coordinator(rule("asp"), workers=1)
     >>> for event in (Joined(0), Initialised(0), Pushed(0, 1, version=0, samples=8, compute_s=0.5)):
     ...     _ = job.on(event, now=1.0)
-    >>> ledger = ledger_from(dumps(job), now=1.0)
+    >>> ledger = ledger_of(job, now=1.0)
     >>> ledger.version, ledger.clock(0), len(ledger.active)
     (1, 1, 0)
     """
-    job = loads(state, modules)
     ledger = job.ledger
     ledger.close(now, "its job was lost")
     for worker in list(job.membership):

@@ -73,9 +73,14 @@ class OneHostGroup(Group):
             all_rounds.append(kept(lambda: OneHostRounds.create(Full(), ranks, means_numel(size), dtype=dtype), Full()))
         return cls(policy, all_rounds)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> dict[str, Any]:
         """Have a snapshot of the server refer to the memory, which the next process attaches."""
-        return _attached, (self._policy, self.memory)
+        return {"policy": self._policy, "memory": self.memory}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        policy = state["policy"]
+        rounds = [OneHostRounds.attach(block, None, rule) for block, rule in zip(state["memory"], (policy, Full()), strict=False)]
+        self._policy, self._all_rounds, self._rounds = policy, rounds, rounds[0]
 
     @property
     def memory(self) -> tuple[SharedMemory, ...]:
@@ -131,7 +136,3 @@ class OneHostGroup(Group):
         """Release the memory at the end of the job."""
         for rounds in self._all_rounds:
             rounds.close()
-
-
-def _attached(policy: RoundRule, memory: Sequence[SharedMemory]) -> OneHostGroup:
-    return OneHostGroup(policy, [OneHostRounds.attach(block, None, rule) for block, rule in zip(memory, (policy, Full()), strict=False)])

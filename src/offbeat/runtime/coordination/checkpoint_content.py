@@ -17,14 +17,16 @@ from typing import Any, BinaryIO, Final
 
 import torch
 
-from offbeat.core.job.resumption import ledger_from
+from offbeat.core.job.coordinator import Coordinator
+from offbeat.core.job.resumption import ledger_of
 from offbeat.core.job.start import Beginning
 from offbeat.core.policy import Policy
-from offbeat.errors import ConfigurationError
+from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.files import private, why
 from offbeat.runtime.job.checkpoint_folder import Checkpoint, manifest_of
 from offbeat.runtime.job.packing import Packer, unpack
 from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.recovery.plain_graph import PURE, freeze, thaw
 from offbeat.tensors.layout import Layout, Span
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.tensors.state import assemble_state_dict, split_state_dict
@@ -34,6 +36,8 @@ from offbeat.types import Version, WorkerId
 
 log = logging.getLogger(__name__)
 WORKERS: Final = "workers.pt"
+COORDINATOR: Final = b"offbeat coordinator 2\n"
+"""What a coordinator's file begins with; the number changes with the classes of ``offbeat.core`` in a way that makes older bytes wrong."""
 FLUSH_NBYTES: Final = 16 << 20
 REPLICA: Final = "replica_groups"
 """In the optimizer's file of a job without servers: the settings that the optimizer itself changes, which a joining rank gets."""
@@ -88,6 +92,28 @@ class OptimizerContent:
 def shard_file(folder: Path, server: int, number: int) -> Path:
     """Return the file that another server writes of optimizer ``number`` into the folder of a checkpoint in the making."""
     return folder / f"server-{server}-{number}.pt"
+
+
+def coordinator_bytes(coordinator: Coordinator) -> bytes | None:
+    """Return the state of a coordinator between two events, for a file; None: its rule keeps something that is no data."""
+    try:
+        return COORDINATOR + freeze(coordinator)[0]
+    except TypeError:
+        return None
+
+
+def coordinator_from(data: bytes) -> Coordinator:
+    """Return what `coordinator_bytes` was given. Only objects that can do nothing but compute are made.
+
+    Raises:
+        ProtocolError: these are not the bytes of a coordinator, or they are another release's.
+    """
+    if not data.startswith(COORDINATOR):
+        raise ProtocolError(f"expected the state of a coordinator, which begins with {COORDINATOR!r}; it begins with {data[:22]!r}")
+    found = thaw(data[len(COORDINATOR) :], packages=PURE)
+    if not isinstance(found, Coordinator):
+        raise ProtocolError(f"expected the state of a coordinator, found a {type(found).__name__}")
+    return found
 
 
 class _Steadily:
@@ -270,9 +296,11 @@ class Resumed:
         path = self.checkpoint.path / f"coordinator-{number}.state"
         if self._alike(settings) and path.name in self.checkpoint.manifest["files"]:
             try:
-                ledger = ledger_from(path.read_bytes(), saved["now"], (type(policy).__module__,))
-            except ValueError as error:
-                log.warning("the rule's state begins anew, since that of the checkpoint is of another release: %s", error)
+                ledger = ledger_of(coordinator_from(path.read_bytes()), saved["now"])
+            except (OSError, ProtocolError) as error:
+                log.warning(
+                    "the rule's state begins anew, since that of the checkpoint cannot be read, or is of another release: %s", error
+                )
         return Beginning(saved["version"], dict(saved["places"]), ledger, saved["now"] if ledger is not None else 0.0)
 
     def copy_for(self, number: int, layout: Layout, span: Span, spec: OptimizerSpec) -> ShardCopy:

@@ -12,7 +12,6 @@ the making up, unless all of it is on the disk, and makes another one at the nex
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,11 +22,10 @@ from offbeat import __version__
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.effects import Effect, Fold
 from offbeat.core.job.coordinator import Coordinator
-from offbeat.core.job.state import dumps
 from offbeat.core.policy import ServerRule
 from offbeat.journal.file import Journal
 from offbeat.journal.records import checkpoint_record
-from offbeat.runtime.coordination.checkpoint_content import ModelRest, OptimizerContent, write_files
+from offbeat.runtime.coordination.checkpoint_content import ModelRest, OptimizerContent, coordinator_bytes, write_files
 from offbeat.runtime.coordination.file_writer import FileWriter, Written
 from offbeat.runtime.coordination.peers import Peers
 from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
@@ -194,8 +192,7 @@ class CheckpointKeeper:
         rest_of = self._rests.get(job.number, ModelRest())
         content = OptimizerContent(job.spec.layout, job.spec.spec, self._place(job, now), giver=giver, rest=rest_of)
         if isinstance(job.spec.policy, ServerRule):
-            with contextlib.suppress(TypeError):  # a rule from elsewhere keeps something that is no data: its state begins anew
-                content.coordinator = dumps(job.coordinator)
+            content.coordinator = coordinator_bytes(job.coordinator)
         else:
             self._remember(job, now)
         making.contents.append(content)

@@ -51,24 +51,16 @@ class FileWriter:
         """Writes whose result has not been handled, by optimizer and version; how to find out on the disk whether one is complete."""
         self.held = False
         """True while the messages of an earlier process are handled again: no write begins."""
-        self._prepare()
-
-    def _prepare(self) -> None:
         self._futures: dict[tuple[int, Version], Future[Any]] = {}
         self._last: Future[Any] | None = None
         self._pool = ThreadPoolExecutor(1, "offbeat-checkpoint", _make_way)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a snapshot of the server has: the thread and its work die with the process."""
-        return {"_wake": self._wake, "_open": self._open}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, held=True)
-        self._prepare()
+        raise TypeError("each process has a thread of its own, see `follow`")
 
     @property
     def open(self) -> dict[tuple[int, Version], Callable[[], bool] | None]:
-        """Return the writes whose result has not been handled, for the writer of a standby: see `follow`."""
+        """Return the writes whose result has not been handled, for the writer of the next process or of a standby: see `follow`."""
         return self._open
 
     def follow(self, writes: Mapping[tuple[int, Version], Callable[[], bool] | None]) -> None:

@@ -51,16 +51,19 @@ class GossipGroup(Group):
         """
         name = "" if keeper is None else keeper.name_for("gossip")
         if keeper is not None and (block := keeper.left(name)) is not None:
-            return _attached(policy, block)
+            return cls(policy, OneHostGossip.attach(block, None, policy))
         gossip = OneHostGossip.create(policy, ranks, size, dtype=dtype, seed=seed, followed=True)
         if keeper is not None:
             assert isinstance(gossip.block, MemoryBlock)
             keeper.keep(name, gossip.block)
         return cls(policy, gossip)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> dict[str, Any]:
         """Have a snapshot of the server refer to the memory, which the next process attaches."""
-        return _attached, (self._policy, self._gossip.block)
+        return {"policy": self._policy, "memory": self._gossip.block}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._policy, self._gossip = state["policy"], OneHostGossip.attach(state["memory"], None, state["policy"])
 
     @property
     def memory(self) -> tuple[SharedMemory, ...]:
@@ -122,10 +125,6 @@ class GossipGroup(Group):
     def close(self) -> None:
         """Release the memory at the end of the job."""
         self._gossip.close()
-
-
-def _attached(policy: GossipRule, block: SharedMemory) -> GossipGroup:
-    return GossipGroup(policy, OneHostGossip.attach(block, None, policy))
 
 
 class GossipCoordinatorSide(RankCoordinatorSide):

@@ -37,7 +37,7 @@ from offbeat.core.effects import Effect
 from offbeat.core.rank_log import Entry, EntryKind, TooOld
 from offbeat.runtime.ranks.group import Group
 from offbeat.runtime.recovery.answers import Answers
-from offbeat.runtime.recovery.snapshot import packed, unpacked
+from offbeat.runtime.recovery.plain_graph import PURE, freeze, thaw
 from offbeat.transport.base import SharedMemory
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
@@ -101,11 +101,11 @@ class RecordedGroup(Group):
 
     def leave(self, rank: WorkerId, incarnation: Incarnation) -> Sequence[Effect]:
         def live(note: Callable[[Any], None]) -> Sequence[Effect]:
-            return self._group.leave(rank, incarnation, lambda effects: note(packed(tuple(effects))))
+            return self._group.leave(rank, incarnation, lambda effects: note(freeze(tuple(effects))[0]))
 
         nothing: Sequence[Effect] = ()
         found = self._answers.change(live, nothing, lambda: not self._group.present(rank))
-        effects: Sequence[Effect] = unpacked(found) if isinstance(found, bytes) else found
+        effects: Sequence[Effect] = thaw(found, packages=PURE) if isinstance(found, bytes) else found
         return effects
 
     def pause(self, rank: WorkerId) -> None:

@@ -5,7 +5,7 @@
         │
         ├── input_log.InputLog      the messages of the server, in order, since the last snapshot; and the snapshot
         │       ▲ each is written before it is handled
-        ├── snapshot.py             all that a server keeps besides tensors, as bytes
+        ├── plain_graph.py          all that a server keeps besides tensors, as plain data
         └── tensors.shard_memory    parameters and optimizer state, and how far the shard's operations have come
 ```
 
@@ -17,5 +17,5 @@ Workers of other hosts have links to it, too, where no gradient comes over them:
 (``allreduce/multi_host/sequenced_rounds.py``).
 
 A standby (``replica.py``) handles the same messages on another machine while the server serves. One that comes later gets the server's
-objects from ``plain_graph.py``, which a process of another machine may read.
+objects from ``plain_graph.py``, too, and so does a job that resumes from a checkpoint: no reader of bytes can be made to run code.
 """

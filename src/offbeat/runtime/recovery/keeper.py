@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from offbeat.errors import ConfigurationError
@@ -114,22 +114,26 @@ class Keeper:
             del self._blocks[name]
             self._supervisor.send({"kind": "drop", "name": name})
 
-    def name_of(self, memory: SharedMemory) -> str | None:
-        """Return the name of a block; None: it is not kept."""
-        return next((name for name, block in self._blocks.items() if block is memory), None)
-
-    def place_of(self, view: memoryview) -> tuple[str, int, int, bool] | None:
-        """Return the block that a view shows a part of: name, first byte, the byte after it, and whether it may be written. None: none."""
+    def place_of(self, memory: SharedMemory | memoryview) -> Sequence[Any] | None:
+        """Return where memory is, for the table of a snapshot: the name of a block, and of a view also the first byte, the byte after it,
+        and whether it may be written. None: it is in none of these blocks."""
         for name, block in self._blocks.items():
-            if len(view) and block.nbytes and view.obj is block.view.obj:
-                start = _address(view) - _address(block.view)
-                return name, start, start + view.nbytes, not view.readonly
+            if block is memory:
+                return (name,)
+            if isinstance(memory, memoryview) and len(memory) and block.nbytes and memory.obj is block.view.obj:
+                start = _address(memory) - _address(block.view)
+                return name, start, start + memory.nbytes, not memory.readonly
         return None
 
-    def view(self, name: str, start: int, stop: int, writable: bool) -> memoryview:
-        """Return the part of a block that `place_of` has described."""
-        part = self._blocks[name].view[start:stop]
-        return part if writable else part.toreadonly()
+    def at(self, name: str, *part: Any) -> MemoryBlock | memoryview:
+        """Return the memory that `place_of` has described."""
+        if not part:
+            return self._blocks[name]
+        start, stop, writable = part
+        view = self._blocks[name].view
+        if not 0 <= start <= stop <= len(view):
+            raise ValueError(f"bytes {start} to {stop} of a block of {len(view)}")
+        return view[start:stop] if writable else view[start:stop].toreadonly()
 
 
 def _address(view: memoryview) -> int:

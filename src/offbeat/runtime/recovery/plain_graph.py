@@ -1,12 +1,15 @@
-"""Turn the objects that a server keeps into plain data and blocks of memory, and back in a process on another machine.
+"""Turn the objects that a server keeps into plain data and blocks of memory, and back in another process.
 
-A standby that comes to a running server cannot handle the server's messages from the beginning. It gets the objects themselves, as a table
-in msgpack: an object is the name of its class and its attributes, and it refers to other objects by their place in the table, so that two
-references to one object stay two references to one object. Memory, such as parameters and gradients, is in blocks beside the table.
+Three readers get a server's objects: its next process on this host (`freeze`, memory that the supervisor holds as well), a standby that
+comes to a running server (`dumps`, over a connection), and a job that resumes (`freeze` of a coordinator, a file of a checkpoint).
+
+Objects become a table in msgpack: an object is the name of its class and its attributes, and it refers to other objects by their place in
+the table, so that two references to one object stay two references to one object. Memory, such as parameters and gradients, is in blocks
+beside the table, or the table has the names of blocks that outlive the process.
 
 The reader runs nothing that the data names. It makes objects without calling their classes, which are those of the listed packages of
 offbeat; what stands in a table to be called later is a method of an object in it, or of the pure packages, or in a short list. So at worst
-a table makes a server with wrong numbers. (`snapshot.py`, for memory that does not leave its host, is the same in pickle.)
+a table makes a server with wrong numbers.
 """
 
 from __future__ import annotations
@@ -17,11 +20,11 @@ import inspect
 import random
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copyreg import __newobj__ as _newobj  # type: ignore[attr-defined]
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 import msgpack  # type: ignore[import-untyped]
@@ -30,11 +33,12 @@ import torch
 
 from offbeat.core.derived import Derived
 from offbeat.errors import ProtocolError
+from offbeat.transport.base import SharedMemory
 
 PURE: Final = ("core", "policies", "types")
 """Parts of offbeat whose classes and functions can do nothing but compute."""
 PACKAGES: Final = (*PURE, "journal", "runtime", "tensors", "transport")
-"""Parts of offbeat of whose classes a table may have objects."""
+"""Parts of offbeat of whose classes the table of a server may have objects."""
 OTHERS: Final = {
     ("offbeat.journal.arrivals", "Sender"),
     ("offbeat.journal.worker_summary", "WorkerTally"),
@@ -43,7 +47,9 @@ OTHERS: Final = {
 }
 """Further classes and functions that stand in a table themselves: to be called, or as the owner of a class method."""
 REMAKES: Final = {
+    ("offbeat.runtime.allreduce.one_host_coordinator", "OneHostGroup"),
     ("offbeat.runtime.coordination.checkpoint_content", "Resumed"),
+    ("offbeat.runtime.gossip.coordinator_side", "GossipGroup"),
     ("offbeat.runtime.parameter_server.encoding", "EncodedParameters"),
     ("offbeat.runtime.parameter_server.encoding", "ParameterChanges"),
     ("offbeat.runtime.parameter_server.encoding", "ShardEncoding"),
@@ -52,7 +58,8 @@ REMAKES: Final = {
     ("offbeat.transport.link", "Link"),
 }
 """Classes whose ``__setstate__`` is called, beside those that extend `Derived`."""
-_ATOMS: Final = (type(None), bool, float, str, bytes)
+NOTHING: Final[Mapping[str, Any]] = {}
+_ATOMS: Final = frozenset({type(None), bool, float, str, bytes})
 _WHOLE: Final = range(-(1 << 63), 1 << 64)
 """Numbers that msgpack has."""
 _CONTAINERS: Final[dict[str, type]] = {
@@ -62,12 +69,23 @@ _FACTORIES: Final = {(kind.__module__, kind.__name__): kind for kind in (int, fl
 _BROKEN: Final = (AttributeError, TypeError, ValueError, LookupError, ImportError, ArithmeticError, RecursionError, AssertionError)
 
 
-def dumps(state: Any, parts: Mapping[str, Any]) -> tuple[bytes, list[memoryview]]:
+class Kept(Protocol):
+    """Memory that the next process gets by name: `recovery.keeper.Keeper`."""
+
+    def place_of(self, memory: Any) -> Sequence[Any] | None:
+        """Return where memory is, as plain data with the name of its block first; None: in no such block."""
+
+    def at(self, *place: Any) -> Any:
+        """Return the memory at a place."""
+
+
+def dumps(state: Any, parts: Mapping[str, Any], kept: Kept | None = None) -> tuple[bytes, list[memoryview]]:
     """Return a state as a table, and the blocks of memory that belong to it, which are views of the memory itself.
 
     Args:
         state: any objects.
         parts: what the other process has of its own, by name: the state refers to it.
+        kept: memory to which the state refers by name.
 
     Raises:
         TypeError: something in the state is no data, such as a lambda or an open file.
@@ -77,24 +95,60 @@ def dumps(state: Any, parts: Mapping[str, Any]) -> tuple[bytes, list[memoryview]
     >>> again, again["one"] is again["same"]
     ({'one': [1, 'two'], 'same': [1, 'two']}, True)
     """
-    writer = _Writer(parts)
-    root = writer.ref(state)
-    rows = list(writer.rows())
-    firsts, blocks = writer.blocks()
-    return msgpack.packb([root, rows, firsts]), blocks
+    return _written(_Writer(parts, kept), state)
 
 
-def loads(data: bytes | memoryview, blocks: Sequence[memoryview], parts: Mapping[str, Any]) -> Any:
-    """Return what `dumps` was given; memory in it is that of ``blocks``. ``parts`` are this process's own.
+def loads(
+    data: bytes | memoryview,
+    blocks: Sequence[memoryview],
+    parts: Mapping[str, Any],
+    kept: Kept | None = None,
+    packages: Collection[str] = PACKAGES,
+) -> Any:
+    """Return what `dumps` was given; memory in it is that of ``blocks``. ``parts`` and ``kept`` are this process's own.
+
+    Args:
+        packages: the parts of offbeat of whose classes there may be objects.
 
     Raises:
         ProtocolError: the table cannot be read.
     """
     try:
         root, rows, firsts = msgpack.unpackb(data, strict_map_key=False)
-        return _Reader(rows, firsts, blocks, parts).load(root)
+        return _Reader(rows, firsts, blocks, parts, kept, frozenset(packages)).load(root)
     except (*_BROKEN, msgpack.UnpackException) as error:
         raise ProtocolError(f"a state that cannot be read: {type(error).__name__}: {error}") from error
+
+
+def freeze(state: Any, parts: Mapping[str, Any] = NOTHING, kept: Kept | None = None) -> tuple[bytes, set[str]]:
+    """Return a state with its memory as bytes, and the names of the blocks that it refers to. Arguments and errors are those of `dumps`.
+
+    >>> data, _ = freeze({"memory": memoryview(b"12345678")[2:4]})
+    >>> bytes(thaw(data)["memory"])
+    b'34'
+    """
+    writer = _Writer(parts, kept)
+    table, blocks = _written(writer, state)
+    return msgpack.packb([table, *blocks]), writer.names
+
+
+def thaw(
+    data: bytes | memoryview, parts: Mapping[str, Any] = NOTHING, kept: Kept | None = None, packages: Collection[str] = PACKAGES
+) -> Any:
+    """Return what `freeze` was given, in another process. Arguments and errors are those of `loads`."""
+    try:
+        table, *blocks = msgpack.unpackb(data)
+        memory = [memoryview(bytearray(block)) for block in blocks]
+    except (*_BROKEN, msgpack.UnpackException) as error:
+        raise ProtocolError(f"a state that cannot be read: {type(error).__name__}: {error}") from error
+    return loads(table, memory, parts, kept, packages)
+
+
+def _written(writer: _Writer, state: Any) -> tuple[bytes, list[memoryview]]:
+    root = writer.ref(state)
+    rows = list(writer.rows())
+    firsts, blocks = writer.blocks()
+    return msgpack.packb([root, rows, firsts]), blocks
 
 
 class _Base:
@@ -123,8 +177,11 @@ def _address(view: memoryview) -> int:
 class _Writer:
     """Number the objects in the order in which they are met, and write one row for each."""
 
-    def __init__(self, parts: Mapping[str, Any]) -> None:
+    def __init__(self, parts: Mapping[str, Any], kept: Kept | None) -> None:
         self._parts = {id(part): name for name, part in parts.items()}
+        self._kept = kept
+        self.names: set[str] = set()
+        """Of the blocks that outlive this process and are referred to."""
         self._numbers: dict[int, int] = {}
         self._met: list[Any] = []
         """By number. They are kept, so that no other object gets the same ``id`` meanwhile."""
@@ -133,7 +190,8 @@ class _Writer:
 
     def ref(self, value: Any) -> Any:
         """Return a value as it stands in a row: itself, or a list with the number of an object."""
-        if type(value) in _ATOMS or (type(value) is int and value in _WHOLE):
+        kind = type(value)
+        if kind in _ATOMS or (kind is int and value in _WHOLE):
             return value
         number = self._numbers.get(id(value))
         if number is None:
@@ -160,6 +218,11 @@ class _Writer:
         if (name := self._parts.get(id(value))) is not None:
             return ["part", name]
         kind = type(value)
+        if _CONTAINERS.get(kind.__name__) is kind:
+            return self._container(kind, value)
+        if (place := self._place_of(value)) is not None:
+            self.names.add(place[0])
+            return ["kept", *place]
         match value:
             case memoryview():
                 return ["view", *self._view(value)]
@@ -187,9 +250,11 @@ class _Writer:
                 return ["tuple of", *_name_of(kind, _class), self._refs(value)]
         if kind is PurePath or kind.__module__.startswith("pathlib"):
             raise TypeError("a path, which may not be there on another machine")
-        if _CONTAINERS.get(kind.__name__) is kind:
-            return self._container(kind, value)
         return self._object(kind, value)
+
+    def _place_of(self, value: Any) -> Sequence[Any] | None:
+        kept = self._kept if isinstance(value, memoryview | SharedMemory) else None
+        return None if kept is None else kept.place_of(value)
 
     def _container(self, kind: type, value: Any) -> list[Any]:
         if isinstance(value, dict | WeakKeyDictionary):
@@ -225,8 +290,17 @@ class _Writer:
 class _Reader:
     """Make the objects of all rows, then fill them: they may refer to each other in circles."""
 
-    def __init__(self, rows: list[list[Any]], firsts: list[int], blocks: Sequence[memoryview], parts: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        rows: list[list[Any]],
+        firsts: list[int],
+        blocks: Sequence[memoryview],
+        parts: Mapping[str, Any],
+        kept: Kept | None,
+        packages: Collection[str],
+    ) -> None:
         self._rows, self._firsts, self._blocks, self._parts = rows, firsts, blocks, parts
+        self._kept, self._packages = kept, packages
         self._made: dict[int, Any] = {}
 
     def load(self, root: Any) -> Any:
@@ -263,17 +337,19 @@ class _Reader:
         match row:
             case ["part", name]:
                 return self._parts[name]
+            case ["kept", str(), *_] if self._kept is not None:
+                return self._kept.at(*row[1:])
             case ["view", block, start, nbytes, readonly]:
                 return self._view(block, start, nbytes, readonly)
             case ["named", module, name]:
-                return _find(module, name)
+                return _find(self._packages, module, name)
             case ["method", owner, name]:
                 return _method(self._value(owner), name)
             case ["partial", function, arguments, names, values]:
                 named = dict(zip(names, self._values(values), strict=True))
                 return partial(self._value(function), *self._values(arguments), **named)
             case ["enum", module, name, value]:
-                return _class(module, name, enum.Enum)(self._value(value))
+                return _class(self._packages, module, name, enum.Enum)(self._value(value))
             case ["random", state]:
                 made = random.Random()
                 made.setstate(self._value(state))
@@ -286,9 +362,9 @@ class _Reader:
             case ["tensor", str(dtype), shape, data]:
                 return _tensor(dtype, shape, data)
             case ["tuple of", module, name, values]:
-                return tuple.__new__(_class(module, name, tuple), self._values(values))
+                return tuple.__new__(_class(self._packages, module, name, tuple), self._values(values))
             case ["object", module, name, _, _]:
-                return object.__new__(_class(module, name, object))
+                return object.__new__(_class(self._packages, module, name))
             case ["tuple" | "frozenset" as kind, _, values]:
                 return _CONTAINERS[kind](self._values(values))
             case ["deque", most, _]:
@@ -367,34 +443,37 @@ def _assign(made: Any, state: dict[str, Any]) -> None:
             vars(made)[name] = value
 
 
-def _name_of(value: Any, find: Callable[[str, str], Any]) -> tuple[str, str]:
+@lru_cache(1024)
+def _name_of(value: Any, find: Callable[[Collection[str], str, str], Any]) -> tuple[str, str]:
     module, name = value.__module__, value.__qualname__
-    if find(module, name) is not value:
+    if find(PACKAGES, module, name) is not value:
         raise TypeError(f"{module}.{name}, which cannot be found by its name")
     return module, name
 
 
-def _find(module: str, name: str) -> Any:
+@lru_cache(1024)
+def _find(packages: Collection[str], module: str, name: str) -> Any:
     """Return a class or function that a table may have itself, by its name. Raises `TypeError` for any other."""
     if (module, name) in _FACTORIES:
         return _FACTORIES[module, name]
-    if (module, name) in OTHERS or _is_of(PURE, module):
+    if _is_of(packages, module) and ((module, name) in OTHERS or _is_of(PURE, module)):
         found = vars(importlib.import_module(module)).get(name)
         if isinstance(found, type | types.FunctionType) and found.__module__ == module:
             return found
     raise TypeError(f"{module}.{name}, which is none of the classes and functions that a state may have")
 
 
-def _class(module: str, name: str, base: type = object) -> Any:
+@lru_cache(1024)
+def _class(packages: Collection[str], module: str, name: str, base: type = object) -> Any:
     """Return a class of which a table may have objects. Raises `TypeError` for any other."""
-    if _is_of(PACKAGES, module):
+    if _is_of(packages, module):
         found = vars(importlib.import_module(module)).get(name)
         if isinstance(found, type) and found.__module__ == module and issubclass(found, base):
             return found
     raise TypeError(f"an object of {module}.{name}, which is none of the classes that a state may have")
 
 
-def _is_of(packages: Sequence[str], module: str) -> bool:
+def _is_of(packages: Collection[str], module: str) -> bool:
     package, _, rest = module.partition(".")
     return package == "offbeat" and rest.partition(".")[0] in packages
 

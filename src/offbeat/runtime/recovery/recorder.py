@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from offbeat.errors import ConfigurationError
-from offbeat.runtime.recovery import snapshot
 from offbeat.runtime.recovery.answers import ANSWER, Answers
 from offbeat.runtime.recovery.input_log import LOG_NBYTES, InputLog, LogFull
 from offbeat.runtime.recovery.keeper import APART_NBYTES, LOG, Keeper
@@ -78,15 +77,17 @@ class Recorder(SessionLinks):
     # Snapshots, and reading.
 
     def save(self, state: Callable[[], Any], parts: Mapping[str, Any]) -> None:
-        """Write a snapshot in place of the records so far, if that is due. For ``parts`` see `snapshot.dumps`."""
+        """Write a snapshot in place of the records so far, if that is due. For ``parts`` see `plain_graph.dumps`."""
         if self._log is None or self.keeper.given_up is not None or not (self._log.due or self.keeper.snapshot_due):
             return
+        from offbeat.runtime.recovery import plain_graph  # imports torch, which this process has by now
+
         self.keeper.snapshot_due = False
         for link in [link for link in self.sessions.values() if link.closed]:
             self.end(link)
         try:
             whole = self._own, self.sessions, self.ended, self.keeper.made, self.keeper.answers.count, state()
-            data, names = snapshot.dumps(whole, self.keeper, self._all(parts))
+            data, names = plain_graph.freeze(whole, self._all(parts), self.keeper)
             self._log.begin(data)
         except LogFull:
             return  # such as large replicas that ranks have not received yet: it is tried again
@@ -95,8 +96,8 @@ class Recorder(SessionLinks):
             return
         self.keeper.drop_all_but({LOG, *names})
 
-    def restore(self, parts: Mapping[str, Any]) -> Any:
-        """Return the state that the newest snapshot has; None: there is none."""
+    def restore(self, parts: Callable[[], Mapping[str, Any]]) -> Any:
+        """Return the state that the newest snapshot has; None: there is none. ``parts`` returns this process's own."""
         if self._log is None:
             return None
         for record in self._log.records():
@@ -108,8 +109,10 @@ class Recorder(SessionLinks):
         data = self._log.snapshot()
         if not len(data):
             return None
+        from offbeat.runtime.recovery import plain_graph
+
         supervisor = next(iter(self._at))
-        whole = snapshot.loads(data, self.keeper, self._all(parts))
+        whole = plain_graph.thaw(data, self._all(parts()), self.keeper)
         self._own, self.sessions, self.ended, self.keeper.made, self.keeper.answers.count, state = whole
         self.supervisor = self._own[SUPERVISOR]
         self._at = {supervisor: self.supervisor}
