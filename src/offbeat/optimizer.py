@@ -330,6 +330,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, as the wrapped optimizer does."""
         self.wrapped.zero_grad(set_to_none)
+        self._session.cleared()
 
     def pull(self) -> None:
         """Load the newest parameters into the model without a push, for instance before an evaluation during an epoch."""

@@ -82,6 +82,8 @@ class Fate(StrEnum):
     """Not used by the rule, for instance because it arrived too late."""
     REJECTED = "rejected"
     """Not usable: sent by a fenced incarnation, not finite, or computed over samples that were dealt to another worker meanwhile."""
+    SKIPPED = "skipped"
+    """Of samples only, which no contribution contains: the script has left them out, or thrown their gradient away."""
 
 
 class WorkerState(StrEnum):

@@ -119,6 +119,16 @@ class EpochWanted(NamedTuple):
     pool: int
     epoch: Epoch
     size: int | None
+    kept: tuple[LeaseId, ...] = ()
+    """The leases whose gradient the worker has accumulated and not pushed: it takes them along into the next epoch."""
+
+
+class Skipped(NamedTuple):
+    """A worker's script has left samples out: no gradient that it pushes will contain them."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    leases: tuple[LeaseId, ...]
 
 
 class PullWanted(NamedTuple):
@@ -179,6 +189,7 @@ Event: TypeAlias = (
     | PullWanted
     | LeaseWanted
     | EpochWanted
+    | Skipped
     | Stands
     | Elsewhere
     | Returned

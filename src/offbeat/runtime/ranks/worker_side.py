@@ -22,6 +22,7 @@ from offbeat.core.policy import Plan, Policy
 from offbeat.core.rank_log import Fenced
 from offbeat.core.worker_messages import Advanced, Stepped
 from offbeat.errors import JobError, OffbeatError
+from offbeat.gradient_watch import GradientWatch
 from offbeat.policies import rule
 from offbeat.runtime.coordination.buffers import ModelBuffers
 from offbeat.runtime.coordination.fault_injection import lateness
@@ -156,6 +157,7 @@ class RankSession(JobSession):
         self._part = self._part_of(chosen, welcome, self.worker, replica, self._hear, self._voided, self.link)
         self.link.ready(self._mine.contact)
         self._settle()
+        self.flat.watch = GradientWatch(self.contents)
         self.tended = True
         self._siblings.tend_while_waiting()
 
@@ -330,7 +332,8 @@ class RankSession(JobSession):
         nonfinite = self._finite(self._replica.collect())
         self.link.linger(lateness(self._settings, self.steps, self.version), unless=lambda: False)
         self.link.glance()
-        leases, counted = self.consume(self._replica.flat.made())
+        leases, counted = self.consume()
+        self._replica.flat.stepped()
         counted = self._weight(samples, counted)
         loss, self._loss = self._loss, None
         self._stepped(self._replica.flat, leases, counted, nonfinite)

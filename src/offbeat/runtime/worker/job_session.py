@@ -99,7 +99,7 @@ class JobSession(Session):
         """The question whose answer the script has not got yet, and the answer, if that has come."""
         self._answer: Compute | None = None
         self._first = FirstSteps()
-        self._samples = WorkerSamples(ask=self._ask, drop=self.drop)
+        self._samples = WorkerSamples(ask=self._ask, leave=lambda pool, exhausted: self.leave_epoch(pool, exhausted=exhausted))
         self._writes = ScriptWrites()
         self.group: TakesPart | None = None
         """The other processes of this worker, where it consists of several: they make the same calls."""
@@ -190,8 +190,9 @@ class JobSession(Session):
             case LeaseWanted(_, incarnation, pool, epoch, size, batch, rest):
                 want = {"incarnation": incarnation, "pool": pool, "epoch": epoch, "size": size, "batch": batch}
                 self._coordinator.send({"kind": "samples", "want": want if rest is None else {**want, "rest": rest}})
-            case EpochWanted(_, incarnation, pool, epoch, size):
-                self._coordinator.send({"kind": "epoch", "want": {"incarnation": incarnation, "pool": pool, "epoch": epoch, "size": size}})
+            case EpochWanted(_, incarnation, pool, epoch, size, kept):
+                asked = {"incarnation": incarnation, "pool": pool, "epoch": epoch, "size": size}
+                self._coordinator.send({"kind": "epoch", "want": {**asked, "kept": kept} if kept else asked})
             case PullWanted():
                 self._coordinator.send({"kind": "pull", "incarnation": event.incarnation})
             case Joined():
@@ -312,6 +313,7 @@ class JobSession(Session):
     def _at_exit(self) -> None:
         if not self.link.failed:
             self.link.leaving()
+            self._samples.leave_all()
             self._hand_in()
             self._leave(exits=True)
 
@@ -400,6 +402,13 @@ class JobSession(Session):
         self.checkpoints.optimizers.append(optimizer)
 
     # Samples.
+
+    def cleared(self) -> None:
+        super().cleared()
+        self.flat.stepped()  # nothing is being accumulated
+
+    def _leave_out(self, leases: tuple[LeaseId, ...]) -> None:
+        self._coordinator.send({"kind": "skipped", "incarnation": self.link.incarnation, "leases": leases})
 
     @library_call
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
