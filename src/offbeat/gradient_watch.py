@@ -53,6 +53,11 @@ class GradientWatch:
         if (grad := parameter.grad) is not None and not grad.requires_grad:
             self._witness = parameter, weakref.ref(grad)
 
+    def moved(self, parameter: torch.Tensor) -> None:
+        """Note that the library, and not the script, has put another tensor in this gradient's place, with the same values."""
+        if self._witness is not None and self._witness[0] is parameter:
+            self.remember(parameter)
+
 
 def life_of(batch: Any) -> Callable[[], bool] | None:
     """Return a function that tells whether anything holds a part of the batch: a name, a view, a graph. None: it cannot be known.

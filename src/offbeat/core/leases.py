@@ -437,12 +437,12 @@ class Leases:
     def end(self, pool: int) -> dict[str, Any]:
         """Close the current epoch, whatever is left of it, and return its report; the pool moves on to the next epoch.
 
-        Between two epochs the report is of samples that were kept over the end of an earlier one, without an index of its own.
+        The report of a pool that is `owing` is of samples that were kept over the end of an earlier epoch, without an index of its own.
         """
         state = self._pools[pool]
         assert state.open == 0, "leases are settled or given back before an epoch ends"
         unused = 0
-        if not state.begun:
+        if pool in self.owing():
             state.decks = {None: _Deck(0)}
         for owner, deck in state.decks.items():
             why = "unused: its worker died or left before" if deck.closed else "unused: no worker took it"
@@ -476,7 +476,7 @@ class Leases:
 
     def owing(self) -> list[int]:
         """Return the pools between two epochs in which samples of an earlier epoch have got their fate since the last report."""
-        return [number for number, state in self._pools.items() if not state.begun and state.brought]
+        return [number for number, state in self._pools.items() if state.brought and not state.begun and state.resumed is None]
 
     def between(self) -> list[int]:
         """Return the pools that are between two epochs."""

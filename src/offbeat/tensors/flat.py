@@ -229,6 +229,7 @@ class FlatModel:
             for parameter, grad in zip(self._parameters, self._grads, strict=True):
                 if parameter.grad is not None and parameter.grad.data_ptr() == grad.data_ptr():
                     parameter.grad = grad.clone()
+                    self.watch.moved(parameter)
             self._copy(self._to.memory, zip(self._grads, self._parameters, strict=True))
         self._to.zeroed.clear()
 
