@@ -19,7 +19,7 @@ from offbeat.core.gradient_contents import GradientContents
 from offbeat.core.leases import Leases
 from offbeat.core.partitions import Parts, size_of
 from offbeat.gradient_watch import GradientWatch
-from offbeat.types import FIRST_WORKER, Epoch, Fate, LeaseId, Version, WorkerId
+from offbeat.types import FIRST_WORKER, Epoch, Fate, LeaseId, Reduction, Version, WorkerId
 
 if TYPE_CHECKING:
     import torch
@@ -130,6 +130,8 @@ class Session(ABC):
     """The batch size that the rule sets for the samplers; None: the script's."""
     resumes: bool = True
     """Whether state that the script loads is used. False: this worker has joined a running job and takes the job's state."""
+    reduction: Reduction = "mean"
+    """What a gradient of this worker is of its samples' gradients."""
     servers_step: bool = False
     """Whether the servers make the optimizer's steps, and have its state."""
     overlap: float | None = None

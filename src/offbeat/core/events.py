@@ -49,6 +49,8 @@ class Pushed(NamedTuple):
     """The one shard at which it has arrived, in rules of shard scope; None: every shard has it."""
     held: tuple[Version, ...] = ()
     """Shard scope: the version of each block that it was computed from."""
+    sums: bool = False
+    """The gradient is the sum over its samples, and a fold adds such gradients up; False: it is their mean."""
 
 
 class Abandoned(NamedTuple):

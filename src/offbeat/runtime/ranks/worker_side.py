@@ -150,6 +150,7 @@ class RankSession(JobSession):
     @library_call
     def join(self, sync: str) -> None:
         replica = self._replica
+        replica.sums = self.reduction == "sum"
         vector = {"numel": replica.numel, "dtype": str(replica.dtype).removeprefix("torch."), "size": replica.size}
         welcome = self.link.greet({**self._hello(sync), **self._terms, "vector": vector})
         self.checkpoints.begin()

@@ -50,6 +50,7 @@ def pushed_fields(push: Pushed) -> dict[str, Any]:
         "nonfinite": push.nonfinite,
         "loss": push.loss,
         "steps": push.steps,
+        **({"sums": True} if push.sums else {}),
     }
 
 
@@ -183,7 +184,7 @@ class JobSession(Session):
     def _send(self, event: Event) -> None:
         match event:
             case Pushed():
-                self._push(event)
+                self._push(event._replace(sums=True) if self.reduction == "sum" else event)
             case Abandoned(_, incarnation, version, compute_s, leases):
                 work = {"incarnation": incarnation, "version": version, "compute_s": compute_s, "leases": leases}
                 self._coordinator.send({"kind": "abandoned", "work": work})
@@ -261,6 +262,8 @@ class JobSession(Session):
         if number:  # an injected fault happens to a worker once, not once for each of its optimizers
             self._settings = replace(self._settings, slow=())
         hello = {"kind": "hello", "worker": self.worker, "pid": os.getpid(), "sync": sync, "local_only": self._local_only}
+        if self.reduction != "mean":
+            hello["reduction"] = self.reduction
         return {**hello, "number_of_optimizer": number} if number else hello
 
     # Several optimizers in one process.
