@@ -35,6 +35,7 @@ FROM_WORKER: dict[str, dict[str, Any]] = {
     "ready": {},
     "heard": {"incarnation": 0, "stuck_s": 0.0},
     "stands": {"incarnation": 0, "still": True},
+    "skipped": {"incarnation": 0, "leases": []},
     "initial": {"number": 7, "provided": True, "replica": REPLICA, "from": 0},
     "push": {"number": 8, "steps": 3, "push": PUSH, "hyper": HYPER, "first": [[1, 77, True]]},
     "got": {},

@@ -29,7 +29,7 @@ RULES = {*BASE, "spec", *CORE, "policies"}
 DATA_PLANE = {*BASE, "tensors", "transport"}
 ONE_HOST, MULTI_HOST = "runtime.allreduce.one_host", "runtime.allreduce.multi_host"
 SHARED = "runtime.shared_memory"
-TOOLS = {*RULES, *DATA_PLANE, "journal", "session", "runtime.job", "runtime.coordination", "runtime.worker", "runtime.recovery"}
+TOOLS = {*RULES, *DATA_PLANE, "journal", "gradient_watch", "session", "runtime.job", "runtime.coordination", "runtime.worker", "runtime.recovery"}
 RANKS = {*TOOLS, "runtime.ranks"}
 SERVED = {*TOOLS, "runtime.parameter_server"}
 LIVE = {
@@ -44,7 +44,7 @@ LIVE = {
     "runtime.group",
     "runtime",
 }
-FACE = {*LIVE, "orders", "sampler", "wrapping", "optimizer"}
+FACE = {*LIVE, "gradient_watch", "orders", "sampler", "wrapping", "optimizer"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
@@ -59,15 +59,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "core.job": {*BASE, *FAMILIES},
     "policies": {*BASE, "spec", *FAMILIES},
     "journal": {"files", *BASE, "core"},
-    "session": {*BASE, "core"},
-    "sampler": {*BASE, "core", "session", "orders"},
-    "tensors": {*BASE, "core", "core.allreduce"},
+    "gradient_watch": {*BASE, "core"},
+    "session": {*BASE, "core", "gradient_watch"},
+    "sampler": {*BASE, "core", "gradient_watch", "session", "orders"},
+    "tensors": {*BASE, "core", "core.allreduce", "gradient_watch"},
     "runtime.job": {"files", *RULES, *DATA_PLANE},
     "runtime.coordination": {"files", *RULES, *DATA_PLANE, "journal", "runtime.job", "runtime.recovery"},
     "runtime.worker": {*RULES, *DATA_PLANE, "session", "runtime.job"},
     "runtime.recovery": {*BASE, "core", "transport"},
     "runtime.parameter_server": TOOLS,
-    "runtime.group": {*BASE, "core", "session", "tensors", "transport", "runtime.job", "runtime.worker"},
+    "runtime.group": {*BASE, "core", "gradient_watch", "session", "tensors", "transport", "runtime.job", "runtime.worker"},
     "runtime.ranks": TOOLS,
     SHARED: {*BASE, "core", "transport"},
     ONE_HOST: {*RULES, *DATA_PLANE, SHARED},

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from offbeat.core.policy import whole_number
 from offbeat.errors import ConfigurationError
+from offbeat.gradient_watch import life_of
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.orders import Order, batches_of
 from offbeat.sampler import ElasticBatchSampler, Passes
@@ -85,7 +86,7 @@ def elastic(
     if order is not None and shuffle is not None:
         raise ConfigurationError("elastic(dataset, order=..., shuffle=...): order= sets the whole order; leave shuffle= out")
     chosen = Order.of_script(order) if order is not None else Order.plain(len(data), shuffle=shuffle is not False)
-    return ElasticLoader(data, batch_sampler=_sampler(chosen, batch_size, drop_last, seed, session), **options)
+    return DataLoader(data, batch_sampler=_sampler(chosen, batch_size, drop_last, seed, session), **options)
 
 
 def _sampler(order: Order, batch_size: int, drop_last: bool, seed: int | None, session: Session | None) -> ElasticBatchSampler:
@@ -110,7 +111,7 @@ def _of_loader(loader: DataLoader[Any], seed: int | None, session: Session | Non
         raise ConfigurationError("elastic(DataLoader) deals out batches, but this DataLoader has batch_size=None: give it a batch size")
     sampler, batch_size, drop_last = batches_of(loader.batch_sampler)
     batch_sampler = _sampler(Order.of_sampler(sampler), batch_size, drop_last, seed, session)
-    return ElasticLoader(loader.dataset, batch_sampler=batch_sampler, **{name: getattr(loader, name) for name in _KEPT})
+    return DataLoader(loader.dataset, batch_sampler=batch_sampler, **{name: getattr(loader, name) for name in _KEPT})
 
 
 def _of_stream(data: Any, batch_size: int | None, drop_last: bool, options: dict[str, Any], session: Session | None) -> ElasticStream:
@@ -150,43 +151,6 @@ def _again(data: Iterable[Any]) -> Callable[[Epoch], Iterable[Any]]:
         return data
 
     return epoch_of
-
-
-class ElasticLoader(DataLoader[Any]):
-    """A ``DataLoader`` over an `ElasticBatchSampler` that reports each batch when the script receives it, not when it is fetched."""
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return _Deliveries(super().__iter__(), self)
-
-
-class _Deliveries:
-    """One pass over a loader.
-
-    Args:
-        batches: the loader's own iterator.
-        loader: the loader whose sampler is notified of each batch that the script receives.
-    """
-
-    def __init__(self, batches: Iterator[Any], loader: ElasticLoader) -> None:
-        assert isinstance(loader.batch_sampler, ElasticBatchSampler)
-        self._batches, self._loader, self._sampler = batches, loader, loader.batch_sampler
-        self._grants = self._sampler.dealt if loader.num_workers else None
-        """The grants of this pass. Without worker processes the sampler begins the pass at the first batch; with them, earlier."""
-        self._delivered = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __next__(self) -> Any:
-        batch = next(self._batches)
-        if self._grants is None:
-            self._grants = self._sampler.dealt
-        self._sampler.session.deliver(self._grants[self._delivered])
-        self._delivered += 1
-        return batch
 
 
 class ElasticStream(Passes):
@@ -248,8 +212,12 @@ class ElasticStream(Passes):
                     early.append(next(grants, None))
             if amended is not None:
                 batch = self._collate(found[0] if self._single else found)
-                self._note(amended, amended._replace(rows=_rows(batch)) if self._single else amended)
+                dealt = amended._replace(rows=_rows(batch)) if self._single else amended
+                self._note(amended, dealt)
+                if not self.reports_deliveries:
+                    self._session.deliver(dealt, life_of(batch))
                 yield batch
+                del batch
             if early == [None]:  # this worker's batches have been used: the next request waits for the other workers
                 early, grants = [], self._grants(self._session, epoch)
 

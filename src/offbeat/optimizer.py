@@ -15,6 +15,7 @@ from offbeat import session as sessions
 from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
 from offbeat.policies import rule
+from offbeat.runtime.job.job_spec import check_reduction
 from offbeat.runtime.job.settings import WorkerSettings, known_token
 from offbeat.runtime.job.wire_choice import check_rule, wire_format
 from offbeat.runtime.worker import other_launchers
@@ -23,7 +24,7 @@ from offbeat.session import LocalSession, Place, Session
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec, spec_of
 from offbeat.tensors.state import by_position
-from offbeat.types import WireFormat
+from offbeat.types import REDUCTIONS, Reduction, WireFormat
 from offbeat.wrapping import FrozenParameters, check_process_group, check_wrapped
 
 _SIBLINGS: list[Any] = []
@@ -78,6 +79,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             replaces it.
         wire: how gradients and parameters travel between hosts: ``"float32"``, ``"bf16"`` in half of the bytes, or ``"int8"`` in a quarter
             of them; see docs/wire.md. Within a host nothing is encoded. ``--wire`` on the command line replaces it.
+        reduction: what a gradient is of its samples' gradients, which the loss decides. Under ``"mean"`` a fold weighs gradients by their
+            numbers of samples; under ``"sum"`` (losses with ``reduction="sum"``) it adds them up. See docs/samples.md.
         nonfinite: for a gradient with infinity or NaN: ``"reject"`` it, so that the fold does not contain it, or ``"stop"`` the job.
 
     Raises:
@@ -103,6 +106,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         *,
         wire: WireFormat = "float32",
         nonfinite: Literal["reject", "stop"] = "reject",
+        reduction: Reduction = "mean",
     ) -> None:
         if nonfinite not in ("reject", "stop"):
             raise ConfigurationError(f"nonfinite={nonfinite!r}: must be 'reject' or 'stop'")
@@ -113,6 +117,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             policy = rule(sync)
             self._wire = wire_format(wire)
             check_wrapped(optimizer, model)
+            if reduction not in REDUCTIONS or WorkerSettings.from_environment() is None:  # in a job the command line may choose the rule
+                check_reduction(policy, reduction)
             layout = Layout.of(model, optimizer)
             self._frozen = FrozenParameters(optimizer, model)
             spec, self._local_only = _spec_of(optimizer)
@@ -126,7 +132,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 raise ConfigurationError(self._local_only)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.wrapped = optimizer
-        self._nonfinite = nonfinite
+        self._nonfinite, self._reduction = nonfinite, reduction
         self._began = False
         """Whether the script has made a step, or loaded a state."""
         self._session = self._open(layout, spec, model, policy)
@@ -178,6 +184,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 grouped=shadow is not None,
             )
         leading = Leading(self._place, shadow, session) if shadow is not None else None
+        session.reduction = self._reduction
         session.follow_process()
         session.join(policy.spelling)
         if leading is not None:
@@ -330,6 +337,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, as the wrapped optimizer does."""
         self.wrapped.zero_grad(set_to_none)
+        self._session.cleared()
 
     def pull(self) -> None:
         """Load the newest parameters into the model without a push, for instance before an evaluation during an epoch."""

@@ -9,22 +9,29 @@ epoch's report lists exceptions. If the rule gives each worker a split, the work
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Iterator, Sized
-from functools import reduce
-from itertools import chain
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterator, Sized
+from functools import partial, reduce
+from itertools import chain, count
+from typing import Any, Final
 
 import torch
 from torch.utils.data import Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from offbeat import session as sessions
 from offbeat.core.partitions import Parts, Splits, size_of
 from offbeat.core.policy import whole_number
 from offbeat.errors import ConfigurationError
+from offbeat.gradient_watch import life_of
 from offbeat.orders import DrawnOrder, Order
 from offbeat.session import LeasedRange, Place, Session, SplitProgress
 from offbeat.types import Epoch, worker_ids
+
+LOADER_DEPTH: Final = 5
+"""Calls between a ``DataLoader``'s iterator and the sampler, of samplers that wrap it."""
 
 
 class Passes:
@@ -54,6 +61,8 @@ class Passes:
         self._dealt: list[LeasedRange] = []
         """The grants of the last pass, in their order."""
         self._progress = SplitProgress()
+        self.reports_deliveries = False
+        """Whether the user of this source calls `Session.deliver`, and not this source itself, when the script gets a batch."""
         self._warned = False
         if session is not None:
             self._join(session)
@@ -216,12 +225,20 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, grants = self._pass()
-        indices = None
-        for grant in grants:
+        indices, deliver = None, None
+        for number, grant in enumerate(grants):
             if indices is None or grant.parts != self._parts:
                 indices = self._indices(epoch, grant.parts)
                 self._parts = grant.parts
+            if not number and not self.reports_deliveries:
+                deliver = _follow_loader(partial(self._deliver, self._dealt))
+            if deliver is not None:
+                deliver(number)
             yield self._place.part(indices[grant.start : grant.stop].tolist())
+
+    def _deliver(self, dealt: list[LeasedRange], number: int, batch: Any = None) -> None:
+        """Note that the script has received a batch of a pass; ``dealt`` are the pass's grants."""
+        self._session.deliver(dealt[number], life_of(batch))
 
     def __len__(self) -> int:
         """Return the number of batches in this worker's split, or in an equal share of the data, of which slow workers take less."""
@@ -284,6 +301,40 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         seed = self._session.seed if self._seed is None else self._seed
         mixed = reduce(lambda value, number: value * 1_000_003 + number, (seed, *numbers))
         return torch.Generator().manual_seed(mixed % 2**63)
+
+
+def _follow_loader(deliver: Callable[..., None]) -> Callable[[int], None] | None:
+    """Have the iterator of the ``DataLoader`` that asks the sampler for indices report its batches, when the script gets them.
+
+    A loader with worker processes, or one that is iterated ahead, asks for indices long before that. Returns what the sampler has to call
+    with each number itself, because no loader asks; None: nothing.
+    """
+    frame = sys._getframe(1).f_back
+    for _ in range(LOADER_DEPTH):
+        iterator = frame.f_locals.get("self") if frame is not None else None
+        if isinstance(iterator, _BaseDataLoaderIter):
+            numbers, again, pins = count(), weakref.ref(iterator), iterator._pin_memory  # no cycle: the end of the iterator ends its processes
+
+            def next_data() -> Any:
+                following = again()
+                assert following is not None
+                batch = type(following)._next_data(following)
+                deliver(next(numbers), batch)
+                return batch
+
+            iterator._next_data = next_data
+            if (fetcher := getattr(iterator, "_dataset_fetcher", None)) is not None:  # without processes the first call is under way
+
+                def first(indices: Any) -> Any:
+                    del fetcher.fetch
+                    batch = fetcher.fetch(indices)
+                    deliver(next(numbers), None if pins else batch)  # the script gets a copy of one to be pinned
+                    return batch
+
+                fetcher.fetch = first
+            return None
+        frame = frame.f_back if frame is not None else None
+    return deliver
 
 
 def _ceil(number: int, divisor: int) -> int:

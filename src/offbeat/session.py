@@ -9,16 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsFloat
 
+from offbeat.core.gradient_contents import GradientContents
 from offbeat.core.leases import Leases
 from offbeat.core.partitions import Parts, size_of
-from offbeat.types import FIRST_WORKER, Epoch, Fate, LeaseId, Version, WorkerId
+from offbeat.gradient_watch import GradientWatch
+from offbeat.types import FIRST_WORKER, Epoch, Fate, LeaseId, Reduction, Version, WorkerId
 
 if TYPE_CHECKING:
     import torch
@@ -129,6 +130,8 @@ class Session(ABC):
     """The batch size that the rule sets for the samplers; None: the script's."""
     resumes: bool = True
     """Whether state that the script loads is used. False: this worker has joined a running job and takes the job's state."""
+    reduction: Reduction = "mean"
+    """What a gradient of this worker is of its samples' gradients."""
     servers_step: bool = False
     """Whether the servers make the optimizer's steps, and have its state."""
     overlap: float | None = None
@@ -147,11 +150,8 @@ class Session(ABC):
         self._loss: float | None = None
         self._outstanding: list[LeasedRange] = []
         """Grants dealt to this worker and not pushed yet, oldest first."""
-        self._in_hand: dict[int, set[LeaseId]] = {}
-        """Leases delivered to the script and not pushed yet, by sampler; only of samplers whose loader reports deliveries."""
-        self._backwards = 0
-        """Backward passes in the last step over samples."""
-        self._warned_of_passes = False
+        self.contents = GradientContents()
+        """Which of the batches that the script has been given are in its gradient."""
         self.consumed = 0
         """The number of steps over samples so far."""
         self._batch_samples = 0
@@ -182,31 +182,28 @@ class Session(ABC):
         self._loss = values.get("loss", self._loss)
         self.metrics.update(values)
 
-    def consume(self, backwards: int) -> tuple[tuple[LeaseId, ...], int]:
-        """Return the leases that a push was computed over, and their number of samples: each sampler's oldest, one per backward pass.
-
-        Each sampler counts, because a script that draws from two samplers makes one backward pass over a batch of both. If there are more
-        passes than delivered batches, as in a GAN, several passes were over the same batch.
-        """
-        taken = self._oldest(max(1, backwards))
-        self._outstanding = [grant for grant in self._outstanding if grant not in taken]
-        for grant in taken:
-            self._in_hand.get(grant.pool, set()).discard(grant.lease)
+    def consume(self) -> tuple[tuple[LeaseId, ...], int]:
+        """Return the leases of the batches in the gradient, which a step uses now, and their number of samples; 0: not known."""
+        ids = set(self.contents.step())
+        taken = [grant for grant in self._outstanding if grant.lease in ids]
+        self._outstanding = [grant for grant in self._outstanding if grant.lease not in ids]
+        self._forget_left_out()
         self.progress.done += sum(grant.pool == 0 for grant in taken)
         samples = _samples(taken)
         if taken:
             self.consumed += 1
-            self._backwards = backwards
             self._batch_samples = samples
         return tuple(grant.lease for grant in taken), samples
 
-    def _oldest(self, number: int) -> list[LeasedRange]:
-        left, taken = dict.fromkeys((grant.pool for grant in self._outstanding), number), []
-        for grant in self._outstanding:
-            if left[grant.pool] and grant.lease in self._in_hand.get(grant.pool, (grant.lease,)):
-                left[grant.pool] -= 1
-                taken.append(grant)
-        return taken
+    def _forget_left_out(self) -> None:
+        """Give up the batches that the script has left out since the last call, and tell the job."""
+        if (left_out := self.contents.left_out()) and (held := {grant.lease for grant in self._outstanding}.intersection(left_out)):
+            self._outstanding = [grant for grant in self._outstanding if grant.lease not in held]
+            self._leave_out(tuple(lease for lease in left_out if lease in held))
+
+    @abstractmethod
+    def _leave_out(self, leases: tuple[LeaseId, ...]) -> None:
+        """Tell the job that no step of this worker will use these samples."""
 
     def under_way(self, stepped: bool) -> int:
         """Return the number of samples of the current batch, for the step of another optimizer over the same batch.
@@ -214,9 +211,8 @@ class Session(ABC):
         Args:
             stepped: this session has made its step over that batch already.
         """
-        if stepped and self._backwards > 1 and any(grant.pool not in self._in_hand for grant in self._outstanding):
-            self._warn_of_passes()
-        ahead = _samples(self._oldest(1))
+        current = self.contents.current()
+        ahead = _samples([grant for grant in self._outstanding if grant.lease in current])
         return self._batch_samples if stepped or not ahead else ahead
 
     @property
@@ -224,44 +220,44 @@ class Session(ABC):
         """The grants that no step has used yet, of all samplers, oldest first."""
         return self._outstanding
 
-    @property
-    def delivered(self) -> int:
-        """The number of batches that the script has and no step has used yet: of the sampler with most, of those that report deliveries."""
-        return max((len(leases) for leases in self._in_hand.values()), default=1)
-
     def held(self, pool: int) -> list[LeasedRange]:
-        """Return one sampler's grants that no step has used yet, oldest first."""
-        return [grant for grant in self._outstanding if grant.pool == pool]
+        """Return one sampler's grants that no gradient contains, oldest first."""
+        return [grant for grant in self._outstanding if grant.pool == pool and not self.contents.contains(grant.lease)]
 
-    def deliver(self, grant: LeasedRange) -> None:
-        """Note that the script has received the batch of this grant; a step does not use batches that a loader has only fetched ahead."""
-        in_hand = self._in_hand.setdefault(grant.pool, set())
+    def deliver(self, grant: LeasedRange, alive: Callable[[], bool] | None = None) -> None:
+        """Note that the script has received the batch of this grant; a step does not use batches that a loader has only fetched ahead.
+
+        Args:
+            grant: of the batch.
+            alive: tells whether the script still holds the batch; None: it cannot be known.
+        """
         if grant in self._outstanding:  # a grant of an abandoned pass may have gone back to the job
-            in_hand.add(grant.lease)
+            self.contents.deliver(grant.pool, grant.lease, alive)
 
     def take_back(self, pool: int) -> None:
         """Mark a sampler's delivered batches as not delivered: the next pass delivers them again."""
-        self._in_hand.get(pool, set()).clear()
+        self.contents.take_back(pool)
 
-    def _warn_of_passes(self) -> None:
-        if not self._warned_of_passes:
-            self._warned_of_passes = True
-            warnings.warn(
-                f"a step of the first optimizer was over {self._backwards} backward passes, and counts as many batches, while its "
-                "DataLoader fetches batches ahead. If the passes were over one batch, as in a GAN, its pushes have wrong weights: make the "
-                "loader with offbeat.elastic(dataset, ...), which reports the batches that it delivers, or with num_workers=0",
-                stacklevel=4,
-            )
+    def cleared(self) -> None:
+        """Note that the script has cleared the gradients."""
+        self.contents.clear()
 
     def amend(self, grant: LeasedRange, by: LeasedRange | None) -> None:
         """Replace a grant by a corrected one; ``by`` is None if there is nothing at its positions."""
         at = self._outstanding.index(grant)
         self._outstanding[at : at + 1] = [] if by is None else [by]
 
-    def drop(self, pool: int) -> None:
-        """Remove one sampler's unused grants: they go back to the job."""
-        self._outstanding = [grant for grant in self._outstanding if grant.pool != pool]
-        self.take_back(pool)
+    def leave_epoch(self, pool: int, *, exhausted: bool) -> tuple[LeaseId, ...]:
+        """Give up one sampler's grants at the end of its epoch, but those in the gradient, which are returned.
+
+        Args:
+            pool: the sampler's number.
+            exhausted: see `GradientContents.leave`.
+        """
+        kept = self.contents.leave(pool, exhausted=exhausted)
+        self._forget_left_out()
+        self._outstanding = [grant for grant in self._outstanding if grant.pool != pool or grant.lease in kept]
+        return kept
 
     @property
     def inside(self) -> bool:
@@ -339,6 +335,7 @@ class LocalSession(Session):
         self._ending: set[int] = set()
         """Pools whose epoch has been dealt out while some of its batches have not been used in a step yet."""
         self._stepping = False
+        GradientWatch(self.contents).follow(parameter for group in optimizer.param_groups for parameter in group["params"])
 
     @property
     def inside(self) -> bool:
@@ -358,11 +355,17 @@ class LocalSession(Session):
         self._settle(Fate.REJECTED, reason)
 
     def _settle(self, fate: Fate, reason: str) -> None:
-        ids, _ = self.consume(len(self._outstanding))
+        ids, _ = self.consume()
         self._leases.submit(ids)
         self._leases.settle(ids, fate, reason)
-        for pool in [pool for pool in self._ending if not self.held(pool)]:
+        for pool in [pool for pool in self._ending if not self._holds(pool)]:
             self._end(pool)
+
+    def _leave_out(self, leases: tuple[LeaseId, ...]) -> None:
+        self._leases.leave_out(self.worker, leases)
+
+    def _holds(self, pool: int) -> bool:
+        return any(grant.pool == pool for grant in self._outstanding)
 
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
         self._leases.open(pool, epoch, size, rest=self.rest_of(pool, epoch))
@@ -374,21 +377,24 @@ class LocalSession(Session):
         self._leases.bound(pool, size)
         lease = self._leases.take(self.worker, pool, batch)
         if lease is None:
-            self._ending.add(pool) if self.held(pool) else self._end(pool)
+            self._ending.add(pool) if self._holds(pool) else self._end(pool)
             return None
         grant = LeasedRange(pool, lease.id, lease.start, lease.stop)
         self._outstanding.append(grant)
         return grant
 
     def _end(self, pool: int) -> None:
+        kept = self.leave_epoch(pool, exhausted=pool in self._ending)
         self._ending.discard(pool)
-        self.drop(pool)
-        self._leases.give_back(self.worker, pool)
+        self._leases.give_back(self.worker, pool, but=kept)
+        self._leases.keep(self.worker, kept)
         epoch = self._leases.epoch(pool)
         self.note_report({"epoch": epoch, **self._leases.end(pool)})
 
     def pull(self) -> None:
-        """Do nothing: the parameters are in this process."""
+        """End the epochs that have no more samples; the parameters are in this process."""
+        for pool in list(self._ending):
+            self._end(pool)
 
     def state_dict(self) -> dict[str, Any]:
         return self._optimizer.state_dict()

@@ -48,6 +48,9 @@ Seconds: TypeAlias = float
 WireFormat: TypeAlias = Literal["float32", "bf16", "int8"]
 """How gradients and parameters travel between processes that do not share memory; see ``tensors/wire_formats.py``."""
 WIRE_FORMATS: Final[tuple[WireFormat, ...]] = get_args(WireFormat)
+Reduction: TypeAlias = Literal["mean", "sum"]
+"""What a worker's gradient is of its samples' gradients."""
+REDUCTIONS: Final[tuple[Reduction, ...]] = get_args(Reduction)
 Ack: TypeAlias = Literal["replica", "leader"]
 """Which processes of a server have a version before workers get it: leader and standby (``replica``), or the leader alone."""
 ACKS: Final[tuple[Ack, ...]] = get_args(Ack)
@@ -82,6 +85,8 @@ class Fate(StrEnum):
     """Not used by the rule, for instance because it arrived too late."""
     REJECTED = "rejected"
     """Not usable: sent by a fenced incarnation, not finite, or computed over samples that were dealt to another worker meanwhile."""
+    SKIPPED = "skipped"
+    """Of samples only, which no contribution contains: the script has left them out, or thrown their gradient away."""
 
 
 class WorkerState(StrEnum):

@@ -16,7 +16,7 @@ from offbeat.core.policy import Policy, ServerRule
 from offbeat.errors import ConfigurationError
 from offbeat.policies import RULES
 
-FAULTS = ("kill", "vanish", "freeze", "restart", "usurp", "newcomer", "poison", "haste")
+FAULTS = ("kill", "vanish", "freeze", "restart", "usurp", "newcomer", "poison", "haste", "skip", "keep")
 
 
 few = st.integers(0, 3)

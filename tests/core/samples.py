@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from offbeat.core.effects import EpochEnded, Grant
 from offbeat.core.events import Pushed
+from offbeat.core.leases import adds_up
 from offbeat.core.partitions import size_of
 from offbeat.core.policy import Policy
 from offbeat.types import LeaseId
@@ -31,6 +32,8 @@ class Samples:
         self._ranges: dict[LeaseId, Held] = {}
         self._folded: dict[Deck, set[int]] = defaultdict(set)
         self.reports: list[dict[str, Any]] = []
+        self._lost: dict[Deck, set[int]] = defaultdict(set)
+        """Positions that were kept over their epoch's end, and that no fold has."""
 
     def granted(self, effect: Grant) -> None:
         """Some positions, which are there."""
@@ -42,21 +45,29 @@ class Samples:
         """Each position once."""
         for held in (self._ranges[lease] for lease in push.leases):
             positions = set(range(held.start, held.stop))
-            assert not self._folded[held.deck] & positions, f"positions of {held.deck} folded twice: {sorted(positions)}"
+            again = positions & (self._folded[held.deck] | self._lost[held.deck])
+            assert not again, f"positions of {held.deck} folded twice, or after their end: {sorted(positions)}"
             self._folded[held.deck] |= positions
 
     def report(self, effect: EpochEnded) -> None:
         """It adds up, and its exceptions are exactly the positions that were not folded, of each split."""
         report = effect.report
+        assert adds_up(report), report
+        before = sum(earlier["folded"] for earlier in self.reports)
         self.reports.append(report)
-        assert report["folded"] + report["dropped"] + report["rejected"] + report["unused"] == report["indices"], report
+        assert report["folded"] == sum(len(positions) for positions in self._folded.values()) - before
         splits: list[tuple[int | None, int]] = [(None, report["indices"])]
         if self._apart:
-            splits = [(split["worker"], split["indices"]) for split in report["splits"]]
-        folded = 0
+            splits = [(split["worker"], split["indices"]) for split in report.get("splits", ())]
+        kept = 0
         for worker, size in splits:
-            mine = self._folded[effect.epoch, worker]
-            excepted = [p for e in report["exceptions"] if e.get("worker") == worker for p in range(e["start"], e["stop"])]
-            assert sorted([*mine, *excepted]) == list(range(size)), report
-            folded += len(mine)
-        assert report["folded"] == folded and report["indices"] == sum(size for _, size in splits)
+            used = [*self._folded[effect.epoch, worker]]
+            excepted = [p for e in report["exceptions"] if e.get("worker") == worker and "epoch" not in e for p in range(e["start"], e["stop"])]
+            assert len({*used, *excepted}) == len(used) + len(excepted) and {*used, *excepted} <= {*range(size)}, report
+            kept += size - len(used) - len(excepted)
+        assert report.get("kept", 0) == kept and report["indices"] == sum(size for _, size in splits)
+        for late in report["exceptions"]:
+            if "epoch" in late:
+                deck, positions = (late["epoch"], late.get("worker")), set(range(late["start"], late["stop"]))
+                assert late["epoch"] < effect.epoch and not positions & (self._folded[deck] | self._lost[deck]), late
+                self._lost[deck] |= positions

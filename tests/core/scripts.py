@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from offbeat.core.effects import Effect, EpochEnded, Grant, Initialise, NoMore, Release
-from offbeat.core.events import Abandoned, EpochWanted, Event, Initialised, LeaseWanted, Left, PullWanted, Pushed
+from offbeat.core.events import Abandoned, EpochWanted, Event, Initialised, LeaseWanted, Left, PullWanted, Pushed, Skipped
 from offbeat.core.partitions import size_of
 from offbeat.core.policy import Plan, Policy, ServerRule
 from offbeat.policies import BSP
@@ -68,6 +68,12 @@ class Process:
     """Its next gradient is not finite."""
     hasty: bool = False
     """It leaves its current epoch early."""
+    skips: bool = False
+    """Its script leaves its next batch out."""
+    keeps: bool = False
+    """Its script makes no step with its next gradient, but adds it to the one after."""
+    kept: tuple[LeaseId, ...] = ()
+    """What it has accumulated and made no step with."""
     counts: bool = True
     """Whether it knows how many samples it uses."""
     version: int = 0
@@ -86,6 +92,7 @@ class Process:
     def live(self) -> Script:
         """The whole script, from the first admission to the end."""
         self._forget()
+        self.kept = ()
         yield from self._hear(None, Release)
         for _ in range(0 if self.schedule.epochs else self.schedule.iterations):
             yield from self._step(None)
@@ -111,14 +118,21 @@ class Process:
                 if not more and not held and self.steps and isinstance(answer, NoMore) and not answer.refreshed:
                     yield from self._push()
                     more = True  # samples of the dead may come back
-            if held:
+            if held and self.skips:
+                self.skips = False
+                yield Skipped(self.worker, self.incarnation, (held.popleft(),))
+            elif held and self.keeps:
+                self.keeps = False
+                self.kept += (held.popleft(),)
+                yield 1.0
+            elif held:
                 yield from self._step(held.popleft())
             if self.hasty:
                 self.hasty = False
                 break
         if self.steps and self.random.random() < (0.5 if more or held else 1.0):
             yield from self._push()  # what is not pushed by one who leaves early is lost, and its samples go to somebody else
-        yield from self._ask(EpochWanted(self.worker, self.incarnation, 0, epoch, self.schedule.size))
+        yield from self._ask(EpochWanted(self.worker, self.incarnation, 0, epoch, self.schedule.size, self.kept))
         self._forget()
 
     def _step(self, lease: LeaseId | None) -> Script:
@@ -129,7 +143,8 @@ class Process:
         self.done += 1
         self.compute_s += self.now - begun
         self.samples += self.random.choice((8, 8, 8, 4)) if self.counts else 0
-        self.leases += () if lease is None else (lease,)
+        self.leases += (*self.kept, *(() if lease is None else (lease,)))
+        self.kept = ()
         if self.overtaken > self.version:
             yield from self._hear(Abandoned(self.worker, self.incarnation, self.version, self.compute_s, self.leases), Release)
             self._forget()

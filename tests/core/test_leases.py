@@ -55,6 +55,7 @@ def test_a_report_accounts_for_every_position_with_its_reason() -> None:
         "folded": 3,
         "dropped": 3,
         "rejected": 3,
+        "skipped": 0,
         "unused": 3,
         "returned": 3,
         "exceptions": [

@@ -120,6 +120,7 @@ def test_each_worker_is_dealt_its_own_split_and_the_report_adds_up_over_all() ->
         "folded": 16,
         "dropped": 0,
         "rejected": 0,
+        "skipped": 0,
         "unused": 0,
         "returned": 0,
         "exceptions": [],

@@ -166,6 +166,9 @@ def test_every_fault_happens() -> None:
     assert "Release(worker=4" in reasons(("newcomer", 1, 8))
     assert "not finite in bias" in reasons(("poison", 1, 4))
     assert "unused" in reasons(("haste", 0, 4), ("haste", 1, 4), ("haste", 2, 4))
+    assert "skipped: the script made no step" in reasons(("skip", 1, 4))
+    kept = reasons(*(("keep", worker, tick) for worker in range(3) for tick in range(12, 20)))
+    assert "'kept'" in kept and "'brought'" in kept
     assert "Paused(worker=0" in reasons() and "refreshed=True, parts" not in reasons()
     assert "refreshed=True, parts" in reasons(("kill", 2, 35)), "samples of the dead come back to a paused worker"
 

@@ -15,7 +15,7 @@ from tests.core.audit import Auditor
 from tests.core.scripts import Process, Schedule, Script, served
 
 from offbeat.core.effects import Effect, EpochEnded, Fence, Fold, Grant, Initialise, Interrupt, NoMore, Release
-from offbeat.core.events import Event, Folded, Heard, Joined, Left, Lost
+from offbeat.core.events import Event, Folded, Heard, Joined, Left, Lost, Skipped
 from offbeat.core.job.coordinator import Coordinator
 
 
@@ -116,6 +116,16 @@ class World:
         if worker in self.processes:
             self.processes[worker].hasty = True
 
+    def fault_skip(self, worker: int) -> None:
+        """Its script leaves its next batch out."""
+        if worker in self.processes:
+            self.processes[worker].skips = True
+
+    def fault_keep(self, worker: int) -> None:
+        """Its script makes no step with the next gradient, but adds the one after it; the end of an epoch may come between."""
+        if worker in self.processes:
+            self.processes[worker].keeps = True
+
     # Processes.
 
     def _start(self, worker: int, after: float) -> None:
@@ -180,7 +190,7 @@ class World:
             if isinstance(wish, float):
                 self._wake(process, wish)
                 return
-            process.waits = True
+            process.waits = not isinstance(wish, Skipped)  # to which there is no answer
             if wish is not None:
                 self._send(wish)
             if isinstance(wish, Left):

@@ -8,14 +8,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
+from offbeat.core.leases import adds_up
 from offbeat.journal.records import Record
 from offbeat.types import Seconds
 
 REPLICA, REPLICA_VERSION = "replica", "replica_version"
 """What a script logs to have its replicas compared: a checksum of the parameters, and the version that they have."""
-SHARES: Final = ("folded", "dropped", "rejected", "unused")
 
 
 class Hit(NamedTuple):
@@ -100,7 +100,7 @@ class Observation:
         self.indices += report["indices"]
         self.unused_last = report["unused"]
         self.unused += self.unused_last
-        if sum(report[name] for name in SHARES) != report["indices"]:
+        if not adds_up(report):
             self.unaccounted.append(f"epoch {record['epoch']}: {report}")
 
     def _compare(self, record: Record) -> None:

@@ -16,7 +16,8 @@ class Part(NamedTuple):
     incarnation: Incarnation
     clock: Clock
     weight: float
-    """The factor of its gradient in the sum; the weights of a fold add up to 1, or each is 1 / ``divisor``."""
+    """The factor of its gradient in the sum; the weights of a fold add up to 1 (``sums``: to the number of parts), or each is 1 / ``divisor``
+    (``sums``: 1)."""
     staleness: int
     gathered: float = 0.0
     """The factor with which it was gathered; 0: not gathered, the gradient is still in its worker's memory."""
@@ -41,6 +42,9 @@ class Fold(NamedTuple):
     """The one shard that folds, in rules of shard scope; None: all."""
     divisor: int | None = None
     """Allreduce family: the number of living ranks, by which the sum of any number of gradients is divided; None: see the weights."""
+    sums: bool = False
+    """The gradients are sums over samples and are added up: the weights, or the divided sum, are multiplied by the number of parts, or of
+    living ranks."""
 
 
 class Gather(NamedTuple):

@@ -49,6 +49,8 @@ class Pushed(NamedTuple):
     """The one shard at which it has arrived, in rules of shard scope; None: every shard has it."""
     held: tuple[Version, ...] = ()
     """Shard scope: the version of each block that it was computed from."""
+    sums: bool = False
+    """The gradient is the sum over its samples, and a fold adds such gradients up; False: it is their mean."""
 
 
 class Abandoned(NamedTuple):
@@ -119,6 +121,16 @@ class EpochWanted(NamedTuple):
     pool: int
     epoch: Epoch
     size: int | None
+    kept: tuple[LeaseId, ...] = ()
+    """The leases whose gradient the worker has accumulated and not pushed: it takes them along into the next epoch."""
+
+
+class Skipped(NamedTuple):
+    """A worker's script has left samples out: no gradient that it pushes will contain them."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    leases: tuple[LeaseId, ...]
 
 
 class PullWanted(NamedTuple):
@@ -179,6 +191,7 @@ Event: TypeAlias = (
     | PullWanted
     | LeaseWanted
     | EpochWanted
+    | Skipped
     | Stands
     | Elsewhere
     | Returned

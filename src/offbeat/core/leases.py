@@ -4,10 +4,18 @@ This module handles positions 0 .. size-1 only; each worker computes the sample 
 each sampler that a script makes, and one epoch of a pool is under way at a time. A position is *settled*
 with the fate of the contribution computed over it. When an epoch ends, its report accounts for every position:
 
-``folded + dropped + rejected + unused == indices``
+``folded + dropped + rejected + skipped + unused == indices``
 
 ``folded`` counts the positions used once. The others are exceptions, listed with the reason: the rule dropped the gradient, the gradient
-was not finite, or no worker took the position (the script left its loop early, or no worker was left).
+was not finite, the script left the samples out, or no worker took the position (the script left its loop early, or no worker was left).
+
+A worker may *keep* a gradient over the epoch's end, for a step in the next one. The epoch ends without waiting for its positions; they get
+their fate in a later epoch, in whose report they are counted. Where there are such positions, the reports have two more fields: ``kept``,
+those that are still without a fate, and ``brought``, those of earlier epochs that have got theirs. Then
+
+``folded + dropped + rejected + skipped + unused + kept == indices + brought``
+
+Exceptions among them name their ``epoch``. Kept positions of a worker that dies are ``unused``: their epoch's order is gone.
 An epoch with more than a thousand exceptions lists those, and counts the positions of the others as ``unlisted``: each has its fate in the
 journal. ``returned`` counts positions that were dealt out again because their holder died or gave them up before they were settled.
 
@@ -40,6 +48,16 @@ million batches, and a rule may drop every third.
 
 SKIPPED: Final = 1 << 24
 """More leases than workers are dealt in a version."""
+
+
+def adds_up(report: Mapping[str, Any]) -> bool:
+    """Return whether an epoch's report accounts for every position.
+
+    >>> adds_up({"indices": 9, "folded": 8, "dropped": 0, "rejected": 0, "skipped": 0, "unused": 0})
+    False
+    """
+    fates = sum(report.get(name, 0) for name in ("folded", "dropped", "rejected", "skipped", "unused", "kept"))
+    return bool(fates == report["indices"] + report.get("brought", 0))
 
 
 class Lease(NamedTuple):
@@ -113,6 +131,12 @@ class _Pool:
     resumed: Mapping[str, Any] | None = None
     """What `Leases.begin_at` was given, until the epoch is over; its counts are part of ``settled`` and so on."""
     returned: int = 0
+    kept: int = 0
+    """Positions in gradients that workers take along into the next epoch."""
+    brought: int = 0
+    """Positions of earlier epochs, kept until now, that have got their fate in this epoch."""
+    lost: int = 0
+    """Those among them that nobody has used."""
     settled: dict[Fate, int] = field(default_factory=dict)
     exceptions: list[dict[str, Any]] = field(default_factory=list)
     unlisted: int = 0
@@ -121,11 +145,13 @@ class _Pool:
     def deck(self, worker: WorkerId) -> _Deck | None:
         return self.decks.get(None) or self.decks.get(worker)
 
-    def except_for(self, owner: WorkerId | None, start: int, stop: int, why: str) -> None:
+    def except_for(self, owner: WorkerId | None, start: int, stop: int, why: str, epoch: Epoch | None = None) -> None:
         if len(self.exceptions) == EXCEPTIONS_LISTED:
             self.unlisted += stop - start
             return
-        whose = {} if owner is None else {"worker": owner}
+        whose: dict[str, Any] = {} if owner is None else {"worker": owner}
+        if epoch is not None:
+            whose["epoch"] = epoch
         self.exceptions.append({**whose, "start": start, "stop": stop, "why": why})
 
 
@@ -136,6 +162,8 @@ class Leases:
         self._pools: dict[int, _Pool] = {}
         self._leases: dict[LeaseId, Lease] = {}
         self._held: dict[WorkerId, dict[LeaseId, Lease]] = {}
+        self._kept: set[LeaseId] = set()
+        """Leases whose worker keeps their gradient over the epoch's end. No epoch waits for them."""
         self._next_id = 0
 
     def epoch(self, pool: int) -> Epoch:
@@ -229,11 +257,17 @@ class Leases:
         if state.resumed is not None and not state.decks:
             return dict(state.resumed)
         counts = {fate.value: count for fate, count in state.settled.items()}
+        kept = [one for one in self._leases.values() if one.pool == pool and one.epoch != state.epoch]  # their gradients will be gone
+        why = "unused: the job stopped with the gradient in hand"
+        lost = [{"epoch": one.epoch, "start": one.start, "stop": one.stop, "why": why} for one in kept]
+        positions = sum(one.stop - one.start for one in kept)
         progress = {
             **place,
             "settled": counts,
             "returned": state.returned,
-            "exceptions": list(state.exceptions),
+            "brought": state.brought + positions,
+            "lost": state.lost + positions,
+            "exceptions": [*state.exceptions, *lost],
             "unlisted": state.unlisted,
         }
         if None not in state.decks:
@@ -253,6 +287,7 @@ class Leases:
         if rest is not None or progress.get("splits"):
             state.settled = {Fate(name): count for name, count in progress["settled"].items()}
             state.returned, state.unlisted = progress["returned"], progress["unlisted"]
+            state.brought, state.lost = progress["brought"], progress["lost"]
             state.exceptions = list(progress["exceptions"])
 
     def _resume_splits(self, state: _Pool, progress: Mapping[str, Any]) -> None:
@@ -278,10 +313,13 @@ class Leases:
                 f"the checkpoint's sampler is of a data set of {before} samples, this one has {size}: resume with the same data"
             )
         state.resumed, state.settled, state.returned, state.unlisted, state.exceptions = None, {}, 0, 0, []
+        state.brought = state.lost = 0
 
     def _unsettled(self, pool: int, owner: WorkerId | None, deck: _Deck) -> list[list[int]]:
         """Return the ranges of a deck without a fate, in order: those left, and those that are held or wait in a contribution."""
-        held = [(one.start, one.stop) for one in self._leases.values() if one.pool == pool and owner in (None, one.worker)]
+        now = self._pools[pool].epoch
+        leases = [one for one in self._leases.values() if one.pool == pool and one.epoch == now]
+        held = [(one.start, one.stop) for one in leases if owner in (None, one.worker)]
         rest: list[list[int]] = []
         for start, stop in sorted([*deck.left(), *held]):
             if rest and rest[-1][1] == start:
@@ -315,8 +353,8 @@ class Leases:
         return deck.parts if deck is not None else ()
 
     def holds(self, worker: WorkerId, pool: int) -> bool:
-        """Return whether the worker holds leases of this pool."""
-        return any(lease.pool == pool for lease in self._held.get(worker, {}).values())
+        """Return whether the worker holds leases of this pool, other than those that it keeps over the epoch's end."""
+        return any(lease.pool == pool and lease.id not in self._kept for lease in self._held.get(worker, {}).values())
 
     def valid(self, worker: WorkerId, leases: tuple[LeaseId, ...]) -> bool:
         """Return whether the worker holds all of these leases."""
@@ -338,12 +376,32 @@ class Leases:
             state = self._pools[lease.pool]
             state.settled[fate] = state.settled.get(fate, 0) + lease.stop - lease.start
             if fate is not Fate.FOLDED:
-                owner = None if None in state.decks else lease.worker
-                state.except_for(owner, lease.start, lease.stop, f"{fate.value}: {reason}")
+                self._except_for(state, lease, f"{fate.value}: {reason}")
 
-    def give_back(self, worker: WorkerId, pool: int | None = None) -> None:
-        """Return to their pools all leases that the worker holds (of one pool, if given)."""
-        self.withdraw(tuple(lease.id for lease in self._held.get(worker, {}).values() if pool in (None, lease.pool)))
+    def leave_out(self, worker: WorkerId, leases: tuple[LeaseId, ...]) -> None:
+        """Count the positions of these leases, as far as the worker holds them, as left out by its script."""
+        held = self._held.get(worker, {})
+        self.settle(tuple(id for id in leases if id in held), Fate.SKIPPED, "the script made no step with them")
+
+    def keep(self, worker: WorkerId, leases: tuple[LeaseId, ...]) -> None:
+        """Let the worker take these leases along into the next epoch: its gradient contains their samples, and its step comes later."""
+        held = self._held.get(worker, {})
+        for id in leases:
+            lease = held.get(id)
+            if lease is not None and id not in self._kept:
+                state = self._pools[lease.pool]
+                self._kept.add(id)
+                state.open -= 1
+                state.kept += lease.stop - lease.start
+
+    def _except_for(self, state: _Pool, lease: Lease, why: str) -> None:
+        owner = None if None in state.decks else lease.worker
+        state.except_for(owner, lease.start, lease.stop, why, lease.epoch if lease.epoch != state.epoch else None)
+
+    def give_back(self, worker: WorkerId, pool: int | None = None, but: tuple[LeaseId, ...] = ()) -> None:
+        """Return to their pools all leases that the worker holds (of one pool, if given) except those in ``but``."""
+        held = self._held.get(worker, {}).values()
+        self.withdraw(tuple(lease.id for lease in held if pool in (None, lease.pool) and lease.id not in but))
 
     def withdraw(self, leases: tuple[LeaseId, ...]) -> None:
         """Return these leases to their decks, to be dealt out again: the work done on them is lost."""
@@ -351,6 +409,10 @@ class Leases:
             lease = self._remove(id)
             if lease is not None:
                 state = self._pools[lease.pool]
+                if lease.epoch != state.epoch:
+                    state.lost += lease.stop - lease.start
+                    self._except_for(state, lease, "unused: its worker died or left with the gradient in hand")
+                    continue
                 deck = state.deck(lease.worker)
                 assert deck is not None, f"a lease from no deck: {lease}"
                 deck.back.append((lease.start, lease.stop))
@@ -373,10 +435,15 @@ class Leases:
         return pool not in self._pools or self._pools[pool].open == 0
 
     def end(self, pool: int) -> dict[str, Any]:
-        """Close the current epoch, whatever is left of it, and return its report; the pool moves on to the next epoch."""
+        """Close the current epoch, whatever is left of it, and return its report; the pool moves on to the next epoch.
+
+        The report of a pool that is `owing` is of samples that were kept over the end of an earlier epoch, without an index of its own.
+        """
         state = self._pools[pool]
         assert state.open == 0, "leases are settled or given back before an epoch ends"
         unused = 0
+        if pool in self.owing():
+            state.decks = {None: _Deck(0)}
         for owner, deck in state.decks.items():
             why = "unused: its worker died or left before" if deck.closed else "unused: no worker took it"
             for start, stop in deck.left():
@@ -384,13 +451,12 @@ class Leases:
                 unused += stop - start
         report: dict[str, Any] = {
             "indices": sum(deck.extent - deck.before for deck in state.decks.values()),
-            **{fate.value: state.settled.get(fate, 0) for fate in (Fate.FOLDED, Fate.DROPPED, Fate.REJECTED)},
-            "unused": unused,
+            **{fate.value: state.settled.get(fate, 0) for fate in (Fate.FOLDED, Fate.DROPPED, Fate.REJECTED, Fate.SKIPPED)},
+            "unused": unused + state.lost,
             "returned": state.returned,
             "exceptions": state.exceptions,
         }
-        if state.unlisted:
-            report["unlisted"] = state.unlisted
+        report.update({name: count for name in ("kept", "brought", "unlisted") if (count := getattr(state, name))})
         if None not in state.decks:
             report["splits"] = [{"worker": owner, "indices": deck.extent, "parts": deck.parts} for owner, deck in state.decks.items()]
         self._pools[pool] = _Pool(state.epoch + 1, state.size)
@@ -408,15 +474,28 @@ class Leases:
         """Return the pools with an epoch that has begun and not ended."""
         return [number for number, state in self._pools.items() if state.begun]
 
+    def owing(self) -> list[int]:
+        """Return the pools between two epochs in which samples of an earlier epoch have got their fate since the last report."""
+        return [number for number, state in self._pools.items() if state.brought and not state.begun and state.resumed is None]
+
     def between(self) -> list[int]:
         """Return the pools that are between two epochs."""
         return [number for number, state in self._pools.items() if not state.begun]
 
     def _remove(self, id: LeaseId) -> Lease | None:
         lease = self._leases.pop(id, None)
-        if lease is not None:
-            self._held[lease.worker].pop(id, None)
-            self._pools[lease.pool].open -= 1
+        if lease is None:
+            return None
+        self._held[lease.worker].pop(id, None)
+        state, positions = self._pools[lease.pool], lease.stop - lease.start
+        if id not in self._kept:
+            state.open -= 1
+            return lease
+        self._kept.discard(id)
+        if lease.epoch == state.epoch:
+            state.kept -= positions
+        else:
+            state.brought += positions
         return lease
 
 

@@ -44,6 +44,13 @@ class Contribution(NamedTuple):
     leases: tuple[LeaseId, ...]
     steps: int = 1
     """The number of local optimizer steps in the contribution; 1 where gradients are exchanged."""
+    sums: bool = False
+    """The gradient is a sum over samples, and not their mean: it is added to others whatever their number of samples."""
+
+    @property
+    def mass(self) -> int:
+        """The number to which its weight is in proportion: that of its samples; 1 if it is not known, or if the gradient is a sum."""
+        return 1 if self.sums else self.samples or 1
 
 
 class Decision(NamedTuple):
@@ -323,6 +330,15 @@ def by_samples(contributions: Sequence[Contribution]) -> tuple[float, ...]:
     """Return weights in proportion to the samples, or equal weights if a worker does not know its number of samples."""
     if len(contributions) == 1:
         return (1.0,)
-    known = all(c.samples > 0 for c in contributions)
+    known = all(c.samples > 0 and not c.sums for c in contributions)
     total = sum(c.samples for c in contributions) if known else len(contributions)
     return tuple((c.samples if known else 1) / total for c in contributions)
+
+
+def weights_of(decision: Decision) -> tuple[float, ...]:
+    """Return the factor of each gradient in the fold of a decision.
+
+    Gradients that are sums are added up: the rule's weights, which add up to 1, are then multiplied by the number of gradients.
+    """
+    weights = decision.weights or by_samples(decision.fold)
+    return tuple(weight * len(weights) for weight in weights) if decision.fold[0].sums else weights

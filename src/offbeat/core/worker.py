@@ -302,7 +302,8 @@ class Worker:
         if self.fenced:
             return self._rejoin(self._fenced_by)
         self._epoch, self._held, self.state = wanted.epoch, 0, State.ASKING
-        return [Send(EpochWanted(self.number, self.incarnation, wanted.pool, wanted.epoch, wanted.size), self._cause)]
+        event = EpochWanted(self.number, self.incarnation, wanted.pool, wanted.epoch, wanted.size, wanted.kept)
+        return [Send(event, self._cause)]
 
     def _pull(self, _: PullAsked, now: Seconds, cause: RecordId) -> list[Instruction]:
         self._count(now)

@@ -57,11 +57,12 @@ class SamplesWanted(NamedTuple):
 
 
 class EpochEndWanted(NamedTuple):
-    """The script takes no more samples of an epoch and waits for its end."""
+    """The script takes no more samples of an epoch and waits for its end; the fields are those of `events.EpochWanted`."""
 
     pool: int
     epoch: Epoch
     size: int | None
+    kept: tuple[LeaseId, ...] = ()
 
 
 class Advanced(NamedTuple):

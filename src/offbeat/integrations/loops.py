@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
-
 from offbeat import session as sessions
 from offbeat.loaders import ElasticStream, elastic
 from offbeat.optimizer import DistributedOptimizer
@@ -74,6 +72,7 @@ class DealtBatches:
     def __init__(self, data: Any, optimizer: LoopOptimizer, *, seed: int | None = None, ahead: bool = False) -> None:
         is_elastic = isinstance(data, ElasticStream) or isinstance(getattr(data, "batch_sampler", None), ElasticBatchSampler)
         self.loader: Any = data if is_elastic else elastic(data, seed=seed, optimizer=optimizer)
+        self.passes.reports_deliveries = True
         self._optimizer, self._ahead = optimizer, ahead
         self._passed = 0
         """Batches of the present pass that the loop has got."""
@@ -107,20 +106,20 @@ class DealtBatches:
 
     def __iter__(self) -> Iterator[Any]:
         self._passed, self._over = 0, False
-        # Not the elastic loader's own iterator, which counts a batch as delivered when it is taken.
-        for batch in DataLoader.__iter__(self.loader) if isinstance(self.loader, DataLoader) else self.loader:
+        for batch in self.loader:
             self._passed += 1
             if not self._ahead:
-                self._deliver()
+                self._deliver(batch)
             yield batch
             if self._ahead:
-                self._deliver()
+                self._deliver(batch)
+            del batch
         self._over = True
 
-    def _deliver(self) -> None:
+    def _deliver(self, batch: Any) -> None:
         """Count the newest batch as delivered: the next step may be over it."""
         passes = self.passes
-        passes.session.deliver(passes.dealt[self._passed - 1])
+        passes.session.deliver(passes.dealt[self._passed - 1], life_of(batch))
 
     def finish(self) -> None:
         """After the last batch of a pass has been used: wait for the end of the epoch, with the newest parameters."""

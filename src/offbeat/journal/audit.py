@@ -152,9 +152,9 @@ class Audit(Derived):
         self._versions[shard] = version
         total = sum(part["weight"] for part in parts)
         if "divisor" in record:
-            self._divide(version, record["divisor"], parts)
-        elif abs(total - 1.0) > TOLERANCE:
-            self._problem(f"version {version}{_at(shard)}: the weights of its {len(parts)} parts add up to {total}, not to 1")
+            self._divide(version, record["divisor"], parts, 1.0 if record.get("sums") else 1.0 / record["divisor"])
+        elif abs(total - (expected := len(parts) if record.get("sums") else 1)) > TOLERANCE * expected:
+            self._problem(f"version {version}{_at(shard)}: the weights of its {len(parts)} parts add up to {total}, not to {expected}")
         scale = float(record.get("scale", 1.0))
         if not 0.0 < scale < math.inf:
             self._problem(f"version {version}{_at(shard)}: its learning rate is multiplied by {scale}, which is no positive number")
@@ -172,11 +172,11 @@ class Audit(Derived):
         if self._sums or gathered:
             self._use_up(version, parts)
 
-    def _divide(self, version: int, divisor: int, parts: Sequence[Record]) -> None:
-        """A round of the allreduce family: its sum is divided by the living ranks, however many gradients there are."""
+    def _divide(self, version: int, divisor: int, parts: Sequence[Record], weight: float) -> None:
+        """A round of the allreduce family: its sum is divided by the living ranks, however many gradients there are, or not at all."""
         if divisor != max(1, len(self._alive)):
             self._problem(f"version {version}: its sum is divided by {divisor}, and {len(self._alive)} ranks live")
-        wrong = [part["weight"] for part in parts if abs(part["weight"] * divisor - 1.0) > TOLERANCE]
+        wrong = [part["weight"] for part in parts if abs(part["weight"] / weight - 1.0) > TOLERANCE]
         if wrong:
             self._problem(f"version {version}: a part has the weight {wrong[0]}, where the sum is divided by {divisor}")
 

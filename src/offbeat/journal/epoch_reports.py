@@ -14,7 +14,7 @@ EPOCHS_KEPT: Final = 1_000
 """Most epochs whose reports a summary has."""
 ENTRIES_KEPT: Final = 5_000
 """Most exceptions, splits and batch sizes in all these reports together; the newest report is kept whatever it lists."""
-SUMS: Final = ("indices", "folded", "dropped", "rejected", "unused", "returned")
+SUMS: Final = ("indices", "folded", "dropped", "rejected", "skipped", "unused", "returned", "kept", "brought")
 LISTS: Final = ("exceptions", "splits", "batches")
 
 

@@ -63,5 +63,5 @@ class Rennala(ServerRule):
         return None
 
     def _all_of(self, gathered: tuple[Contribution, ...], reason: str) -> Decision:
-        samples = [c.samples or 1 for c in gathered]  # a push without a count of samples weighs as one sample
+        samples = [c.mass for c in gathered]  # a push without a count of samples weighs as one sample
         return Decision(gathered, reason, weights=tuple(number / sum(samples) for number in samples))

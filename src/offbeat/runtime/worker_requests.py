@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from offbeat.core.derived import Derived
-from offbeat.core.events import Abandoned, EpochWanted, Heard, LeaseWanted, Left, PullWanted, Stands
+from offbeat.core.events import Abandoned, EpochWanted, Heard, LeaseWanted, Left, PullWanted, Skipped, Stands
 from offbeat.core.leases import checked_ranges
 from offbeat.errors import JobError, ProtocolError
 from offbeat.journal.records import metrics_record, warning_record
@@ -40,6 +40,7 @@ INCARNATION_FIELD: Final = {
     "epoch": "want",
     "heard": "",
     "stands": "",
+    "skipped": "",
     "outside": "",
     "pull": "",
     "place": "",
@@ -85,6 +86,7 @@ class WorkerRequests(Derived):
             "metrics": self._metrics,
             "heard": self._heard,
             "stands": self._stands,
+            "skipped": self._skipped,
             "met": lambda peer, message, now: job.ranks.met(peer.worker),
             "outside": self._outside,
             "voided": lambda peer, message, now: job.ranks.voided(message.header["number"], now),
@@ -156,6 +158,9 @@ class WorkerRequests(Derived):
     def _stands(self, peer: Peer, message: Message, now: Seconds) -> None:
         self._job.feed(Stands(peer.worker, message.header["incarnation"], message.header["still"]), now)
 
+    def _skipped(self, peer: Peer, message: Message, now: Seconds) -> None:
+        self._job.feed(Skipped(peer.worker, message.header["incarnation"], tuple(message.header["leases"])), now)
+
     def _outside(self, peer: Peer, message: Message, now: Seconds) -> None:
         self._job.ranks.outside(peer.worker, message.header["incarnation"], message.header["reason"], now)
 
@@ -202,8 +207,10 @@ class WorkerRequests(Derived):
         except ValueError as error:
             raise ProtocolError(f"worker {peer.worker} sent {kind!r}: {error}") from None
         fields = want["incarnation"], want["pool"], want["epoch"], want["size"]
-        wanted = LeaseWanted(peer.worker, *fields, want["batch"], rest) if kind == "samples" else EpochWanted(peer.worker, *fields)
-        self._job.feed(wanted, now)
+        if kind == "samples":
+            self._job.feed(LeaseWanted(peer.worker, *fields, want["batch"], rest), now)
+        else:
+            self._job.feed(EpochWanted(peer.worker, *fields, tuple(want.get("kept", ()))), now)
 
     # Checkpoints, buffers and metrics.
 

@@ -18,7 +18,9 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from offbeat.core.gradient_contents import GradientContents
 from offbeat.errors import ConfigurationError
+from offbeat.gradient_watch import GradientWatch
 from offbeat.tensors.layout import Layout, Memory, elements, view
 from offbeat.tensors.staging import Staging, each_finite
 from offbeat.tensors.threads import single_threaded
@@ -75,7 +77,10 @@ class FlatModel:
         self._hooks: list[RemovableHandle] = []
         self.computed: Callable[[int], None] = lambda _: None
         """Called when a backward pass has written a gradient into the push memory, with the tensor's index in the layout."""
-        self._counts = [0] * len(self._parameters)
+        self._began = False
+        """Whether there was a backward pass since the last step."""
+        self.watch = GradientWatch(GradientContents())
+        """Notes the backward passes over the batches of the script."""
         self._warned: set[int] = set()
         self._staging = Staging()
 
@@ -156,17 +161,16 @@ class FlatModel:
         self._warn(missing)
         return self._nonfinite()
 
-    def filled(self, i: int, passes: int, *, finite: bool) -> None:
+    def filled(self, i: int, *, finite: bool) -> None:
         """Note that a gradient is in the push memory which another process has written, or this one without a backward pass of the model.
 
         Args:
             i: the tensor's index in the layout.
-            passes: how many backward passes are in it.
             finite: whether it was found finite.
         """
         place = self._grads[i]
         self._parameters[i].grad = place
-        self._counts[i] += passes
+        self._began = True
         self._to.zeroed.discard(i)
         if finite:
             self._to.finite[i] = place._version
@@ -193,10 +197,9 @@ class FlatModel:
             digest = zlib.crc32(piece.data, digest)
         return digest
 
-    def made(self) -> int:
-        """Return how many backward passes there were since the last call: those of the tensor that took part most often."""
-        made, self._counts = max(self._counts), [0] * len(self._parameters)
-        return made
+    def stepped(self) -> None:
+        """Note that a step has used the gradient."""
+        self._began = False
 
     def pulled(self) -> None:
         """Use the parameters that are now in the pull memory. On the CPU they are in place, unless ``p.data`` was replaced."""
@@ -211,8 +214,8 @@ class FlatModel:
 
     @property
     def accumulating(self) -> bool:
-        """Return True if there was a backward pass since the last call of `made`."""
-        return any(self._counts)
+        """Return True if there was a backward pass since the last step."""
+        return self._began
 
     def store(self) -> None:
         """Copy the parameters into the pull memory if they are elsewhere, or ``p.data`` was replaced."""
@@ -226,6 +229,7 @@ class FlatModel:
             for parameter, grad in zip(self._parameters, self._grads, strict=True):
                 if parameter.grad is not None and parameter.grad.data_ptr() == grad.data_ptr():
                     parameter.grad = grad.clone()
+                    self.watch.moved(parameter)
             self._copy(self._to.memory, zip(self._grads, self._parameters, strict=True))
         self._to.zeroed.clear()
 
@@ -280,14 +284,18 @@ class FlatModel:
 
     def _accumulated(self, i: int, parameter: torch.Tensor) -> None:
         """Called after a backward pass has added to this gradient: move a new one into the push memory, where later passes add to it."""
-        self._counts[i] += 1
-        grad = parameter.grad
+        self._began = True
+        grad, pending = parameter.grad, self.watch.contents.pending
+        if pending:
+            self.watch.reached(parameter)
         # With create_graph the gradient is part of a graph that the user still needs; `collect` copies it.
         if parameter.device.type == "cpu" and grad is not None and not grad.requires_grad:
             with torch.no_grad():
                 self._keep(i, parameter)
                 self._check(i)
                 self.computed(i)
+        if pending:
+            self.watch.remember(parameter)
 
     def _keep(self, i: int, parameter: torch.Tensor) -> None:
         grad, place = parameter.grad, self._grads[i]

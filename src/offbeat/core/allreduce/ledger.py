@@ -153,6 +153,7 @@ class RoundLedger(Derived):
             event.loss,
             event.leases,
             event.steps,
+            event.sums,
         )
         buffer = None
         if refusal is None:
@@ -283,14 +284,15 @@ class RoundLedger(Derived):
         closed = rounds.closed()
         assert closed is not None, "no round is closed"
         before, self.version = self.version, self.version + 1
-        weight = 1.0 / closed.divisor
         gone = [self._pending.pop(part) for part in closed.parts if part in self._pending]
         self._folds.append((self.version, gone))
+        sums = any(c.sums for c in gone)
+        weight = 1.0 if sums else 1.0 / closed.divisor
         parts = tuple([Part(c.worker, c.incarnation, c.clock, weight, before - c.version) for c in gone])
         count = f"{len(parts)} gradient{'s' * (len(parts) != 1)} of {closed.divisor} rank{'s' * (closed.divisor != 1)}"
         reason = f"round {closed.number}, closed {why}: {count}"
         effects = self._effects
-        effects.append(Fold(self.version, parts, reason, divisor=closed.divisor))
+        effects.append(Fold(self.version, parts, reason, divisor=closed.divisor, sums=sums))
         version, folded = self.version, Fate.FOLDED
         effects += [Settle(c.worker, c.incarnation, c.clock, folded, reason, version, c.samples) for c in gone]
         waited, self._waiting = self._waiting, {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from offbeat.core.allreduce.ledger import RoundLedger
 from offbeat.core.effects import Effect, Settle
-from offbeat.core.events import Abandoned, EpochWanted, Folded, LeaseWanted, PullWanted, Pushed, Voided, Withdrawn
+from offbeat.core.events import Abandoned, EpochWanted, Folded, LeaseWanted, PullWanted, Pushed, Skipped, Voided, Withdrawn
 from offbeat.core.job.participants import Participants
 from offbeat.core.job.waiting import Waiting
 from offbeat.core.job.work import JobWork
@@ -87,6 +87,12 @@ class Contributions:
         """Leave out the step of a round whose mean is beyond the range of the numbers."""
         assert isinstance(self._ledger, RoundLedger), "servers weight gradients before they add them"
         self._work.note(self._ledger.voided(event, now))
+
+    def skipped(self, event: Skipped, now: Seconds) -> None:
+        """Settle samples that the script has left out. They may have been all that an epoch's end waited for."""
+        if self._participants.speaks(event.worker, event.incarnation, now):
+            self._epochs.leave_out(event)
+            self._work.deal(now)
 
     def pull_wanted(self, event: PullWanted, now: Seconds) -> None:
         """Send the newest parameters to an admitted worker; one that waits to be admitted gets them with that, and not before."""

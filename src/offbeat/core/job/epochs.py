@@ -3,7 +3,8 @@
 A worker is paused until the end of an epoch that has no samples left for it, so that it can take the samples of workers that die; the rule
 does not wait for paused workers. An epoch ends when every index is settled, or when every living worker waits for its end. It does not end
 while a worker holds samples without having pushed their gradients: the coordinator tells such a worker that no samples are left, the worker
-pushes its local steps and asks again, since samples of dead workers may come back.
+pushes its local steps and asks again, since samples of dead workers may come back. A worker that has accumulated a gradient and made no
+step with it takes the samples along into the next epoch, and the epoch ends without them.
 
 Where workers have splits of their own (`core.partitions`), the splits of an epoch are decided when the epoch before it ends, for all
 workers alive then, joiners included; and once more if the living workers have changed when the first samples are asked for.
@@ -21,7 +22,7 @@ from typing import Any
 
 from offbeat.core.allreduce.ledger import RoundLedger
 from offbeat.core.effects import Effect, EpochEnded, Grant, NoMore, Paused
-from offbeat.core.events import Abandoned, EpochWanted, LeaseWanted, Pushed
+from offbeat.core.events import Abandoned, EpochWanted, LeaseWanted, Pushed, Skipped
 from offbeat.core.gossip.ledger import GossipLedger
 from offbeat.core.job.participants import Participants
 from offbeat.core.job.start import JobStart
@@ -89,7 +90,9 @@ class Epochs:
         if epoch == current:
             self._leases.bound(pool, event.size)
         if isinstance(event, EpochWanted) or epoch > current:
-            self._leases.give_back(worker, pool)
+            kept = event.kept if isinstance(event, EpochWanted) else ()
+            self._leases.give_back(worker, pool, but=kept)
+            self._leases.keep(worker, kept)
         elif not self._may_begin(worker, pool) and not self._others_begin(pool):
             self._effects.append(self._no_epoch(event))
             return self._flush()
@@ -137,6 +140,10 @@ class Epochs:
         if self._leases.valid(event.worker, event.leases):
             self._leases.withdraw(event.leases)
 
+    def leave_out(self, event: Skipped) -> None:
+        """Count samples as left out by their worker's script."""
+        self._leases.leave_out(event.worker, event.leases)
+
     def settle(self, effects: Sequence[Effect]) -> None:
         """Note the fates among a ledger's effects."""
         fates = self._ledger.fates(effects)
@@ -180,7 +187,7 @@ class Epochs:
         """Report the epochs under way at the end of the job, with their samples so far."""
         for worker in workers:
             self._leases.give_back(worker)
-        for pool in self._leases.under_way():
+        for pool in [*self._leases.under_way(), *self._leases.owing()]:
             self._end(pool, now)
         return self._flush()
 

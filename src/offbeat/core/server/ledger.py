@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from offbeat.core.derived import Derived
 from offbeat.core.effects import Effect, Fold, Gather, Interrupt, Part, Release, Settle
 from offbeat.core.events import Abandoned, Folded, Pushed, Withdrawn
-from offbeat.core.policy import Admit, Contribution, Decision, ServerRule, by_samples
+from offbeat.core.policy import Admit, Contribution, Decision, ServerRule, weights_of
 from offbeat.types import NOT_JOINED, Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
 
 
@@ -172,6 +172,7 @@ class Ledger(Derived):
             event.loss,
             event.leases,
             event.steps,
+            event.sums,
         )
         self._waiting[worker] = None
         self._ask[worker] = None
@@ -282,20 +283,20 @@ class Ledger(Derived):
             self._fold(decision)
 
     def _gather(self, c: Contribution, reason: str) -> None:
-        weight = float(c.samples or 1)
+        weight = float(c.mass)
         self._take(c)
         self._gathered[c] = weight
         self._effects.append(Gather(c.worker, c.incarnation, c.clock, weight, reason))
 
     def _fold(self, decision: Decision) -> None:
         before, self.version = self.version, self.version + 1
-        weights = decision.weights or by_samples(decision.fold)
+        weights = weights_of(decision)
         gathered = self._gathered
         parts = [
             Part(c.worker, c.incarnation, c.clock, weight, before - c.version, gathered.get(c, 0.0) if gathered else 0.0)
             for c, weight in zip(decision.fold, weights, strict=True)
         ]
-        self._effects.append(Fold(self.version, tuple(parts), decision.reason, decision.scale))
+        self._effects.append(Fold(self.version, tuple(parts), decision.reason, decision.scale, sums=decision.fold[0].sums))
         for contribution in decision.fold:
             self._settle(contribution, Fate.FOLDED, decision.reason, self.version)
         if self._obsolete_work != "push_and_wait":

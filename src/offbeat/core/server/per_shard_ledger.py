@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from offbeat.core.effects import Effect, Fold, Part, Publish, Release, Settle
 from offbeat.core.events import Abandoned, Folded, Pushed
-from offbeat.core.policy import Contribution, Decision, ServerRule, by_samples
+from offbeat.core.policy import Contribution, Decision, ServerRule, weights_of
 from offbeat.core.server.shard_pushes import Push, Pushes
 from offbeat.core.server.shard_view import Book, Roll, WorkerRecord
 from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
@@ -132,6 +132,7 @@ class ShardedLedger:
             event.loss,
             event.leases,
             event.steps,
+            event.sums,
         )
         book = self._books[shard]
         if push.refusal is not None:
@@ -237,13 +238,13 @@ class ShardedLedger:
         if not decision.fold:
             return
         before, book.version = book.version, book.version + 1
-        weights = decision.weights or by_samples(decision.fold)
+        weights = weights_of(decision)
         held = [self._pushes.held(c, shard) for c in decision.fold]
         parts = tuple(
             Part(c.worker, c.incarnation, c.clock, weight, before - version)
             for c, weight, version in zip(decision.fold, weights, held, strict=True)
         )
-        self._effects.append(Fold(book.version, parts, decision.reason, decision.scale, shard))
+        self._effects.append(Fold(book.version, parts, decision.reason, decision.scale, shard, sums=decision.fold[0].sums))
         for contribution in decision.fold:
             self._settle(shard, contribution, Fate.FOLDED, decision.reason, book.version)
         self._effects.append(Publish(shard, book.version, self._roll.present, decision.reason))

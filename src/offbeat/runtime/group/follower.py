@@ -12,7 +12,7 @@ from offbeat.runtime.group import messages, values
 from offbeat.runtime.group.channel import Follower, follower
 from offbeat.runtime.group.state import Entries, ScriptState
 from offbeat.session import LeasedRange, Place, Session, Snapshot
-from offbeat.types import Epoch, WorkerId
+from offbeat.types import Epoch, LeaseId, WorkerId
 
 
 class FollowerSession(Session):
@@ -97,6 +97,9 @@ class FollowerSession(Session):
 
     def place(self, pool: int) -> dict[str, Any] | None:
         """Return None: the leader knows."""
+
+    def _leave_out(self, leases: tuple[LeaseId, ...]) -> None:
+        """Do nothing: the leader tells the job."""
 
     def close(self) -> None:
         """Do nothing: the leader leaves the job."""

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from offbeat.errors import ConfigurationError
+from offbeat.gradient_watch import GradientWatch
 from offbeat.runtime.group import values
 from offbeat.runtime.group.channel import leader
 from offbeat.runtime.group.shadow import Shadow
@@ -51,6 +52,7 @@ class Leading:
         gradients, self._values = session.memory
         self._channel.answer({"pieces": values.to_wire(shadow.pieces)}, _mapped(gradients), _mapped(self._values))
         shadow.enter(session.flat, gradients.view, self._values.view)
+        shadow.watch(GradientWatch(session.contents))
         shadow.begin_with([request["state"] for request in self._channel.gather("DistributedOptimizer")])
 
     def joined(self) -> None:
@@ -76,7 +78,7 @@ class Leading:
             self._shadow.give()
             return (self._shadow.to_load(arguments[0], [request["state"] for request in requests]),)
         elif call == "step":
-            self._shadow.give_gradients(self._session.delivered, {number for request in requests for number in request["nonfinite"]})
+            self._shadow.give_gradients({number for request in requests for number in request["nonfinite"]})
             counts = [arguments[0], *(request["samples"] for request in requests)]
             return (None if None in counts else sum(counts),)
         return arguments

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from offbeat.gradient_watch import GradientWatch
 from offbeat.runtime.group import state
 from offbeat.runtime.group.state import Entries, ScriptState
 from offbeat.runtime.group.values import REPLICATED, Own, Piece, is_sharded, placed
@@ -55,16 +56,6 @@ class Shadow:
         self._by_slot = dict(enumerate(shadow for group in self.optimizer.param_groups for shadow in group["params"]))
         self.layout = Layout.of(self.module, self.optimizer)
         self.pieces = placed(pieces, self.layout)
-        self._passes: dict[int, int] = {}
-        """By piece of a replicated parameter: backward passes since the last step."""
-        for number, piece in enumerate(pieces):
-            source = parameters[piece.name]
-            if not is_sharded(source):
-                source.register_post_accumulate_grad_hook(lambda _, number=number: self._count(number))
-
-    def _count(self, number: int) -> None:
-        self._passes[number] = self._passes.get(number, 0) + 1
-
     def enter(self, flat: FlatModel, gradients: memoryview, values: memoryview) -> None:
         """Write the leader's parameters to the session's memory, of which ``flat`` makes views; the other processes write theirs."""
         self._flat = flat
@@ -104,20 +95,22 @@ class Shadow:
         """Write the script's parameters to memory."""
         self._own.give()
 
-    def give_gradients(self, batches: int, nonfinite: Collection[int]) -> None:
+    def watch(self, watch: GradientWatch) -> None:
+        """Watch the script's replicated parameters; backward passes over sharded ones are not seen before the step."""
+        watch.follow(parameter for parameter in self._script_parameters.values() if not is_sharded(parameter))
+
+    def give_gradients(self, nonfinite: Collection[int]) -> None:
         """Write the leader's gradients to memory, as backward passes do; the other processes have. Copy the optimizer's hyperparameters.
 
         Args:
-            batches: how many the script has; each shard's pass counts as one over each. Passes of replicated parameters are counted.
             nonfinite: the numbers of the pieces that other processes have found not to be finite.
         """
         for group, ours in zip(self._script_optimizer.param_groups, self.optimizer.param_groups, strict=True):
             ours.update({key: value for key, value in group.items() if key != "params"})
         given = self._own.give_gradients()
         given |= {number: number not in nonfinite for number, piece in enumerate(self.pieces) if piece.rank > 0}
-        passes, self._passes = max([batches if self.sharded else 1, *self._passes.values()]), {}
         for number, finite in given.items():
-            self._flat.filled(number, passes, finite=finite)
+            self._flat.filled(number, finite=finite)
 
     def publish(self) -> None:
         """Copy the parameters from memory to the script's."""

@@ -6,12 +6,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
 from offbeat.policies import rule
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
-from offbeat.types import WorkerId
+from offbeat.types import REDUCTIONS, Reduction, WorkerId
+
+
+def check_reduction(policy: Policy, reduction: str) -> None:
+    """Check that a job under this rule can add up gradients, where ``reduction`` is "sum".
+
+    Raises:
+        ConfigurationError: it cannot; the message says why.
+
+    >>> check_reduction(rule("bsp"), "sum")
+    >>> check_reduction(rule("dpsgd"), "sum")
+    Traceback (most recent call last):
+    ...
+    offbeat.errors.ConfigurationError: reduction='sum': under dpsgd each worker steps with its own gradient, and parameters are averaged, \
+so that gradients are never added up; divide the loss by the number of samples and leave reduction out, or use another rule
+    """
+    if reduction not in REDUCTIONS:
+        raise ConfigurationError(f"reduction={reduction!r}: must be one of {', '.join(REDUCTIONS)}")
+    if reduction == "sum" and getattr(policy, "carry_clip", None) is not None:
+        raise ConfigurationError("reduction='sum': carry_clip limits the norm of a carried gradient, and not of a sum; leave one of them out")
+    if reduction == "sum" and policy.local_optimizer and not isinstance(policy, RoundRule):
+        raise ConfigurationError(
+            f"reduction='sum': under {policy.called()} each worker steps with its own gradient, and parameters are averaged, so that "
+            "gradients are never added up; divide the loss by the number of samples and leave reduction out, or use another rule"
+        )
 
 
 @dataclass(frozen=True)
@@ -21,6 +46,7 @@ class JobSpec:
     layout: Layout
     spec: OptimizerSpec
     policy: Policy
+    reduction: Reduction = "mean"
 
     @classmethod
     def of(cls, header: Mapping[str, Any], override: str | None) -> JobSpec:
@@ -35,7 +61,9 @@ class JobSpec:
             raise ConfigurationError(
                 f"{header['local_only']} ({policy.spelling} exchanges gradients; under ensemble workers step by themselves)"
             )
-        return cls(Layout.from_wire(header["layout"]), OptimizerSpec.from_wire(header["optimizer"]), policy)
+        reduction = header.get("reduction", "mean")
+        check_reduction(policy, reduction)
+        return cls(Layout.from_wire(header["layout"]), OptimizerSpec.from_wire(header["optimizer"]), policy, reduction)
 
     def check(self, worker: WorkerId, other: JobSpec) -> None:
         """Compare another worker's spec with this one, the job's.
@@ -51,6 +79,8 @@ class JobSpec:
             raise ConfigurationError(
                 f"worker {worker} has another optimizer than the workers before it: {difference}; run the same script in every worker"
             )
+        if other.reduction != self.reduction:
+            raise ConfigurationError(f"worker {worker} has reduction={other.reduction!r}, the workers before it {self.reduction!r}")
         if other.policy.spelling != self.policy.spelling:
             raise ConfigurationError(
                 f"worker {worker} asks for {other.policy.spelling}, the workers before it for {self.policy.spelling}: "

@@ -70,6 +70,7 @@ _PUSHED: Final = fields(
         "loss": maybe(any_number),
         "steps": whole(0, SAMPLES_MAX),
         "held": many(whole(), 1 << 16),
+        "sums": flag,
     },
 )
 _ABANDONED: Final = fields({"incarnation": whole(), "version": whole(), "compute_s": _seconds}, {"leases": _leases})
@@ -85,7 +86,7 @@ FROM_WORKER: Final = Kinds(
         "hello": MessageSchema(
             fields(
                 {"worker": _worker, "pid": whole(), "sync": _rule, "local_only": maybe(_words), "layout": anything, "optimizer": anything},
-                {"vector": maybe(_VECTOR), **_wire, **_optimizer},
+                {"vector": maybe(_VECTOR), "reduction": one_of(*REDUCTIONS), **_wire, **_optimizer},
             ),
             memory=2,
         ),
@@ -114,7 +115,8 @@ FROM_WORKER: Final = Kinds(
         ),
         "pull": MessageSchema(fields({"incarnation": whole()})),
         "samples": MessageSchema(fields({"want": fields({**_EPOCH, "batch": whole(1, SAMPLES_MAX)}, {"rest": _ranges})})),
-        "epoch": MessageSchema(fields({"want": fields(_EPOCH)})),
+        "epoch": MessageSchema(fields({"want": fields(_EPOCH, {"kept": _leases})})),
+        "skipped": MessageSchema(fields({"incarnation": whole(), "leases": _leases})),
         "left": MessageSchema(fields({"incarnation": whole(), "noticed": flag}, {"exits": flag})),
         "abort": MessageSchema(fields({"reason": _words})),
         "state": _STATE,

@@ -35,19 +35,11 @@ class Interrupts:
         """Whether to break off."""
         self._watching = False
         self._hooks: list[RemovableHandle] = []
-        self.entries = 0
-        """How many batches have been watched since `watched` was last asked."""
-
-    def watched(self) -> int:
-        """How many batches have been watched since this was last asked, broken off or not."""
-        entries, self.entries = self.entries, 0
-        return entries
 
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Leave the body early when the computation in it has become useless."""
         self._hook()
-        self.entries += 1
         self._watching = True
         try:
             yield  # word that has come already stops the body at the first module: a context cannot leave its body out

@@ -72,6 +72,11 @@ class PiggybackedHyperparameters:
             if found[0] > steps_before:
                 self.known[rank] = found
 
+    def divisor(self, place: torch.Tensor) -> int:
+        """Return the number by which the sum of the gradients in a result was divided; 1 if no gradient is in it."""
+        factor = float(place.view(-1, self._width)[:, 0].max())
+        return round(_SMALL / factor) if factor else 1
+
     @contextmanager
     def leading(self) -> Iterator[None]:
         """Give the optimizer, inside the ``with`` block, the settings of the rank with the most steps (the lowest of several)."""

@@ -48,6 +48,8 @@ class Replica:
         self.dtype = torch.float64 if torch.float64 in kinds else torch.float32
         self._in_place = kinds == {self.dtype}
         self.riders = PiggybackedHyperparameters(optimizer, rank, ranks)
+        self.sums = False
+        """Whether a step is with the sum of the gradients of a round, and not with their sum divided by the number of ranks."""
         self._body = layout.nbytes // self.dtype.itemsize if self._in_place else sum(spec.numel for spec in layout.tensors)
         self.numel = self._body + self.riders.numel
         """Elements that are sent for each gradient, hyperparameters included, of type `dtype`."""
@@ -127,7 +129,10 @@ class Replica:
         """Apply the result of a round with the optimizer. ``p.grad`` keeps its contents."""
         self.riders.read(result[self._body :])
         own = [parameter.grad for parameter in self._parameters]
+        ranks = self.riders.divisor(result[self._body :]) if self.sums else 1
         for parameter, grad in zip(self._parameters, self._grads(result), strict=True):
+            if ranks > 1:
+                grad = grad * ranks  # the result is read by other ranks, too
             parameter.grad = grad if grad.device == parameter.device else grad.to(parameter.device)
         try:
             with self.riders.leading():

@@ -22,6 +22,7 @@ from offbeat.core.policy import Plan, Policy
 from offbeat.core.rank_log import Fenced
 from offbeat.core.worker_messages import Advanced, Stepped
 from offbeat.errors import JobError, OffbeatError
+from offbeat.gradient_watch import GradientWatch
 from offbeat.policies import rule
 from offbeat.runtime.coordination.buffers import ModelBuffers
 from offbeat.runtime.coordination.fault_injection import lateness
@@ -149,6 +150,7 @@ class RankSession(JobSession):
     @library_call
     def join(self, sync: str) -> None:
         replica = self._replica
+        replica.sums = self.reduction == "sum"
         vector = {"numel": replica.numel, "dtype": str(replica.dtype).removeprefix("torch."), "size": replica.size}
         welcome = self.link.greet({**self._hello(sync), **self._terms, "vector": vector})
         self.checkpoints.begin()
@@ -156,6 +158,7 @@ class RankSession(JobSession):
         self._part = self._part_of(chosen, welcome, self.worker, replica, self._hear, self._voided, self.link)
         self.link.ready(self._mine.contact)
         self._settle()
+        self.flat.watch = GradientWatch(self.contents)
         self.tended = True
         self._siblings.tend_while_waiting()
 
@@ -330,7 +333,8 @@ class RankSession(JobSession):
         nonfinite = self._finite(self._replica.collect())
         self.link.linger(lateness(self._settings, self.steps, self.version), unless=lambda: False)
         self.link.glance()
-        leases, counted = self.consume(self._replica.flat.made())
+        leases, counted = self.consume()
+        self._replica.flat.stepped()
         counted = self._weight(samples, counted)
         loss, self._loss = self._loss, None
         self._stepped(self._replica.flat, leases, counted, nonfinite)

@@ -50,6 +50,7 @@ def pushed_fields(push: Pushed) -> dict[str, Any]:
         "nonfinite": push.nonfinite,
         "loss": push.loss,
         "steps": push.steps,
+        **({"sums": True} if push.sums else {}),
     }
 
 
@@ -99,7 +100,7 @@ class JobSession(Session):
         """The question whose answer the script has not got yet, and the answer, if that has come."""
         self._answer: Compute | None = None
         self._first = FirstSteps()
-        self._samples = WorkerSamples(ask=self._ask, drop=self.drop)
+        self._samples = WorkerSamples(ask=self._ask, leave=lambda pool, exhausted: self.leave_epoch(pool, exhausted=exhausted))
         self._writes = ScriptWrites()
         self.group: TakesPart | None = None
         """The other processes of this worker, where it consists of several: they make the same calls."""
@@ -183,15 +184,16 @@ class JobSession(Session):
     def _send(self, event: Event) -> None:
         match event:
             case Pushed():
-                self._push(event)
+                self._push(event._replace(sums=True) if self.reduction == "sum" else event)
             case Abandoned(_, incarnation, version, compute_s, leases):
                 work = {"incarnation": incarnation, "version": version, "compute_s": compute_s, "leases": leases}
                 self._coordinator.send({"kind": "abandoned", "work": work})
             case LeaseWanted(_, incarnation, pool, epoch, size, batch, rest):
                 want = {"incarnation": incarnation, "pool": pool, "epoch": epoch, "size": size, "batch": batch}
                 self._coordinator.send({"kind": "samples", "want": want if rest is None else {**want, "rest": rest}})
-            case EpochWanted(_, incarnation, pool, epoch, size):
-                self._coordinator.send({"kind": "epoch", "want": {"incarnation": incarnation, "pool": pool, "epoch": epoch, "size": size}})
+            case EpochWanted(_, incarnation, pool, epoch, size, kept):
+                asked = {"incarnation": incarnation, "pool": pool, "epoch": epoch, "size": size}
+                self._coordinator.send({"kind": "epoch", "want": {**asked, "kept": kept} if kept else asked})
             case PullWanted():
                 self._coordinator.send({"kind": "pull", "incarnation": event.incarnation})
             case Joined():
@@ -260,6 +262,8 @@ class JobSession(Session):
         if number:  # an injected fault happens to a worker once, not once for each of its optimizers
             self._settings = replace(self._settings, slow=())
         hello = {"kind": "hello", "worker": self.worker, "pid": os.getpid(), "sync": sync, "local_only": self._local_only}
+        if self.reduction != "mean":
+            hello["reduction"] = self.reduction
         return {**hello, "number_of_optimizer": number} if number else hello
 
     # Several optimizers in one process.
@@ -318,6 +322,7 @@ class JobSession(Session):
     def _at_exit(self) -> None:
         if not self.link.failed:
             self.link.leaving()
+            self._samples.leave_all()
             self._hand_in()
             self._leave(exits=True)
 
@@ -406,6 +411,13 @@ class JobSession(Session):
         self.checkpoints.optimizers.append(optimizer)
 
     # Samples.
+
+    def cleared(self) -> None:
+        super().cleared()
+        self.flat.stepped()  # nothing is being accumulated
+
+    def _leave_out(self, leases: tuple[LeaseId, ...]) -> None:
+        self._coordinator.send({"kind": "skipped", "incarnation": self.link.incarnation, "leases": leases})
 
     @library_call
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:

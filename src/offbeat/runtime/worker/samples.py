@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from offbeat.core.worker_messages import Compute, EpochEndWanted, SamplesWanted
 from offbeat.session import LeasedRange
-from offbeat.types import Epoch
+from offbeat.types import Epoch, LeaseId
 
 
 class WorkerSamples:
@@ -18,11 +18,11 @@ class WorkerSamples:
 
     Args:
         ask: asks the coordinator, and waits until the script has control again, with the answer.
-        drop: forgets what the worker holds of one sampler's samples.
+        leave: gives up what the worker holds of one sampler's samples, and returns what it keeps; True: the epoch has no more for it.
     """
 
-    def __init__(self, *, ask: Callable[[SamplesWanted | EpochEndWanted], Compute], drop: Callable[[int], None]) -> None:
-        self._ask, self._drop = ask, drop
+    def __init__(self, *, ask: Callable[[SamplesWanted | EpochEndWanted], Compute], leave: Callable[[int, bool], tuple[LeaseId, ...]]) -> None:
+        self._ask, self._leave = ask, leave
         self._open: dict[int, tuple[Epoch, int | None]] = {}
         """The epoch, and its number of samples, whose end this worker has not seen; by pool."""
         self._dealt_out: set[int] = set()
@@ -76,10 +76,15 @@ class WorkerSamples:
             self._finish(pool)
         return bool(pools)
 
+    def leave_all(self) -> None:
+        """Give up the samples of the epochs that have no more for this worker, without waiting for their end: its script has ended."""
+        for pool in self._dealt_out:
+            self._leave(pool, True)
+
     def _finish(self, pool: int) -> None:
         """Wait for the end of an epoch of which this worker takes no more samples."""
         epoch, size = self._open.pop(pool)
+        kept = self._leave(pool, pool in self._dealt_out)
         self._dealt_out.discard(pool)
-        self._drop(pool)
-        while not self._ask(EpochEndWanted(pool, epoch, size)).over:
+        while not self._ask(EpochEndWanted(pool, epoch, size, kept)).over:
             pass
