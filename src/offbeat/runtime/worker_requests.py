@@ -206,7 +206,7 @@ class WorkerRequests(Derived):
             raise ProtocolError(f"worker {peer.worker} sent {kind!r}: {error}") from None
         fields = want["incarnation"], want["pool"], want["epoch"], want["size"]
         if kind == "samples":
-            self._job.feed(LeaseWanted(peer.worker, *fields, want["batch"], rest), now)
+            self._job.feed(LeaseWanted(peer.worker, *fields, want["batch"], rest, want.get("unit", 0)), now)
         else:
             self._job.feed(EpochWanted(peer.worker, *fields, tuple(want.get("kept", ()))), now)
 

@@ -33,7 +33,7 @@ from offbeat.transport.schema import (
     variant,
     whole,
 )
-from offbeat.types import ACKS, WIRE_FORMATS, WorkerState
+from offbeat.types import ACKS, REDUCTIONS, WIRE_FORMATS, WorkerState
 
 WORKERS_MAX: Final = 1 << 20
 """Greatest number of a worker in any message; the job checks which workers exist."""
@@ -114,7 +114,7 @@ FROM_WORKER: Final = Kinds(
             payload=True,
         ),
         "pull": MessageSchema(fields({"incarnation": whole()})),
-        "samples": MessageSchema(fields({"want": fields({**_EPOCH, "batch": whole(1, SAMPLES_MAX)}, {"rest": _ranges})})),
+        "samples": MessageSchema(fields({"want": fields({**_EPOCH, "batch": whole(1, SAMPLES_MAX)}, {"rest": _ranges, "unit": whole(0, SAMPLES_MAX)})})),
         "epoch": MessageSchema(fields({"want": fields(_EPOCH, {"kept": _leases})})),
         "skipped": MessageSchema(fields({"incarnation": whole(), "leases": _leases})),
         "left": MessageSchema(fields({"incarnation": whole(), "noticed": flag}, {"exits": flag})),

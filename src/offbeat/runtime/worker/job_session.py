@@ -188,9 +188,10 @@ class JobSession(Session):
             case Abandoned(_, incarnation, version, compute_s, leases):
                 work = {"incarnation": incarnation, "version": version, "compute_s": compute_s, "leases": leases}
                 self._coordinator.send({"kind": "abandoned", "work": work})
-            case LeaseWanted(_, incarnation, pool, epoch, size, batch, rest):
-                want = {"incarnation": incarnation, "pool": pool, "epoch": epoch, "size": size, "batch": batch}
-                self._coordinator.send({"kind": "samples", "want": want if rest is None else {**want, "rest": rest}})
+            case LeaseWanted(_, incarnation, pool, epoch, size, batch, rest, unit):
+                want: dict[str, Any] = {"incarnation": incarnation, "pool": pool, "epoch": epoch, "size": size, "batch": batch}
+                more = {"rest": rest} if rest is not None else {}
+                self._coordinator.send({"kind": "samples", "want": {**want, **more, **({"unit": unit} if unit else {})}})
             case EpochWanted(_, incarnation, pool, epoch, size, kept):
                 asked = {"incarnation": incarnation, "pool": pool, "epoch": epoch, "size": size}
                 self._coordinator.send({"kind": "epoch", "want": {**asked, "kept": kept} if kept else asked})
@@ -419,7 +420,7 @@ class JobSession(Session):
             self._hand_in()
         self.checkpoints.asking = not self._outstanding
         try:
-            grant = self._samples.take(pool, epoch, size, batch, self.rest_of(pool, epoch), len(self._outstanding))
+            grant = self._samples.take(pool, epoch, size, batch, self.rest_of(pool, epoch), len(self._outstanding), self.units.get(pool, 0))
         finally:
             self.checkpoints.asking = False
         (self.checkpoints.passed if grant is None else self.checkpoints.dealt)()
