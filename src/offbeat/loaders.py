@@ -229,7 +229,7 @@ class ElasticStream(Passes):
                 dealt = amended._replace(rows=_rows(batch)) if self._single else amended
                 self._note(amended, dealt)
                 if not self.reports_deliveries:
-                    self._session.deliver(dealt, life_of(batch))
+                    self._delivered(self._dealt, self._dealt.index(dealt), batch)
                 yield batch
                 del batch
             if early == [None]:  # this worker's batches have been used: the next request waits for the other workers

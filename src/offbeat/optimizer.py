@@ -283,6 +283,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+            if loss is None and self._session.has_sampler and all(p.grad is None for group in self.param_groups for p in group["params"]):
+                return None  # the script has left its batch out, as a framework does whose training step returns None
         elif self._makes_state():
             self.wrapped.step()
             return None

@@ -166,13 +166,25 @@ class Passes:
                 session.progress = progress
                 progress.deal(grant.parts, grant.stop - grant.start, session.batch or self._batch_size)
             yield grant
-        if dealt and self._peeked and not torch.is_grad_enabled() and not self._warned:
-            self._warned = True
-            warnings.warn(
-                "an elastic loader was iterated without gradients: its batches belong to this worker's next steps and count as their "
-                "samples. To evaluate, use a plain DataLoader, on the main process or over a slice by offbeat.rank()",
-                stacklevel=2,
-            )
+        self._look_for_evaluation(dealt)
+
+    def _delivered(self, dealt: list[LeasedRange], number: int, batch: Any = None) -> None:
+        """Note that the script has received a batch of a pass; ``dealt`` are the pass's grants."""
+        self._session.deliver(dealt[number], life_of(batch))
+        if number:  # one batch may be a look at the data
+            self._look_for_evaluation(dealt[: number + 1])
+
+    def _look_for_evaluation(self, received: list[LeasedRange]) -> None:
+        """Warn once if the script has received these batches without gradients, and so may take a share of the data for all of it."""
+        if self._warned or not received or torch.is_grad_enabled() or self._session.held(self._pool)[: len(received)] != received:
+            return
+        self._warned = True
+        warnings.warn(
+            "an elastic loader is iterated without gradients: its batches are this worker's share of the data, so that an accuracy over them "
+            "is not that of the data set, and they belong to this worker's next steps and count as their samples. To evaluate, use a plain "
+            "DataLoader, on the main process or over a slice by offbeat.rank()",
+            stacklevel=2,
+        )
 
     def _check(self, grant: LeasedRange) -> None:
         """Raise `ConfigurationError` if a grant cannot be of this worker's data."""
@@ -243,7 +255,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
                 indices = self._indices(epoch, () if even else grant.parts)
                 self._parts = grant.parts
             if not number and not self.reports_deliveries:
-                deliver = _follow_loader(partial(self._deliver, self._dealt))
+                deliver = _follow_loader(partial(self._delivered, self._dealt))
             if deliver is not None:
                 deliver(number)
             yield self._place.part(indices[first + grant.start : first + grant.stop].tolist())
@@ -260,10 +272,6 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
                 "deal='even', which gives each worker an equal share, or a step after the loop",
                 stacklevel=2,
             )
-
-    def _deliver(self, dealt: list[LeasedRange], number: int, batch: Any = None) -> None:
-        """Note that the script has received a batch of a pass; ``dealt`` are the pass's grants."""
-        self._session.deliver(dealt[number], life_of(batch))
 
     def __len__(self) -> int:
         """Return the number of batches in this worker's split, or in an equal share of the data, of which slow workers take less."""

@@ -14,6 +14,7 @@ from offbeat.core.events import Abandoned, EpochWanted, Heard, LeaseWanted, Left
 from offbeat.core.leases import checked_ranges
 from offbeat.errors import JobError, ProtocolError
 from offbeat.journal.records import metrics_record, warning_record
+from offbeat.runtime.coordination.group_watch import GroupWatch
 from offbeat.runtime.coordination.peers import Peer
 from offbeat.runtime.coordination.save_points import Checkpoints
 from offbeat.runtime.coordination.schedule_watch import ScheduleWatch
@@ -68,6 +69,7 @@ class WorkerRequests(Derived):
         self._checkpoints = Checkpoints()
         self._first_steps = FirstStepsWatch(job.settings.workers)
         self._schedules = ScheduleWatch()
+        self._groups = GroupWatch()
         self._derive()
 
     def _derive(self) -> None:
@@ -179,6 +181,7 @@ class WorkerRequests(Derived):
         self._checkpoints.stepped(peer.worker, message.header["steps"])
         warnings = self._first_steps.note(peer.worker, message.header.get("first", ()))
         if self._job.servers_step:
+            warnings += self._groups.note(peer.worker, message.header)
             warnings += self._schedules.note(peer.worker, message.header, self._job.peers.gone)
         for warned in warnings:
             self._job.journal.write(warning_record(now, warned.about, warned.workers, warned.step, warned.detail))

@@ -76,8 +76,8 @@ _PUSHED: Final = fields(
 _ABANDONED: Final = fields({"incarnation": whole(), "version": whole(), "compute_s": _seconds}, {"leases": _leases})
 _EPOCH: Final = {"incarnation": whole(), "pool": whole(0, POOLS_MAX), "epoch": whole(0, SAMPLES_MAX), "size": maybe(whole(0, SAMPLES_MAX))}
 _PUSH: Final = {"number": whole(), "steps": whole(), "push": _PUSHED}
-_NEWS: Final = {"loaded": whole(0, 1 << 33), "first": many(row(whole(0, 100), maybe(whole(0, (1 << 64) - 1)), flag), 100)}
-"""Fields that come only with a worker's first pushes."""
+_NEWS: Final = {"loaded": whole(0, 1 << 33), "first": many(row(whole(0, 100), maybe(whole(0, (1 << 64) - 1)), flag), 100), "given": flag}
+"""Fields that come only with a worker's first pushes; ``given``: with those whose number of samples the script has passed to step()."""
 _VECTOR: Final = fields({"dtype": text(20), "numel": whole(0, 1 << 50), "size": whole(0, 1 << 50)})
 _STATE: Final = MessageSchema(fields({"do": one_of("get", "offer")}, {"pieces": anything}), payload=True)
 

@@ -100,6 +100,8 @@ class JobSession(Session):
         """The question whose answer the script has not got yet, and the answer, if that has come."""
         self._answer: Compute | None = None
         self._first = FirstSteps()
+        self._given = False
+        """Whether the script has passed the number of samples to its last step."""
         self._samples = WorkerSamples(ask=self._ask, leave=lambda pool, exhausted: self.leave_epoch(pool, exhausted=exhausted))
         self._writes = ScriptWrites()
         self.group: TakesPart | None = None
@@ -289,6 +291,7 @@ class JobSession(Session):
 
     def _weight(self, samples: int | None, counted: int) -> int:
         """Return the number of samples of a step: from the script, or this session's sampler, or the present batch of another session."""
+        self._given = samples is not None
         if samples is not None:
             return samples
         source = self._siblings.with_sampler()
@@ -300,7 +303,8 @@ class JobSession(Session):
     def _loaded_news(self) -> dict[str, Any]:
         """Return the fields that go with the first push of a worker with which the job began: all workers must have loaded the same."""
         loaded, self._loaded = self._loaded, None
-        return {"loaded": loaded} if self.resumes and loaded is not None else {}
+        news: dict[str, Any] = {"given": True} if self._given else {}
+        return {**news, "loaded": loaded} if self.resumes and loaded is not None else news
 
     # The end.
 
