@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
@@ -18,8 +18,8 @@ from offbeat.errors import ConfigurationError
 from offbeat.gradient_watch import life_of
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.orders import Order, batches_of
-from offbeat.sampler import ElasticBatchSampler, Passes
-from offbeat.session import LeasedRange, Place, Session
+from offbeat.sampler import ElasticBatchSampler, Passes, unit_of
+from offbeat.session import LeasedRange, Place, Session, world_size
 from offbeat.types import Epoch
 
 _KEPT = (
@@ -38,6 +38,7 @@ def elastic(
     order: Callable[[int], Sequence[int]] | None = None,
     seed: int | None = None,
     optimizer: DistributedOptimizer | None = None,
+    deal: Literal["pool", "even"] = "pool",
     **options: Any,
 ) -> DataLoader[Any] | ElasticStream:
     """Make a loader whose batches are dealt out to the workers of the job while they train, each once in an epoch.
@@ -55,6 +56,8 @@ def elastic(
         order: the indices of an epoch, given its number, the same on every worker; instead of ``shuffle``.
         seed: the seed of the orders; default: the job's.
         optimizer: the optimizer in whose job the samples are dealt out; default: the main session's `DistributedOptimizer`.
+        deal: ``"pool"``: workers take as many batches of an epoch as they can. ``"even"``: each worker has an equal share, so that
+            ``len(loader)`` is the number of its batches; what a dead worker leaves goes to its next process, or is unused.
         options: options of the ``DataLoader``: ``num_workers``, ``collate_fn``, ``pin_memory`` ... For a stream only ``collate_fn``.
 
     Returns:
@@ -76,32 +79,43 @@ def elastic(
             raise ConfigurationError(f"elastic(DataLoader, {given[0]}=...): set it on the DataLoader, or pass the data set itself")
         if drop_last or options:
             raise ConfigurationError(f"elastic(DataLoader, {next(iter(options), 'drop_last')}=...): set it on the DataLoader")
-        return _of_loader(data, seed, session)
+        return _of_loader(data, seed, session, deal)
     if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         if shuffle is not None or order is not None or seed is not None:
             raise ConfigurationError("a stream keeps its own order: shuffle it where it is made, the same way on every worker")
+        _check_deal(deal)
         return _of_stream(data, batch_size, drop_last, options, session)
     if batch_size is None:
         raise ConfigurationError("elastic(dataset) needs batch_size=, the number of samples in one worker's batch")
     if order is not None and shuffle is not None:
         raise ConfigurationError("elastic(dataset, order=..., shuffle=...): order= sets the whole order; leave shuffle= out")
     chosen = Order.of_script(order) if order is not None else Order.plain(len(data), shuffle=shuffle is not False)
-    return DataLoader(data, batch_sampler=_sampler(chosen, batch_size, drop_last, seed, session), **options)
+    return DataLoader(data, batch_sampler=_sampler(chosen, batch_size, drop_last, seed, session, deal), **options)
 
 
-def _sampler(order: Order, batch_size: int, drop_last: bool, seed: int | None, session: Session | None) -> ElasticBatchSampler:
+def _sampler(
+    order: Order, batch_size: int, drop_last: bool, seed: int | None, session: Session | None, deal: str
+) -> ElasticBatchSampler:
     whole_number("elastic", "batch_size", batch_size, least=1)
-    return ElasticBatchSampler(
-        session, order.whole_batches(batch_size * Place.of_process().size) if drop_last else order, batch_size, seed=seed
-    )
+    batch = batch_size * Place.of_process().size
+    unit = unit_of(deal, batch, whole=drop_last)
+    if drop_last:  # of each worker's share, where there are shares
+        order = order.whole_batches(batch * (world_size() if unit else 1))
+    return ElasticBatchSampler(session, order, batch_size, seed=seed, unit=unit)
 
 
-def _of_loader(loader: DataLoader[Any], seed: int | None, session: Session | None) -> DataLoader[Any] | ElasticStream:
+def _check_deal(deal: str) -> None:
+    if unit_of(deal, 1, whole=False):
+        raise ConfigurationError("deal='even' gives each worker an equal share, which needs the length of the data: a stream has none")
+
+
+def _of_loader(loader: DataLoader[Any], seed: int | None, session: Session | None, deal: str) -> DataLoader[Any] | ElasticStream:
     if isinstance(loader.batch_sampler, ElasticBatchSampler):
         raise ConfigurationError("this DataLoader has an elastic batch_sampler already: use it without elastic()")
     if isinstance(loader.dataset, IterableDataset):
         if seed is not None:
             raise ConfigurationError("a stream keeps its own order: seed it where it is made, the same on every worker")
+        _check_deal(deal)
         if loader.num_workers:  # the loader's processes read and collate, so that only whole batches can be dealt out
             return ElasticStream(_again(loader), None, lambda batch: batch, session=session)
         if loader.batch_size is None:
@@ -110,7 +124,7 @@ def _of_loader(loader: DataLoader[Any], seed: int | None, session: Session | Non
     if loader.batch_sampler is None:
         raise ConfigurationError("elastic(DataLoader) deals out batches, but this DataLoader has batch_size=None: give it a batch size")
     sampler, batch_size, drop_last = batches_of(loader.batch_sampler)
-    batch_sampler = _sampler(Order.of_sampler(sampler), batch_size, drop_last, seed, session)
+    batch_sampler = _sampler(Order.of_sampler(sampler), batch_size, drop_last, seed, session, deal)
     return DataLoader(loader.dataset, batch_sampler=batch_sampler, **{name: getattr(loader, name) for name in _KEPT})
 
 
@@ -215,7 +229,7 @@ class ElasticStream(Passes):
                 dealt = amended._replace(rows=_rows(batch)) if self._single else amended
                 self._note(amended, dealt)
                 if not self.reports_deliveries:
-                    self._session.deliver(dealt, life_of(batch))
+                    self._delivered(self._dealt, self._dealt.index(dealt), batch)
                 yield batch
                 del batch
             if early == [None]:  # this worker's batches have been used: the next request waits for the other workers

@@ -230,7 +230,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ``core/leases.py``."""
         return self._session.reports
 
-    def batch_sampler(self, dataset: Sized, *, batch_size: int, shuffle: bool = True, seed: int | None = None) -> ElasticBatchSampler:
+    def batch_sampler(
+        self,
+        dataset: Sized,
+        *,
+        batch_size: int,
+        shuffle: bool = True,
+        seed: int | None = None,
+        deal: Literal["pool", "even"] = "pool",
+    ) -> ElasticBatchSampler:
         """Return a ``batch_sampler`` for a ``DataLoader`` that deals each index of an epoch to one worker.
 
         Args:
@@ -238,11 +246,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             batch_size: samples in one worker's batch.
             shuffle: a new order each epoch.
             seed: the seed of the orders; default: the job's.
+            deal: ``"pool"``: workers take as many batches of an epoch as they can. ``"even"``: each worker has an equal share, so that the
+                sampler's length is the number of its batches; what a dead worker leaves goes to its next process, or is unused.
 
         Raises:
             ConfigurationError: the data set has no length, or fewer samples than the job has workers, or the batch size is below 1.
         """
-        return elastic_batch_sampler(self._session, dataset, batch_size, shuffle=shuffle, seed=seed)
+        return elastic_batch_sampler(self._session, dataset, batch_size, shuffle=shuffle, seed=seed, deal=deal)
 
     def step(self, closure: Callable[[], Any] | None = None, *, samples: int | None = None) -> Any:
         """Push this worker's gradient, wait to be admitted, and pull the newest parameters.
@@ -273,6 +283,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+            if loss is None and self._session.has_sampler and all(p.grad is None for group in self.param_groups for p in group["params"]):
+                return None  # the script has left its batch out, as a framework does whose training step returns None
         elif self._makes_state():
             self.wrapped.step()
             return None

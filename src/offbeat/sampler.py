@@ -22,7 +22,7 @@ from torch.utils.data import Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from offbeat import session as sessions
-from offbeat.core.partitions import Parts, Splits, size_of
+from offbeat.core.partitions import Parts, Splits, shares, size_of
 from offbeat.core.policy import whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.gradient_watch import life_of
@@ -32,6 +32,9 @@ from offbeat.types import Epoch, worker_ids
 
 LOADER_DEPTH: Final = 5
 """Calls between a ``DataLoader``'s iterator and the sampler, of samplers that wrap it."""
+
+SHOWING: Final = ("tqdm", "rich", "fastprogress", "alive_progress", "progressbar")
+"""Packages that ask for the length of a loader to show how far it is."""
 
 
 class Passes:
@@ -163,13 +166,25 @@ class Passes:
                 session.progress = progress
                 progress.deal(grant.parts, grant.stop - grant.start, session.batch or self._batch_size)
             yield grant
-        if dealt and self._peeked and not torch.is_grad_enabled() and not self._warned:
-            self._warned = True
-            warnings.warn(
-                "an elastic loader was iterated without gradients: its batches belong to this worker's next steps and count as their "
-                "samples. To evaluate, use a plain DataLoader, on the main process or over a slice by offbeat.rank()",
-                stacklevel=2,
-            )
+        self._look_for_evaluation(dealt)
+
+    def _delivered(self, dealt: list[LeasedRange], number: int, batch: Any = None) -> None:
+        """Note that the script has received a batch of a pass; ``dealt`` are the pass's grants."""
+        self._session.deliver(dealt[number], life_of(batch))
+        if number:  # one batch may be a look at the data
+            self._look_for_evaluation(dealt[: number + 1])
+
+    def _look_for_evaluation(self, received: list[LeasedRange]) -> None:
+        """Warn once if the script has received these batches without gradients, and so may take a share of the data for all of it."""
+        if self._warned or not received or torch.is_grad_enabled() or self._session.held(self._pool)[: len(received)] != received:
+            return
+        self._warned = True
+        warnings.warn(
+            "an elastic loader is iterated without gradients: its batches are this worker's share of the data, so that an accuracy over them "
+            "is not that of the data set, and they belong to this worker's next steps and count as their samples. To evaluate, use a plain "
+            "DataLoader, on the main process or over a slice by offbeat.rank()",
+            stacklevel=2,
+        )
 
     def _check(self, grant: LeasedRange) -> None:
         """Raise `ConfigurationError` if a grant cannot be of this worker's data."""
@@ -202,12 +217,17 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         order: the order of the indices in an epoch. Workers' splits are cut from one order for all epochs, drawn from the seed.
         batch_size: samples in a batch of one process; the last batch of an epoch may be smaller.
         seed: the seed of the orders; None: the job's seed.
+        unit: more than 0: each worker has an equal share of the epoch, in units of so many samples, and `len` holds; 0: workers take as many
+            batches as they can.
     """
 
     _size: int
 
-    def __init__(self, session: Session | None, order: Order, batch_size: int, *, seed: int | None) -> None:
-        self._order, self._size, self._seed = order, order.size, seed
+    def __init__(self, session: Session | None, order: Order, batch_size: int, *, seed: int | None, unit: int = 0) -> None:
+        self._order, self._size, self._seed, self._unit = order, order.size, seed, unit
+        self._told: int | None = None
+        """The number of batches that `len` has told the script for the present pass."""
+        self._warned_of_count = False
         self._parts: Parts | None = None
         """This worker's split in its last epoch; empty: the rule gives no splits. None before the first batch."""
         super().__init__(session, batch_size)
@@ -218,6 +238,8 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
                 f"the data set has {self._size} samples for {session.workers} workers: each needs at least one; use fewer workers"
             )
         super()._join(session)
+        if self._unit:
+            session.units[self._pool] = self._unit
 
     @property
     def _batch(self) -> int:
@@ -225,29 +247,45 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, grants = self._pass()
-        indices, deliver = None, None
+        indices, deliver, first = None, None, 0
         for number, grant in enumerate(grants):
             if indices is None or grant.parts != self._parts:
-                indices = self._indices(epoch, grant.parts)
+                even = bool(self._unit and grant.parts and self._session.overlap is None)
+                first = grant.parts[0][0] if even else 0  # a share is a range of the epoch's order
+                indices = self._indices(epoch, () if even else grant.parts)
                 self._parts = grant.parts
             if not number and not self.reports_deliveries:
-                deliver = _follow_loader(partial(self._deliver, self._dealt))
+                deliver = _follow_loader(partial(self._delivered, self._dealt))
             if deliver is not None:
                 deliver(number)
-            yield self._place.part(indices[grant.start : grant.stop].tolist())
+            yield self._place.part(indices[first + grant.start : first + grant.stop].tolist())
+        self._check_count()
 
-    def _deliver(self, dealt: list[LeasedRange], number: int, batch: Any = None) -> None:
-        """Note that the script has received a batch of a pass; ``dealt`` are the pass's grants."""
-        self._session.deliver(dealt[number], life_of(batch))
+    def _check_count(self) -> None:
+        """Warn once if the script counts on a number of batches that this worker was not dealt."""
+        told, self._told = self._told, None
+        if told not in (None, len(self._dealt)) and not self._warned_of_count:
+            self._warned_of_count = True
+            warnings.warn(
+                f"len() of this loader was {told}, and this worker was dealt {len(self._dealt)} batches: workers take as many batches of an "
+                "epoch as they can. A script that counts on len (to step with a last group of batches, to set a schedule) needs "
+                "deal='even', which gives each worker an equal share, or a step after the loop",
+                stacklevel=2,
+            )
 
     def __len__(self) -> int:
         """Return the number of batches in this worker's split, or in an equal share of the data, of which slow workers take less."""
         parts, session = self._parts, self._session
         if parts is None and session.overlap is not None:
             parts = Splits(self._size, session.workers, session.overlap).among(worker_ids(session.workers))[session.worker]
+        elif parts is None and self._unit:
+            parts = shares(self._size, worker_ids(session.workers), self._unit)[session.worker]
         if parts:
             return _ceil(size_of(parts), self._batch)
-        return _ceil(_ceil(self._size, self._batch), session.workers)
+        number = _ceil(_ceil(self._size, self._batch), session.workers)
+        if not _asked_to_show():
+            self._told = number
+        return number
 
     @property
     def batches_max(self) -> int:
@@ -303,6 +341,14 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         return torch.Generator().manual_seed(mixed % 2**63)
 
 
+def _asked_to_show() -> bool:
+    """Return whether `len` was asked by a progress bar, or by PyTorch for itself."""
+    frame = sys._getframe(1).f_back
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("torch.utils.data"):
+        frame = frame.f_back
+    return frame is None or frame.f_globals.get("__name__", "").partition(".")[0] in SHOWING
+
+
 def _follow_loader(deliver: Callable[..., None]) -> Callable[[int], None] | None:
     """Have the iterator of the ``DataLoader`` that asks the sampler for indices report its batches, when the script gets them.
 
@@ -341,7 +387,20 @@ def _ceil(number: int, divisor: int) -> int:
     return -(-number // divisor)
 
 
-def elastic_batch_sampler(session: Session, dataset: Sized, batch_size: int, *, shuffle: bool, seed: int | None) -> ElasticBatchSampler:
+def unit_of(deal: str, batch: int, *, whole: bool) -> int:
+    """Return the unit of the shares of this way to deal samples out; 0: there are no shares.
+
+    Raises:
+        ConfigurationError: there is no such way.
+    """
+    if deal not in ("pool", "even"):
+        raise ConfigurationError(f"deal={deal!r}: must be 'pool' (workers take as many batches as they can) or 'even' (equal shares)")
+    return 0 if deal == "pool" else batch if whole else 1
+
+
+def elastic_batch_sampler(
+    session: Session, dataset: Sized, batch_size: int, *, shuffle: bool, seed: int | None, deal: str = "pool"
+) -> ElasticBatchSampler:
     """Check the user's arguments and make the sampler.
 
     Raises:
@@ -355,4 +414,5 @@ def elastic_batch_sampler(session: Session, dataset: Sized, batch_size: int, *, 
             f"batch_sampler needs a data set with a length, not a {type(dataset).__name__}: "
             "use offbeat.elastic(dataset, batch_size=...) for an iterable data set"
         ) from None
-    return ElasticBatchSampler(session, Order.plain(size, shuffle=shuffle), batch_size, seed=seed)
+    unit = unit_of(deal, batch_size, whole=False)
+    return ElasticBatchSampler(session, Order.plain(size, shuffle=shuffle), batch_size, seed=seed, unit=unit)

@@ -145,6 +145,8 @@ class Session(ABC):
         self.reported = 0
         """The number of reports so far."""
         self._pools = 0
+        self.units: dict[int, int] = {}
+        """Of samplers that deal out equal shares of an epoch: the unit of the shares, in positions."""
         self._rests: dict[int, tuple[Epoch, Sequence[Sequence[int]]]] = {}
         """By sampler: an epoch, and the ranges left of it according to the checkpoint that the script has loaded."""
         self._loss: float | None = None

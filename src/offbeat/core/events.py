@@ -111,6 +111,8 @@ class LeaseWanted(NamedTuple):
     """The number of samples wanted."""
     rest: Sequence[Sequence[int]] | None = None
     """The ranges left of the epoch, if the script has loaded a checkpoint from its middle; None: all."""
+    unit: int = 0
+    """More than 0: each worker has an equal share of the epoch, in units of so many positions; 0: all are dealt out from one pool."""
 
 
 class EpochWanted(NamedTuple):

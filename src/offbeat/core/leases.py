@@ -26,7 +26,8 @@ A job that resumes from a checkpoint opens its first epoch with the ranges left 
 
 Where each worker has a split of its own (`core.partitions`), a pool is dealt out from several decks, one per worker. Then a report
 adds up over all of them: ``indices`` is the sum of their sizes, more than the data set has if they overlap, ``splits`` lists them, and
-an exception names its worker, its positions being those in that worker's split. The rest of a dead worker's split stays unused.
+an exception names its worker, its positions being those in that worker's split. The rest of a dead worker's split stays unused, unless
+the worker comes back in the same epoch and the pool `reopens` its deck.
 """
 
 from __future__ import annotations
@@ -130,6 +131,8 @@ class _Pool:
     """If the epoch resumes from a checkpoint, the ranges that were not settled in it; None: the epoch is complete."""
     resumed: Mapping[str, Any] | None = None
     """What `Leases.begin_at` was given, until the epoch is over; its counts are part of ``settled`` and so on."""
+    reopens: bool = False
+    """True if a worker that comes back goes on with the rest of its own deck."""
     returned: int = 0
     kept: int = 0
     """Positions in gradients that workers take along into the next epoch."""
@@ -181,6 +184,8 @@ class Leases:
         size: int | None,
         splits: Mapping[WorkerId, Parts] | None = None,
         rest: Sequence[Sequence[int]] | None = None,
+        *,
+        reopens: bool = False,
     ) -> None:
         """Announce an epoch and its number of samples. A pool that has not dealt anything yet moves on to that epoch.
 
@@ -189,6 +194,7 @@ class Leases:
             splits: the split of each worker; None: all positions are dealt out from one deck, to any worker.
             rest: the ranges left of this epoch, as `place` returned them for a checkpoint; None: those of an earlier call for this epoch,
             or all. Splits ignore it and begin again.
+            reopens: with splits, a worker that dies and comes back in the same epoch goes on with the rest of its own.
 
         Raises:
             ValueError: a range of ``rest`` is empty, overlaps another, or reaches beyond ``size``.
@@ -202,7 +208,7 @@ class Leases:
             if rest is not None and size is not None and epoch >= state.epoch:
                 state.rest = checked_ranges(rest, size)
             state.epoch = max(state.epoch, epoch)
-            state.size = size
+            state.size, state.reopens = size, reopens
             state.decks = {None: _Deck(size)}
             if state.rest is not None and size is not None:
                 left = sum(stop - start for start, stop in state.rest)
@@ -332,6 +338,8 @@ class Leases:
         """Lease the next range of at most ``batch`` positions to the worker; None: nothing is left to deal for now."""
         state = self._pools[pool]
         deck = state.deck(worker)
+        if deck is not None and state.reopens:
+            deck.closed = False
         drawn = deck.draw(batch) if deck is not None else None
         if drawn is None:
             return None

@@ -2,6 +2,8 @@
 
 A split is a set of ranges of positions. The sample at each position is the same in every epoch, so that a worker sees its own samples again
 and again. For each epoch this file assigns the private parts of absent workers anew; `core.leases` deals a split out in batches.
+
+An equal share of an epoch's order (`shares`, where the script wants each worker to have a known number of batches) is a split, too.
 """
 
 from __future__ import annotations
@@ -67,6 +69,21 @@ class Splits(NamedTuple):
         for number, owner in enumerate(orphans if present else ()):
             parts[present[number % len(present)]].append(self.private(owner))
         return {worker: _joined(ranges) for worker, ranges in parts.items()}
+
+
+def shares(size: int, living: Collection[WorkerId], unit: int = 1) -> dict[WorkerId, Parts]:
+    """Cut the positions of an epoch into equal shares, one for each living worker, whose bounds are multiples of ``unit``.
+
+    Two shares differ by one unit at most, but for the last, in which the rest of a unit may be.
+
+    >>> shares(10, [0, 1, 4])
+    {0: ((0, 3),), 1: ((3, 6),), 4: ((6, 10),)}
+    >>> shares(32, [0, 1], unit=8)
+    {0: ((0, 16),), 1: ((16, 32),)}
+    """
+    present, units = sorted(living), -(-size // unit)
+    bounds = [min(size, number * units // max(1, len(present)) * unit) for number in range(len(present) + 1)]
+    return {worker: _joined([(bounds[number], bounds[number + 1])]) for number, worker in enumerate(present)}
 
 
 def _joined(ranges: list[tuple[int, int]]) -> Parts:

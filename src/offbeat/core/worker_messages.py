@@ -54,6 +54,7 @@ class SamplesWanted(NamedTuple):
     rest: Sequence[Sequence[int]] | None = None
     held: int = 0
     """Grants that the script has fetched ahead and made no step on."""
+    unit: int = 0
 
 
 class EpochEndWanted(NamedTuple):

@@ -14,6 +14,7 @@ from offbeat.core.events import Abandoned, EpochWanted, Heard, LeaseWanted, Left
 from offbeat.core.leases import checked_ranges
 from offbeat.errors import JobError, ProtocolError
 from offbeat.journal.records import metrics_record, warning_record
+from offbeat.runtime.coordination.group_watch import GroupWatch
 from offbeat.runtime.coordination.peers import Peer
 from offbeat.runtime.coordination.save_points import Checkpoints
 from offbeat.runtime.coordination.schedule_watch import ScheduleWatch
@@ -68,6 +69,7 @@ class WorkerRequests(Derived):
         self._checkpoints = Checkpoints()
         self._first_steps = FirstStepsWatch(job.settings.workers)
         self._schedules = ScheduleWatch()
+        self._groups = GroupWatch()
         self._derive()
 
     def _derive(self) -> None:
@@ -181,6 +183,7 @@ class WorkerRequests(Derived):
         self._checkpoints.stepped(peer.worker, message.header["steps"])
         warnings = self._first_steps.note(peer.worker, message.header.get("first", ()))
         if self._job.servers_step:
+            warnings += self._groups.note(peer.worker, message.header)
             warnings += self._schedules.note(peer.worker, message.header, self._job.peers.gone)
         for warned in warnings:
             self._job.journal.write(warning_record(now, warned.about, warned.workers, warned.step, warned.detail))
@@ -208,7 +211,7 @@ class WorkerRequests(Derived):
             raise ProtocolError(f"worker {peer.worker} sent {kind!r}: {error}") from None
         fields = want["incarnation"], want["pool"], want["epoch"], want["size"]
         if kind == "samples":
-            self._job.feed(LeaseWanted(peer.worker, *fields, want["batch"], rest), now)
+            self._job.feed(LeaseWanted(peer.worker, *fields, want["batch"], rest, want.get("unit", 0)), now)
         else:
             self._job.feed(EpochWanted(peer.worker, *fields, tuple(want.get("kept", ()))), now)
 

@@ -7,7 +7,8 @@ pushes its local steps and asks again, since samples of dead workers may come ba
 step with it takes the samples along into the next epoch, and the epoch ends without them.
 
 Where workers have splits of their own (`core.partitions`), the splits of an epoch are decided when the epoch before it ends, for all
-workers alive then, joiners included; and once more if the living workers have changed when the first samples are asked for.
+workers alive then, joiners included; and once more if the living workers have changed when the first samples are asked for. So are the
+equal shares of an epoch that a script has asked for (``deal="even"``).
 
 A worker that has joined the running job does not begin an epoch, except a sampler's first: it waits until a worker that was there when the
 job began, and has used this sampler, takes the first samples. The joiner's script may count epochs from an old checkpoint, and would
@@ -27,7 +28,7 @@ from offbeat.core.gossip.ledger import GossipLedger
 from offbeat.core.job.participants import Participants
 from offbeat.core.job.start import JobStart
 from offbeat.core.leases import Leases
-from offbeat.core.partitions import Splits, size_of
+from offbeat.core.partitions import Splits, shares, size_of
 from offbeat.core.server.ledger import Ledger
 from offbeat.core.server.per_shard_ledger import ShardedLedger
 from offbeat.types import Clock, Epoch, Incarnation, LeaseId, Seconds, WorkerId
@@ -56,6 +57,8 @@ class Epochs:
         overlap: float | None = None,
     ) -> None:
         self._ledger, self._participants, self._start = ledger, participants, start
+        self._units: dict[int, int] = {}
+        """Of pools of which each worker has an equal share: the unit of the shares."""
         self._users: dict[int, set[WorkerId]] = {}
         """The workers there when the job began that have taken samples, by pool."""
         self._workers, self._overlap = workers, overlap
@@ -78,6 +81,8 @@ class Epochs:
         """Answer a worker that asks for samples, or for the end of an epoch from which it takes no more samples."""
         worker, incarnation, pool, epoch = event.worker, event.incarnation, event.pool, event.epoch
         begun = self._leases.begun(pool)
+        if isinstance(event, LeaseWanted) and event.unit:
+            self._units[pool] = event.unit
         if not begun:
             self._open(pool, epoch, event.size, self._participants.inside(), event.rest if isinstance(event, LeaseWanted) else None)
         current = self._leases.epoch(pool)
@@ -239,7 +244,9 @@ class Epochs:
     ) -> None:
         """Prepare an epoch of which no sample has been dealt yet."""
         splits = None if self._overlap is None or size is None else Splits(size, self._workers, self._overlap).among(workers)
-        self._leases.open(pool, epoch, size, splits, rest)
+        even = splits is None and size is not None and pool in self._units and bool(workers)
+        parts = shares(size, workers, self._units[pool]) if even and size is not None else splits
+        self._leases.open(pool, epoch, size, parts, rest, reopens=even)
         if pool == 0:
             self._ledger.begin_epoch(self._leases.epoch(pool), {worker: size_of(parts) for worker, parts in (splits or {}).items()})
 

@@ -33,7 +33,7 @@ from offbeat.transport.schema import (
     variant,
     whole,
 )
-from offbeat.types import ACKS, WIRE_FORMATS, WorkerState
+from offbeat.types import ACKS, REDUCTIONS, WIRE_FORMATS, WorkerState
 
 WORKERS_MAX: Final = 1 << 20
 """Greatest number of a worker in any message; the job checks which workers exist."""
@@ -76,8 +76,8 @@ _PUSHED: Final = fields(
 _ABANDONED: Final = fields({"incarnation": whole(), "version": whole(), "compute_s": _seconds}, {"leases": _leases})
 _EPOCH: Final = {"incarnation": whole(), "pool": whole(0, POOLS_MAX), "epoch": whole(0, SAMPLES_MAX), "size": maybe(whole(0, SAMPLES_MAX))}
 _PUSH: Final = {"number": whole(), "steps": whole(), "push": _PUSHED}
-_NEWS: Final = {"loaded": whole(0, 1 << 33), "first": many(row(whole(0, 100), maybe(whole(0, (1 << 64) - 1)), flag), 100)}
-"""Fields that come only with a worker's first pushes."""
+_NEWS: Final = {"loaded": whole(0, 1 << 33), "first": many(row(whole(0, 100), maybe(whole(0, (1 << 64) - 1)), flag), 100), "given": flag}
+"""Fields that come only with a worker's first pushes; ``given``: with those whose number of samples the script has passed to step()."""
 _VECTOR: Final = fields({"dtype": text(20), "numel": whole(0, 1 << 50), "size": whole(0, 1 << 50)})
 _STATE: Final = MessageSchema(fields({"do": one_of("get", "offer")}, {"pieces": anything}), payload=True)
 
@@ -114,7 +114,7 @@ FROM_WORKER: Final = Kinds(
             payload=True,
         ),
         "pull": MessageSchema(fields({"incarnation": whole()})),
-        "samples": MessageSchema(fields({"want": fields({**_EPOCH, "batch": whole(1, SAMPLES_MAX)}, {"rest": _ranges})})),
+        "samples": MessageSchema(fields({"want": fields({**_EPOCH, "batch": whole(1, SAMPLES_MAX)}, {"rest": _ranges, "unit": whole(0, SAMPLES_MAX)})})),
         "epoch": MessageSchema(fields({"want": fields(_EPOCH, {"kept": _leases})})),
         "skipped": MessageSchema(fields({"incarnation": whole(), "leases": _leases})),
         "left": MessageSchema(fields({"incarnation": whole(), "noticed": flag}, {"exits": flag})),

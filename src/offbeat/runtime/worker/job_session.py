@@ -100,6 +100,8 @@ class JobSession(Session):
         """The question whose answer the script has not got yet, and the answer, if that has come."""
         self._answer: Compute | None = None
         self._first = FirstSteps()
+        self._given = False
+        """Whether the script has passed the number of samples to its last step."""
         self._samples = WorkerSamples(ask=self._ask, leave=lambda pool, exhausted: self.leave_epoch(pool, exhausted=exhausted))
         self._writes = ScriptWrites()
         self.group: TakesPart | None = None
@@ -188,9 +190,10 @@ class JobSession(Session):
             case Abandoned(_, incarnation, version, compute_s, leases):
                 work = {"incarnation": incarnation, "version": version, "compute_s": compute_s, "leases": leases}
                 self._coordinator.send({"kind": "abandoned", "work": work})
-            case LeaseWanted(_, incarnation, pool, epoch, size, batch, rest):
-                want = {"incarnation": incarnation, "pool": pool, "epoch": epoch, "size": size, "batch": batch}
-                self._coordinator.send({"kind": "samples", "want": want if rest is None else {**want, "rest": rest}})
+            case LeaseWanted(_, incarnation, pool, epoch, size, batch, rest, unit):
+                want: dict[str, Any] = {"incarnation": incarnation, "pool": pool, "epoch": epoch, "size": size, "batch": batch}
+                more = {"rest": rest} if rest is not None else {}
+                self._coordinator.send({"kind": "samples", "want": {**want, **more, **({"unit": unit} if unit else {})}})
             case EpochWanted(_, incarnation, pool, epoch, size, kept):
                 asked = {"incarnation": incarnation, "pool": pool, "epoch": epoch, "size": size}
                 self._coordinator.send({"kind": "epoch", "want": {**asked, "kept": kept} if kept else asked})
@@ -288,6 +291,7 @@ class JobSession(Session):
 
     def _weight(self, samples: int | None, counted: int) -> int:
         """Return the number of samples of a step: from the script, or this session's sampler, or the present batch of another session."""
+        self._given = samples is not None
         if samples is not None:
             return samples
         source = self._siblings.with_sampler()
@@ -299,7 +303,8 @@ class JobSession(Session):
     def _loaded_news(self) -> dict[str, Any]:
         """Return the fields that go with the first push of a worker with which the job began: all workers must have loaded the same."""
         loaded, self._loaded = self._loaded, None
-        return {"loaded": loaded} if self.resumes and loaded is not None else {}
+        news: dict[str, Any] = {"given": True} if self._given else {}
+        return {**news, "loaded": loaded} if self.resumes and loaded is not None else news
 
     # The end.
 
@@ -425,7 +430,7 @@ class JobSession(Session):
             self._hand_in()
         self.checkpoints.asking = not self._outstanding
         try:
-            grant = self._samples.take(pool, epoch, size, batch, self.rest_of(pool, epoch), len(self._outstanding))
+            grant = self._samples.take(pool, epoch, size, batch, self.rest_of(pool, epoch), len(self._outstanding), self.units.get(pool, 0))
         finally:
             self.checkpoints.asking = False
         (self.checkpoints.passed if grant is None else self.checkpoints.dealt)()

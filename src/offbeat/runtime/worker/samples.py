@@ -48,18 +48,18 @@ class WorkerSamples:
         return pool in self._open and self._open[pool][0] != epoch
 
     def take(
-        self, pool: int, epoch: Epoch, size: int | None, batch: int, rest: Sequence[Sequence[int]] | None, held: int
+        self, pool: int, epoch: Epoch, size: int | None, batch: int, rest: Sequence[Sequence[int]] | None, held: int, unit: int
     ) -> LeasedRange | None:
         """Return the next samples of an epoch, None once it is over for this worker. Another epoch of this pool is finished first.
 
         Args:
-            pool, epoch, size, batch, rest, held: see `core.worker.SamplesWanted`.
+            pool, epoch, size, batch, rest, held, unit: see `core.worker.SamplesWanted`.
         """
         if self.leaves(pool, epoch):
             self._finish(pool)
         self._open[pool] = (epoch, size)
         while True:
-            turn = self._ask(SamplesWanted(pool, epoch, size, batch, rest, held))
+            turn = self._ask(SamplesWanted(pool, epoch, size, batch, rest, held, unit))
             if turn.grant is not None:
                 return LeasedRange(pool, turn.grant.lease, turn.grant.start, turn.grant.stop, turn.grant.parts)
             if turn.over:
