@@ -33,7 +33,7 @@ from offbeat.transport.schema import (
     variant,
     whole,
 )
-from offbeat.types import ACKS, WIRE_FORMATS, WorkerState
+from offbeat.types import ACKS, REDUCTIONS, WIRE_FORMATS, WorkerState
 
 WORKERS_MAX: Final = 1 << 20
 """Greatest number of a worker in any message; the job checks which workers exist."""
