@@ -94,7 +94,8 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"offbeat {__version__}, torch {importlib.metadata.version('torch')}, Python {platform.python_version()}")
+        versions = f"offbeat {__version__}, torch {importlib.metadata.version('torch')}, Python {platform.python_version()}"
+        console().print(versions, highlight=False, soft_wrap=True)
         raise typer.Exit
 
 

@@ -141,6 +141,7 @@ def test_a_pipe_in_the_middle_of_a_write_is_not_torn_for_others(tmp_path: Path) 
 
 
 IN_WORKERS = {"launch/group.py": "a worker's process", "launch/process_exit.py": "a fork's process", "launch/forkserver.py": "the forks' process"}
+IN_WORKERS["launch/import_trial.py"] = IN_WORKERS["launch/forkserver.py"]
 WRITES = {"print", "print_exc", "print_exception", "echo", "secho", "excepthook"}
 
 

@@ -17,6 +17,8 @@ Who calls whom::
       +-- program.py       the script or module, found before anything starts
       +-- environment.py   the variables of each server and worker
       +-- processes.py     a child that cannot outlive the supervisor; forkserver.py: one that is forked, imports done (--preload)
+      |     +-- preload.py      what is imported; script_imports.py: what the script imports, found by reading it
+      |     +-- import_trial.py   imports that forks cannot share are left to the workers
       |     +-- process_exit.py   the end of a fork, and of a rank of a worker of several processes
       |     +-- server_starter.py   servers, forks of a process that imports what they need
       +-- output.py        whole lines, labelled ``[worker 2]``, and files (--log-dir)
