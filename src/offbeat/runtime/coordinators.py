@@ -164,7 +164,7 @@ class LiveCoordinators:
             live.on_ended(worker, now)
         self._settle(now)
 
-    def ask_for_checkpoint(self, within_s: Seconds, *, last: bool) -> None:
+    def ask_for_checkpoint(self, within_s: Seconds, *, last: bool = False) -> None:
         """Make a checkpoint at the next fold, whatever the interval, if the job makes any; ``last``: now, since every worker has left."""
         if self.checkpoints is not None and last:
             self.checkpoints.ask_for_last()

@@ -45,7 +45,7 @@ def _groups(now: Sequence[Any], before: Sequence[Any], used: Sequence[Any]) -> I
 def _schedulers(now: Sequence[Any], before: Sequence[Any], used: Mapping[str, Any]) -> Iterator[str]:
     names, olds = [one["class"] for one in now], [one["class"] for one in before]
     if names != olds:
-        yield f"schedulers are {', '.join(names) or 'none'} in the script, and were {', '.join(olds) or 'none'}: one that is new begins anew"
+        yield f"schedulers are {', '.join(names) or 'none'} in the script, and were {', '.join(olds) or 'none'}: a new one begins anew"
         return
     for new, old, taken in zip(now, before, used["schedulers"], strict=False):
         for name in _changed(new["state"], old["state"]):
