@@ -94,6 +94,22 @@ def test_a_job_that_is_told_to_leave_makes_a_last_checkpoint(
     assert len(told) == 1 if which == "supervisor" else len(told) >= 4
 
 
+@pytest.mark.parametrize("sync", ["bsp", "majority"])
+def test_a_finished_job_leaves_its_state_and_goes_on_from_it_where_more_is_asked_for(jobs: Start, tmp_path: Path, sync: str) -> None:
+    folder = tmp_path / "checkpoints"
+    first = jobs("first", "--sync", sync, "--checkpoint", str(folder), script=("--epochs", "1")).ended()
+    assert first.status == 0, first.err
+    taken = newest(folder)
+    assert taken is not None and taken.manifest["finished"] and taken.manifest["missing"] == []
+    assert max(record["version"] for record in first.records if record["kind"] == "fold") == taken.version
+    second = jobs("second", "--resume", str(folder), script=("--epochs", "1")).ended()
+    assert second.status == 0 and not [record for record in second.records if record["kind"] == "fold"], second.err
+    assert f"going on from {taken.path}, version {taken.version}: the job had finished there" in second.err
+    third = jobs("third", "--resume", str(folder), script=("--epochs", "2", "--lr", "0.5")).ended()
+    assert third.status == 0 and [epoch for epoch, _ in epoch_reports(third.records)] == [1], third.err
+    assert "is used (script: 0.5; set optimizer.param_groups[0]" in third.err + third.out
+
+
 def test_where_no_server_can_go_on_the_death_of_one_ends_the_job_and_it_goes_on_by_resume(jobs: Start, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     first = jobs("first", *CALM, "--checkpoint", str(folder), "--every", "5v", "--max-restarts", "0")

@@ -126,6 +126,32 @@ def test_a_folder_without_a_sound_one_ends_the_command_before_a_process_starts(d
         CliRunner().invoke(cli.app, ["run", *options, str(damaged), script], catch_exceptions=False)
 
 
+@pytest.mark.parametrize(
+    ("finished", "epoch", "words"),
+    [
+        (False, 0, "version 8"),
+        (False, 1, "version 8, in epoch 1; epoch 0 is over: it gets no batches, and what the script does after them, such as"),
+        (False, 5, "version 8, in epoch 5; epochs 0 to 4 are over: they get no batches, and what the script does after"),
+        (True, 5, "version 8: the job had finished there, and trains on if its script asks for more"),
+    ],
+)
+def test_a_resumption_says_from_where(job: Path, finished: bool, epoch: int, words: str) -> None:
+    folder = CheckpointFolder(job)
+    optimizers = [{"sync": "bsp", "places": [[0, {"epoch": epoch}]]}]
+    folder.finish(folder.begin(8), {**MANIFEST, "version": 8, "finished": finished, "optimizers": optimizers})
+    [told] = checkpointing.begin(None, checkpointing.found(job), None)
+    assert told.startswith(f"going on from {job / 'version-00000008'}, {words}")
+
+
+def test_what_is_missing_at_the_end_is_counted() -> None:
+    results = checkpointing.Results()
+    results.add(20, None)
+    results.add(20, None, last=True)
+    assert (results.made, results.ended, results.missing()) == (1, True, None), "one of the same version was there"
+    results.add(40, "No space left on device")
+    assert results.missing() == "the last checkpoint failed (No space left on device): 1 of 2 failed, and the newest one is of version 20"
+
+
 def test_a_file_that_does_not_belong_to_it_is_told(job: Path) -> None:
     (job / "version-00000007" / "notes.txt").write_text("mine")
     told, _ = checkpointing.begin(None, checkpointing.found(job), None)

@@ -35,11 +35,16 @@ class Results:
     """The version of the newest one that was made, or could not be."""
     made: int = 0
     failed: int = 0
+    ended: bool = False
+    """True once server 0 has said what became of the checkpoint of the job's end."""
     reason: str | None = None
     """Why the last one could not be made; None: it was made."""
 
-    def add(self, version: int, failed: str | None) -> None:
-        """Note that a checkpoint was made; ``failed``: why it could not be."""
+    def add(self, version: int, failed: str | None, *, last: bool = False) -> None:
+        """Note that a checkpoint was made; ``failed``: why it could not be; ``last``: it is that of the job's end."""
+        self.ended = self.ended or last
+        if last and failed is None and version <= self.tried:
+            return  # nothing was folded since
         self.tried, self.reason = max(self.tried, version), failed
         if failed is None:
             self.newest, self.made = version, self.made + 1
@@ -187,7 +192,19 @@ def begin(journal: Path | None, saved: Checkpoint | None, order: CheckpointOrder
     except OSError:
         foreign = []
     lines += [f"{saved.path / name} is no file of the checkpoint, and is not read" for name in foreign]
-    return [*lines, f"going on from {saved.path}, version {saved.version}"]
+    return [*lines, f"going on from {saved.path}, version {saved.version}{_place(saved)}"]
+
+
+def _place(saved: Checkpoint) -> str:
+    """Return what a resumed script passes through before it trains, in words."""
+    if saved.manifest.get("finished", False):
+        return ": the job had finished there, and trains on if its script asks for more"
+    places = [dict(optimizer["places"]) for optimizer in saved.manifest["optimizers"] if optimizer.get("places")]
+    epoch = max((place["epoch"] for place in places[0].values()), default=0) if places else 0
+    if not epoch:
+        return ""
+    over = "epoch 0 is over: it gets" if epoch == 1 else f"epochs 0 to {epoch - 1} are over: they get"
+    return f", in epoch {epoch}; {over} no batches, and what the script does after them, such as an evaluation, is done again"
 
 
 def _set_aside(damaged: Damaged, order: CheckpointOrder | None) -> str:

@@ -44,6 +44,8 @@ GRACE_S = 5.0
 """Seconds that processes have to end after a last signal before they are killed."""
 CHECKPOINT_SHARE = 0.6
 """The part of ``--grace`` that a last checkpoint may take."""
+END_S = 600.0
+"""Longest wait for the checkpoint of a finished job, in seconds."""
 NEWS_S = 2.0
 """Seconds to wait for the status of a worker that may have joined just before its end."""
 POLL_S = 0.1
@@ -372,7 +374,7 @@ class Supervisor:
     def _on_checkpoint(self, header: Mapping[str, Any]) -> None:
         """Note that server 0 has made a checkpoint, or could not."""
         version, missing = header["version"], header["missing"]
-        self.checkpoints.add(version, header["failed"])
+        self.checkpoints.add(version, header["failed"], last=header.get("last", False))
         if header["failed"] is not None:
             self._display.note(f"there is no checkpoint of version {version}: {header['failed']}")
         elif missing:
@@ -453,7 +455,24 @@ class Supervisor:
         ends = self._workers.ends()
         if any(end.status == 0 for end in ends.values()):
             self._serve_until(lambda: self._joined() or 0 not in self._servers.connections, NEWS_S)
-        return self._end(*verdict(ends, joined=self._joined(), script=self._settings.script))
+        status, reason = verdict(ends, joined=self._joined(), script=self._settings.script)
+        if status == 0:
+            self._save_end()
+        return self._end(status, reason)
+
+    def _save_end(self) -> None:
+        """Have the state in which the job has finished saved, if it makes checkpoints. A signal ends the wait."""
+        if self._settings.checkpoint is None or 0 not in self._servers.connections:
+            return
+        self._send("checkpoint", within_s=END_S, last=True)
+
+        def over() -> bool:
+            self._check_servers()
+            return self.checkpoints.ended or self._failure is not None or self._told_to_stop is not None
+
+        self._serve_until(over, END_S)
+        if not self.checkpoints.ended:
+            self.checkpoints.add(self.checkpoints.tried + 1, "it was not complete when the job ended")
 
     def _joined(self) -> bool:
         """Return True if a worker has ever joined. Server 0 reports a hello at once; the snapshot, of each 0.2 s, outlives restarts."""

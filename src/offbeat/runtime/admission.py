@@ -180,6 +180,7 @@ class Admission:
             ranks = ranks_of(self._vector, job.settings.workers, job.settings.seed, together=together)
             try:
                 job.side = side_of(policy, ranks, self._hub, parts, self._keeper)
+                job.ranks.joiners.saves = job.settings.checkpoint is not None
                 if job.resumed is not None:
                     job.ranks.joiners.set_initial(NO_WORKER, job.resumed.replica(job.number, job.spec.layout))
                     if isinstance(self._keeper, Keeper):

@@ -164,9 +164,11 @@ class LiveCoordinators:
             live.on_ended(worker, now)
         self._settle(now)
 
-    def ask_for_checkpoint(self, within_s: Seconds) -> None:
-        """Make a checkpoint at the next fold, whatever the interval, if the job makes any."""
-        if self.checkpoints is not None:
+    def ask_for_checkpoint(self, within_s: Seconds, *, last: bool = False) -> None:
+        """Make a checkpoint at the next fold, whatever the interval, if the job makes any; ``last``: now, since every worker has left."""
+        if self.checkpoints is not None and last:
+            self.checkpoints.ask_for_last()
+        elif self.checkpoints is not None:
             self.checkpoints.ask(within_s)
 
     def on_written(self, result: Written, now: Seconds) -> None:

@@ -134,6 +134,10 @@ class LiveJob:
         """Ask a rank of a job without servers for its replica: see `coordination.checkpoints.Saves`."""
         self.ranks.joiners.save(rank, got)
 
+    def last_replica(self) -> Message | None:
+        """Return the replica of the last rank that has left: see `coordination.checkpoints.Saves`."""
+        return self.ranks.joiners.kept
+
     @property
     def version(self) -> Version:
         """Return the newest version, counted on from a checkpoint also where ranks count from 0 again."""

@@ -202,7 +202,7 @@ class Serving:
             case "ended":
                 coordinator.on_ended(header["worker"], self.now())
             case "checkpoint":
-                coordinator.ask_for_checkpoint(header["within_s"])
+                coordinator.ask_for_checkpoint(header["within_s"], last=header.get("last", False))
 
     def _job_of(self, header: Mapping[str, Any]) -> tuple[JobSettings, Sequence[Address]]:
         """Return the job's settings, and where its servers listen. Raises `ProtocolError` if they cannot be read, or came before."""

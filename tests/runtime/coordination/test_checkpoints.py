@@ -37,6 +37,17 @@ class Saving:
     def wanted(self, number: int) -> list[dict[str, Any]]:
         return self.workers[number].line.got("checkpoint")
 
+    def leave(self, number: int, now: float, *, described: bool) -> None:
+        """Have a worker hand in what it hands in as it leaves, and leave."""
+        part: dict[str, Any] = {"buffers": [{}], "groups": [{"lr": 1.0, "params": [0]}], "schedulers": [], "number": number}
+        if described:
+            part["model"] = {"names": {"weight": "weight"}, "rest": {}}
+        packer = Packer()
+        header = {"kind": "checkpoint_part", "version": 0, "final": True, "leaves": True, "part": packer.pack(part)}
+        line = self.workers[number].line
+        self.host.on_message(line, Message(header, memoryview(b"".join(packer.payload)), ()), now)
+        self.host.on_message(line, Message({"kind": "left", "incarnation": 1, "noticed": False}, memoryview(b""), ()), now)
+
     def hand_in(self, number: int, now: float, *, final: bool = True, version: int | None = None) -> None:
         wanted = self.wanted(number)[-1]
         part: dict[str, Any] = {"buffers": [{}], "groups": [{"lr": 1.0, "params": [0]}], "schedulers": [], "number": number}
@@ -251,3 +262,57 @@ def test_one_that_another_server_s_death_has_cut_off_is_made_again(tmp_path: Pat
     assert job.written(1.2) == []
     job.close()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def ending(tmp_path: Path) -> Iterator[Saving]:
+    """A job that ends before its first checkpoint is due."""
+    job = Saving(tmp_path, every_versions=100)
+    job.workers[0].push(1.0)
+    yield job
+    job.close()
+
+
+def test_the_state_of_a_finished_job_is_a_checkpoint(ending: Saving) -> None:
+    for number in (0, 1):
+        ending.leave(number, 2.0 + number, described=number == 0)
+    assert ending.written(4.0) == [], "nobody has asked"
+    ending.host.ask_for_checkpoint(8.0, last=True)
+    [told] = ending.written(5.0)
+    assert told == {"kind": "checkpoint", "version": 1, "failed": None, "missing": [], "last": True}
+    newest = ending.folder.newest()
+    assert newest is not None and newest.manifest["finished"]
+    assert torch.load(newest.path / "model.pt", weights_only=True)["weight"].tolist() == [[1.0] * 4]
+    assert sorted(torch.load(newest.path / "workers.pt", weights_only=True)) == [0, 1]
+    ending.host.ask_for_checkpoint(8.0, last=True)
+    assert ending.written(6.0)[1:] == [told], "there is one of this version"
+
+
+def test_one_in_the_making_is_finished_before_that_of_the_end(tmp_path: Path) -> None:
+    job = Saving(tmp_path, every_versions=2)
+    for now in (1.0, 2.0):
+        job.workers[0].push(now)
+    job.hand_in(0, 2.1)
+    job.workers[0].push(3.0)
+    for number in (0, 1):
+        job.leave(number, 4.0, described=number == 0)
+    job.host.ask_for_checkpoint(8.0, last=True)
+    told = job.written(5.0) and job.written(6.0)
+    assert [(one["version"], one.get("last", False)) for one in told] == [(2, False), (3, True)]
+    job.close()
+
+
+def test_an_end_that_no_worker_has_described_is_told(ending: Saving) -> None:
+    for number in (0, 1):
+        ending.leave(number, 2.0, described=False)
+    ending.host.ask_for_checkpoint(8.0, last=True)
+    [told] = ending.written(3.0)
+    assert told["last"] and told["failed"] == "no worker has described its model as it left" and ending.folder.newest() is None
+
+
+def test_nothing_is_saved_of_a_job_in_which_nothing_was_folded(tmp_path: Path) -> None:
+    job = Saving(tmp_path, every_versions=100)
+    job.host.ask_for_checkpoint(8.0, last=True)
+    assert job.written(1.0) == [{"kind": "checkpoint", "version": 0, "failed": None, "missing": [], "last": True}]
+    assert job.folder.newest() is None
+    job.close()

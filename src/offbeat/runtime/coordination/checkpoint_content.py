@@ -208,7 +208,10 @@ def _note_rest(rest: ModelRest, described: Mapping[WorkerId, Any]) -> None:
 
 def _write_model(folder: Path, number: int, content: OptimizerContent, parts: Mapping[WorkerId, Any]) -> None:
     if not content.rest.names:
-        raise ConfigurationError(f"worker {content.giver} has not described its model in time")
+        asked = content.giver is not None
+        raise ConfigurationError(
+            f"worker {content.giver} has not described its model in time" if asked else "no worker has described its model as it left"
+        )
     groups: list[dict[str, Any]] = next((part["groups"] for part in parts.values()), [])
     if content.replica is not None:
         replica = unpack(content.replica.header["replica"], content.replica.payload)

@@ -61,6 +61,9 @@ class Saves(Protocol):
     def save_replica(self, rank: WorkerId, got: Callable[[Message], None]) -> None:
         """Ask a rank of a job without servers for its replica; ``got`` gets the message with it, unless the rank dies before."""
 
+    def last_replica(self) -> Message | None:
+        """Return the replica of the last rank that has left a job without servers; None: it has given none."""
+
     def save_shards(self, order: Mapping[str, Any], own: Callable[[Callable[[], ShardCopy]], None]) -> int:
         """Have every shard copied; ``own`` gets what copies this process's. Returns how many other servers write files."""
 
@@ -89,6 +92,8 @@ class _Making:
     """True once the files of this process are being written."""
     lost: bool = False
     """True if the process that has begun it has died, and what it had copied is lost."""
+    of_end: bool = False
+    """True for the checkpoint of the job's end: every worker has left."""
 
 
 class CheckpointKeeper:
@@ -118,6 +123,12 @@ class CheckpointKeeper:
         self._making: _Making | None = None
         self._last: tuple[Seconds, Version] | None = None
         """When the last checkpoint was begun, and of which version; None: no fold has been seen."""
+        self._left: dict[int, dict[WorkerId, Message]] = {}
+        """By optimizer: the parts of workers that have left, each as it was then."""
+        self._ends = False
+        """True once the job's end is wanted as a checkpoint, until there is one."""
+        self._made: Version | None = None
+        """The version of the newest complete one that this job has made."""
         self._asked: Seconds | None = None
         """Within how many seconds a checkpoint is wanted now; None: it is not."""
 
@@ -135,6 +146,10 @@ class CheckpointKeeper:
         One in the making is finished first.
         """
         self._asked = within_s
+
+    def ask_for_last(self) -> None:
+        """Make a checkpoint of the job's end: every worker's script has ended, and no fold will come."""
+        self._ends = True
 
     # The moment of a checkpoint.
 
@@ -189,13 +204,18 @@ class CheckpointKeeper:
             peer.connection.send({"kind": "checkpoint", "version": making.version, "rest": rest, "frozen": rest and frozen})
         making.awaited[job.number] = {peer.worker: peer.incarnation for peer in asked}
         making.asked.update(making.awaited[job.number])
-        rest_of = self._rests.get(job.number, ModelRest())
-        content = OptimizerContent(job.spec.layout, job.spec.spec, self._place(job, now), giver=giver, rest=rest_of)
+        making.contents.append(self._content(job, giver, now))
+
+    def _content(self, job: Saves, giver: WorkerId | None, now: Seconds) -> OptimizerContent:
+        """Return what is known at this moment of an optimizer, apart from what shards and workers have."""
+        assert job.coordinator is not None and job.spec is not None
+        rest = self._rests.get(job.number, ModelRest())
+        content = OptimizerContent(job.spec.layout, job.spec.spec, self._place(job, now), giver=giver, rest=rest)
         if isinstance(job.spec.policy, ServerRule):
             content.coordinator = coordinator_bytes(job.coordinator)
         else:
             self._remember(job, now)
-        making.contents.append(content)
+        return content
 
     def _place(self, job: Saves, now: Seconds) -> dict[str, Any]:
         assert job.coordinator is not None and job.spec is not None
@@ -207,11 +227,31 @@ class CheckpointKeeper:
             "places": [[pool, place] for pool, place in job.coordinator.epochs.progress().items()],
         }
 
+    def _begin_last(self, now: Seconds) -> None:
+        """Begin the checkpoint of the job's end, from what the servers hold and what the workers have left behind."""
+        self._ends = False
+        begun = [job for job in self._jobs if job.coordinator is not None and job.spec is not None and job.coordinator.start.begun]
+        version = begun[0].version if begun else 0
+        if self._last is None or version == self._made:  # nothing was folded, or not since
+            self._tell(version, None, [], last=True)
+            return
+        self._making = making = _Making(version, now, self._last, None, patience_s=0.0, of_end=True)
+        for job in begun:
+            making.contents.append(self._content(job, None, now))
+            making.contents[-1].parts.update(self._left.get(job.number, {}))
+            making.asked.update(self._left.get(job.number, {}))
+        self.after()
+
     def after(self) -> None:
         """Have every shard copied, when the effects of the fold have been carried out."""
         making = self._making
         assert making is not None
         for number, content in enumerate(making.contents):
+            if number in self._places and making.of_end:
+                content.replica = self._jobs[number].last_replica()
+                if content.replica is None:
+                    making.failed = "no rank has given its replica before it left"
+                continue
             if number in self._places:
                 making.servers += 1
                 if content.giver is None:
@@ -234,8 +274,11 @@ class CheckpointKeeper:
         content.replica = message
 
     def on_part(self, number: int, worker: WorkerId, message: Message) -> None:
-        """Keep a worker's part of the checkpoint in the making; parts of earlier ones are dropped."""
+        """Keep a worker's part of the checkpoint in the making; parts of earlier ones are dropped. One that leaves has its last part."""
         making = self._making
+        if message.header.get("leaves", False):
+            self._left.setdefault(number, {})[worker] = message
+            return
         if making is None or making.writing or message.header["version"] != making.version:
             return
         if number < len(making.contents) and worker in making.awaited[number]:
@@ -257,6 +300,8 @@ class CheckpointKeeper:
 
     def tick(self, now: Seconds) -> None:
         """Begin to write the checkpoint in the making if it has everything."""
+        if self._making is None and self._ends:
+            self._begin_last(now)
         making = self._making
         if making is None or making.writing:
             return
@@ -264,7 +309,7 @@ class CheckpointKeeper:
             self._give_up(making, making.failed)
         elif now - making.began >= SERVERS_S and making.servers:
             self._give_up(making, f"{making.servers} servers have not written their part within {SERVERS_S:g} s")
-        elif any(self._giver_is_gone(making, number) for number in self._places):
+        elif not making.of_end and any(self._giver_is_gone(making, number) for number in self._places):
             self._give_up(making, "the rank that was asked for its replica is gone")
         elif not making.servers and (self._complete(making) or now - making.began >= making.patience_s):
             for number, places in self._places.items():
@@ -317,6 +362,7 @@ class CheckpointKeeper:
             "wire": settings.wire,
             "seed": settings.seed,
             "script": settings.script,
+            "finished": making.of_end,
             "missing": self._missing(making),
             "optimizers": optimizers,
         }
@@ -342,15 +388,23 @@ class CheckpointKeeper:
                 self._known.add(job.number)
         missing, version = self._missing(making), making.contents[0].place["version"]
         self._journal.write(checkpoint_record(now, version, now - making.began, missing))
-        self._supervisor.send({"kind": "checkpoint", "version": version, "failed": None, "missing": missing})
+        self._made = version
+        self._tell(version, None, missing, last=making.of_end)
 
     def _give_up(self, making: _Making, reason: str) -> None:
         self._abandon(making)
-        self._supervisor.send({"kind": "checkpoint", "version": making.version, "failed": reason[:1000], "missing": []})
+        self._tell(making.version, reason[:1000], [], last=making.of_end)
+
+    def _tell(self, version: Version, failed: str | None, missing: list[WorkerId], *, last: bool) -> None:
+        header = {"kind": "checkpoint", "version": version, "failed": failed, "missing": missing}
+        self._supervisor.send({**header, "last": True} if last else header)
 
     def _make_again(self, making: _Making) -> None:
         """Give a checkpoint up that the death of a server has cut off, and have another one made at the next fold."""
         self._abandon(making)
+        if making.of_end:
+            self._ends = True
+            return
         self._last = making.last
         self._asked = making.within_s if self._asked is None else self._asked
 

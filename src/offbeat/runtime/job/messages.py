@@ -122,7 +122,7 @@ FROM_WORKER: Final = Kinds(
         "state": _STATE,
         "place": MessageSchema(fields({"incarnation": whole(), "pull": flag})),
         "part": MessageSchema(fields({"steps": whole(), "part": plain(40)}), payload=True),
-        "checkpoint_part": MessageSchema(fields({"version": whole(), "final": flag, "part": plain(40)}), payload=True),
+        "checkpoint_part": MessageSchema(fields({"version": whole(), "final": flag, "part": plain(40)}, {"leaves": flag}), payload=True),
         "parts": MessageSchema(fields({"steps": whole()})),
     }
 )
@@ -276,7 +276,7 @@ FROM_SUPERVISOR: Final = Kinds(
         "process": MessageSchema(fields({"fields": fields({"role": text(), "number": whole(), "what": text(), "detail": _words})})),
         "lost": MessageSchema(fields({"worker": _worker, "reason": _words})),
         "ended": MessageSchema(fields({"worker": _worker})),
-        "checkpoint": MessageSchema(fields({"within_s": _seconds})),
+        "checkpoint": MessageSchema(fields({"within_s": _seconds}, {"last": flag})),
         "noted": MessageSchema(),
     }
 )
@@ -311,7 +311,9 @@ TO_SUPERVISOR: Final = Kinds(
         "failed": MessageSchema(fields({"reason": _words, "mistake": flag})),
         **FAILING.kinds,
         "noticed": MessageSchema(fields({"signal": text(20)})),
-        "checkpoint": MessageSchema(fields({"version": whole(), "failed": maybe(_words), "missing": many(_worker, WORKERS_MAX)})),
+        "checkpoint": MessageSchema(
+            fields({"version": whole(), "failed": maybe(_words), "missing": many(_worker, WORKERS_MAX)}, {"last": flag})
+        ),
         "keep": MessageSchema(fields({"name": text(300)}), memory=1),
         "drop": MessageSchema(fields({"name": text(300)})),
         "mortal": MessageSchema(fields({"reason": _words})),

@@ -65,11 +65,13 @@ class Joiners:
         self._initial: tuple[WorkerId, Message] | None = None
         self._last: set[WorkerId] = set()
         """Ranks that were asked for their replica because they are the last to leave."""
+        self.saves = False
+        """True if the replica of the last rank belongs in a checkpoint."""
         self.too_late: list[WorkerId] = []
         """Ranks that came back after the others had finished; the supervisor is told of them."""
         self._leaving: set[WorkerId] = set()
         """Ranks that are about to leave; if all leave at once, the last one is asked for its replica."""
-        self._kept: Message | None = None
+        self.kept: Message | None = None
         """The replica of the last rank that has left."""
         self._saves: dict[tuple[WorkerId, int], Callable[[Message], None]] = {}
         """By rank and number of the request: what gets a replica that was asked for to be saved."""
@@ -119,9 +121,9 @@ class Joiners:
 
     def _take_kept(self, rank: WorkerId, joiner: _Joiner) -> None:
         try:
-            if self._kept is not None:
-                self._group.enter(rank, self._kept.header["from"])
-                joiner.replica = self._kept
+            if self.kept is not None:
+                self._group.enter(rank, self.kept.header["from"])
+                joiner.replica = self.kept
                 return
         except TooOld:
             pass
@@ -153,7 +155,7 @@ class Joiners:
             if source not in self._last:
                 raise ProtocolError(f"worker {source} sent 'donation' with to = null (expected only after 'donate' with to = null)")
             self._last.discard(source)
-            self._kept = message if header["failed"] is None else None
+            self.kept = message if header["failed"] is None else None
             return
         rank = header["to"]
         joiner = self._joining.get(rank)
@@ -241,11 +243,11 @@ class Joiners:
         return True
 
     def on_leaving(self, rank: WorkerId) -> None:
-        """Let a rank leave. If it is the last one, and other ranks may still come back, ask for its replica first."""
+        """Let a rank leave. If it is the last one, ask for its replica first, for ranks that may still come back, or a checkpoint."""
         connection = self._peers[rank].connection
         absent = self._coordinator.membership.in_state(WorkerState.DEAD, WorkerState.RECOVERED, WorkerState.EXPECTED)
         self._leaving.add(rank)
-        if absent and self._leaving.issuperset(self._sources()):
+        if (absent or self.saves) and self._leaving.issuperset(self._sources()):
             self._last.add(rank)
             connection.send({"kind": "donate", "to": None, "number": 0, "ticket": []})
         connection.send({"kind": "farewell"})

@@ -5,11 +5,13 @@ settings of the optimizer's groups and, where workers step by themselves, the op
 dealt out by the job: the script asks for it. Otherwise the part has the random generators and buffers as they were after the last step, and
 the schedulers as they are when the next step begins. A resumed script has a part's state set at the same place: when its first batch is
 dealt out, or else when its first step begins. What the script has done before, such as passes over epochs that were over, or seeding, is
-overwritten.
+overwritten. A part also has the settings with which the script came to that place: a resumed script that comes with others is told which
+are used.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch
 from torch import nn
 
 from offbeat.runtime.job.packing import Packer, unpack
+from offbeat.runtime.worker.changed_settings import differences
 from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.runtime.worker.process_state import (
     buffers_of,
@@ -31,6 +34,7 @@ from offbeat.runtime.worker.process_state import (
 )
 from offbeat.tensors.layout import Layout
 from offbeat.transport.base import Message
+from offbeat.types import FIRST_WORKER
 
 
 class JobCheckpoints:
@@ -59,12 +63,16 @@ class JobCheckpoints:
         """False: the random generators belong to the part of another optimizer of this process."""
         self.asking = False
         """True while the script waits for a batch, or for an epoch's end, and has no step under way."""
+        self._described = False
+        """True once this worker has sent the parameters that are not trained."""
         self._wanted: Message | None = None
         """The newest request for a part that has not been answered for good."""
         self._held: dict[str, Any] | None = None
         """The part as it was after the last step."""
         self._resumes: dict[str, Any] | None = None
         """The part whose state the script has not got yet."""
+        self._script: dict[str, Any] | None = None
+        """The settings with which the script came to its first batch; of a resumed one, with which that of the job before did."""
 
     def begin(self) -> None:
         """Prepare for checkpoints once the job has welcomed this worker, if there will be some."""
@@ -106,6 +114,22 @@ class JobCheckpoints:
         if self._held is not None:
             self._hand_in({**self._held, **self._settings()}, final=True)
 
+    def leaving(self, *, chief: bool) -> None:
+        """Hand in this worker's part for the checkpoint of the job's end: the worker leaves.
+
+        Args:
+            chief: True for the worker that describes the model.
+        """
+        if not self._link.checkpoints:
+            return
+        part = self._part()
+        if chief:
+            part["model"] = self._rest(frozen=not self._described)
+        packer = Packer()
+        plain = packer.pack(part, "this worker's part of the last checkpoint")
+        header = {"kind": "checkpoint_part", "version": 0, "final": True, "leaves": True, "part": plain}
+        self._link.coordinator.send(header, payload=packer.payload)
+
     def with_settings(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return an optimizer's ``state_dict`` with the settings of the part, as long as the script has not got them."""
         if self._resumes is None:
@@ -116,7 +140,7 @@ class JobCheckpoints:
     # The part.
 
     def _part(self) -> dict[str, Any]:
-        part: dict[str, Any] = {"buffers": buffers_of([self._model]), **self._settings()}
+        part: dict[str, Any] = {"buffers": buffers_of([self._model]), **self._settings(), "script": self._script or self._settings()}
         if self.random:
             part["random"] = random_state()
         if self._own_state():
@@ -132,6 +156,7 @@ class JobCheckpoints:
         wanted = self._wanted.header
         if wanted["rest"]:
             part = {**part, "model": self._rest(frozen=wanted["frozen"])}
+            self._described = self._described or wanted["frozen"]
         packer = Packer()
         plain = packer.pack(part, "this worker's part of a checkpoint")
         header = {"kind": "checkpoint_part", "version": wanted["version"], "final": final, "part": plain}
@@ -158,8 +183,11 @@ class JobCheckpoints:
     def _restore(self) -> None:
         """Set the state of the part that this worker resumes from, once."""
         part, self._resumes = self._resumes, None
+        if self._script is None:
+            self._script = self._settings()
         if part is None:
             return
+        self._compare(part)
         if "random" in part and self.random:
             set_random_state(part["random"])
         load_buffers([self._model], part["buffers"])
@@ -168,6 +196,15 @@ class JobCheckpoints:
         if "state" in part and self._own_state():
             groups = self._optimizer.state_dict()["param_groups"]
             self._optimizer.load_state_dict({"state": part["state"], "param_groups": groups})
+
+    def _compare(self, part: Mapping[str, Any]) -> None:
+        """Say which settings are used where the script has others than that of the job before."""
+        now, before = self._script, part.get("script")
+        if now is None or before is None:
+            return
+        self._script = before  # what is used follows from these, after the next resumption, too
+        if self._link.worker == FIRST_WORKER and (lines := differences(now, before, part)):
+            print(f"offbeat: resumed with the settings of the checkpoint, and not with the script's: {'; '.join(lines)}", file=sys.stderr)
 
     def _load_groups(self, saved: Sequence[Mapping[str, Any]]) -> None:
         for group, settings in zip(self._optimizer.param_groups, saved, strict=False):

@@ -343,6 +343,8 @@ class JobSession(Session):
         if not self.link.closed.is_set():
             if self._loss is not None:  # no push has taken it along
                 self._coordinator.send({"kind": "metrics", "values": {"loss": self._loss}})
+            if self.steps:
+                self.checkpoints.leaving(chief=self.chief)
             left = {"kind": "left", "incarnation": self.link.incarnation, "noticed": self.link.told_to_leave}
             self._coordinator.send({**left, "exits": True} if exits else left)
             self.vanish()
