@@ -253,7 +253,8 @@ class StreamConnection(Connection):
 
     def _offer(self) -> bool:
         try:
-            return self._gatebox.flush() and (not self._open or self._outbox.flush())
+            done = self._gatebox.flush() and (not self._open or self._outbox.flush())
+            return (not isinstance(self.sock, TlsSocket) or self.sock.flush()) and done
         except OSError as error:
             # Most likely the peer is gone: reading reports it, after the peer's last messages. Any other error must end the reading.
             self._gatebox.drop()
@@ -277,10 +278,11 @@ class StreamConnection(Connection):
         If only the socket has ended, `broken` is set. If `gate` goes on with the stream of another connection, nothing more is read here.
         """
         messages: list[Message] = []
+        encrypted = self.sock if isinstance(self.sock, TlsSocket) else None
+        if encrypted is not None:
+            encrypted.begin_turn(READS_PER_TURN)
         try:
-            for turn in count():
-                if turn >= READS_PER_TURN and not (isinstance(self.sock, TlsSocket) and self.sock.pending()):
-                    break
+            for turn in count(1):
                 with self._receiving:
                     reader = self._reader if self._open else self._gate_reader
                     space = reader.space()
@@ -291,7 +293,8 @@ class StreamConnection(Connection):
                 self._count(nbytes)
                 while (frame := self._next_frame(reader)) is not None:
                     self._take(frame, messages)
-                if nbytes < len(space) or self.gate.continues:
+                done = nbytes < len(space) or turn >= READS_PER_TURN
+                if self.gate.continues or (done and not (encrypted is not None and encrypted.pending())):
                     break
         except (BlockingIOError, InterruptedError, AwaitsPeerError):
             pass
@@ -319,10 +322,12 @@ class StreamConnection(Connection):
             self.taken += nbytes
             return
         self._gate_nbytes += nbytes
-        if self._gate_nbytes > UNVERIFIED_NBYTES:
-            raise ProtocolError(
-                f"the peer sent {self._gate_nbytes} bytes and has not proved the token (expected at most {UNVERIFIED_NBYTES})"
-            )
+        self._check_strange(self._gate_nbytes)
+
+    def _check_strange(self, nbytes: int) -> None:
+        """Refuse a peer that has sent too much before it has proved the token. Bytes are counted as they come, encrypted or not."""
+        if nbytes > UNVERIFIED_NBYTES:
+            raise ProtocolError(f"the peer sent {nbytes} bytes and has not proved the token (expected at most {UNVERIFIED_NBYTES})")
 
     def _socket_ended(self, reason: str) -> Closed | None:
         if not self._open or not self.name or self.closed:
@@ -342,11 +347,14 @@ class StreamConnection(Connection):
 
     def _read(self, space: memoryview) -> int:
         if isinstance(self.sock, TlsSocket):
-            if not self.gate.open:
-                self.sock.establish()
-                self.flush()  # what waited for the TLS handshake
             try:
+                if not self.gate.open:
+                    self.sock.establish()
+                    self.flush()  # what waited for the TLS handshake
                 return self.sock.recv_into(space)
+            except (BlockingIOError, AwaitsPeerError):
+                self._check_strange(self.sock.strange_nbytes or 0)
+                raise
             except RefusedError as error:
                 if self._open:  # what is no TLS comes from neither end
                     raise ConnectionResetError(errno.ECONNRESET, str(error)) from None
@@ -414,6 +422,8 @@ class StreamConnection(Connection):
     def _begin(self) -> None:
         """Let the stream go over the present socket, from the byte on that the other end does not have."""
         with self._lock:
+            if isinstance(self.sock, TlsSocket):
+                self.sock.strange_nbytes = None
             self._outbox.go_over(self.sock, self.gate.peer.received)
             self._outbox.keeps = bool(self.name)
             self._open = self.begun = True
