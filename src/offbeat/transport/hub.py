@@ -27,6 +27,7 @@ from offbeat.transport.base import Address, Arrivals, Closed, Connection, Hub
 from offbeat.transport.buffers import Buffers
 from offbeat.transport.handshake import STREAM_NBYTES, ClientHandshake, Handshake, ServerHandshake, Stream, channel
 from offbeat.transport.stream import BUSY, StreamConnection
+from offbeat.transport.time_share import SLICE_S, TimeShare
 from offbeat.transport.tls import Identity, Tls, TlsSocket
 
 log = logging.getLogger(__name__)
@@ -115,6 +116,14 @@ class SocketHub(Hub):
         """Accepted connections that have proved the token."""
         self._paused: dict[socket.socket, float] = {}
         """Listeners that have accepted many connections, and when they go on."""
+        self._share = TimeShare(time.monotonic())
+        """The time that peers without the token may take."""
+        self._resting: dict[StreamConnection, bool] = {}
+        """Those of them that have sent something, and wait until there is time for them; True: they have something to send, too."""
+        self._rested_at = math.inf
+        """When there is."""
+        self._waited: set[StreamConnection] = set()
+        """Those that have waited, and come before others."""
         self._pending: dict[StreamConnection, Attempt] = {}
         """Connections made here whose handshake is not done, and all that are without a socket."""
         self._made: dict[StreamConnection, Address] = {}
@@ -283,6 +292,14 @@ class SocketHub(Hub):
                 self._selector.register(listener, _READ, listener)
             else:
                 due = min(due, until)
+        if self._rested_at <= now:
+            self._rested_at = math.inf
+            for stranger, writes in self._resting.items():
+                self._selector.register(stranger.sock, _READ, stranger)
+                if writes:
+                    self._to_attend.append(stranger)
+            self._waited, self._resting = set(self._resting), {}
+        due = min(due, self._rested_at)
         for connection, at in list(self._unanswered.items()):
             if connection not in self._pending or connection.bytes_received:
                 del self._unanswered[connection]
@@ -395,11 +412,38 @@ class SocketHub(Hub):
                 patience = 0.0
             ready = self._selector.select(patience)
             self._waiting = False
+            strangers = []
             for key, events in ready:
-                self._serve(key.data, events, arrived)
+                if isinstance(key.data, socket.socket) or self._is_stranger(key.data):
+                    strangers.append((key.data, events))
+                else:
+                    self._serve(key.data, events, arrived)
+            self._serve_strangers(strangers, arrived)
             if arrived or self._woken or left == 0.0:
                 self._woken = False
                 return arrived
+
+    def _is_stranger(self, what: StreamConnection | int | None) -> bool:
+        return isinstance(what, StreamConnection) and what in self._unverified[what.shares_memory]
+
+    def _serve_strangers(self, ready: list[tuple[StreamConnection | socket.socket, int]], arrived: Arrivals) -> None:
+        """Serve listeners and peers without the token, after all others, for a share of the time; those that have waited come first."""
+        began = at = time.monotonic()
+        for what, events in sorted(ready, key=lambda one: one[0] not in self._waited):
+            if (what if isinstance(what, socket.socket) else what.sock) not in self._selector.get_map():
+                continue  # serving another has closed or paused it
+            if at - began < SLICE_S and self._share.left(at) > 0.0:
+                self._serve(what, events, arrived)
+                before, at = at, time.monotonic()
+                self._share.spend(at - before, at)
+                continue
+            self._selector.unregister(what if isinstance(what, socket.socket) else what.sock)  # it would wake the next turn at once
+            if isinstance(what, StreamConnection):
+                self._resting[what] = what in self._writing
+                self._writing.discard(what)
+                self._rested_at = self._share.next_at(at)
+            else:
+                self._paused[what] = self._share.next_at(at)
 
     def _watch(self, descriptors: Sequence[int]) -> None:
         for gone in self._watched.difference(descriptors):
@@ -485,6 +529,9 @@ class SocketHub(Hub):
             connection = self._to_attend.popleft()
             if connection not in self._connections or (connection in self._pending and connection.sock.fileno() < 0):
                 continue  # it has ended, or has no socket at present
+            if connection in self._resting:
+                self._resting[connection] = True
+                continue
             if connection.closed:
                 self._forget(connection)
             elif connection.closed_by_others is not None:
@@ -512,6 +559,8 @@ class SocketHub(Hub):
         self._connections.discard(connection)
         self._admitted.discard(connection)
         self._unverified[connection.shares_memory].pop(connection, None)
+        self._resting.pop(connection, None)
+        self._waited.discard(connection)
         self._pending.pop(connection, None)
         self._made.pop(connection, None)
         if self._streams.get(connection.name) is connection:
