@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from tests.transport.test_sockets import DEADLINE_S, MB, pump
 
 from offbeat.transport import hub as hub_module
 from offbeat.transport import stream, tcp
-from offbeat.transport.base import Arrivals, Closed, Connection, Message
+from offbeat.transport.base import Address, Closed, Connection, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.transport.shm import MemoryBlock
 from offbeat.transport.stream import StreamConnection
@@ -35,7 +34,9 @@ class Pair:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.server, self.worker = world.hub(), world.hub()
+        server, worker = world.hub(), world.hub()
+        assert isinstance(server, SocketHub) and isinstance(worker, SocketHub)
+        self.server, self.worker = server, worker
         up = self.worker.connect(self.server.listen())
         up.send({"n": "hello"})
         [(down, _)] = world.pump_one(self.server)
@@ -85,11 +86,11 @@ def test_messages_payloads_regions_and_memory_cross_many_breaks_once_and_in_orde
             if sent[end] < 120:
                 n = sent[end]
                 buffer = bytearray([n]) * draw.choice([1, 5000, 400_000])
-                block = MemoryBlock.allocate(4096 + n, "crossing") if local and n % 5 == 0 else None
-                end.send({"n": n, "size": len(buffer)}, payload=[buffer], memory=[] if block is None else [block])
+                blocks = [MemoryBlock.allocate(4096 + n, "crossing")] if local and n % 5 == 0 else []
+                end.send({"n": n, "size": len(buffer)}, payload=[buffer], memory=blocks)
                 buffer[:] = bytes(len(buffer))
-                if block is not None:
-                    block.close()
+                for sent_block in blocks:
+                    sent_block.close()
                 sent[end] += 1
         if sent[pair.up] == 60 and not local:
             ours[:] = b"g" * nbytes
@@ -143,42 +144,40 @@ from offbeat.transport.base import Address
 from offbeat.transport.hub import SocketHub
 host, name, port, local, kind = sys.argv[1:]
 hub = SocketHub("secret", host=host, local=kind == "shm")
-if port == "0":
-    address = hub.listen()
-    print(address.host, address.tcp[1], address.local, flush=True)
-else:
-    hub.connect(Address(host, (name, int(port)), local)).send({"n": 1})
+address = hub.listen()
+hub.connect(Address(host, (name, int(port)), local)).send({"at": address})
 while True:
-    hub.poll(None)
+    for connection, message in hub.poll(None):
+        connection.send({"n": 1})
 """
 
 
+@pytest.mark.parametrize("of", ["server", "client"])
 @pytest.mark.parametrize("kind", ["shm", "tcp"])
-def test_the_end_of_a_process_is_seen_at_once(kind: str) -> None:
+def test_the_end_of_a_process_is_seen_at_once(kind: str, of: str) -> None:
     """Not after the time that a living one has to come back, at either end."""
     ours = SocketHub("secret", local=kind == "shm")
     address = ours.listen()
     arguments = [address.host, address.tcp[0], str(address.tcp[1]), address.local, kind]
-    for port in (arguments[2], "0"):
-        arguments[2] = port
-        process = subprocess.Popen([sys.executable, "-c", ENDING, *arguments], stdout=subprocess.PIPE, text=True)
-        try:
-            if port == "0":
-                assert process.stdout is not None
-                host, at, local = (process.stdout.readline().rstrip("\n").split(" ") + [""])[:3]
-                connection = ours.connect(address._replace(host=host, tcp=("127.0.0.1", int(at)), local=local))
-                pump([ours], lambda _: connection.begun)  # type: ignore[attr-defined]
-            else:
-                pump([ours], lambda arrived: bool(arrived[0]))
-            os.kill(process.pid, signal.SIGKILL)
-            began = time.monotonic()
-            [[(_, closed)]] = pump([ours], lambda arrived: bool(arrived[0]))
-            assert isinstance(closed, Closed)
-            assert time.monotonic() - began < hub_module.RETURN_S / 2
-        finally:
-            process.kill()
-            process.wait(DEADLINE_S)
-    ours.close()
+    process = subprocess.Popen([sys.executable, "-c", ENDING, *arguments])
+    try:
+        [[(connection, hello)]] = pump([ours], lambda arrived: bool(arrived[0]))
+        assert isinstance(hello, Message)
+        if of == "server":
+            connection.close()
+            host, at, local = hello.header["at"]
+            connection = ours.connect(Address(host, tuple(at), local))
+            connection.send({"n": 0})
+            pump([ours], lambda arrived: bool(arrived[0]))
+        process.kill()
+        began = time.monotonic()
+        [[(which, closed)]] = pump([ours], lambda arrived: bool(arrived[0]))
+        assert which is connection and isinstance(closed, Closed)
+        assert time.monotonic() - began < hub_module.RETURN_S / 2
+    finally:
+        process.kill()
+        process.wait(DEADLINE_S)
+        ours.close()
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -171,7 +171,8 @@ def _checked(folder: Path) -> int:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise ConfigurationError(
-            f"{folder} cannot be used as a private folder ({error.strerror}; links are not followed): remove it, or set TMPDIR to another folder"
+            f"{folder} cannot be used as a private folder ({error.strerror}; links are not followed): "
+            "remove it, or set TMPDIR to another folder"
         ) from None
     status = os.fstat(descriptor)
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:

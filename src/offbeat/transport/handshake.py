@@ -49,6 +49,7 @@ class Stream(NamedTuple):
     """This end's process, see `tcp.process_identity`."""
 
 
+NO_STREAM = Stream(b"", False, 0, "")
 Known: TypeAlias = Callable[[bytes], int | None]
 """Returns how many bytes of a client's stream this process has; None: it does not know this stream."""
 
@@ -72,7 +73,7 @@ class Handshake(ABC):
         stream: what this end says of its stream.
     """
 
-    def __init__(self, token: str, binding: Callable[[], bytes] | None = None, stream: Stream = Stream(b"", False, 0, "")) -> None:
+    def __init__(self, token: str, binding: Callable[[], bytes] | None = None, stream: Stream = NO_STREAM) -> None:
         self.open = self.continues = False
         """Whether it has succeeded; whether the client goes on with a stream that this process has from an earlier socket."""
         self.stream = stream
@@ -113,7 +114,7 @@ class ServerHandshake(Handshake):
         self,
         token: str,
         binding: Callable[[], bytes] | None = None,
-        stream: Stream = Stream(b"", False, 0, ""),
+        stream: Stream = NO_STREAM,
         known: Known = lambda name: None,
     ) -> None:
         super().__init__(token, binding, stream)
@@ -140,7 +141,7 @@ class ServerHandshake(Handshake):
 class ClientHandshake(Handshake):
     """The end that made the connection."""
 
-    def __init__(self, token: str, binding: Callable[[], bytes] | None = None, stream: Stream = Stream(b"", False, 0, "")) -> None:
+    def __init__(self, token: str, binding: Callable[[], bytes] | None = None, stream: Stream = NO_STREAM) -> None:
         super().__init__(token, binding, stream)
         self._server_nonce: bytes | None = None
 

@@ -1,8 +1,8 @@
 """Keep the bytes of a stream until the other end has them, and the file descriptors that go with some of them. No lock, no frames.
 
 What the kernel has taken is lost when the connection breaks. So it is kept, and over the next socket the stream goes on at the first byte
-that the other end does not have. Views of a region are kept, not copied: the owner has promised not to change it. Descriptors are duplicates
-that belong to the outbox.
+that the other end does not have. Views of a region are kept, not copied: the owner has promised not to change it. Descriptors are
+duplicates that belong to the outbox.
 """
 
 from __future__ import annotations

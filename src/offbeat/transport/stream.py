@@ -252,6 +252,8 @@ class StreamConnection(Connection):
         return done
 
     def _offer(self) -> bool:
+        if self.sock.fileno() < 0:
+            return True  # the stream has no socket at present
         try:
             done = self._gatebox.flush() and (not self._open or self._outbox.flush())
             return (not isinstance(self.sock, TlsSocket) or self.sock.flush()) and done
@@ -507,7 +509,11 @@ class StreamConnection(Connection):
                 self._reader = self._gate_reader
 
     def go_on(self, other: StreamConnection) -> None:
-        """Continue over the socket of another connection, whose peer goes on with this one's stream. Raises `ProtocolError` if it cannot."""
+        """Continue over the socket of another connection, whose peer goes on with this one's stream.
+
+        Raises:
+            ProtocolError: the peer lacks bytes that are not kept any more.
+        """
         with self._lock:
             self.sock.close()
             self.sock, self.gate, self._gatebox = other.sock, other.gate, other._gatebox

@@ -216,7 +216,7 @@ class TlsSocket:
             self._advance()
             while True:
                 try:
-                    return self._object.read(len(space), space)  # type: ignore[arg-type,return-value]
+                    return self._object.read(len(space), space)  # type: ignore[return-value]
                 except ssl.SSLWantReadError:
                     self._push()  # an answer to a change of keys
                     if not self._fill():
@@ -247,7 +247,8 @@ class TlsSocket:
     def sendmsg(self, views: Sequence[Buffer]) -> int:
         if len(views[0]) >= JOINED_NBYTES or len(views) == 1:
             return self.send(views[0])
-        joined, nbytes = [], 0
+        joined: list[Buffer] = []
+        nbytes = 0
         for view in views:
             if joined and nbytes + len(view) > JOINED_NBYTES:
                 break

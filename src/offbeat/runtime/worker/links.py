@@ -147,8 +147,8 @@ class Links:
     def tend(self) -> bool:
         """Reach servers again to which a connection is broken, or that have died or have a standby, while the thread that polls computes.
 
-        Otherwise this worker would be taken for dead: its heartbeat goes over the link. Nothing is read while all links are there, since what comes
-        may change memory from which the script computes.
+        Otherwise this worker would be taken for dead: its heartbeat goes over the link. Nothing is read while all links are there, since
+        what comes may change memory from which the script computes.
 
         Returns:
             False if a link is not there, and another call is useful soon.
