@@ -78,6 +78,8 @@ CARRIED: list[tuple[dict[str, Any], int]] = [
     ({"kind": "push", "_region": ["push", 128]}, 128),
     ({"kind": "initial", "_region": ["initial", malformed.LAYOUT["nbytes"]]}, malformed.LAYOUT["nbytes"]),
     ({"kind": "ready"}, 0),
+    ({"_got": 4}, 0),
+    ({"_bye": True}, 0),
     ({"_refused": "no more"}, 0),
 ]
 _SETTINGS = JobSettings(workers=3, replicas=1).to_wire()
@@ -94,8 +96,9 @@ RECORDS: list[bytes] = [
 """Of a leader to its standby."""
 HANDSHAKE: list[dict[str, Any]] = [
     {"_nonce": b"n" * 32},
-    {"_nonce": b"n" * 32, "_proof": b"p" * 32},
-    {"_proof": b"p" * 32},
+    {"_nonce": b"n" * 32, "_proof": b"p" * 32, "_stream": [b"s" * 16, False, 0, "of-this-machine-71"]},
+    {"_nonce": b"n" * 32, "_proof": b"p" * 32, "_stream": [b"s" * 16, True, 4096, ""]},
+    {"_proof": b"p" * 32, "_stream": [b"", False, 4096, "of-this-machine-70"]},
     {"_clear": True},
     {"_refused": "too many handshakes at the same time: connect again"},
 ]

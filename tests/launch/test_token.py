@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.errors import ConfigurationError
+from offbeat.launch import rendezvous
 from offbeat.launch.rendezvous import Meeting
 from offbeat.launch.tasks import Task, task_of
 from offbeat.launch.token import given_token
@@ -108,6 +109,37 @@ def test_a_folder_that_is_open_to_others_is_not_trusted(tmp_path: Path) -> None:
     folder.mkdir(mode=0o755)
     with pytest.raises(ConfigurationError, match="belongs to another user or is open to others"):
         Meeting(ALONE, folder).token(None)
+
+
+def test_a_folder_that_is_a_link_is_not_trusted(tmp_path: Path) -> None:
+    """Whoever made the link can turn it to another folder after it was looked at."""
+    (tmp_path / "mine").mkdir(mode=0o700)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "mine")
+    for ask in (lambda: Meeting(ALONE, link).token(None), Meeting(ALONE, link).find):
+        with pytest.raises(ConfigurationError, match="links are not followed"):
+            ask()
+    assert not list((tmp_path / "mine").iterdir())
+
+
+def test_another_folder_in_place_of_the_private_one_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the name between the look at the folder and the token in it."""
+    folder, other = tmp_path / "private", tmp_path / "other"
+    token = Meeting(ALONE, folder).token(None)
+    [file] = folder.iterdir()
+    checked = rendezvous._checked
+
+    def then_replaced(path: Path) -> int:
+        descriptor = checked(path)
+        folder.rename(tmp_path / "away")
+        other.mkdir(mode=0o700)
+        (other / file.name).write_text("0" * 32)
+        folder.symlink_to(other)
+        return descriptor
+
+    monkeypatch.setattr(rendezvous, "_make_private", lambda path: None)
+    monkeypatch.setattr(rendezvous, "_checked", then_replaced)
+    assert Meeting(ALONE, folder).token(None) == token
 
 
 def test_several_machines_need_a_token() -> None:

@@ -21,7 +21,7 @@ from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.transport import hub as hub_module
 from offbeat.transport import shm, wire
 from offbeat.transport.base import Address, Arrivals, Closed, Message
-from offbeat.transport.handshake import ClientHandshake
+from offbeat.transport.handshake import ClientHandshake, channel
 from offbeat.transport.hub import SocketHub
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
 from offbeat.transport.stream import StreamConnection
@@ -48,8 +48,10 @@ class Raw:
         if kind == "shm":
             self.sock = socket.socket(socket.AF_UNIX)
             self.sock.connect(f"\0{address.local}")
+            self.channel = channel("local", address.local, os.geteuid(), os.geteuid())
         else:
             self.sock = socket.create_connection(address.tcp)
+            self.channel = channel("tcp")
         self.sock.settimeout(DEADLINE_S)
 
     def hear(self, hub: SocketHub) -> bytes:
@@ -69,7 +71,7 @@ class Raw:
         return wire.decode_header(self.hear(hub)[20:])
 
     def pass_gate(self, hub: SocketHub, token: str = "secret") -> None:
-        gate = ClientHandshake(token)
+        gate = ClientHandshake(token, lambda: self.channel)
         shown = gate.answer(self.hear_header(hub))
         assert shown is not None
         self.sock.sendall(wire.encode(shown))

@@ -111,7 +111,7 @@ def test_a_server_cannot_play_back_the_clients_proof() -> None:
     shown = client.answer({"_nonce": b"n" * 32})
     assert shown is not None
     with pytest.raises(RefusedError, match="does not know"):
-        client.answer({"_proof": shown["_proof"]})
+        client.answer({name: shown[name] for name in ("_proof", "_stream")})
     assert not client.open
 
 

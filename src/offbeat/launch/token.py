@@ -33,8 +33,9 @@ def given_token(file: Path | None = None, environment: MutableMapping[str, str] 
         return None if text is None else _checked(text, TOKEN)
     what = f"--token-file {named}" if file is not None else f"{TOKEN_FILE}={named}"
     try:
-        mode = named.stat().st_mode
-        text = named.read_text()
+        with named.open() as opened:  # the mode is that of the file that is read, whoever changes the name meanwhile
+            mode = os.stat(opened.fileno()).st_mode
+            text = opened.read()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{what}: cannot read it ({error}); make one: {MAKE_ONE.format(file=named)}") from None
     if mode & 0o077:

@@ -10,19 +10,24 @@ import contextlib
 import errno
 import logging
 import math
+import os
+import secrets
 import selectors
 import socket
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-from offbeat.errors import ConfigurationError, JobError
+from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.transport import shm, tcp
 from offbeat.transport.base import Address, Arrivals, Closed, Connection, Hub
 from offbeat.transport.buffers import Buffers
-from offbeat.transport.handshake import ClientHandshake, Handshake, ServerHandshake
+from offbeat.transport.handshake import STREAM_NBYTES, ClientHandshake, Handshake, ServerHandshake, Stream, channel
 from offbeat.transport.stream import BUSY, StreamConnection
+from offbeat.transport.time_share import SLICE_S, TimeShare
 from offbeat.transport.tls import Identity, Tls, TlsSocket
 
 log = logging.getLogger(__name__)
@@ -39,9 +44,32 @@ RETRY_PAUSE_S = 0.1
 """Seconds before a peer that was asked to retry connects again, at most `ATTEMPTS_MAX` times."""
 UNANSWERED_S = 2.0
 """Seconds without a word from a server after which a client that uses no TLS says so."""
+RETURN_S = 3.0
+"""Seconds for which a connection whose socket has ended waits to go on over another, where nothing is known of the other end's process."""
+RETURN_LIVING_S = 10.0
+"""The same where the other end's process is on this machine and lives."""
+LOOK_S = 0.01
+"""Seconds between two looks, or two attempts to connect again."""
+RECONNECT_TIMEOUT_S = 0.25
 _WARNED_MAX = 256
 _READ: Final = selectors.EVENT_READ
 _WRITE: Final = selectors.EVENT_WRITE
+
+
+@dataclass
+class Attempt:
+    """What is known of a connection whose handshake is not done, or whose last socket has ended."""
+
+    address: Address | None
+    """Where to connect; None: this end has accepted, and waits."""
+    at: float = math.inf
+    """When to do something about it, monotonic."""
+    count: int = 1
+    """Attempts to connect so far."""
+    until: float = math.inf
+    """When a connection whose socket has ended is given up."""
+    reason: str = ""
+    """Why its socket has ended."""
 
 
 class SocketHub(Hub):
@@ -88,8 +116,20 @@ class SocketHub(Hub):
         """Accepted connections that have proved the token."""
         self._paused: dict[socket.socket, float] = {}
         """Listeners that have accepted many connections, and when they go on."""
-        self._connecting: dict[StreamConnection, tuple[Address, int, float]] = {}
-        """Connections made here whose handshake is not done: address, attempts so far, and when to try again."""
+        self._share = TimeShare(time.monotonic())
+        """The time that peers without the token may take."""
+        self._resting: dict[StreamConnection, bool] = {}
+        """Those of them that have sent something, and wait until there is time for them; True: they have something to send, too."""
+        self._rested_at = math.inf
+        """When there is."""
+        self._waited: set[StreamConnection] = set()
+        """Those that have waited, and come before others."""
+        self._pending: dict[StreamConnection, Attempt] = {}
+        """Connections made here whose handshake is not done, and all that are without a socket."""
+        self._made: dict[StreamConnection, Address] = {}
+        """Connections made here, and where to."""
+        self._streams: dict[bytes, StreamConnection] = {}
+        """By name of the stream: accepted connections."""
         self._unanswered: dict[StreamConnection, float] = {}
         """Connections made here, and when to speak first if nothing has come by then, oldest first."""
         self._writing: set[StreamConnection] = set()
@@ -140,23 +180,46 @@ class SocketHub(Hub):
             sock = tcp.connect_local(address.local)
         if sock is None:
             sock = tcp.connect_tcp(*address.tcp)
+        where = address._replace(local=address.local if sock.family == tcp.LOCAL_FAMILY else "")
         try:
-            connection = self._add(tcp.describe_peer(sock), *self._secured(sock, ClientHandshake))
+            stream = Stream(secrets.token_bytes(STREAM_NBYTES), False, 0, tcp.process_identity())
+            connection = self._add(tcp.describe_peer(sock), *self._as_client(sock, stream, where))
+            # Not the name: who answers to it by then may be another machine.
+            where = where._replace(tcp=connection.sock.getpeername()[:2]) if not where.local else where
         except OSError as error:  # the peer has ended since, and the connection was reset
             sock.close()
             raise JobError(f"nobody listens at {address.tcp[0]}, port {address.tcp[1]} any more ({error.strerror})") from error
-        self._connecting[connection] = address, 1, math.inf
+        self._made[connection] = where
+        self._pending[connection] = Attempt(where)
         if not connection.shares_memory:
             self._unanswered[connection] = time.monotonic() + UNANSWERED_S
         return connection
 
-    def _secured(self, sock: socket.socket, kind: type[Handshake]) -> tuple[socket.socket | TlsSocket, Handshake]:
-        """Encrypt a connected socket if the job requires it, and return it with the handshake that belongs to it."""
-        identity = self._identity() if sock.family != tcp.LOCAL_FAMILY else None
-        if identity is None or not identity.applies_to(sock):
-            return sock, kind(self._token)
-        encrypted = identity.wrap(sock, server=kind is ServerHandshake)
-        return encrypted, kind(self._token, encrypted.binding)
+    def _as_client(self, sock: socket.socket, stream: Stream, where: Address) -> tuple[socket.socket | TlsSocket, Handshake]:
+        """Encrypt a socket that this end has connected, if the job requires it. Returns it with its handshake."""
+        identity = self._identity() if not where.local else None
+        if identity is not None and identity.applies_to(sock):
+            encrypted = identity.wrap(sock, server=False)
+            return encrypted, ClientHandshake(self._token, lambda: channel("tls-server-end-point", encrypted.binding()), stream)
+        known = channel("local", where.local, os.geteuid(), tcp.peer_user(sock)) if where.local else channel("tcp")
+        return sock, ClientHandshake(self._token, lambda: known, stream)
+
+    def _as_server(self, sock: socket.socket) -> tuple[socket.socket | TlsSocket, Handshake]:
+        """Do the same for a socket that this end has accepted."""
+        stream = Stream(b"", False, 0, tcp.process_identity())
+        local = sock.family == tcp.LOCAL_FAMILY
+        identity = None if local else self._identity()
+        if identity is not None and identity.applies_to(sock):
+            encrypted = identity.wrap(sock, server=True)
+            binding = partial(channel, "tls-server-end-point", encrypted.binding())
+            return encrypted, ServerHandshake(self._token, binding, stream, self._taken_of)
+        known = channel("local", sock.getsockname()[1:].decode(), tcp.peer_user(sock), os.geteuid()) if local else channel("tcp")
+        return sock, ServerHandshake(self._token, lambda: known, stream, self._taken_of)
+
+    def _taken_of(self, name: bytes) -> int | None:
+        """Return how many bytes of an accepted stream have come; None: it is not known here."""
+        connection = self._streams.get(name)
+        return None if connection is None or connection.closed else connection.taken
 
     def _add(self, peer: str, sock: socket.socket | TlsSocket, gate: Handshake) -> StreamConnection:
         connection = StreamConnection(sock, peer, gate, self._attend, self._buffers)
@@ -197,7 +260,7 @@ class SocketHub(Hub):
                 oldest.ask_to_retry()
                 self._forget(oldest)
             try:
-                connection = self._add(peer, *self._secured(sock, ServerHandshake))
+                connection = self._add(peer, *self._as_server(sock))
             except OSError:  # this peer is gone again
                 sock.close()
                 continue
@@ -229,37 +292,101 @@ class SocketHub(Hub):
                 self._selector.register(listener, _READ, listener)
             else:
                 due = min(due, until)
+        if self._rested_at <= now:
+            self._rested_at = math.inf
+            for stranger, writes in self._resting.items():
+                self._selector.register(stranger.sock, _READ, stranger)
+                if writes:
+                    self._to_attend.append(stranger)
+            self._waited, self._resting = set(self._resting), {}
+        due = min(due, self._rested_at)
         for connection, at in list(self._unanswered.items()):
-            if connection not in self._connecting or connection.bytes_received:
+            if connection not in self._pending or connection.bytes_received:
                 del self._unanswered[connection]
             elif at <= now:
                 del self._unanswered[connection]
                 connection.say_that_it_is_clear()
             else:
                 due = min(due, at)
-        for connection, (address, attempts, at) in list(self._connecting.items()):
-            if at <= now:
-                self._reconnect(connection, address, attempts)
-            elif at < math.inf:
-                due = min(due, at)
+        for connection, attempt in list(self._pending.items()):
+            if attempt.at <= now:
+                self._try_again(connection, attempt, now)
+            due = min(due, attempt.at)
         return due
 
-    def _reconnect(self, connection: StreamConnection, address: Address, attempts: int) -> None:
-        """Replace a connection that was asked to retry by a new one; if this fails, `poll` reports its end."""
-        local = connection.shares_memory
-        try:
-            sock = tcp.connect_local(address.local) if local else tcp.connect_tcp(*address.tcp)
-        except JobError:
-            sock = None
-        if sock is None:
-            self._connecting.pop(connection)
-            self._connections.discard(connection)
-            connection.release()
-            self._lost.append((connection, Closed(f"nobody listens there any more, after: {BUSY}")))
+    def _try_again(self, connection: StreamConnection, attempt: Attempt, now: float) -> None:
+        """Connect again where the peer has asked for it, or the socket has ended; give up if the other end does not come back."""
+        if attempt.until < math.inf:
+            ended = tcp.has_ended(connection.gate.peer.process)
+            if ended or now >= attempt.until + (RETURN_LIVING_S - RETURN_S if ended is False else 0.0):
+                self._give_up(connection, attempt.reason)
+                return
+        attempt.at = now + LOOK_S
+        if attempt.address is None:
             return
-        self._connecting[connection] = address, attempts + 1, math.inf
-        connection.reconnect(*self._secured(sock, ClientHandshake))
+        sock = self._connected(attempt.address)
+        if sock is None and attempt.until == math.inf:
+            self._give_up(connection, f"nobody listens there any more, after: {BUSY}")
+        if sock is None:
+            return
+        attempt.at, attempt.count = math.inf, attempt.count + 1
+        peer = connection.gate.peer
+        try:
+            connection.reconnect(*self._as_client(sock, connection.said(tcp.process_identity()), attempt.address))
+        except OSError:  # the peer is gone again
+            sock.close()
+            attempt.at = now + LOOK_S
+            return
+        connection.gate.peer = peer
         self._selector.register(connection.sock, _READ, connection)
+
+    def _connected(self, address: Address) -> socket.socket | None:
+        """Return a socket that is connected again; None: nobody listens there, at the moment."""
+        if address.local:
+            return tcp.connect_local(address.local)
+        try:
+            return tcp.connect_tcp(*address.tcp, RECONNECT_TIMEOUT_S)
+        except JobError:
+            return None
+
+    def _give_up(self, connection: StreamConnection, reason: str) -> None:
+        self._lost.append((connection, Closed(reason)))
+        self._forget(connection)
+
+    def _lose_socket(self, connection: StreamConnection, reason: str) -> None:
+        """Let a connection whose socket has ended wait for another."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(connection.sock)
+        self._writing.discard(connection)
+        connection.cut()
+        now = time.monotonic()
+        made = self._made.get(connection)
+        if (known := self._pending.get(connection)) is not None:
+            known.at = now + LOOK_S
+        else:
+            # A process that ends closes its sockets a moment before anybody can see that it has ended.
+            at = now if made is not None else now + LOOK_S / 2
+            self._pending[connection] = Attempt(made, at, until=now + RETURN_S, reason=reason)
+        self._accept_again()
+
+    def _go_on(self, fresh: StreamConnection, arrived: Arrivals) -> None:
+        """Let an accepted stream go on over the socket of a connection that has just been accepted."""
+        connection = self._streams[fresh.gate.peer.name]
+        for gone in (fresh, connection):
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(gone.sock)
+            self._writing.discard(gone)
+            self._pending.pop(gone, None)
+        self._connections.discard(fresh)
+        try:
+            connection.go_on(fresh)
+        except ProtocolError as error:
+            connection.refuse(str(error))
+            arrived.append((connection, Closed(str(error))))
+            self._forget(connection)
+            return
+        self._selector.register(connection.sock, _READ, connection)
+        self._receive(connection, arrived)
 
     # Waiting.
 
@@ -285,11 +412,38 @@ class SocketHub(Hub):
                 patience = 0.0
             ready = self._selector.select(patience)
             self._waiting = False
+            strangers = []
             for key, events in ready:
-                self._serve(key.data, events, arrived)
+                if isinstance(key.data, socket.socket) or self._is_stranger(key.data):
+                    strangers.append((key.data, events))
+                else:
+                    self._serve(key.data, events, arrived)
+            self._serve_strangers(strangers, arrived)
             if arrived or self._woken or left == 0.0:
                 self._woken = False
                 return arrived
+
+    def _is_stranger(self, what: StreamConnection | int | None) -> bool:
+        return isinstance(what, StreamConnection) and what in self._unverified[what.shares_memory]
+
+    def _serve_strangers(self, ready: list[tuple[StreamConnection | socket.socket, int]], arrived: Arrivals) -> None:
+        """Serve listeners and peers without the token, after all others, for a share of the time; those that have waited come first."""
+        began = at = time.monotonic()
+        for what, events in sorted(ready, key=lambda one: one[0] not in self._waited):
+            if (what if isinstance(what, socket.socket) else what.sock) not in self._selector.get_map():
+                continue  # serving another has closed or paused it
+            if at - began < SLICE_S and self._share.left(at) > 0.0:
+                self._serve(what, events, arrived)
+                before, at = at, time.monotonic()
+                self._share.spend(at - before, at)
+                continue
+            self._selector.unregister(what if isinstance(what, socket.socket) else what.sock)  # it would wake the next turn at once
+            if isinstance(what, StreamConnection):
+                self._resting[what] = what in self._writing
+                self._writing.discard(what)
+                self._rested_at = self._share.next_at(at)
+            else:
+                self._paused[what] = self._share.next_at(at)
 
     def _watch(self, descriptors: Sequence[int]) -> None:
         for gone in self._watched.difference(descriptors):
@@ -321,17 +475,26 @@ class SocketHub(Hub):
         if is_unverified and connection.gate.open:
             del unverified[connection]
             is_unverified = False
+            if connection.gate.continues:
+                self._go_on(connection, arrived)
+                return
             if len(self._admitted) >= (most := tcp.connections_max()):
                 self._refuse_one_more(connection, most)
                 return
             self._admitted.add(connection)
-        attempt = self._connecting.pop(connection, None) if connection.gate.open or closed is not None else None
-        if closed is not None and attempt is not None and connection.must_retry and attempt[1] < ATTEMPTS_MAX:
+            if connection.name:
+                self._streams[connection.name] = connection
+        arrived.extend((connection, message) for message in messages)
+        if connection.broken is not None:
+            self._receive_again(connection, closed, arrived)
+            return
+        attempt = self._pending.pop(connection, None) if connection.gate.open or closed is not None else None
+        if closed is not None and attempt is not None and connection.must_retry and attempt.count < ATTEMPTS_MAX:
             self._selector.unregister(connection.sock)
             self._writing.discard(connection)
-            self._connecting[connection] = attempt[0], attempt[1], time.monotonic() + RETRY_PAUSE_S
+            attempt.at = time.monotonic() + RETRY_PAUSE_S
+            self._pending[connection] = attempt
             return
-        arrived.extend((connection, message) for message in messages)
         if closed is None:
             return
         if is_unverified:
@@ -339,6 +502,15 @@ class SocketHub(Hub):
         else:
             arrived.append((connection, closed))
         self._forget(connection)
+
+    def _receive_again(self, connection: StreamConnection, closed: Closed | None, arrived: Arrivals) -> None:
+        """Handle the end of a socket, or of an attempt to go on over another one; ``closed``: why the attempt has failed."""
+        assert connection.broken is not None
+        if connection.turned_away:
+            arrived.append((connection, Closed(connection.broken)))
+            self._forget(connection)
+        elif closed is not None or connection.is_open:
+            self._lose_socket(connection, connection.broken)
 
     def _refuse_one_more(self, connection: StreamConnection, most: int) -> None:
         reason = f"this process has {most} connections, and takes no more: {tcp.why_no_more()}"
@@ -355,7 +527,10 @@ class SocketHub(Hub):
     def _attend_all(self) -> None:
         while self._to_attend:
             connection = self._to_attend.popleft()
-            if connection not in self._connections:
+            if connection not in self._connections or (connection in self._pending and connection.sock.fileno() < 0):
+                continue  # it has ended, or has no socket at present
+            if connection in self._resting:
+                self._resting[connection] = True
                 continue
             if connection.closed:
                 self._forget(connection)
@@ -384,7 +559,12 @@ class SocketHub(Hub):
         self._connections.discard(connection)
         self._admitted.discard(connection)
         self._unverified[connection.shares_memory].pop(connection, None)
-        self._connecting.pop(connection, None)
+        self._resting.pop(connection, None)
+        self._waited.discard(connection)
+        self._pending.pop(connection, None)
+        self._made.pop(connection, None)
+        if self._streams.get(connection.name) is connection:
+            del self._streams[connection.name]
         self._unanswered.pop(connection, None)
         self._writing.discard(connection)
         connection.release()

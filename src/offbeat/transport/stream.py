@@ -1,4 +1,8 @@
-"""Send and receive messages over one stream socket, local or TCP: frames in, frames out, regions received in place. `hub` drives it.
+"""Send and receive messages over stream sockets, local or TCP: frames in, frames out, regions received in place. `hub` drives it.
+
+A connection outlives its socket. If the socket ends and neither end has said farewell, the end that had connected connects once more, both
+say in the handshake how many bytes of the stream they have, and the stream goes on at the next one: nothing is lost or comes twice, and
+nobody above notices. It ends only with a farewell, a refusal, the other end's process, or when the other end does not come back in time.
 
 Two threads may use a connection: the polling thread reads, and any thread sends. What is sent is offered to the kernel at once; the rest
 waits in an outbox that the polling thread flushes. What is sent ahead is offered to the kernel by a thread of its own. Reading takes no
@@ -11,6 +15,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -24,7 +29,7 @@ from offbeat.errors import ProtocolError, RefusedError
 from offbeat.transport import wire
 from offbeat.transport.base import Buffer, Closed, Connection, Message, PartArrived, SharedMemory
 from offbeat.transport.buffers import Buffers
-from offbeat.transport.handshake import CLEAR_TEXT, Handshake
+from offbeat.transport.handshake import CLEAR_TEXT, Handshake, Stream
 from offbeat.transport.outbox import Outbox, Piece
 from offbeat.transport.schema import named, readable, shown
 from offbeat.transport.shm import MemoryBlock
@@ -41,8 +46,15 @@ _ANCILLARY_NBYTES = socket.CMSG_SPACE(4 * wire.VERIFIED.descriptors) if hasattr(
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _WAITING_DESCRIPTORS_MAX = 2 * wire.VERIFIED.descriptors
 """Most descriptors that may have come before the frame that announces them: those of one frame, and of the next."""
+KEPT_NBYTES = 1 << 20
+KEPT_FRAMES = 128
+"""After so many bytes or frames the other end is told what has come: it keeps them until then."""
 UNVERIFIED_NBYTES = 1 << 16
 """Most bytes that a peer may send before it has proved the token. An honest peer sends about 200 for each attempt to connect."""
+
+
+class Farewell(Exception):
+    """The peer has closed the connection."""
 
 
 class Busy(Exception):
@@ -56,7 +68,7 @@ def _address_of_peer(sock: socket.socket | TlsSocket) -> str | None:
 
 
 class StreamConnection(Connection):
-    """One end of a connection over a stream socket."""
+    """One end of a connection over a stream socket, and over the next one if this one ends."""
 
     def __init__(
         self, sock: socket.socket | TlsSocket, peer: str, gate: Handshake, attend: Callable[[StreamConnection], None], buffers: Buffers
@@ -79,6 +91,16 @@ class StreamConnection(Connection):
         self.maps = True
         """False: blocks of memory that come are held, and not mapped."""
         self.gate = gate
+        self.name = gate.stream.name
+        """Of the stream, at both ends; b"": the connection ends with its socket. Known to the end that accepted once the gate is open."""
+        self.begun = False
+        """True once the first handshake is done."""
+        self.broken: str | None = None
+        """Why the last socket has ended, until the stream goes on over another one; None: it has not."""
+        self.taken = 0
+        """How many bytes of the other end's stream have come."""
+        self._told = self._frames = 0
+        """What the other end was told last of them, and how many frames have come since."""
         self._attend = attend
         self._buffers = buffers
         self._placing: Callable[[Header, int], memoryview | None] | None = None
@@ -88,19 +110,21 @@ class StreamConnection(Connection):
         """Held while bytes are received and a payload's memory is chosen."""
         self._regions: dict[str, memoryview] = {}
         self._part_arrived: dict[str, PartArrived | None] = {}
-        self._reader = FrameReader(self._place)
+        self._reader = self._gate_reader = FrameReader(self._place)
+        self._gate_nbytes = 0
         self._received_descriptors: deque[int] = deque()
         self._lock = threading.Lock()
-        self._outbox = Outbox(sock)
-        self._held: list[Piece] = []
-        """Messages sent before the handshake was done."""
+        self._gatebox, self._outbox = Outbox(sock), Outbox(sock)
+        """What belongs to the handshake, and the stream."""
         self._open = False
-        """True once the handshake is done and nothing is held. Not ``gate.open``, so that no thread overtakes what is held."""
-        self._broken: str | None = None
+        """True while the stream goes over the present socket, whose handshake is done."""
+        self._failed_sending: str | None = None
         self.closed_by_others: str | None = None
         """Why no event will come any more: other code of this process has closed the descriptor."""
         self.must_retry = False
         """True if the peer has too many handshakes under way, and asks this process to connect again."""
+        self.turned_away = False
+        """True if the peer has refused this end: it has closed the stream, or is another process."""
         self.closed = False
         self._sent_ahead: threading.Event | None = None
         """Set when something was sent ahead, and at the end; None: the thread that flushes it has not been started."""
@@ -144,7 +168,7 @@ class StreamConnection(Connection):
                 return
             # Duplicates, so that the sender may close its block before the kernel has taken the message.
             pieces = [Piece(memoryview(first), [os.dup(_block(block).descriptor) for block in memory]), *map(Piece, views)]
-            (self._outbox if self._open else self._held).extend(pieces)
+            self._outbox.extend(pieces)
             self._flush()
             for piece in pieces if payload else ():
                 if lent:
@@ -154,12 +178,10 @@ class StreamConnection(Connection):
 
     def copy_unsent(self) -> None:
         with self._lock:
-            for piece in self._held:
-                piece.return_lent()
             self._outbox.return_lent()
 
     def has_ended(self) -> bool:
-        return self._sees(getattr(select, "POLLRDHUP", 0))
+        return self.broken is not None or self._sees(getattr(select, "POLLRDHUP", 0))
 
     def has_news(self) -> bool:
         return self._sees(select.POLLIN)
@@ -191,7 +213,7 @@ class StreamConnection(Connection):
             if self.closed:
                 return
             pieces = [Piece(memoryview(first)), Piece(self._regions[name][start:stop])]
-            (self._outbox if self._open else self._held).extend(pieces)
+            self._outbox.extend(pieces)
             if self._sent_ahead is None:
                 self._sent_ahead = threading.Event()
                 threading.Thread(target=self._flush_aside, args=(self._sent_ahead,), name="offbeat-ahead", daemon=True).start()
@@ -218,9 +240,9 @@ class StreamConnection(Connection):
             return self.closed or self._flush()
 
     def _send_internal(self, header: Header) -> None:
-        """Send a message of the transport itself, before what is held."""
+        """Send a message of the transport itself: within the handshake, or in the stream."""
         with self._lock:
-            self._outbox.extend([Piece(memoryview(wire.encode(header)))])
+            (self._outbox if self._open else self._gatebox).extend([Piece(memoryview(wire.encode(header)))])
             self._flush()
 
     def _flush(self) -> bool:
@@ -230,15 +252,18 @@ class StreamConnection(Connection):
         return done
 
     def _offer(self) -> bool:
+        if self.sock.fileno() < 0:
+            return True  # the stream has no socket at present
         try:
-            return self._outbox.flush()
+            done = self._gatebox.flush() and (not self._open or self._outbox.flush())
+            return (not isinstance(self.sock, TlsSocket) or self.sock.flush()) and done
         except OSError as error:
             # Most likely the peer is gone: reading reports it, after the peer's last messages. Any other error must end the reading.
-            self._outbox.drop()
-            if self._open:  # otherwise the peer may ask to retry, and held messages are sent on the new socket
-                self._forget_unsent()
+            self._gatebox.drop()
+            if self._open and not self.name:
+                self._outbox.drop()
             if not isinstance(error, ConnectionError):
-                self._broken = f"sending failed: {error.strerror}"
+                self._failed_sending = f"sending failed: {error.strerror}"
                 try:
                     self.sock.shutdown(socket.SHUT_RDWR)
                 except OSError:
@@ -247,38 +272,36 @@ class StreamConnection(Connection):
                     self._attend(self)
         return True
 
-    def _forget_unsent(self) -> None:
-        self._outbox.drop()
-        for piece in self._held:
-            piece.drop()
-        self._held.clear()
-
     # Receiving: the polling thread.
 
     def receive(self) -> tuple[list[Message], Closed | None]:
-        """Read what has come, at most `READS_PER_TURN` times. Returns messages, and the end of the connection if it has come."""
+        """Read what has come, at most `READS_PER_TURN` times. Returns messages, and the end of the connection if it has come.
+
+        If only the socket has ended, `broken` is set. If `gate` goes on with the stream of another connection, nothing more is read here.
+        """
         messages: list[Message] = []
+        encrypted = self.sock if isinstance(self.sock, TlsSocket) else None
+        if encrypted is not None:
+            encrypted.begin_turn(READS_PER_TURN)
         try:
-            for turn in count():
-                if turn >= READS_PER_TURN and not (isinstance(self.sock, TlsSocket) and self.sock.pending()):
-                    break
+            for turn in count(1):
                 with self._receiving:
-                    space = self._reader.space()
+                    reader = self._reader if self._open else self._gate_reader
+                    space = reader.space()
                     nbytes = self._read(space)
-                    self._reader.received(nbytes)
+                    reader.received(nbytes)
                 if nbytes == 0:
-                    return messages, Closed(self._why_ended())
-                self.bytes_received += nbytes
-                if not self.gate.open and self.bytes_received > UNVERIFIED_NBYTES:
-                    raise ProtocolError(
-                        f"the peer sent {self.bytes_received} bytes and has not proved the token (expected at most {UNVERIFIED_NBYTES})"
-                    )
-                while (frame := self._next_frame()) is not None:
+                    return messages, self._socket_ended(self._why_ended())
+                self._count(nbytes)
+                while (frame := self._next_frame(reader)) is not None:
                     self._take(frame, messages)
-                if nbytes < len(space):
+                done = nbytes < len(space) or turn >= READS_PER_TURN
+                if self.gate.continues or (done and not (encrypted is not None and encrypted.pending())):
                     break
         except (BlockingIOError, InterruptedError, AwaitsPeerError):
             pass
+        except Farewell:
+            return messages, Closed("end of stream")
         except Busy:
             self.must_retry = True
             return messages, Closed(f"refused: {BUSY}")
@@ -291,19 +314,53 @@ class StreamConnection(Connection):
             return messages, Closed(f"refused: {error}" if isinstance(self.sock, TlsSocket) and not self.gate.open else str(error))
         except OSError as error:
             self.must_retry = not self.gate.open  # the socket's end may overtake the request to retry
-            return messages, Closed(f"connection lost: {error.strerror}")
+            return messages, self._socket_ended(f"connection lost: {error.strerror}")
+        self._tell_what_came()
         return messages, None
 
-    def _next_frame(self) -> Frame | None:
+    def _count(self, nbytes: int) -> None:
+        self.bytes_received += nbytes
+        if self._open:
+            self.taken += nbytes
+            return
+        self._gate_nbytes += nbytes
+        self._check_strange(self._gate_nbytes)
+
+    def _check_strange(self, nbytes: int) -> None:
+        """Refuse a peer that has sent too much before it has proved the token. Bytes are counted as they come, encrypted or not."""
+        if nbytes > UNVERIFIED_NBYTES:
+            raise ProtocolError(f"the peer sent {nbytes} bytes and has not proved the token (expected at most {UNVERIFIED_NBYTES})")
+
+    def _socket_ended(self, reason: str) -> Closed | None:
+        if not self._open or not self.name or self.closed:
+            return Closed(reason)
+        self.broken = reason
+        return None
+
+    def _tell_what_came(self) -> None:
+        """Let the other end forget what has come, now and then."""
+        if self._open and self.name and (self.taken - self._told >= KEPT_NBYTES or self._frames >= KEPT_FRAMES):
+            self._told, self._frames = self.taken, 0
+            self._send_internal({"_got": self.taken})
+
+    def _next_frame(self, reader: FrameReader) -> Frame | None:
         with self._receiving:
-            return self._reader.next_frame()
+            return reader.next_frame()
 
     def _read(self, space: memoryview) -> int:
         if isinstance(self.sock, TlsSocket):
-            if not self.gate.open:
-                self.sock.establish()
-                self.flush()  # what waited for the TLS handshake
-            return self.sock.recv_into(space)
+            try:
+                if not self.gate.open:
+                    self.sock.establish()
+                    self.flush()  # what waited for the TLS handshake
+                return self.sock.recv_into(space)
+            except (BlockingIOError, AwaitsPeerError):
+                self._check_strange(self.sock.strange_nbytes or 0)
+                raise
+            except RefusedError as error:
+                if self._open:  # what is no TLS comes from neither end
+                    raise ConnectionResetError(errno.ECONNRESET, str(error)) from None
+                raise
         if not self.shares_memory:
             return self.sock.recv_into(space)
         nbytes, ancillary, flags, _ = self.sock.recvmsg_into([space], _ANCILLARY_NBYTES, _CLOEXEC)
@@ -321,6 +378,7 @@ class StreamConnection(Connection):
 
     def _take(self, frame: Frame, messages: list[Message]) -> None:
         header = frame.header
+        self._frames += 1 + frame.descriptors * KEPT_FRAMES
         if (ahead := header.get("_ahead")) is not None and self.gate.open:
             name, start, stop = ahead  # checked before the part was received
             if (arrived := self._part_arrived.get(name)) is not None:
@@ -330,9 +388,18 @@ class StreamConnection(Connection):
             reason = header["_refused"]
             if reason == BUSY and not self.gate.open:
                 raise Busy
+            self.turned_away = True
             raise RefusedError(f"refused: {readable(reason) if isinstance(reason, str) and reason else 'the peer gives no reason'}")
         if not self.gate.open:
             self._pass_gate(header)
+            return
+        if "_bye" in header:
+            raise Farewell
+        if "_got" in header:
+            if type(nbytes := header["_got"]) is not int:
+                raise ProtocolError(f"the peer sent _got = {shown(nbytes)} (expected a number of bytes)")
+            with self._lock:
+                self._outbox.received(nbytes)
             return
         carried = header.pop("_region", None) is not None
         if frame.descriptors > len(self._received_descriptors):
@@ -348,13 +415,24 @@ class StreamConnection(Connection):
             raise
         if answer is not None:
             self._send_internal(answer)
-        if self.gate.open:
-            self._reader.admit()
-            with self._lock:
-                self._outbox.extend(self._held)
-                self._held.clear()
-                self._open = True
-                self._flush()
+        if self.gate.open and not self.gate.continues:
+            if not self.begun:
+                self._reader.admit()
+            self.name = self.gate.stream.name or self.gate.peer.name
+            self._begin()
+
+    def _begin(self) -> None:
+        """Let the stream go over the present socket, from the byte on that the other end does not have."""
+        with self._lock:
+            if isinstance(self.sock, TlsSocket):
+                self.sock.strange_nbytes = None
+            self._outbox.go_over(self.sock, self.gate.peer.received)
+            self._outbox.keeps = bool(self.name)
+            self._open = self.begun = True
+            self.broken, self._told, self._frames = None, self.taken, 0
+            self._flush()
+        if self._sent_ahead is not None:
+            self._sent_ahead.set()
 
     def _place(self, header: Header, nbytes: int) -> memoryview:
         """Return the memory for a payload. Everything about the payload is checked before a byte of it is written."""
@@ -393,8 +471,8 @@ class StreamConnection(Connection):
         return place
 
     def _why_ended(self) -> str:
-        if self._broken is not None:
-            return self._broken
+        if self._failed_sending is not None:
+            return self._failed_sending
         if not self.gate.open:
             return "end of stream before the token was checked"
         return "end of stream in the middle of a message" if self._reader.unfinished else "end of stream"
@@ -408,12 +486,43 @@ class StreamConnection(Connection):
         """Refuse a peer whose handshake is not done, and ask it to connect again."""
         self.refuse(BUSY)
 
+    @property
+    def is_open(self) -> bool:
+        """Return True while the stream goes over the present socket."""
+        return self._open
+
+    def cut(self) -> None:
+        """Close the socket that has ended. The stream waits for another one."""
+        with self._lock:
+            self._open = False
+            self._gatebox.drop()
+            self._failed_sending = None
+            self.sock.close()
+
     def reconnect(self, sock: socket.socket | TlsSocket, gate: Handshake) -> None:
-        """Continue over another socket after the peer has asked for it. Unsent messages are sent there."""
+        """Continue over another socket, which this end has connected, once its handshake is done."""
         with self._lock:
             self.sock.close()
             self.sock, self.gate, self.must_retry = sock, gate, False
-            self._reader, self._outbox = FrameReader(self._place), Outbox(sock)
+            self._gatebox, self._gate_reader, self._gate_nbytes = Outbox(sock), FrameReader(self._place), 0
+            if not self.begun:
+                self._reader = self._gate_reader
+
+    def go_on(self, other: StreamConnection) -> None:
+        """Continue over the socket of another connection, whose peer goes on with this one's stream.
+
+        Raises:
+            ProtocolError: the peer lacks bytes that are not kept any more.
+        """
+        with self._lock:
+            self.sock.close()
+            self.sock, self.gate, self._gatebox = other.sock, other.gate, other._gatebox
+            self.gate.continues, other.closed = False, True
+        self._begin()
+
+    def said(self, process: str) -> Stream:
+        """Return what this end says of its stream in a handshake."""
+        return Stream(self.name, self.begun, self.taken, process)
 
     def refuse(self, reason: str) -> None:
         """Tell the peer why the connection ends, if it can be told at once."""
@@ -426,11 +535,14 @@ class StreamConnection(Connection):
         with self._lock:
             if self.closed:
                 return
+            if self._open and self.name:
+                self._outbox.extend([Piece(memoryview(wire.encode({"_bye": True})))])
             self._flush()
             self.closed = True
             if self._sent_ahead is not None:
                 self._sent_ahead.set()
-            self._forget_unsent()
+            self._gatebox.drop()
+            self._outbox.drop()
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_WR)
         self._attend(self)

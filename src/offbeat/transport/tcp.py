@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import secrets
+import select
 import socket
 import struct
 import sys
+from pathlib import Path
 
 from offbeat.errors import ConfigurationError, JobError
 
@@ -75,14 +78,14 @@ def reachable_name(host: str) -> str:
     return "127.0.0.1"
 
 
-def connect_tcp(host: str, port: int) -> socket.socket:
+def connect_tcp(host: str, port: int, timeout_s: float = CONNECT_TIMEOUT_S) -> socket.socket:
     """Return a connected socket.
 
     Raises:
-        JobError: no process listens there, or there is no answer within `CONNECT_TIMEOUT_S`.
+        JobError: no process listens there, or there is no answer within ``timeout_s``.
     """
     try:
-        sock = socket.create_connection((host, port), CONNECT_TIMEOUT_S)
+        sock = socket.create_connection((host, port), timeout_s)
     except (OSError, OverflowError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise JobError(f"nobody listens at {host}, port {port} ({why}): is the server running, and the address right?") from error
@@ -130,12 +133,18 @@ def listen_local(name: str = "") -> tuple[socket.socket, str]:
 
 
 def connect_local(name: str) -> socket.socket | None:
-    """Return a connected local socket; None if no process listens under this name, or not within `CONNECT_TIMEOUT_S`."""
+    """Return a connected local socket; None if no process of this user listens under this name, or not within `CONNECT_TIMEOUT_S`.
+
+    A name has no permissions: once the process that listened has ended, any other user can take its name.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(CONNECT_TIMEOUT_S)
         sock.connect(f"\0{name}")
+        ours = same_user(sock)
     except OSError:
+        ours = False
+    if not ours:
         sock.close()
         return None
     tune_local(sock)
@@ -160,7 +169,12 @@ def describe_peer(sock: socket.socket) -> str:
 
 def same_user(sock: socket.socket) -> bool:
     """Return True if the other end of a local socket runs as this user, or root. Abstract names have no permissions."""
-    return _credentials(sock)[1] in {os.getuid(), 0}
+    return peer_user(sock) in {os.getuid(), 0}
+
+
+def peer_user(sock: socket.socket) -> int:
+    """Return the user at the other end of a local socket: of a listening process, when it began to listen."""
+    return _credentials(sock)[1]
 
 
 def _credentials(sock: socket.socket) -> tuple[int, int]:
@@ -192,3 +206,40 @@ def _open_files_max() -> int | None:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return None if files == resource.RLIM_INFINITY else files
     return None
+
+
+@functools.cache
+def _processes() -> str:
+    """Return a text that is equal in processes which have numbers of one namespace; "": this system has no such thing."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
+    return ""
+
+
+def process_identity() -> str:
+    """Return a text that names this process to others of this machine, see `has_ended`."""
+    return f"{_processes()}-{os.getpid()}"
+
+
+def has_ended(process: str) -> bool | None:
+    """Return whether a process has ended, by its `process_identity`; None: this process cannot know.
+
+    >>> has_ended(process_identity()), has_ended("elsewhere-1")
+    (False, None)
+    """
+    namespace, _, number = process.rpartition("-")
+    if not namespace or namespace != _processes() or not number.isdecimal():
+        return None
+    try:
+        descriptor = os.pidfd_open(int(number))
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError, AttributeError):
+        return None
+    try:
+        ended = select.poll()
+        ended.register(descriptor, select.POLLIN)
+        return bool(ended.poll(0))
+    finally:
+        os.close(descriptor)

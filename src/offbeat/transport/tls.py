@@ -29,6 +29,13 @@ from offbeat.transport.base import Buffer
 
 VARIABLE = "OFFBEAT_TLS"
 CLEAR = "the peer speaks clear text, and this job requires TLS: give every machine the same --tls options"
+PLAIN_NBYTES = 256 << 10
+"""Most bytes that are encrypted at once."""
+JOINED_NBYTES = 16 << 10
+"""Most bytes of small pieces that are joined to one record."""
+RAW_NBYTES = 256 << 10
+STRANGE_READ_NBYTES = 4 << 10
+"""Most raw bytes that are read at once, of a peer that has proved the token and of another."""
 _LIFETIME = datetime.timedelta(days=3650)
 
 
@@ -99,9 +106,7 @@ class Identity:
 
     def wrap(self, sock: socket.socket, *, server: bool) -> TlsSocket:
         """Return the encrypted socket; its handshake goes on as the socket is read."""
-        context = self._server if server else self._client
-        inner = context.wrap_socket(sock, server_side=server, do_handshake_on_connect=False, suppress_ragged_eofs=True)
-        return TlsSocket(inner, self.fingerprint if server else None, self.tls)
+        return TlsSocket(sock, self._server if server else self._client, self.fingerprint if server else None, self.tls)
 
     def _load_files(self, tls: Tls) -> bytes:
         try:
@@ -150,109 +155,179 @@ class Identity:
 class TlsSocket:
     """A non-blocking TLS socket with the calls of `socket.socket` that a connection uses.
 
+    OpenSSL sees only the bytes that were read for it. So one call does a bounded amount of work, whatever the peer sends: records without
+    content, such as changes of keys, are read on and on by an OpenSSL that reads from the socket itself.
+
     Args:
-        inner: its handshake is not done.
+        sock: connected; belongs to this object.
+        context: of this end.
         fingerprint: of the listening end's certificate, if this is the listening end.
         tls: the job's settings, for messages.
     """
 
-    def __init__(self, inner: ssl.SSLSocket, fingerprint: bytes | None, tls: Tls) -> None:
-        self._inner, self._tls = inner, tls
-        self._lock = threading.Lock()
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, fingerprint: bytes | None, tls: Tls) -> None:
+        self._sock, self._tls = sock, tls
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._server = fingerprint is not None
+        self._object = context.wrap_bio(self._in, self._out, server_side=self._server)
+        self._lock = threading.Lock()
         self._fingerprint = fingerprint
         self._established = False
         self._failure: str | None = None
         """Why the handshake has failed. OpenSSL says it once only."""
-        self.family = inner.family
+        self._unsent = memoryview(b"")
+        """What is encrypted and the kernel has not taken yet."""
+        self._reads_left = 1
+        """How often the socket may still be read in this turn."""
+        self.strange_nbytes: int | None = 0
+        """How many raw bytes have come while the peer has not proved the token; None: it has."""
+        self.family = sock.family
         if not self._server:
-            with contextlib.suppress(AwaitsPeerError, BlockingIOError, RefusedError):
+            with contextlib.suppress(AwaitsPeerError, OSError, RefusedError):
                 self._advance()  # sends the first message; a failure is told when the socket is read
 
     def binding(self) -> bytes:
         """Return the fingerprint of the listening end's certificate, as this end knows it."""
         if self._fingerprint is None:
-            self._fingerprint = _fingerprint(self._inner.getpeercert(binary_form=True) or b"")
+            self._fingerprint = _fingerprint(self._object.getpeercert(binary_form=True) or b"")
         return self._fingerprint
 
     def establish(self) -> None:
         """Go on with the TLS handshake. Raises `AwaitsPeerError` until it is done."""
         with self._lock:
-            self._advance()
+            while not self._established:
+                try:
+                    self._advance()
+                except AwaitsPeerError:
+                    if not self._fill():
+                        raise
+
+    def begin_turn(self, reads: int) -> None:
+        """Let the socket be read so many times before `recv_into` says that there is nothing."""
+        self._reads_left = 1 if self.strange_nbytes is not None else reads
 
     def pending(self) -> bool:
-        """Return True if bytes were decrypted that nobody has read; no event will come for them."""
+        """Return True if bytes have come that nobody has read; no event will come for them."""
         with self._lock:
-            return self._established and self._inner.pending() > 0
+            return self._established and (self._object.pending() > 0 or self._in.pending > 0)
 
     def recv_into(self, space: memoryview) -> int:
         with self._lock:
             self._advance()
-            try:
-                return self._inner.recv_into(space)
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                raise BlockingIOError from None
-            except ssl.SSLError as error:
-                raise RefusedError(self._why(error)) from None
+            while True:
+                try:
+                    return self._object.read(len(space), space)  # type: ignore[return-value]
+                except ssl.SSLWantReadError:
+                    self._push()  # an answer to a change of keys
+                    if not self._fill():
+                        raise BlockingIOError from None
+                except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+                    return 0
+                except ssl.SSLError as error:
+                    raise RefusedError(self._why(error)) from None
 
     def recv(self, nbytes: int) -> bytes:
         """Return bytes as they have come, encrypted: only for emptying the socket before it is closed."""
-        return socket.socket.recv(self._inner, nbytes)
+        return self._sock.recv(nbytes)
 
     def send(self, data: Buffer) -> int:
+        """Encrypt bytes, and offer them to the kernel; what it does not take is left to `flush`."""
         with self._lock:
+            if not self._established:
+                raise AwaitsPeerError
+            if not self._push():
+                raise BlockingIOError
             try:
-                self._advance()
-                return self._inner.send(data)
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                raise BlockingIOError from None
-            except (RefusedError, ssl.SSLError) as error:
+                nbytes = self._object.write(memoryview(data)[:PLAIN_NBYTES])
+            except ssl.SSLError as error:
                 raise ConnectionError(str(error)) from None  # reading says why
+            self._push()
+            return nbytes
 
     def sendmsg(self, views: Sequence[Buffer]) -> int:
-        return self.send(views[0])
+        if len(views[0]) >= JOINED_NBYTES or len(views) == 1:
+            return self.send(views[0])
+        joined: list[Buffer] = []
+        nbytes = 0
+        for view in views:
+            if joined and nbytes + len(view) > JOINED_NBYTES:
+                break
+            joined.append(view)
+            nbytes += len(view)
+        return self.send(b"".join(joined))
+
+    def flush(self) -> bool:
+        """Offer to the kernel what is encrypted. Returns True if it has taken everything."""
+        with self._lock:
+            return self._push()
 
     def refuse_in_clear(self, frame: bytes) -> None:
         """Send a last message to a peer that does not speak TLS."""
         with contextlib.suppress(OSError):
-            socket.socket.send(self._inner, frame)
+            self._sock.send(frame)
 
     def shutdown(self, how: int) -> None:
-        socket.socket.shutdown(self._inner, how)  # SSLSocket's would forget the TLS state, which another thread may be using
+        self._sock.shutdown(how)
 
     def close(self) -> None:
-        self._inner.close()
+        self._sock.close()
 
     def detach(self) -> int:
-        return self._inner.detach()
+        return self._sock.detach()
 
     def fileno(self) -> int:
-        return self._inner.fileno()
+        return self._sock.fileno()
 
     def getpeername(self) -> tuple[str, int]:
-        host, port = self._inner.getpeername()[:2]
+        host, port = self._sock.getpeername()[:2]
         return str(host), int(port)
 
     def getsockname(self) -> tuple[str, int]:
-        host, port = self._inner.getsockname()[:2]
+        host, port = self._sock.getsockname()[:2]
         return host, port
 
+    def _push(self) -> bool:
+        while self._unsent or self._out.pending:
+            if not self._unsent:
+                self._unsent = memoryview(self._out.read())
+            try:
+                self._unsent = self._unsent[self._sock.send(self._unsent) :]
+            except (BlockingIOError, InterruptedError):
+                return False
+        return True
+
+    def _fill(self) -> bool:
+        """Read from the socket once, if this turn allows it. Returns False if it does not; raises `BlockingIOError` if nothing has come."""
+        if self._reads_left <= 0:
+            return False
+        self._reads_left -= 1
+        data = self._sock.recv(RAW_NBYTES if self.strange_nbytes is None else STRANGE_READ_NBYTES)
+        if self.strange_nbytes is not None:
+            self.strange_nbytes += len(data)
+        if data:
+            self._in.write(data)
+        else:
+            self._in.write_eof()
+        return True
+
     def _advance(self) -> None:
-        """Go on with the handshake as far as the peer's messages allow."""
+        """Go on with the handshake as far as the bytes allow that were read."""
         if self._established:
             return
         if self._failure is not None:
             raise RefusedError(self._failure)
         try:
-            self._inner.do_handshake()
+            self._object.do_handshake()
         except ssl.SSLWantReadError:
+            self._push()
             raise AwaitsPeerError from None
-        except ssl.SSLWantWriteError:
-            raise BlockingIOError from None
         except ssl.SSLError as error:
+            with contextlib.suppress(OSError):
+                self._push()  # the alert
             self._failure = self._why(error)
             raise RefusedError(self._failure) from None
         self._established = True
+        self._push()
 
     def _why(self, error: ssl.SSLError) -> str:
         if isinstance(error, ssl.SSLCertVerificationError):

@@ -24,7 +24,7 @@ Placing: TypeAlias = Callable[[Header, int], memoryview]
 """Returns the memory for a payload of so many bytes, or raises `ProtocolError`."""
 
 MAGIC = b"ofbt"
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 TLS_FIRST_BYTE = 0x16
 STAGE_NBYTES = 1 << 16
 DEPTH_MAX = 64
@@ -180,13 +180,15 @@ class FrameReader:
         return self._prefix is not None or self._start != self._end
 
     def space(self) -> memoryview:
-        """Return the memory for the next bytes; never empty."""
+        """Return the memory for the next bytes; never empty. Of a peer that has not proved the token it has no room for a second frame."""
         if self._target is not None:
             return self._target[self._filled :]
         if self._start == self._end:
             self._start = self._end = 0
         elif self._end == len(self._stage):
             self._move_to_front()
+        if self._limits is UNVERIFIED:
+            return self._stage[self._end : self._start + (_PREFIX.size if self._prefix is None else self._prefix[1])]
         return self._stage[self._end :]
 
     def received(self, nbytes: int) -> None:

@@ -50,6 +50,8 @@ class Decoder(Protocol):
     def __call__(self, *, exact: bool) -> None: ...
 
 
+LOOK_S: Seconds = 0.25
+"""Seconds between two looks at whether the connections are there, while the script computes."""
 BY_NOTICE = 128 + signal.SIGTERM
 """The exit status of a worker that was told to leave: what a shell says of a process that SIGTERM has ended."""
 
@@ -184,12 +186,19 @@ class WorkerConnection:
         """Send a sign of life while the main thread computes, and for how long that thread has made no progress: slow is not dead."""
 
         def beat() -> None:
+            due = time.monotonic()
             while not self.closed.is_set():
-                heard = {"kind": "heard", "incarnation": self.incarnation, "stuck_s": self.calls.stuck(2 * self._beat_s)}
-                heard |= {"told": True} if self._told else {}
-                self.coordinator.send_aside(heard) if isinstance(self.coordinator, Link) else self.coordinator.send(heard)
+                if time.monotonic() >= due:
+                    due = time.monotonic() + self._beat_s
+                    sign_of_life()
                 with contextlib.suppress(queue.Empty):
-                    self._hurry.get(timeout=self._beat_s if self._links.tend() else min(self._beat_s, RETRY_S))
+                    self._hurry.get(timeout=min(self._beat_s, LOOK_S) if self._links.tend() else RETRY_S)
+                    due = 0.0
+
+        def sign_of_life() -> None:
+            heard = {"kind": "heard", "incarnation": self.incarnation, "stuck_s": self.calls.stuck(2 * self._beat_s)}
+            heard |= {"told": True} if self._told else {}
+            self.coordinator.send_aside(heard) if isinstance(self.coordinator, Link) else self.coordinator.send(heard)
 
         threading.Thread(target=beat, name="offbeat-heartbeat", daemon=True).start()
 

@@ -34,7 +34,9 @@ class Links:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._at: dict[Connection, Link] = {}
-        """By socket."""
+        """By connection."""
+        self._plain: set[Connection] = set()
+        """Connections that are no links: they end with the server's process."""
         self._addresses: dict[Link, Address] = {}
         """Of the process at the other end; with standbys, of the one that leads, as far as this end knows."""
         self._cut: dict[Link, tuple[Seconds, str]] = {}
@@ -68,6 +70,7 @@ class Links:
         """
         connection = self._await(address) if lasting else self._hub.connect(address)
         if not lasting or not (connection.shares_memory or anywhere):
+            self._plain.add(connection)
             return connection
         link = Link(secrets.token_hex(8), connection.peer, shares_memory=connection.shares_memory)
         link.interface = connection.interface
@@ -135,8 +138,6 @@ class Links:
 
     def poll(self, timeout_s: Seconds | None) -> Arrivals:
         """Do as `Hub.poll`. A link has ended only when its server does not come back."""
-        if not self._addresses:
-            return self._hub.poll(timeout_s)
         with self._polls:
             if self._error is not None:
                 raise self._error
@@ -144,15 +145,15 @@ class Links:
             return early + self._poll(0.0 if early else timeout_s)
 
     def tend(self) -> bool:
-        """Reach servers again that have died, or have a standby that leads, while the thread that polls computes.
+        """Reach servers again to which a connection is broken, or that have died or have a standby, while the thread that polls computes.
 
-        Otherwise it would be taken for dead: its heartbeat goes over the link. Nothing is read while all links are there, since what comes
-        may change memory from which the script computes.
+        Otherwise this worker would be taken for dead: its heartbeat goes over the link. Nothing is read while all links are there, since
+        what comes may change memory from which the script computes.
 
         Returns:
             False if a link is not there, and another call is useful soon.
         """
-        if not self._addresses or not self._polls.acquire(blocking=False):
+        if not self._polls.acquire(blocking=False):
             return True
         try:
             if self._closed or self._error is not None or not self._lacks_link():
@@ -167,8 +168,10 @@ class Links:
 
     def _lacks_link(self) -> bool:
         at = [(link, link.socket) for link in self._addresses if not link.closed]
-        return any(now is None or not link.is_resumed or now.has_ended() for link, now in at) or any(
-            connection.has_news() for connection in self._standbys
+        return (
+            any(now is None or not link.is_resumed or now.has_ended() for link, now in at)
+            or any(connection.has_ended() for connection in self._plain)
+            or any(connection.has_news() for connection in self._standbys)
         )
 
     def close(self) -> None:
@@ -188,6 +191,8 @@ class Links:
             if connection in self._standbys:
                 self._from_standby(connection, item)
             elif link is None:
+                if isinstance(item, Closed):
+                    self._plain.discard(connection)
                 arrived.append((connection, item))
             elif isinstance(item, Closed):
                 del self._at[connection]

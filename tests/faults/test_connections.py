@@ -1,0 +1,46 @@
+"""All connections of each process of a job break while the processes live: nobody dies, and the job is that of an undisturbed one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.cutting import cut
+from tests.faults.job import Job
+from tests.faults.test_replicas import REPLICAS, end_of
+from tests.faults.test_servers import folds
+
+from offbeat.chaos import procfs
+
+Start = Callable[..., Job]
+
+
+def cut_each(job: Job) -> dict[str, int]:
+    """Cut all connections of one process after the other; the job must go on each time. Returns how many each had."""
+    job.wait("some versions", lambda: folds(job) > 3)
+    roles = procfs.roles(job._found())
+    counts = {}
+    for pid, (role, number) in roles.items():
+        if role in ("worker", "server", "standby"):
+            counts[f"{role} {number} {pid}"] = cut(pid)
+            made, began = folds(job), time.monotonic()
+            job.wait("more versions", lambda made=made: folds(job) > made + 3)  # type: ignore[misc]
+            assert time.monotonic() - began < 8.0, "folds are in the journal after a second; a timeout is 10 s"
+    return counts
+
+
+JOBS = {"replicas": ("--servers", "2", *REPLICAS), "one host": ("--servers", "2", "--max-restarts", "0")}
+
+
+@pytest.mark.parametrize("of", ["replicas", pytest.param("one host", marks=pytest.mark.night)])
+def test_under_bsp_all_bits_are_those_of_a_job_whose_connections_hold(start: Start, tmp_path: Path, of: str) -> None:
+    """A worker that ended would not be restarted: the job would show it. Over TCP and over local sockets."""
+    counts: dict[str, int] = {}
+    whole, _ = end_of(start, tmp_path / "calm", ("--servers", "2"), lambda job: None, "500")
+    other, ended = end_of(start, tmp_path, JOBS[of], lambda job: counts.update(cut_each(job)), "500")
+    assert len(counts) >= (6 if of == "replicas" else 4) and all(count >= 2 for count in counts.values()), counts
+    assert not [record for record in ended.records if record["kind"] == "process" and record["what"] in ("died", "taken over", "back")]
+    torch.testing.assert_close(other, whole, rtol=0.0, atol=0.0)
