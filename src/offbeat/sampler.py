@@ -9,7 +9,6 @@ epoch's report lists exceptions. If the rule gives each worker a split, the work
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sized
 from functools import reduce
 from itertools import chain
@@ -21,7 +20,7 @@ from torch.utils.data import Sampler
 from offbeat import session as sessions
 from offbeat.core.partitions import Parts, Splits, size_of
 from offbeat.core.policy import whole_number
-from offbeat.errors import ConfigurationError
+from offbeat.errors import ConfigurationError, warn
 from offbeat.orders import DrawnOrder, Order
 from offbeat.session import LeasedRange, Place, Session, SplitProgress
 from offbeat.types import Epoch, worker_ids
@@ -156,10 +155,9 @@ class Passes:
             yield grant
         if dealt and self._peeked and not torch.is_grad_enabled() and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 "an elastic loader was iterated without gradients: its batches belong to this worker's next steps and count as their "
-                "samples. To evaluate, use a plain DataLoader, on the main process or over a slice by offbeat.rank()",
-                stacklevel=2,
+                "samples. To evaluate, use a plain DataLoader, on the main process or over a slice by offbeat.rank()"
             )
 
     def _check(self, grant: LeasedRange) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from offbeat.core.leases import Leases
 from offbeat.core.partitions import Parts, size_of
+from offbeat.errors import warn
 from offbeat.types import FIRST_WORKER, Epoch, Fate, LeaseId, Version, WorkerId
 
 if TYPE_CHECKING:
@@ -245,11 +245,10 @@ class Session(ABC):
     def _warn_of_passes(self) -> None:
         if not self._warned_of_passes:
             self._warned_of_passes = True
-            warnings.warn(
+            warn(
                 f"a step of the first optimizer was over {self._backwards} backward passes, and counts as many batches, while its "
                 "DataLoader fetches batches ahead. If the passes were over one batch, as in a GAN, its pushes have wrong weights: make the "
-                "loader with offbeat.elastic(dataset, ...), which reports the batches that it delivers, or with num_workers=0",
-                stacklevel=4,
+                "loader with offbeat.elastic(dataset, ...), which reports the batches that it delivers, or with num_workers=0"
             )
 
     def amend(self, grant: LeasedRange, by: LeasedRange | None) -> None:
