@@ -1,6 +1,14 @@
-"""The exceptions of the package. They stand for mistakes and impossible requests; a worker's death is an event, not an exception."""
+"""The exceptions and warnings of the package. Exceptions stand for mistakes and impossible requests; a worker's death is an event, not an
+exception."""
 
 from __future__ import annotations
+
+import sys
+import warnings
+from typing import Final
+
+BETWEEN: Final = ("offbeat", "torch", "contextlib", "functools")
+"""Packages whose functions stand between a script's line and a warning that it causes."""
 
 
 class OffbeatError(Exception):
@@ -35,3 +43,11 @@ BY_SIGNAL = 128
 """Added to a signal's number, the exit status of a command that the signal has ended in order."""
 READER_GONE = BY_SIGNAL + 13
 """The exit status after success if stdout's reader has ended before, as by SIGPIPE."""
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Give a warning that names the script's line: the innermost one outside this package and torch."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in BETWEEN:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

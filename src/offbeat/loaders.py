@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from offbeat.core.policy import whole_number
 from offbeat.errors import ConfigurationError
-from offbeat.gradient_watch import life_of
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.orders import Order, batches_of
 from offbeat.sampler import ElasticBatchSampler, Passes, unit_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,19 +12,20 @@ import torch
 
 from offbeat import session as sessions
 from offbeat.core.policy import Policy
-from offbeat.errors import ConfigurationError
+from offbeat.errors import ConfigurationError, warn
 from offbeat.policies import rule
 from offbeat.runtime.job.job_spec import check_reduction
 from offbeat.runtime.job.settings import WorkerSettings, known_token
 from offbeat.runtime.job.wire_choice import check_rule, wire_format
 from offbeat.runtime.worker import other_launchers
+from offbeat.runtime.worker.library_calls import own_mode
 from offbeat.sampler import ElasticBatchSampler, elastic_batch_sampler
 from offbeat.session import LocalSession, Place, Session
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec, spec_of
 from offbeat.tensors.state import by_position
 from offbeat.types import REDUCTIONS, Reduction, WireFormat
-from offbeat.wrapping import FrozenParameters, check_process_group, check_wrapped
+from offbeat.wrapping import KnownParameters, check_process_group, check_wrapped
 
 _SIBLINGS: list[Any] = []
 """The sessions of this process, in the order in which its optimizers were made."""
@@ -120,7 +120,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if reduction not in REDUCTIONS or WorkerSettings.from_environment() is None:  # in a job the command line may choose the rule
                 check_reduction(policy, reduction)
             layout = Layout.of(model, optimizer)
-            self._frozen = FrozenParameters(optimizer, model)
+            self._known = KnownParameters(optimizer, model)
             spec, self._local_only = _spec_of(optimizer)
             # Under a launcher the command line may have chosen a rule for which this optimizer works: the coordinator will check.
             if (
@@ -135,7 +135,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._nonfinite, self._reduction = nonfinite, reduction
         self._began = False
         """Whether the script has made a step, or loaded a state."""
-        self._session = self._open(layout, spec, model, policy)
+        with own_mode():
+            self._session = self._open(layout, spec, model, policy)
         self._session.known_as(self)
         if (earlier := vars(optimizer).get("_offbeat_guard")) is not None:
             earlier.remove()  # the optimizer had been wrapped before, in a notebook for instance
@@ -289,14 +290,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.wrapped.step()
             return None
         self._begin()
-        self._frozen.check()
+        self._known.check()
         if isinstance(self._session, LocalSession) and (name := self._first_nonfinite()) is not None:
             if self._nonfinite == "stop":
                 raise FloatingPointError(f"the gradient of {name} is not finite")
-            warnings.warn(f"the gradient of {name} is not finite: this step is skipped", stacklevel=2)
+            warn(f"the gradient of {name} is not finite: this step is skipped")
             self._session.reject(f"gradient not finite in {name}")
         else:
-            self._session.step(samples)
+            with own_mode():
+                self._session.step(samples)
         self.wrapped._opt_called = True  # type: ignore[attr-defined] # a scheduler made before the wrapping looks there for a first step
         return loss
 

@@ -10,7 +10,6 @@ epoch's report lists exceptions. If the rule gives each worker a split, the work
 from __future__ import annotations
 
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sized
 from functools import partial, reduce
@@ -24,7 +23,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from offbeat import session as sessions
 from offbeat.core.partitions import Parts, Splits, shares, size_of
 from offbeat.core.policy import whole_number
-from offbeat.errors import ConfigurationError
+from offbeat.errors import ConfigurationError, warn
 from offbeat.gradient_watch import life_of
 from offbeat.orders import DrawnOrder, Order
 from offbeat.session import LeasedRange, Place, Session, SplitProgress
@@ -179,11 +178,10 @@ class Passes:
         if self._warned or not received or torch.is_grad_enabled() or self._session.held(self._pool)[: len(received)] != received:
             return
         self._warned = True
-        warnings.warn(
+        warn(
             "an elastic loader is iterated without gradients: its batches are this worker's share of the data, so that an accuracy over them "
             "is not that of the data set, and they belong to this worker's next steps and count as their samples. To evaluate, use a plain "
-            "DataLoader, on the main process or over a slice by offbeat.rank()",
-            stacklevel=2,
+            "DataLoader, on the main process or over a slice by offbeat.rank()"
         )
 
     def _check(self, grant: LeasedRange) -> None:
@@ -266,11 +264,10 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         told, self._told = self._told, None
         if told not in (None, len(self._dealt)) and not self._warned_of_count:
             self._warned_of_count = True
-            warnings.warn(
+            warn(
                 f"len() of this loader was {told}, and this worker was dealt {len(self._dealt)} batches: workers take as many batches of an "
                 "epoch as they can. A script that counts on len (to step with a last group of batches, to set a schedule) needs "
-                "deal='even', which gives each worker an equal share, or a step after the loop",
-                stacklevel=2,
+                "deal='even', which gives each worker an equal share, or a step after the loop"
             )
 
     def __len__(self) -> int:

@@ -89,24 +89,34 @@ def _sharing(model: nn.Module) -> str | None:
     return None
 
 
-class FrozenParameters:
-    """The parameters that the optimizer has and the job does not, since they were frozen when the optimizer was wrapped.
+class KnownParameters:
+    """The parameters that model and optimizer had when the optimizer was wrapped: the job trains these and no others.
 
     Args:
         optimizer, model: the script's.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+        self._optimizer, self._model = optimizer, model
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        self._frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad and id(one) in held]
+        named = [(name, one) for name, one in model.named_parameters() if id(one) in held]
+        self._frozen = [(name, one) for name, one in named if not one.requires_grad]
+        self._trained = [(name, one) for name, one in named if one.requires_grad]
+        self._held = len(held)
+        self._without = 0
+        """How many of the trained ones had no gradient at the last step, and were looked at then."""
 
     def check(self) -> None:
-        """Raise `ConfigurationError` if one of them has a gradient by now: no other worker would get it.
+        """Raise `ConfigurationError` if others have come, or have taken their places: no worker would train them.
 
         >>> model = nn.Linear(2, 1)
-        >>> model.weight.requires_grad = False
-        >>> frozen = FrozenParameters(torch.optim.SGD(model.parameters()), model)
-        >>> frozen.check()
+        >>> known = KnownParameters(torch.optim.SGD(model.parameters()), model)
+        >>> model.bias = nn.Parameter(torch.zeros(1))
+        >>> known.check()
+        Traceback (most recent call last):
+          ...
+        offbeat.errors.ConfigurationError: bias is not the parameter that it was when the optimizer was wrapped, and the job does not \
+train the new one: replace layers, and load with load_state_dict(assign=True), before the optimizer is made and wrapped
         """
         for name, parameter in self._frozen:
             if parameter.requires_grad and parameter.grad is not None:
@@ -114,4 +124,18 @@ class FrozenParameters:
                     f"{name} has a gradient, and was frozen (requires_grad=False) when the optimizer was wrapped: the job does not train "
                     "it. Wrap the optimizer while the parameter is trainable, in a parameter group of its own with lr=0, and set that "
                     "group's lr when its training begins; until then it may be frozen"
+                )
+        if (holds := sum(len(group["params"]) for group in self._optimizer.param_groups)) != self._held:
+            raise ConfigurationError(
+                f"the optimizer has {holds} parameters, and had {self._held} when it was wrapped: the job trains those only. Give an "
+                "optimizer all its parameters before it is wrapped"
+            )
+        without = [(name, one) for name, one in self._trained if one.grad is None]
+        if len(without) != self._without:
+            self._without = len(without)
+            present = {id(one) for one in self._model.parameters()}
+            if (name := next((name for name, one in without if id(one) not in present), None)) is not None:
+                raise ConfigurationError(
+                    f"{name} is not the parameter that it was when the optimizer was wrapped, and the job does not train the new one: "
+                    "replace layers, and load with load_state_dict(assign=True), before the optimizer is made and wrapped"
                 )

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.live import samples
 from tests.live.harness import APART, Job, Worker
 from tests.live.samples import Trainer
 from torch import nn
@@ -21,8 +22,11 @@ from offbeat.journal.file import read
 TRAINED = 10
 
 
-def loaded_before_and_after(worker: Worker, sync: str, value: float) -> tuple[float, float]:
-    """Adam's state is loaded before wrapping, the parameters after it, and no ``load_state_dict`` of the optimizer is called."""
+def loaded_before_and_after(worker: Worker, sync: str, value: float, *, sampler: bool = True) -> tuple[float, float]:
+    """Adam's state is loaded before wrapping, the parameters after it, and no ``load_state_dict`` of the optimizer is called.
+
+    Without a sampler the first call after that is the first step, whose gradient was computed from what the script has loaded.
+    """
     model = nn.Linear(1, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
     for _ in range(TRAINED):
@@ -32,7 +36,7 @@ def loaded_before_and_after(worker: Worker, sync: str, value: float) -> tuple[fl
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.data.fill_(value)  # not counted by autograd
-    for _ in wrapped.batch_sampler(range(8), batch_size=2):
+    for _ in wrapped.batch_sampler(range(8), batch_size=2) if sampler else range(4):
         wrapped.zero_grad()
         model(torch.ones(1, 1)).sum().backward()
         wrapped.step()
@@ -49,17 +53,21 @@ def loaded_before_and_after(worker: Worker, sync: str, value: float) -> tuple[fl
         pytest.param("majority", {}, id="majority"),
     ],
 )
-def test_the_job_begins_with_parameters_that_were_loaded_after_wrapping(sync: str, job: dict[str, Any]) -> None:
+@pytest.mark.parametrize("sampler", [True, False], ids=["sampler", "no sampler"])
+def test_the_job_begins_with_parameters_that_were_loaded_after_wrapping(sync: str, job: dict[str, Any], sampler: bool) -> None:
     with Job(2, **job) as running:
-        for weight, steps in running.run(lambda worker: loaded_before_and_after(worker, sync, 0.25)):
+        for weight, steps in running.run(lambda worker: loaded_before_and_after(worker, sync, 0.25, sampler=sampler)):
             assert weight == pytest.approx(0.25, abs=1e-3), "the initial parameters of before"
             assert steps > TRAINED, "the optimizer's state of before the wrapping"
 
 
-def test_workers_that_begin_with_different_parameters_end_the_job() -> None:
+@pytest.mark.parametrize(
+    ("sync", "sampler"), [("asp", True), ("bsp", True), ("bsp", False), ("majority", True), ("majority", False), ("dpsgd", True)]
+)
+def test_workers_that_begin_with_different_parameters_end_the_job(sync: str, sampler: bool) -> None:
     with pytest.raises(JobError), Job(2) as job:  # noqa: PT012 the job's own words are in `failure`
         try:
-            job.run(lambda worker: loaded_before_and_after(worker, "asp", 1.0 + worker.number))
+            job.run(lambda worker: loaded_before_and_after(worker, sync, 1.0 + worker.number, sampler=sampler))
         finally:
             assert "different values" in job.await_failure()
 
@@ -77,7 +85,7 @@ def counted_by_nobody(model: nn.Module) -> None:
 
 def replaced(model: nn.Module) -> None:
     for parameter in model.parameters():
-        parameter.data = parameter.data.clone()
+        parameter.data = parameter.data + 1.0
 
 
 def said(job: Job, script: Callable[[Worker], None]) -> list[str]:
@@ -85,7 +93,9 @@ def said(job: Job, script: Callable[[Worker], None]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         job.run(script)
-    return [str(one.message) for one in caught if "other than by optimizer.step()" in str(one.message)]
+    found = [one for one in caught if "other than by optimizer.step()" in str(one.message)]
+    assert all(one.filename in (__file__, samples.__file__) for one in found), "the warning does not point into the script"
+    return [str(one.message) for one in found]
 
 
 @pytest.mark.parametrize("write", [in_place, counted_by_nobody, replaced])
@@ -113,6 +123,61 @@ def test_a_script_that_writes_to_the_parameters_is_warned_once(
         found = said(job, script)
     assert len(found) == (consequence is not None), found
     assert all("weight" in one and str(consequence) in one for one in found)
+
+
+def sharpness_aware(optimizer: torch.optim.Optimizer, model: nn.Module, x: torch.Tensor, back: str) -> float:
+    """Make a step of SAM: perturb the parameters, compute the gradient there, put the parameters back, and step."""
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    parameters = list(model.parameters())
+    saved, moved = [p.data.clone() for p in parameters], [0.05 * p.grad for p in parameters if p.grad is not None]
+    with torch.no_grad():
+        for p, by in zip(parameters, moved, strict=True):
+            p.add_(by)
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    for p, by, old in zip(parameters, moved, saved, strict=True):
+        if back == "p.data = saved":
+            p.data = old
+        elif back == "copy_":
+            p.data.copy_(old)
+        else:
+            p.data.sub_(by)
+    optimizer.step()
+    return loss.item()
+
+
+@pytest.mark.parametrize("sampler", [True, False], ids=["sampler", "no sampler"])
+@pytest.mark.parametrize("back", ["p.data = saved", "copy_", "sub_"])
+@pytest.mark.parametrize(("sync", "job"), [("bsp", {}), ("bsp", {"hosts": APART}), ("full", {}), ("asp", {}), ("ensemble", {})])
+def test_values_that_are_put_back_before_the_first_step_too(sync: str, job: dict[str, Any], back: str, sampler: bool) -> None:
+    """All batches are equal: under bsp and full each worker has the losses of one process."""
+    x = torch.linspace(-1.0, 1.0, 8).reshape(2, 4)
+
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Linear(4, 3)
+        for parameter in model.parameters():
+            nn.init.constant_(parameter, 0.3)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    alone, plain = made()
+    expected = [sharpness_aware(plain, alone, x, back) for _ in range(6)]
+
+    def script(worker: Worker) -> list[float]:
+        model, optimizer = made()
+        wrapped = worker.distribute(optimizer, model, sync)
+        steps = wrapped.batch_sampler(range(24), batch_size=2) if sampler else range(6)
+        return [sharpness_aware(wrapped, model, x, back) for _ in steps]
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with Job(2, **job) as running:
+            found = running.run(script)
+    if sync in ("bsp", "full"):
+        assert found == [pytest.approx(expected)] * 2
+    differs = sync == "full" and back == "sub_"  # replicas: their bits must not differ
+    assert differs or not [one for one in caught if "has written to" in str(one.message)]
 
 
 @pytest.mark.smoke

@@ -315,12 +315,25 @@ def test_a_checksum_tells_gradients_apart_and_knows_zeros(width: int) -> None:
     f.flat.detach()
 
 
-@pytest.mark.parametrize("how", ["nothing", "in place", "data", "replaced", "one element", "pulled"])
-def test_writes_of_a_script_are_noticed(how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "touched", "changed"),
+    [
+        ("nothing", False, False),
+        ("in place", True, False),
+        ("data", False, True),
+        ("replaced", True, False),
+        ("replaced by others", True, True),
+        ("one element", False, True),
+        ("added and subtracted", True, False),
+        ("pulled", False, False),
+    ],
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_writes_of_a_script_are_noticed(how: str, touched: bool, changed: bool, whole: bool) -> None:
     fixture = tied()
     flat, weight = fixture.flat, fixture.model.get_parameter("first.weight")
-    assert flat.written() is None, "nothing has been remembered"
-    flat.remember()
+    assert flat.touched() is flat.changed(exact=True) is None, "nothing has been remembered"
+    flat.remember(whole=whole)
     fixture.model(batch()).backward()
     with torch.no_grad():
         if how == "in place":
@@ -329,17 +342,44 @@ def test_writes_of_a_script_are_noticed(how: str) -> None:
             weight.data.copy_(weight + 1.0)
         elif how == "replaced":
             weight.data = weight.data.clone()
+        elif how == "replaced by others":
+            weight.data = weight + 1.0
         elif how == "one element":
             weight.data[0, 0] += 1.0
+        elif how == "added and subtracted":
+            weight.add_(3.0).sub_(3.0)
         elif how == "pulled":
             fixture.pull[:] = bytes(len(fixture.pull))
             flat.pulled()
-            flat.remember()
-    assert flat.written() == (None if how in ("nothing", "pulled") else "first.weight")
+            flat.remember(whole=whole)
+    assert flat.loaded is None, "at the end of the backward pass"
+    value, replaced = weight.detach().clone(), weight.data_ptr()
+    flat.adopt()
+    assert torch.equal(weight, value) and (weight.data_ptr() != replaced) == how.startswith("replaced")
+    assert flat.touched() == ("first.weight" if touched else None)
+    assert flat.changed(exact=False) == ("first.weight" if changed else None)
+    assert (flat.changed(exact=True) is not None) == (changed or how == "added and subtracted")
+
+
+def test_what_was_written_before_the_first_backward_pass_is_loaded() -> None:
+    fixture = tied()
+    fixture.flat.remember()
+    fixture.model.get_parameter("first.weight").data.add_(1.0)
+    for _ in range(2):
+        fixture.model(batch()).backward()
+        assert fixture.flat.loaded == "first.weight"
+
+
+@pytest.mark.parametrize("what", ["double", "bfloat16"])
+def test_a_model_that_was_converted_after_wrapping(what: str) -> None:
+    fixture = tied()
+    getattr(fixture.model, what)()
+    with pytest.raises(ConfigurationError, match=r"\w+\.weight is torch\.\w+ of shape .*, and was torch\.float32 .*: convert the model"):
+        fixture.flat.adopt()
 
 
 def test_one_word_of_each_tensor_is_compared_at_least() -> None:
     fixture = Fixture(nn.ModuleList(nn.Linear(3, 1) for _ in range(SAMPLE)))
     fixture.flat.remember()
     fixture.model.get_parameter(f"{SAMPLE - 1}.bias").data.add_(1.0)
-    assert fixture.flat.written() == f"{SAMPLE - 1}.bias"
+    assert fixture.flat.changed(exact=False) == f"{SAMPLE - 1}.bias"

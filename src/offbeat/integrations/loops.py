@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from offbeat import session as sessions
+from offbeat.gradient_watch import life_of
 from offbeat.loaders import ElasticStream, elastic
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.sampler import ElasticBatchSampler, Passes

@@ -468,7 +468,7 @@ class Supervisor:
 
         def over() -> bool:
             self._check_servers()
-            return self.checkpoints.ended or self._failure is not None or self._told_to_stop is not None
+            return self.checkpoints.ended or self._failure is not None or self._told.number is not None
 
         self._serve_until(over, END_S)
         if not self.checkpoints.ended:

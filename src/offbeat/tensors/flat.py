@@ -7,9 +7,8 @@ stay the same, so optimizers, schedulers and the model's code are not affected. 
 
 from __future__ import annotations
 
-import warnings
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,7 +18,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from offbeat.core.gradient_contents import GradientContents
-from offbeat.errors import ConfigurationError
+from offbeat.errors import ConfigurationError, warn
 from offbeat.gradient_watch import GradientWatch
 from offbeat.tensors.layout import Layout, Memory, elements, view
 from offbeat.tensors.staging import Staging, each_finite
@@ -32,6 +31,8 @@ SAMPLE = 1 << 10
 """About how many 32-bit words of the parameters are compared to notice writes; each tensor has one at least."""
 _WORD = 4
 """Bytes of a word."""
+CLOSE = (1e-5, 1e-7)
+"""The relative and the absolute difference up to which a value counts as put back."""
 
 
 @dataclass(slots=True)
@@ -73,7 +74,14 @@ class FlatModel:
         self._addresses = [data.data_ptr() for data in self._datas]
         self._places = _sample_places(layout)
         self._remembered: np.ndarray | None = None
+        self._whole: list[torch.Tensor] = []
+        """Copies of all parameters at `remember`; empty: only the sample is compared."""
         self._versions: list[int] = []
+        self._touched: str | None = None
+        self.opening = True
+        """True until the first backward pass."""
+        self.loaded: str | None = None
+        """The parameter that the script had written to when its first backward pass ended; None: no parameter."""
         self._hooks: list[RemovableHandle] = []
         self.computed: Callable[[int], None] = lambda _: None
         """Called when a backward pass has written a gradient into the push memory, with the tensor's index in the layout."""
@@ -89,29 +97,74 @@ class FlatModel:
         """Return the model's trainable parameters, in the layout's order."""
         return self._parameters
 
-    def remember(self, *, values: bool = True) -> None:
-        """Remember what `written` compares: autograd's counts, and a sample of the parameters unless ``values`` is False."""
+    def remember(self, *, values: bool = True, whole: bool = False) -> None:
+        """Remember what `touched` and `changed` compare: autograd's counts, and unless ``values`` is False a sample of the parameters, or
+        all of them (``whole``)."""
         self._remembered = self._words() if values else None
+        self._whole = [value.clone() for value in self._values()] if values and whole else []
         self._versions = [parameter._version for parameter in self._parameters]
+        self._touched = None
 
-    def written(self) -> str | None:
-        """Return the name of a parameter that has been written to since `remember`, other than by pulling; None: none is known.
+    def _values(self) -> Iterable[torch.Tensor]:
+        for parameter, data in zip(self._parameters, self._datas, strict=True):
+            yield data if parameter.device.type == "cpu" else parameter.detach()
 
-        Noticed are operations in place that autograd counts, new tensors in ``p.data``, and other writes that change one of the words in
-        the sample.
+    def adopt(self) -> None:
+        """Copy parameters whose ``p.data`` the script has replaced into the pull memory, and make ``p.data`` a view of it again.
+
+        So ``p.data = value`` does the same as ``p.data.copy_(value)``.
+
+        Raises:
+            ConfigurationError: the new tensor has another dtype or shape.
         """
-        if not self._versions or not self._datas:
-            return None
-        # Read in each step, of each tensor: the device, which takes longest to ask for, only where the address differs.
-        for i, (parameter, address, version) in enumerate(zip(self._parameters, self._addresses, self._versions, strict=True)):
-            if parameter._version != version or (parameter.data_ptr() != address and parameter.device.type == "cpu"):
-                return self._layout.tensors[i].name
-        if self._remembered is None:
-            return None
-        differs = np.flatnonzero(self._words() != self._remembered)
-        if len(differs):
-            at = int(self._places[differs[0]]) * _WORD
-            return next(spec.name for spec in self._layout.tensors if spec.offset <= at < spec.stop)
+        for i in self._replaced():
+            parameter, data, name = self._parameters[i], self._datas[i], self._layout.tensors[i].name
+            if parameter.dtype is not data.dtype or parameter.shape != data.shape:
+                raise ConfigurationError(
+                    f"{name} is {parameter.dtype} of shape {tuple(parameter.shape)}, and was {data.dtype} of shape {tuple(data.shape)} "
+                    "when its optimizer was wrapped: convert the model (model.double(), .half(), .to(dtype)) before that"
+                )
+            with torch.no_grad():
+                data.copy_(parameter)
+                parameter.data = data
+            self._touched = self._touched or name
+
+    def _replaced(self) -> Iterator[int]:
+        """Yield the indices of parameters whose ``p.data`` is not in the pull memory, and should be."""
+        # Read in each call, of each tensor: the device, which takes longest to ask for, only where the address differs.
+        for i, (parameter, address) in enumerate(zip(self._parameters, self._addresses, strict=True)):
+            if parameter.data_ptr() != address and parameter.device.type == "cpu" and self._datas:
+                yield i
+
+    def touched(self) -> str | None:
+        """Return the name of a parameter that has been written to in place, or whose ``p.data`` was replaced, since `remember`; None: none
+        is known. Its value may have been put back since."""
+        if self._touched is None and self._versions:
+            versions = enumerate(zip(self._parameters, self._versions, strict=True))
+            written = next((i for i, (parameter, version) in versions if parameter._version != version), None)
+            written = next(self._replaced(), None) if written is None else written
+            self._touched = None if written is None else self._layout.tensors[written].name
+        return self._touched
+
+    def changed(self, *, exact: bool) -> str | None:
+        """Return the name of a parameter whose value is not the one at `remember`, other than by pulling; None: none is known.
+
+        Args:
+            exact: False: differences of float32 values that adding and subtracting may leave do not count.
+        """
+        if self._whole:
+            for spec, before, value in zip(self._layout.tensors, self._whole, self._values(), strict=True):
+                about = value.dtype is torch.float32 and not exact
+                if not (torch.allclose(value, before, *CLOSE) if about else torch.equal(value, before)):
+                    return spec.name
+        elif self._remembered is not None and self._datas:
+            words = self._words()
+            for differs in np.flatnonzero(words != self._remembered):
+                at = int(self._places[differs]) * _WORD
+                spec = next(spec for spec in self._layout.tensors if spec.offset <= at < spec.stop)
+                pair = np.array([words[differs], self._remembered[differs]]).view(np.float32)
+                if exact or spec.dtype != "float32" or not np.isclose(pair[0], pair[1], rtol=CLOSE[0], atol=CLOSE[1]):
+                    return spec.name
         return None
 
     def _words(self) -> np.ndarray:
@@ -285,6 +338,8 @@ class FlatModel:
     def _accumulated(self, i: int, parameter: torch.Tensor) -> None:
         """Called after a backward pass has added to this gradient: move a new one into the push memory, where later passes add to it."""
         self._began = True
+        if self.opening:
+            self.opening, self.loaded = False, self.touched() or self.changed(exact=False)
         grad, pending = parameter.grad, self.watch.contents.pending
         if pending:
             self.watch.reached(parameter)
@@ -331,10 +386,9 @@ class FlatModel:
         if fresh:
             self._warned.update(fresh)
             names = ", ".join(self._layout.tensors[i].name for i in fresh[:3]) + (f" and {len(fresh) - 3} more" if len(fresh) > 3 else "")
-            warnings.warn(
+            warn(
                 f"no gradient for {names}: zeros are pushed instead, and the optimizer still applies momentum and weight decay; "
-                "leave unused parameters out of the optimizer, or freeze them before wrapping it",
-                stacklevel=4,
+                "leave unused parameters out of the optimizer, or freeze them before wrapping it"
             )
 
     def _nonfinite(self) -> str | None:

@@ -7,7 +7,6 @@ fisher.py has the estimate of one axis. It is a plain ``torch.optim.Optimizer``,
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from numbers import Real
 from typing import Any, NamedTuple, overload
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from offbeat.errors import ConfigurationError
+from offbeat.errors import ConfigurationError, warn
 from offbeat.tensors import fisher
 
 __all__ = ["NaturalGradient"]
@@ -206,11 +205,10 @@ class NaturalGradient(torch.optim.Optimizer):
 
     def _skip(self, what: str) -> None:
         self.skipped += 1
-        warnings.warn(
+        warn(
             f"NaturalGradient: {what} is not finite, so the step is skipped and the parameters stay as they are. "
             "If this goes on, lower the learning rate; `skipped` counts such steps.",
             RuntimeWarning,
-            stacklevel=2,
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

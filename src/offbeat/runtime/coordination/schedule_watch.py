@@ -21,7 +21,9 @@ PATIENCE: Final = 20
 class _Known:
     """A worker's process: what its pushes have said."""
 
-    steps: int = 0
+    steps: int
+    hyper: Any
+    """The settings that its newest pushes were made with. A process that joins again sends them again, without a change."""
     changes: int = 0
     """How often the settings have changed since its first push."""
     behind_since: int | None = None
@@ -47,12 +49,12 @@ class ScheduleWatch:
     def note(self, worker: WorkerId, header: Mapping[str, Any], gone: Collection[WorkerId]) -> list[Warned]:
         """Take a push's header. Returns the warning, if it is new. ``gone``: workers whose processes have ended."""
         steps, known = header["steps"], self._known.get(worker)
-        if known is None or steps < known.steps:  # a new process of this worker begins again
-            self._known[worker] = _Known(steps)
+        if known is None or steps < known.steps or steps == 1:  # a new process of this worker begins again
+            self._known[worker] = _Known(steps, header.get("hyper"))
             return []
         known.steps = steps
-        if "hyper" in header:
-            known.changes, known.behind_since = known.changes + 1, None
+        if (hyper := header.get("hyper", known.hyper)) != known.hyper:
+            known.hyper, known.changes, known.behind_since = hyper, known.changes + 1, None
             for other, theirs in self._known.items():
                 if other != worker and theirs.behind_since is None:
                     theirs.behind_since = theirs.steps

@@ -59,7 +59,7 @@ class Exchange:
         self._numbers = itertools.count(time.time_ns())
         self._sent_hyper: Any = None
         kind = MemoryBlock if grouped or any(server.shares_memory for server in link.servers) else PrivateBlock
-        self._grouped = grouped
+        self.grouped = grouped
         self._common: SharedMemory | None = None
         """The memory that all workers read; None: the model reads other memory, or this process's view of that memory."""
         self._own: OwnView | None = None
@@ -139,11 +139,10 @@ class Exchange:
     def keep_writes_apart(self) -> None:
         """Keep what the script writes to the parameters from now on in this process, where possible: other workers compute from them.
 
-        Before a worker's first step a script loads parameters, which are to be the job's. The processes of a worker with several share the
-        memory among themselves.
+        The processes of a worker with several share the memory among themselves.
         """
         common, self._common = self._common, None
-        if common is None or self._grouped or any(parameter.device.type != "cpu" for parameter in self.flat.parameters):
+        if common is None or self.grouped or any(parameter.device.type != "cpu" for parameter in self.flat.parameters):
             return
         self._own = own_view(common)
         if self._own is not None:

@@ -119,6 +119,10 @@ class WorkerSession(JobSession):
         return "a later step replaces what was written"
 
     @property
+    def keeps_writes(self) -> bool:
+        return not self._in_place or self._exchange.apart
+
+    @property
     def may_change(self) -> bool:
         return self._in_place and (self._samples.dealt_out or len(self._siblings) > 1)
 
@@ -141,29 +145,26 @@ class WorkerSession(JobSession):
         self.link.ready()
         self._settle()
         self._exchange.begin()
-        if common is not None and self.resumes:
-            self._exchange.share(common)
-            self._in_place = True
-        elif common is not None:
+        if common is not None:
             self._unshared = common
             self._exchange.copy(common)
         self._exchange.flat.remember()
+        if self._exchange.grouped and self.resumes:  # what these processes load is not looked for
+            self._share()
+        self._joined = True
 
     def _share(self) -> None:
-        """Read the parameters in the job's own memory from now on.
-
-        In a job that resumes from a checkpoint the script may load its own before this, which must not overwrite the job's.
-        """
+        """Read the parameters in the job's own memory from now on. What the script loads comes before this, see `_heed_writes`."""
         if self._unshared is not None:
             common, self._unshared = self._unshared, None
             self._exchange.share(common)
             self._in_place = True
+            self._exchange.keep_writes_apart()
             self._exchange.flat.remember()
 
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
+        self._heed_writes()
         self._share()
-        if self.group is None:  # the parameters of several processes are not those of the session
-            self._heed_writes()
         return super().take(pool, epoch, size, batch)
 
     @library_call
@@ -172,7 +173,7 @@ class WorkerSession(JobSession):
 
         A script that comes to a running job may have loaded an old checkpoint into its model: there the job's parameters go before.
         """
-        if self.steps or self._in_place or self._exchange.flat.written() is None:
+        if self.steps or self._in_place or self._exchange.grouped or not self._loads():
             return
         if self.resumes:
             state = self._exchange.state_dict()
@@ -194,9 +195,9 @@ class WorkerSession(JobSession):
 
     def _step(self, samples: int | None) -> None:
         self._settle()
-        self._share()
-        if not self.steps and self.resumes and not self._in_place:
-            self._writes.look(self._exchange.flat, self.link.incarnation, self.steps)
+        if not self.steps:
+            self._heed_writes()
+            self._share()
         nonfinite = self._machine.work.nonfinite
         if not self._interrupts.now():
             nonfinite = self._finite(self._exchange.flat.collect()) or nonfinite
@@ -265,8 +266,6 @@ class WorkerSession(JobSession):
 
     def _begin(self) -> None:
         """Compute from the parameters that have come."""
-        if self.steps:
-            self._exchange.keep_writes_apart()
         self._exchange.pulled()
         if not self.steps:  # what has come is not what the script has written
             self._exchange.flat.remember()
@@ -300,17 +299,17 @@ class WorkerSession(JobSession):
         """Take the newest parameters; if an epoch has no more samples for this worker, wait for its end first."""
         self._settle()
         self._hand_in()
-        if self.group is None:
-            self._heed_writes()
+        self._heed_writes()
         if not self._samples.finish():
             self._refresh_parameters()
 
     def _refresh_parameters(self) -> None:
-        if self._unshared is not None:
-            self._exchange.copy(self._unshared)
         self._settle()
         self._tell(PullAsked())
         self._settle()
+        if self._unshared is not None:
+            self._exchange.copy(self._unshared)
+            self._exchange.flat.remember()
 
     def refresh(self) -> None:
         if self._exchange.averaging is None and not self._exchange.flat.accumulating and not self._samples.any_open:

@@ -40,8 +40,6 @@ class RankMember(ABC):
         """How many results the replica has; if parameters are mixed, how many steps all ranks had made at this rank's last one."""
         self._kept: tuple[Any, bytes] | None = None
         """The replica that this rank began with in a running job, until its first step."""
-        self._written: tuple[int, ...] = ()
-        """`Replica.writes` at that time."""
         self.attach()
 
     @abstractmethod
@@ -82,7 +80,8 @@ class RankMember(ABC):
         self.catch_up(goal)
         if given is not None:
             plain, mine = self._replica.give()
-            self._kept, self._written = (plain, b"".join(mine)), self._replica.writes()
+            self._kept = plain, b"".join(mine)
+            self._replica.flat.remember()
 
     @abstractmethod
     def _enter(self) -> None:
@@ -119,9 +118,9 @@ class RankMember(ABC):
         kept = self._kept
         if not again:
             self._kept = None
-        if kept is not None and self._replica.writes() != self._written:
+        if kept is not None and (self._replica.flat.touched() or self._replica.flat.changed(exact=True)):
             self._replica.take(kept[0], memoryview(kept[1]))
-            self._written = self._replica.writes()
+            self._replica.flat.remember()
 
     def give_to(self, rank: WorkerId | None, ticket: Sequence[int]) -> tuple[Any, list[Buffer]]:
         """Return the replica, as plain data and bytes, and admit the rank that is to have it.

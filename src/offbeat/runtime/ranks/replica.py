@@ -180,10 +180,6 @@ class Replica:
         """Return the number of parameters."""
         return sum(spec.numel for spec in self._layout.tensors)
 
-    def writes(self) -> tuple[int, ...]:
-        """Return a value that differs from an earlier one if a parameter was written to in between."""
-        return tuple(parameter._version for parameter in self._parameters)
-
     def checksum(self) -> int:
         """Return a checksum of parameters and optimizer state."""
         return checksum(self._parameters, self._optimizer.state_dict())

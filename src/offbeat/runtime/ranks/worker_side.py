@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import Any, TypeAlias
@@ -21,7 +20,7 @@ from offbeat.core.events import Pushed
 from offbeat.core.policy import Plan, Policy
 from offbeat.core.rank_log import Fenced
 from offbeat.core.worker_messages import Advanced, Stepped
-from offbeat.errors import JobError, OffbeatError
+from offbeat.errors import JobError, OffbeatError, warn
 from offbeat.gradient_watch import GradientWatch
 from offbeat.policies import rule
 from offbeat.runtime.coordination.buffers import ModelBuffers
@@ -159,7 +158,8 @@ class RankSession(JobSession):
         self.link.ready(self._mine.contact)
         self._settle()
         self.flat.watch = GradientWatch(self.contents)
-        self.tended = True
+        self.flat.remember()
+        self._joined = self.tended = True
         self._siblings.tend_while_waiting()
 
     def _detach(self) -> None:
@@ -303,8 +303,13 @@ class RankSession(JobSession):
 
     def _start(self) -> None:
         """The script has loaded what it wants to load: from now on results of rounds change the replica."""
-        self._may_load = False
+        self._end_loading()
         self._mine.start()
+
+    def _end_loading(self) -> None:
+        if self._may_load and self.resumes and self.group is None and self._loads():
+            self._loaded = self._replica.checksum()
+        self._may_load = False
 
     @library_call
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
@@ -325,7 +330,7 @@ class RankSession(JobSession):
         if self._stop_on_nonfinite:
             self._coordinator.send({"kind": "abort", "reason": reason})
             raise FloatingPointError(reason)
-        warnings.warn(f"{reason}: this step is left out on every rank; lower the learning rate, or clip gradients", stacklevel=2)
+        warn(f"{reason}: this step is left out on every rank; lower the learning rate, or clip gradients")
         self._coordinator.send({"kind": "voided", "number": number})
 
     def _step(self, samples: int | None) -> None:
@@ -380,7 +385,7 @@ class RankSession(JobSession):
     def pull(self) -> None:
         """Take the results that there are; if an epoch has no more samples for this rank, wait for its end first."""
         self._mine.restore()
-        self._may_load = False
+        self._end_loading()
         if not self._samples.finish():
             self._hear()
             try:

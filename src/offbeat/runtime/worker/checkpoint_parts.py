@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-import warnings
 from typing import Any, Final
 
+from offbeat.errors import warn
 from offbeat.runtime.job.packing import unpack
 from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.types import Seconds, WorkerId
@@ -32,10 +32,9 @@ def parts_of_others(link: WorkerConnection, steps: int) -> dict[WorkerId, dict[s
         time.sleep(LOOK_S)
     if awaited:
         workers = ", ".join(str(worker) for worker in awaited)
-        warnings.warn(
+        warn(
             f"offbeat.save: worker {workers} has not called it within {PARTS_S:.0f} s, so the checkpoint lacks its random generators: "
-            "call offbeat.save on every worker",
-            stacklevel=4,
+            "call offbeat.save on every worker"
         )
     parts, at = {}, 0
     for worker, plain, nbytes in answer.header["parts"]:

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -100,10 +100,11 @@ class JobSession(Session):
         """The question whose answer the script has not got yet, and the answer, if that has come."""
         self._answer: Compute | None = None
         self._first = FirstSteps()
-        self._given = False
+        self._samples_given = False
         """Whether the script has passed the number of samples to its last step."""
         self._samples = WorkerSamples(ask=self._ask, leave=lambda pool, exhausted: self.leave_epoch(pool, exhausted=exhausted))
-        self._writes = ScriptWrites()
+        self._joined = False
+        """True once `join` has ended: the model is in flat memory."""
         self.group: TakesPart | None = None
         """The other processes of this worker, where it consists of several: they make the same calls."""
 
@@ -116,6 +117,15 @@ class JobSession(Session):
     @abstractmethod
     def unwritten(self) -> str | None:
         """Return what happens to values that the script writes to the parameters; None: they are this worker's own."""
+
+    @cached_property
+    def _writes(self) -> ScriptWrites:
+        return ScriptWrites(exact=not self.servers_step)
+
+    @property
+    def keeps_writes(self) -> bool:
+        """Return True if what the script writes to the parameters stays in this process until the next call."""
+        return True
 
     @property
     def may_change(self) -> bool:
@@ -158,6 +168,8 @@ class JobSession(Session):
 
     def entered(self) -> None:
         """Look, at the beginning of a call, whether the script has written to the parameters since the last one."""
+        if self._joined and self.group is None and self.keeps_writes and not self.link.closed.is_set():
+            self.flat.adopt()
         if self._watches_writes:
             self._writes.look(self.flat, self.link.incarnation, self.steps)
 
@@ -165,6 +177,16 @@ class JobSession(Session):
         """Remember, at the end of a call, the parameters that the script gets."""
         if self._watches_writes and (consequence := self.unwritten) is not None:
             self._writes.remember(self.flat, self.link.incarnation, self.steps, consequence, may_change=self.may_change)
+
+    def _loads(self) -> bool:
+        """Return True if parameters that the script has written since it joined are those that it loads.
+
+        They were there when the first backward pass ended, if there was one, and are there now. A step of SAM, for example, writes after
+        its first backward pass, and puts the values back before it calls `step`.
+        """
+        flat = self.flat
+        written = flat.changed(exact=False) or (None if self.in_step else flat.touched())
+        return written is not None and (flat.opening or flat.loaded is not None)
 
     @property
     def _watches_writes(self) -> bool:
@@ -291,7 +313,7 @@ class JobSession(Session):
 
     def _weight(self, samples: int | None, counted: int) -> int:
         """Return the number of samples of a step: from the script, or this session's sampler, or the present batch of another session."""
-        self._given = samples is not None
+        self._samples_given = samples is not None
         if samples is not None:
             return samples
         source = self._siblings.with_sampler()
@@ -303,7 +325,7 @@ class JobSession(Session):
     def _loaded_news(self) -> dict[str, Any]:
         """Return the fields that go with the first push of a worker with which the job began: all workers must have loaded the same."""
         loaded, self._loaded = self._loaded, None
-        news: dict[str, Any] = {"given": True} if self._given else {}
+        news: dict[str, Any] = {"given": True} if self._samples_given else {}
         return {**news, "loaded": loaded} if self.resumes and loaded is not None else news
 
     # The end.

@@ -8,7 +8,10 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import torch
 
 from offbeat.types import Seconds
 
@@ -86,6 +89,12 @@ class _Linked(Protocol):
 S = TypeVar("S", bound=_Linked)
 
 
+def own_mode() -> AbstractContextManager[object]:
+    """Return a context in which tensors that this package makes can be used in a backward pass, also inside the script's
+    ``torch.inference_mode()``."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+
+
 def library_call(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """Count a method of a session as a call of the library; Ctrl-C inside it is raised when it returns, and all is as after any call."""
 
@@ -101,7 +110,8 @@ def library_call(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate
                 self.entered()
             calls.depth += 1
             try:
-                result = method(self, *given, **kwargs)
+                with own_mode():
+                    result = method(self, *given, **kwargs)
             finally:
                 calls.depth -= 1
                 if outermost:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from offbeat.errors import ConfigurationError
+from offbeat.errors import ConfigurationError, warn
 from offbeat.runtime.job.settings import TOKEN
 
 
@@ -121,8 +120,5 @@ one machine type: offbeat run --workers 4 train.py
                 f"nothing connects them: each would train a model of its own. Let {launcher.name} start the agent, which starts it: "
                 f"{launcher.start.format(script=name)}; or on one machine type: {command}"
             )
-        warnings.warn(
-            f"{launcher.name} has started one process ({launcher.size}=1): it trains alone. For several workers type: {command}",
-            stacklevel=4,
-        )
+        warn(f"{launcher.name} has started one process ({launcher.size}=1): it trains alone. For several workers type: {command}")
         return

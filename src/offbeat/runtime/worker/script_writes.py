@@ -6,24 +6,47 @@ parameters so far) reaches the other workers late, at once, or not at all, depen
 
 from __future__ import annotations
 
-import warnings
-
+from offbeat.errors import warn
 from offbeat.tensors.flat import FlatModel
 from offbeat.types import Incarnation
 
+CLOSER = 3
+"""How many calls are looked at closely once a parameter has been written to and seems to have its value again."""
+
 
 class ScriptWrites:
-    """Compare the parameters at the end of each call of the library with those at the beginning of the next one; warn once."""
+    """Compare the parameters at the end of each call of the library with those at the beginning of the next one; warn once.
 
-    def __init__(self) -> None:
+    A sample of the values is compared. If a parameter was written to, and the sample has not changed, all values are compared in the next
+    calls: a script that puts back what it has changed (SAM, averaged weights for an evaluation) is not warned.
+
+    Args:
+        exact: values count as put back only if no bit differs.
+    """
+
+    def __init__(self, *, exact: bool) -> None:
+        self._exact = exact
         self._found: tuple[str, Incarnation, int] | None = None
         """The parameter that has been written to, and the worker's incarnation and number of steps when this was seen."""
-        self._warned = False
+        self._closely = 0
+        """In how many further calls all values are compared."""
+        self._put_back = 0
+        """How often a parameter was written to, and all values were the same when they were compared."""
+        self._over = False
 
     def look(self, flat: FlatModel, incarnation: Incarnation, steps: int) -> None:
         """Look whether there were writes since `remember`. ``steps``: how many steps the worker has made."""
-        if not self._warned and self._found is None and (name := flat.written()) is not None:
+        if self._over or self._found is not None:
+            return
+        touched = flat.touched()
+        if (name := flat.changed(exact=self._exact)) is not None:
             self._found = name, incarnation, steps
+        elif not self._closely:
+            self._closely = CLOSER if touched else 0
+        else:
+            self._closely -= 1
+            self._put_back += touched is not None
+            self._over = self._put_back == CLOSER
 
     def remember(self, flat: FlatModel, incarnation: Incarnation, steps: int, consequence: str, *, may_change: bool) -> None:
         """Remember the parameters as they are, and give the warning once a step was made since the write.
@@ -37,18 +60,17 @@ class ScriptWrites:
             consequence: what becomes of such a write.
             may_change: True if others may change the parameters until the next call: then no values are compared.
         """
-        if self._warned:
+        if self._over:
             return
-        flat.remember(values=not may_change)
+        flat.remember(values=not may_change, whole=self._closely > 0)
         if self._found is None:
             return
         name, then, first = self._found
         if then != incarnation:
             self._found = None
         elif steps > first:
-            self._warned = True
-            warnings.warn(
+            self._over = True
+            warn(
                 f"the script has written to {name} other than by optimizer.step(), and the optimizer alone changes the job's "
-                f"parameters: {consequence}. For what to do instead see 'Parameters that the script changes' in docs/training.md",
-                stacklevel=5,
+                f"parameters: {consequence}. For what to do instead see 'Parameters that the script changes' in docs/training.md"
             )
