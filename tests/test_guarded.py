@@ -37,6 +37,9 @@ sys.exit(status)
 """
 
 
+pytestmark = pytest.mark.slow
+
+
 class Ran:
     """One run of the program above, to its end."""
 
