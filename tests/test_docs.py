@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import re
 import shlex
+import signal
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 
 import offbeat
 import offbeat.types
+from offbeat import errors
 from offbeat.chaos.schedule import KINDS, TARGETS, chances
 from offbeat.cli import app
 from offbeat.core.policy import ServerRule
@@ -29,6 +31,7 @@ from offbeat.launch.program import Program
 from offbeat.launch.tasks import task_of
 from offbeat.options import check, ray_options
 from offbeat.policies import RULES
+from offbeat.runtime.job.notices import ends_in_order
 from offbeat.sim.latency.registry import LAWS
 
 ROOT = Path(__file__).parents[1]
@@ -264,3 +267,12 @@ def test_modules_exist(where: str) -> None:
 def test_make_has_these_targets(where: str) -> None:
     target = re.escape(LINES[where][1])
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_exit_statuses() -> None:
+    """The table has every status that the commands end with, and no other."""
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").partition("## Exit statuses")[2].partition("\n## ")[0]
+    listed = {int(status) for status in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
+    signals = {errors.BY_SIGNAL + number for number in (*ends_in_order(), signal.SIGKILL)}
+    constants = {value for name, value in vars(errors).items() if name.isupper() and name != "BY_SIGNAL"}
+    assert listed == {0, *constants, *signals} and constants == {1, 2, 141}

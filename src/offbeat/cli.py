@@ -21,6 +21,7 @@ from offbeat.chaos.clock import RealClock
 from offbeat.chaos.schedule import GROUPS, KINDS, TARGETS
 from offbeat.errors import FAILED, MISTAKE, ConfigurationError, OffbeatError
 from offbeat.files import why, write_text
+from offbeat.guarded import expect_job, guarded, only_show, say
 from offbeat.journal.file import Records, read
 from offbeat.journal.summary import Tally
 from offbeat.launch import checkpointing
@@ -76,7 +77,6 @@ from offbeat.options import (
 )
 from offbeat.policies import RULES
 from offbeat.report.chrome import write as write_trace
-from offbeat.report.guarded import expect_job, guarded, only_show, say
 from offbeat.report.live import LiveProgress
 from offbeat.report.table import comparison, console, job_tables
 from offbeat.report.why import story

@@ -461,9 +461,10 @@ def log(**metrics: SupportsFloat) -> None:
 
 def _number(name: str, value: SupportsFloat) -> float:
     """Return the value of a metric. A text that looks like a number is none, and a truth value was hardly meant as one."""
-    if not (isinstance(value, bool | str | bytes) or str(getattr(value, "dtype", "")).endswith("bool")):
-        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # as torch refuses several elements, or complex ones
-            return float(value)
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of several elements, or complex ones
+        plain = value.item() if hasattr(value, "item") else value
+        if not isinstance(plain, bool | str | bytes):
+            return float(plain)
     raise TypeError(f"offbeat.log({name}={value!r}): pass one number; of several values, for instance their mean")
 
 

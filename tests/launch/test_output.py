@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.launch.waiting import until
 
 from offbeat.launch.engine import Child
+from offbeat.launch.missing import Missing
 from offbeat.launch.output import Lines, Output
 from offbeat.launch.processes import start
 
@@ -22,10 +23,12 @@ class Screen:
     def __init__(self) -> None:
         self.said: list[tuple[bool, str]] = []
         self.bars: list[str | None] = []
+        self.notes: list[str] = []
 
     def update(self, snapshot: object, now: float) -> None: ...
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
     def lines(self, lines: list[str], *, error: bool) -> None:
         self.said += [(error, line) for line in lines]
@@ -40,7 +43,7 @@ def python(program: str) -> Child:
 
 def run(programs: list[str], folder: Path | None = None) -> Screen:
     screen = Screen()
-    output = Output(screen, folder)  # type: ignore[arg-type]
+    output = Output(screen, folder, Missing())  # type: ignore[arg-type]
     children = [python(program) for program in programs]
     for number, child in enumerate(children):
         output.attach("worker", number, child)
@@ -71,7 +74,7 @@ def test_lines_are_whole_and_labelled_and_tracebacks_together(tmp_path: Path) ->
 
 def test_a_restart_is_appended(tmp_path: Path) -> None:
     screen = Screen()
-    output = Output(screen, tmp_path)  # type: ignore[arg-type]
+    output = Output(screen, tmp_path, Missing())  # type: ignore[arg-type]
     for text in ("first", "second"):
         child = python(f"print({text!r}, end='')")
         output.attach("worker", 4, child)
@@ -98,3 +101,44 @@ def test_a_bar_is_shown_while_it_runs() -> None:
     )
     assert [line for _, line in screen.said] == ["[worker 0] 100%"]
     assert any(bar is not None for bar in screen.bars)
+
+
+def test_a_full_disk_under_a_log_is_said_once_and_kept_for_the_outcome(tmp_path: Path) -> None:
+    (tmp_path / "worker-0.log").symlink_to("/dev/full")
+    screen, missing = Screen(), Missing()
+    output = Output(screen, tmp_path, missing)  # type: ignore[arg-type]
+    for text in ("first", "second"):
+        child = python(f"print({text!r})")
+        output.attach("worker", 0, child)
+        until("its end", lambda child=child: child.ended() is not None)  # type: ignore[misc]
+    output.close()
+    assert [line for _, line in screen.said] == ["[worker 0] first", "[worker 0] second"]
+    assert list(missing) == ["the log of worker 0 is not complete: No space left on device"]
+    assert screen.notes == [f"{next(iter(missing))}; training goes on"]
+    assert missing.outcome(0, "over")[0] == 1 and missing.outcome(143, "stopped")[0] == 143
+
+
+def test_a_folder_of_logs_that_is_gone_ends_nothing(tmp_path: Path) -> None:
+    missing = Missing()
+    output = Output(Screen(), tmp_path / "gone", missing)  # type: ignore[arg-type]
+    output.attach("worker", 0, python("print(1)"))
+    output.close()
+    assert "No such file or directory" in next(iter(missing))
+
+
+def test_the_reason_of_a_failure_is_the_exception_that_was_printed(tmp_path: Path) -> None:
+    """Also if something was printed after it, and across the lines of one that follows from another."""
+    programs = {
+        "try: 1 / 0\nexcept ZeroDivisionError: import nothing_here": "ModuleNotFoundError: No module named 'nothing_here'",
+        "import atexit, sys\natexit.register(lambda: sys.stderr.write('bye'))\nraise RuntimeError('no data')": "RuntimeError: no data",
+        "import sys\nsys.exit('train.py: error: no such option')": "exited with status 1 after 'train.py: error: no such option'",
+        "import sys\nprint('all is well')\nsys.exit(1)": None,
+    }
+    for program, reason in programs.items():
+        output = Output(Screen(), None, Missing())  # type: ignore[arg-type]
+        child = python(program)
+        output.attach("worker", 0, child)
+        until("its end", lambda child=child: child.ended() is not None)  # type: ignore[misc]
+        output.drain()
+        assert output.reason("worker", 0, 1) == reason
+        output.close()

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -148,8 +149,12 @@ def test_log_and_chief() -> None:
     assert offbeat.chief() and sessions.current is not None
     assert sessions.current.metrics == {"loss": 0.5, "accuracy": 1.0}
     assert (optimizer.worker, optimizer.workers) == (0, 1)
-    with pytest.raises(TypeError, match=r"\.item\(\)"):
-        offbeat.log(loss=torch.tensor(1.0))  # type: ignore[arg-type]
+    offbeat.log(loss=torch.tensor(1.5, requires_grad=True), accuracy=numpy.float32(0.25), count=numpy.int64(3), share=torch.tensor([0.5]))
+    assert sessions.current.metrics == {"loss": 1.5, "accuracy": 0.25, "count": 3.0, "share": 0.5}
+    wrong: Any
+    for wrong in (torch.ones(2), "1.5", b"1", True, torch.tensor(True), numpy.bool_(True), None, [1.0], 1j, torch.tensor(1j)):
+        with pytest.raises(TypeError, match="pass one number"):
+            offbeat.log(loss=wrong)
 
 
 def test_a_gradient_that_is_not_finite_is_left_out_or_stops() -> None:

@@ -24,7 +24,7 @@ from offbeat.chaos.observation import Observation, pauses
 from offbeat.chaos.run import Ended, Run
 from offbeat.chaos.schedule import DEFAULT_KINDS, GROUPS, KINDS, TARGETS, Cell, Fault, cells, chances, planned, schedule
 from offbeat.chaos.table import as_data, table
-from offbeat.errors import ConfigurationError, JobError
+from offbeat.errors import BY_SIGNAL, ConfigurationError, JobError
 from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 from offbeat.types import Seconds
@@ -225,7 +225,9 @@ def run(options: Options, clock: Clock, screen: Console) -> Verdict:
     """
     folder = Path(tempfile.mkdtemp(prefix="offbeat-chaos-"))
     kept = True
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing stays stopped
+    before = {
+        number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN
+    }
     try:
         baseline, gap_s = _baseline(options, clock, screen, folder)
         journal = _journal(options, folder / "faults.jsonl")
@@ -248,13 +250,19 @@ def run(options: Options, clock: Clock, screen: Console) -> Verdict:
         verdict = judge(seen)
         kept = not verdict.ok
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         if not kept:
             shutil.rmtree(folder, ignore_errors=True)
     _report(options, screen, verdict, ended, None if baseline is None else rate(baseline))
     if kept:
         screen.print(f"journals and output: {folder}", soft_wrap=True, highlight=False)
     return verdict
+
+
+def _leave(number: int, frame: object) -> None:
+    """End as Ctrl-C does, which leaves nothing stopped."""
+    raise SystemExit(BY_SIGNAL + number)
 
 
 def _journal(options: Options, otherwise: Path) -> Path:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offbeat import session as sessions
+from offbeat.guarded import only_show, say
 from offbeat.integrations.loops import MissingExtraError
 from offbeat.launch.agent import versions
 from offbeat.launch.agents import LOOPBACK_NET
@@ -18,7 +19,6 @@ from offbeat.launch.environment import free_port
 from offbeat.launch.guest import Guest
 from offbeat.launch.ray_engine import ServersHere
 from offbeat.launch.supervisor import Supervisor
-from offbeat.report.guarded import only_show, say
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.transport.base import Address
 from offbeat.transport.tls import Tls

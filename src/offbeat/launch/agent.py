@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 from offbeat.errors import BY_SIGNAL, ConfigurationError, JobError, ProtocolError
+from offbeat.guarded import pass_on, say
 from offbeat.launch.agent_messages import HELLO, TO_AGENT
 from offbeat.launch.agents import LOOPBACK_NET, beat_of
 from offbeat.launch.environment import common_environment, free_port, server_environment
@@ -30,7 +31,6 @@ from offbeat.launch.processes import LocalChild
 from offbeat.launch.program import Program
 from offbeat.launch.server_starter import ServerStarter
 from offbeat.launch.stop_signals import StopSignals
-from offbeat.report.guarded import pass_on, say
 from offbeat.runtime.job.notices import ends_in_order
 from offbeat.runtime.job.settings import TOKEN
 from offbeat.transport.base import Address, Closed, Connection, Message
@@ -175,7 +175,8 @@ class Agent:
             if self._supervisor_ended():
                 return
             if self._told.number is not None:
-                raise JobError(f"told to end by {signal.Signals(self._told.number).name} before the job has begun here")
+                say(f"told to end by {signal.Signals(self._told.number).name} before the job has begun here")
+                raise SystemExit(BY_SIGNAL + self._told.number)
             why = "its address is not known yet"
             address = self._find()
             if address is not None:

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from offbeat.guarded import only_show
 from offbeat.launch.missing import Missing
 from offbeat.launch.restarts import script_failed
-from offbeat.report.guarded import only_show
 from offbeat.types import Seconds, WorkerId
 
 

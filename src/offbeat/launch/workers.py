@@ -150,9 +150,7 @@ class Workers:
             self._tell("lost", worker=worker, reason=f"its process {how}")
             self._restart(worker, state, status, how, pushed=state.has_pushed(worker, self._snapshot()))
         for worker, how in list(self._later.items()):
-            if self._nobody_else(worker):
-                self._give_up(worker, how, "no process could be started for it")
-            elif self._backoffs[worker].due(self._clock.now()):
+            if self._backoffs[worker].due(self._clock.now()) or self._others_finished(worker):
                 del self._later[worker]
                 self._start_again(worker, self._states[worker], how)
 
@@ -162,19 +160,15 @@ class Workers:
         if status > 0 and state.failure is None and (reason := self._output.reason("worker", worker, status)) is not None:
             state.failure = FailureReport(reason, state.has_pushed(worker, self._snapshot()))
 
-    def _nobody_else(self, worker: WorkerId) -> bool:
-        """Return True if there is nothing to wait with the start of this worker for: the others have ended, or it is tried in vain."""
-        others = [state for other, state in self._states.items() if other != worker]
-        ended = bool(others) and all(state.status is not None for state in others)
-        idle = all(state.status is not None or other in self._later for other, state in self._states.items())
-        return (ended and any(state.status == 0 for state in others)) or (idle and self._backoffs[worker].hopeless(self._clock.now()))
+    def _others_finished(self, worker: WorkerId) -> bool:
+        """Return True if the other workers have ended, and one of them well: the job waits for this worker alone."""
+        others = [state.status for other, state in self._states.items() if other != worker]
+        return None not in others and 0 in others
 
-    def _give_up(self, worker: WorkerId, how: str, why: str) -> None:
-        del self._later[worker]
-        state = self._states[worker]
-        status = None if state.child is None else state.child.ended()
-        state.status = -signal.SIGKILL if status is None else status
-        self._note(f"worker {worker} {how}: not restarted, {why}")
+    def _in_vain(self, worker: WorkerId) -> bool:
+        """Return True if there is no use in trying once more to start this worker."""
+        idle = all(state.status is not None or other in self._later for other, state in self._states.items() if other != worker)
+        return self._others_finished(worker) or (idle and self._backoffs[worker].hopeless(self._clock.now()))
 
     def _ended(self) -> Iterator[tuple[WorkerId, WorkerProcess, int]]:
         """Return the workers whose newest process has ended, and is not known to have: worker, state and exit status."""
@@ -205,6 +199,11 @@ class Workers:
         except OSError as error:
             if (lack := lack_of(error)) is None:
                 raise
+            if self._in_vain(worker):
+                ended = None if state.child is None else state.child.ended()
+                state.status = -signal.SIGKILL if ended is None else ended
+                self._note(f"worker {worker} {how}: not restarted, {lack}")
+                return
             if not self._backoffs[worker].failing:
                 self._note(f"worker {worker} {how}: it cannot be restarted yet, and is tried again: {lack}")
             self._backoffs[worker].failed(self._clock.now())

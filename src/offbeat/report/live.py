@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from offbeat.guarded import stderr
 from offbeat.report.columns import Column, Fitted, unbroken
 from offbeat.report.figures import (
     TOLD_TO_LEAVE,
@@ -28,7 +29,6 @@ from offbeat.report.figures import (
     version_words,
     waiting_share,
 )
-from offbeat.report.guarded import stderr
 from offbeat.report.remarks import slow_workers
 from offbeat.types import Seconds
 

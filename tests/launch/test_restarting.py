@@ -1,0 +1,173 @@
+"""When a worker is restarted: at once, after a pause, or once this machine has what a process needs."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any, cast
+from unittest.mock import Mock
+
+import pytest
+
+from offbeat.launch.engine import Child, Engine
+from offbeat.launch.lack import FIRST_S, GIVE_UP_S, LONGEST_S
+from offbeat.launch.missing import Missing
+from offbeat.launch.output import Output
+from offbeat.launch.workers import Workers
+from offbeat.runtime.job.settings import JobSettings
+from offbeat.types import Seconds, WorkerId
+
+
+class Process(Child):
+    """A process that ends when the test says so, and prints nothing."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+
+    pid = 7  # type: ignore[assignment]
+    drained = True  # type: ignore[assignment]
+
+    def pipes(self) -> list[int]:
+        return []
+
+    def read(self) -> list[tuple[bool, bytes]]:
+        return []
+
+    def ended(self) -> int | None:
+        return self.status
+
+    def signal(self, number: int) -> None: ...
+
+    def print_stacks(self) -> str | None: ...
+
+    def strike(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class Machines(Engine):
+    """An engine of which only `arrived` is called."""
+
+
+Machines.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+
+
+class Job:
+    """The workers of a job, with a clock and a machine that the test has in its hands.
+
+    Args:
+        workers: how many.
+        max_restarts: of each.
+    """
+
+    def __init__(self, workers: int = 2, max_restarts: int = 20) -> None:
+        self.time: Seconds = 0.0
+        self.lack: int | None = None
+        self.processes: dict[WorkerId, list[Process]] = {}
+        self.notes: list[str] = []
+        pushed = {"per_worker": [{"worker": worker, "pushes": 1} for worker in range(workers)]}
+        self.workers = Workers(
+            JobSettings(workers=workers),
+            Machines(),  # type: ignore[abstract]
+            max_restarts=max_restarts,
+            return_s=0.0,
+            grace_s=1.0,
+            clock=cast(Any, self),
+            spawn=self.spawn,
+            output=Output(Mock(), None, Missing()),
+            note=self.notes.append,
+            record=lambda *_: None,
+            tell=lambda *_, **__: None,
+            snapshot=lambda: pushed,
+        )
+        self.workers.start()
+
+    def now(self) -> Seconds:
+        return self.time
+
+    def spawn(self, worker: WorkerId) -> Child:
+        if self.lack is not None:
+            raise OSError(self.lack, "lack")
+        self.processes.setdefault(worker, []).append(Process())
+        return self.processes[worker][-1]
+
+    def started(self, worker: int) -> int:
+        return len(self.processes[WorkerId(worker)])
+
+    def ends(self, worker: int, status: int, *, joined: bool) -> None:
+        if joined:
+            self.workers.on_standing({"worker": worker, "pid": 7, "standing": "alive"})
+        self.processes[WorkerId(worker)][-1].status = status
+        self.look()
+
+    def look(self) -> None:
+        self.workers.check(lambda: True)
+
+    def after(self, seconds: Seconds) -> None:
+        self.time += seconds
+        self.look()
+
+
+@pytest.mark.parametrize(("status", "joined"), [(-9, True), (-9, False), (1, True)])
+def test_at_once(status: int, joined: bool) -> None:
+    job = Job()
+    job.ends(1, status, joined=joined)
+    assert job.started(1) == 2
+
+
+def test_a_process_that_fails_before_it_could_join_is_restarted_after_growing_pauses() -> None:
+    job = Job(max_restarts=8)
+    pauses = []
+    for number in range(8):
+        job.ends(1, 1, joined=False)
+        began = job.time
+        while job.started(1) == number + 1:
+            job.after(0.5)
+        pauses.append(job.time - began)
+    assert pauses == [min(LONGEST_S, FIRST_S * 2**number) for number in range(8)]
+    job.ends(1, 1, joined=True)
+    assert job.notes[-1].endswith("not restarted, --max-restarts 8 is used up")
+
+
+@pytest.mark.parametrize(("number", "knob"), [(errno.EMFILE, "ulimit -n"), (errno.EAGAIN, "ulimit -u"), (errno.ENOMEM, "memory")])
+def test_a_lack_of_descriptors_or_memory_is_waited_for(number: int, knob: str) -> None:
+    job = Job(max_restarts=1)
+    job.lack = number
+    job.ends(1, -9, joined=True)
+    for _ in range(200):
+        job.after(1.0)
+    assert job.started(1) == 1 and len(job.notes) == 1 and knob in job.notes[0] and not job.workers.all_done()
+    job.lack = None
+    job.after(LONGEST_S)
+    assert job.started(1) == 2 and job.notes[-1].endswith("restarted (1 of 1)")
+
+
+def test_it_is_not_waited_for_without_an_end() -> None:
+    """Once the others have finished, or if no worker runs at all."""
+    job = Job()
+    job.lack = errno.EMFILE
+    job.ends(1, -9, joined=True)
+    job.ends(0, 0, joined=True)
+    job.look()
+    assert job.workers.all_done() and "not restarted, this process may have" in job.notes[-1]
+    job = Job(workers=1)
+    job.lack = errno.EMFILE
+    job.ends(0, -9, joined=True)
+    for _ in range(int(GIVE_UP_S + LONGEST_S)):
+        job.after(1.0)
+    assert job.workers.all_done() and "not restarted" in job.notes[-1]
+
+
+def test_the_end_of_the_job_does_not_wait_for_it() -> None:
+    job = Job()
+    job.lack = errno.EMFILE
+    job.ends(1, -9, joined=True)
+    job.processes[WorkerId(0)][-1].status = -15
+    job.workers.note_ends()
+    assert job.workers.none_runs()
+
+
+def test_another_error_is_none_of_these() -> None:
+    job = Job()
+    job.lack = errno.ENOEXEC
+    with pytest.raises(OSError, match="lack"):
+        job.ends(1, -9, joined=True)
