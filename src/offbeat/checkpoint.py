@@ -18,7 +18,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.runtime.worker.process_state import buffers_of, load_buffers, random_state, set_random_state
 from offbeat.sampler import Passes
-from offbeat.session import Snapshot
+from offbeat.session import Session, Snapshot
 from offbeat.types import FIRST_WORKER
 
 FORMAT = 1
@@ -90,7 +90,7 @@ def save(
         "own": own,
         "random": {number: part["random"] for number, part in sorted(parts.items())},
         "buffers": {number: part["buffers"] for number, part in sorted(parts.items())},
-        "offbeat": {"format": FORMAT, "version": session.version if session is not None else 0, "workers": len(parts)},
+        "offbeat": {"format": FORMAT, "version": session.version if session is not None else 0, "workers": len(parts), "steps": _steps_of(session)},
     }
     _write(Path(path), content)
 
@@ -137,12 +137,18 @@ def load(
         _load_each("optimizer", optimizer, content["optimizer"], _load_settings)
     _load_each("sampler", sampler, content["sampler"], lambda one, state: one.load_state_dict(state))
     _load_each("scheduler", scheduler, content["scheduler"], lambda one, state: one.load_state_dict(state))
+    if session is not None:
+        session.go_on(content["offbeat"].get("steps", 0))
     worker = session.worker if session is not None else FIRST_WORKER
     if resumes and worker in content["random"]:
         load_buffers(_objects(model), content["buffers"][worker])
         set_random_state(content["random"][worker])
     own: dict[str, Any] = content["own"]
     return own
+
+
+def _steps_of(session: Session | None) -> int:
+    return 0 if session is None else session.before + session.steps
 
 
 def _load_settings(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -251,6 +251,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Raises:
             JobError: the servers have ended.
+            JobEnded: this worker was restarted, its script takes no samples from the job, and the others' scripts have ended.
 
         >>> model = torch.nn.Linear(3, 1)
         >>> optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -262,6 +263,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         >>> optimizer.step(closure)
         1.0
         """
+        self._session.check_end()
         loss = None
         if closure is not None:
             with torch.enable_grad():

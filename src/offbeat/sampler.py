@@ -130,6 +130,7 @@ class Passes:
     def _pass(self) -> tuple[Epoch, Iterator[LeasedRange]]:
         """Begin the next pass; return its epoch, and an iterator over its grants."""
         session, epoch = self._session, self._next
+        session.check_end()
         kept = list(self._dealt) if self._peeked and epoch == self._begun else []
         if kept:
             session.take_back(self._pool)
@@ -154,6 +155,8 @@ class Passes:
                 session.progress = progress
                 progress.deal(grant.parts, grant.stop - grant.start, session.batch or self._batch_size)
             yield grant
+        if not dealt and session.over is not None:
+            session.ended = True
         if dealt and self._peeked and not torch.is_grad_enabled() and not self._warned:
             self._warned = True
             warnings.warn(

@@ -20,6 +20,14 @@ class Initialised(NamedTuple):
     worker: WorkerId
 
 
+class Resumed(NamedTuple):
+    """The script of a worker has loaded a checkpoint before which it had made this many steps."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    steps: int
+
+
 class Heard(NamedTuple):
     """A sign of life."""
 
@@ -121,6 +129,15 @@ class EpochWanted(NamedTuple):
     size: int | None
 
 
+class BarrierWanted(NamedTuple):
+    """A worker has come to a barrier and waits until every living worker has."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    number: int | None
+    """Of the barrier, from 0 in each job; None: a process that has joined the running job and has passed none: the next one."""
+
+
 class PullWanted(NamedTuple):
     """An admitted worker asks for the newest parameters, without a push."""
 
@@ -170,6 +187,7 @@ class Left(NamedTuple):
 Event: TypeAlias = (
     Joined
     | Initialised
+    | Resumed
     | Heard
     | Pushed
     | Abandoned
@@ -177,6 +195,7 @@ Event: TypeAlias = (
     | Withdrawn
     | Voided
     | PullWanted
+    | BarrierWanted
     | LeaseWanted
     | EpochWanted
     | Stands

@@ -21,7 +21,7 @@ import numpy as np
 
 from offbeat.core.job.coordinator import Coordinator
 
-FORMAT: Final = b"offbeat coordinator 1\n"
+FORMAT: Final = b"offbeat coordinator 2\n"
 """What the bytes begin with; the number changes with the classes of ``offbeat.core`` in a way that makes older bytes wrong."""
 
 _BROKEN: Final = (AttributeError, TypeError, ValueError, pickle.UnpicklingError)

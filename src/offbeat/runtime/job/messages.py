@@ -75,7 +75,7 @@ _PUSHED: Final = fields(
 _ABANDONED: Final = fields({"incarnation": whole(), "version": whole(), "compute_s": _seconds}, {"leases": _leases})
 _EPOCH: Final = {"incarnation": whole(), "pool": whole(0, POOLS_MAX), "epoch": whole(0, SAMPLES_MAX), "size": maybe(whole(0, SAMPLES_MAX))}
 _PUSH: Final = {"number": whole(), "steps": whole(), "push": _PUSHED}
-_NEWS: Final = {"loaded": whole(0, 1 << 33), "first": many(row(whole(0, 100), maybe(whole(0, (1 << 64) - 1)), flag), 100)}
+_NEWS: Final = {"loaded": whole(0, 1 << 33), "before": whole(0, SAMPLES_MAX), "first": many(row(whole(0, 100), maybe(whole(0, (1 << 64) - 1)), flag), 100)}
 """Fields that come only with a worker's first pushes."""
 _VECTOR: Final = fields({"dtype": text(20), "numel": whole(0, 1 << 50), "size": whole(0, 1 << 50)})
 _STATE: Final = MessageSchema(fields({"do": one_of("get", "offer")}, {"pieces": anything}), payload=True)
@@ -115,13 +115,14 @@ FROM_WORKER: Final = Kinds(
         "pull": MessageSchema(fields({"incarnation": whole()})),
         "samples": MessageSchema(fields({"want": fields({**_EPOCH, "batch": whole(1, SAMPLES_MAX)}, {"rest": _ranges})})),
         "epoch": MessageSchema(fields({"want": fields(_EPOCH)})),
-        "left": MessageSchema(fields({"incarnation": whole(), "noticed": flag}, {"exits": flag})),
+        "barrier": MessageSchema(fields({"incarnation": whole(), "number": maybe(whole())})),
+        "left": MessageSchema(fields({"incarnation": whole(), "noticed": flag}, {"exits": flag, "over": flag})),
         "abort": MessageSchema(fields({"reason": _words})),
         "state": _STATE,
         "place": MessageSchema(fields({"incarnation": whole(), "pull": flag})),
-        "part": MessageSchema(fields({"steps": whole(), "part": plain(40)}), payload=True),
+        "part": MessageSchema(fields({"version": whole(), "nth": whole(), "part": plain(40)}), payload=True),
         "checkpoint_part": MessageSchema(fields({"version": whole(), "final": flag, "part": plain(40)}), payload=True),
-        "parts": MessageSchema(fields({"steps": whole()})),
+        "parts": MessageSchema(fields({"version": whole(), "nth": whole(), "last": flag})),
     }
 )
 """From a worker to server 0."""
@@ -288,7 +289,7 @@ _STANDINGS: Final[dict[str, dict[str, Check]]] = {
     "stuck": {"seconds": _seconds},
 }
 """What a server may report of a worker, and what comes with it."""
-_MORE_STANDINGS: Final[dict[str, dict[str, Check]]] = {WorkerState.FINISHED.value: {"exits": flag}}
+_MORE_STANDINGS: Final[dict[str, dict[str, Check]]] = {WorkerState.FINISHED.value: {"exits": flag, "over": flag}}
 
 TO_SUPERVISOR: Final = Kinds(
     {
@@ -353,7 +354,10 @@ TO_WORKER: Final = Kinds(
                 {"refreshed": flag},
             )
         ),
-        "no_more": MessageSchema(fields({"epoch": whole(), "refreshed": flag, "report": _report})),
+        "no_more": MessageSchema(fields({"epoch": whole(), "refreshed": flag, "report": _report, "over": flag})),
+        "barrier_passed": MessageSchema(fields({"number": whole(), "version": whole(), "workers": many(_worker, WORKERS_MAX)})),
+        "goes_on": MessageSchema(fields({"steps": whole(), "restarted": flag})),
+        "job_over": MessageSchema(fields({"reason": _words})),
         "epoch_ended": MessageSchema(fields({"epoch": whole(), "report": _report})),
         "farewell": MessageSchema(),
         "chief": MessageSchema(fields({"chief": maybe(_worker)})),

@@ -26,7 +26,6 @@ from offbeat.runtime.job.loading import checksum, too_late
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.parameter_server.exchange import Exchange
 from offbeat.runtime.parameter_server.interrupts import Interrupts
-from offbeat.runtime.worker.checkpoint_parts import parts_of_others
 from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.runtime.worker.job_checkpoints import JobCheckpoints
 from offbeat.runtime.worker.job_session import JobSession, pushed_fields
@@ -83,6 +82,8 @@ class WorkerSession(JobSession):
                 "unused": lambda message: self._exchange.unused(message.header["incarnation"]),
                 "checkpoint": self._on_checkpoint,
                 "resume_part": self._on_resume,
+                "goes_on": self._on_goes_on,
+                "job_over": self._on_job_over,
             },
             settings.timeout_s / 10,
             servers_return=settings.servers_return,
@@ -303,11 +304,14 @@ class WorkerSession(JobSession):
             self._refresh_parameters()
 
     def _refresh_parameters(self) -> None:
-        if self._unshared is not None:
-            self._exchange.copy(self._unshared)
+        self.refreshed()
         self._settle()
         self._tell(PullAsked())
         self._settle()
+
+    def refreshed(self) -> None:
+        if self._unshared is not None:
+            self._exchange.copy(self._unshared)
 
     def refresh(self) -> None:
         if self._exchange.averaging is None and not self._exchange.flat.accumulating and not self._samples.any_open:
@@ -333,7 +337,7 @@ class WorkerSession(JobSession):
             state = self._exchange.assembled()
         else:
             state = self.state_dict()
-        return Snapshot(self.version, state, dict(answer.header["places"]), parts_of_others(self.link, self.steps))
+        return Snapshot(self.version, state, dict(answer.header["places"]), self._parts_of_others())
 
     @library_call
     def state_dict(self) -> dict[str, Any]:

@@ -36,6 +36,8 @@ AtOnce: TypeAlias = Mapping[
         "chief",
         "checkpoint",
         "resume_part",
+        "goes_on",
+        "job_over",
     ],
     Callable[[Message], None],
 ]
@@ -354,7 +356,9 @@ class WorkerConnection:
                 | "meet"
                 | "chief"
                 | "checkpoint"
-                | "resume_part" as kind
+                | "resume_part"
+                | "goes_on"
+                | "job_over" as kind
             ):
                 self._at_once[kind](message)
             case "joined":
@@ -369,5 +373,5 @@ class WorkerConnection:
                 self._states[connection] = message
             case "noted":
                 pass
-            case "welcome" | "attached" | "grant" | "no_more" | "epoch_ended" | "farewell" | "place" | "parts" as kind:
+            case "welcome" | "attached" | "grant" | "no_more" | "epoch_ended" | "barrier_passed" | "farewell" | "place" | "parts" as kind:
                 self._mail[kind] = message
