@@ -90,7 +90,7 @@ def save(
         "own": own,
         "random": {number: part["random"] for number, part in sorted(parts.items())},
         "buffers": {number: part["buffers"] for number, part in sorted(parts.items())},
-        "offbeat": {"format": FORMAT, "version": session.version if session is not None else 0, "workers": len(parts), "steps": _steps_of(session)},
+        "offbeat": {"format": FORMAT, "version": session.version if session is not None else 0, "workers": len(parts), "steps": _steps_of(session), "barriers": 0 if session is None else session.barriers},
     }
     _write(Path(path), content)
 
@@ -138,7 +138,7 @@ def load(
     _load_each("sampler", sampler, content["sampler"], lambda one, state: one.load_state_dict(state))
     _load_each("scheduler", scheduler, content["scheduler"], lambda one, state: one.load_state_dict(state))
     if session is not None:
-        session.go_on(content["offbeat"].get("steps", 0))
+        session.go_on(content["offbeat"].get("steps", 0), content["offbeat"].get("barriers", 0))
     worker = session.worker if session is not None else FIRST_WORKER
     if resumes and worker in content["random"]:
         load_buffers(_objects(model), content["buffers"][worker])

@@ -33,7 +33,7 @@ def barrier() -> Barrier:
     >>> model = torch.nn.Linear(1, 1)
     >>> optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
     >>> barrier()
-    Barrier(number=0, version=0, workers=(0,), shared=True)
+    Barrier(number=0, version=0, workers=(0,), shared=True, past=False)
     """
     return _session("barrier()").barrier()
 
@@ -68,7 +68,7 @@ def steps(number: int, *, every: int = 1) -> Iterator[int]:
 
 
 def _steps(session: Session, number: int, every: int) -> Iterator[int]:
-    session.keeps_place = True
+    session.keeps_place = session.counts = True
     at = session.before + session.steps
     if at:
         _bring_schedulers(session, at // every)

@@ -118,6 +118,9 @@ class Barrier(NamedTuple):
     shared: bool
     """True: every worker has the same model, of this version. False: under this rule each worker keeps a model of its own
     (``dpsgd``, ``adpsgd``, ``sgp``), and ``version`` counts the steps that are in this worker's."""
+    past: bool = False
+    """True: the others passed this barrier before this worker's process was there. A restarted worker passes over epochs that are over:
+    what belongs to such an epoch, an evaluation or a save, has been done."""
 
 
 class Snapshot(NamedTuple):
@@ -156,6 +159,10 @@ class Session(ABC):
         """Steps of this worker's script before this process: of its earlier processes, or before the checkpoint that it has loaded."""
         self.restarted = False
         """Whether this process takes the place of an earlier one, or has joined a job that has made steps before."""
+        self.counts = False
+        """Whether the script counts with `offbeat.steps`."""
+        self.barriers_before = 0
+        """The number of the next barrier when the checkpoint that the script has loaded was saved."""
         self.keeps_place = False
         """Whether the script goes on where the job is: it has used `offbeat.steps`, or loaded a checkpoint."""
         self.over: str | None = None
@@ -316,9 +323,14 @@ class Session(ABC):
     def look(self) -> None:  # noqa: B027 without a launcher nothing comes
         """Read what the job has to say, without waiting."""
 
-    def go_on(self, steps: int) -> None:
-        """Note the steps that the script has made according to the checkpoint that it has loaded."""
-        self.keeps_place = True
+    @property
+    def barriers(self) -> int:
+        """The number of the script's next barrier."""
+        return 0
+
+    def go_on(self, steps: int, barriers: int) -> None:
+        """Note the steps that the script has made, and the barriers, according to the checkpoint that it has loaded."""
+        self.keeps_place, self.barriers_before = True, barriers
         if self.resumes:
             self.before = steps
 
@@ -439,6 +451,10 @@ class LocalSession(Session):
         self._leases.give_back(self.worker, pool)
         epoch = self._leases.epoch(pool)
         self.note_report({"epoch": epoch, **self._leases.end(pool)})
+
+    @property
+    def barriers(self) -> int:
+        return self._barriers
 
     def barrier(self) -> Barrier:
         self._barriers += 1

@@ -69,6 +69,8 @@ class Auditor:
         """Who waits for the end of an epoch, and of which."""
         self.barriers = 0
         """Those that have been passed."""
+        self._joined_since: set[int] = set()
+        """Workers that have joined the running job and come to no barrier since: they may be past that at which others wait."""
         self._due: list[Key] = []
         """What the last fold has named and whose fates are still to come."""
         self._fenced: Who | None = None
@@ -212,6 +214,8 @@ class Auditor:
         if effect.state is WorkerState.ALIVE:
             assert effect.incarnation > self.alive.get(effect.worker, 0)
             self.alive[effect.worker] = effect.incarnation
+            if self.job.start.begun and not self.job.start.first(effect.worker):
+                self._joined_since.add(effect.worker)
         else:
             self.alive.pop(effect.worker, None)
 
@@ -252,6 +256,8 @@ class Auditor:
         assert self.alive.get(effect.worker) == effect.incarnation and (self.rounds or not self.waits_to_be_folded(effect.worker))
         assert effect.worker not in self._paused, f"paused twice: {self._paused[effect.worker]}, {effect}"
         self._paused[effect.worker] = effect
+        if effect.pool == BARRIER:
+            self._joined_since.discard(effect.worker)
         self._told.pop(effect.worker, None)
 
     def _no_more(self, effect: NoMore) -> None:
@@ -268,14 +274,16 @@ class Auditor:
 
     def _barrier(self, effect: BarrierPassed) -> None:
         """A barrier is for all who wait at it; whoever does not is dead, outside, late, or waits for what only these can do."""
-        if effect.number < self.barriers:  # one that came late goes on alone
+        if effect.past:  # one that came late goes on alone
+            assert effect.number < self.barriers
             assert not self._paused.keys() & set(effect.workers)
             return
         assert effect.number == self.barriers and not self.open, f"passed with contributions that have no fate: {self.open}"
         self.barriers += 1
+        ahead = self.job.participants.outside.keys() | self._joined_since
         here = {worker for worker, paused in self._paused.items() if paused.pool == BARRIER}
         assert here == set(effect.workers) and {self._paused[worker].epoch for worker in here} == {effect.number}
-        assert self.alive.keys() - self.job.participants.outside.keys() <= self._paused.keys(), "passed without a worker that may come"
+        assert self.alive.keys() - ahead <= self._paused.keys(), "passed without a worker that may come"
         for worker in here:
             del self._paused[worker]
 

@@ -268,6 +268,8 @@ class BarrierPassed(NamedTuple):
     number: int
     version: Version
     workers: tuple[WorkerId, ...]
+    past: bool = False
+    """True: the others have passed it before; its one worker is late."""
 
 
 class GoesOn(NamedTuple):

@@ -103,7 +103,7 @@ class Contributions:
         """Have an admitted worker wait at a barrier."""
         if self._participants.speaks(event.worker, event.incarnation, now) and self._waiting.admitted(event.worker):
             self._waiting.take_back(event.worker, now)
-            self._work.meet(event, now)
+            self._work.meet(event, self._progress.steps(event.worker), now)
 
     def samples_wanted(self, event: LeaseWanted | EpochWanted, now: Seconds) -> None:
         """Answer a participant that asks for samples, or for the end of an epoch."""

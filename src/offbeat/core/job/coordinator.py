@@ -190,6 +190,8 @@ class Coordinator(Derived):
             self._take_out(worker, WorkerState.DEAD, "a new process has taken its place", now)
         self.participants.join(worker, now)
         steps = self.progress.join(worker, self.participants.inside())
+        if self.start.begun:
+            self.barriers.joined(worker, steps)
         if steps:
             self._effects.append(GoesOn(worker, self.membership[worker].incarnation, steps, self.start.begun))
         self._tell_over()

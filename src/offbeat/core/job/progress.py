@@ -20,6 +20,10 @@ class Progress:
     def __init__(self) -> None:
         self._steps: dict[WorkerId, int] = {}
 
+    def steps(self, worker: WorkerId) -> int:
+        """Return the number of a worker's steps."""
+        return self._steps.get(worker, 0)
+
     def count(self, worker: WorkerId, steps: int) -> None:
         """Add steps that a worker has pushed: one gradient, or several local steps."""
         self._steps[worker] = self._steps.get(worker, 0) + steps

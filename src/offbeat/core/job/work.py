@@ -44,12 +44,12 @@ class JobWork:
         """Answer a participant that asks for samples, or for the end of an epoch."""
         self._dealt(self.epochs.want(event, now), now)
 
-    def meet(self, event: BarrierWanted, now: Seconds) -> None:
-        """Have a participant wait at a barrier; one that the others have passed without it goes on at once."""
-        worker, number = event.worker, self.barriers.come(event)
+    def meet(self, event: BarrierWanted, steps: int, now: Seconds) -> None:
+        """Have a participant, which has made ``steps``, wait at a barrier; one that the others have passed goes on at once."""
+        worker, number = event.worker, self.barriers.come(event, steps)
         if number is None:
             assert event.number is not None
-            self._effects.append(BarrierPassed(event.number, self.ledger.version, (worker,)))
+            self._effects.append(BarrierPassed(event.number, self.ledger.version, (worker,), past=True))
             self.note(self.ledger.refresh(worker, now, f"barrier {event.number} has been passed"))
             return
         self._effects.append(Paused(worker, event.incarnation, BARRIER, number, f"waits at barrier {number}"))

@@ -103,7 +103,7 @@ class Notifier:
         mean = self.buffers.mean()
         for worker in effect.workers:
             self._send_mean(worker, mean)
-            self._send(worker, "barrier_passed", number=effect.number, version=effect.version, workers=effect.workers)
+            self._send(worker, "barrier_passed", **effect._asdict())
 
     def _send_mean(self, worker: WorkerId, mean: bytes | None) -> None:
         if mean is not None:

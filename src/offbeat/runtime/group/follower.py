@@ -82,8 +82,8 @@ class FollowerSession(Session):
         self._call("pull")
 
     def barrier(self) -> Barrier:
-        number, version, workers, shared = self._call("barrier")["barrier"]
-        return Barrier(number, version, tuple(workers), shared)
+        number, version, workers, shared, past = self._call("barrier")["barrier"]
+        return Barrier(number, version, tuple(workers), shared, past)
 
     def state_dict(self) -> dict[str, Any]:
         self._call("state_dict")

@@ -28,7 +28,7 @@ RESULT: Final = fields(
         "batch": maybe(whole()),
         "overlap": maybe(number()),
         "resumes": flag,
-        "barrier": maybe(row(whole(), whole(), many(whole()), flag)),
+        "barrier": maybe(row(whole(), whole(), many(whole()), flag, flag)),
         "before": whole(),
         "restarted": flag,
         "over": maybe(text(1000)),

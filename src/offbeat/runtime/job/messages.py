@@ -355,7 +355,7 @@ TO_WORKER: Final = Kinds(
             )
         ),
         "no_more": MessageSchema(fields({"epoch": whole(), "refreshed": flag, "report": _report, "over": flag})),
-        "barrier_passed": MessageSchema(fields({"number": whole(), "version": whole(), "workers": many(_worker, WORKERS_MAX)})),
+        "barrier_passed": MessageSchema(fields({"number": whole(), "version": whole(), "workers": many(_worker, WORKERS_MAX), "past": flag})),
         "goes_on": MessageSchema(fields({"steps": whole(), "restarted": flag})),
         "job_over": MessageSchema(fields({"reason": _words})),
         "epoch_ended": MessageSchema(fields({"epoch": whole(), "report": _report})),

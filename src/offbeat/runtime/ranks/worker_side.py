@@ -244,7 +244,7 @@ class RankSession(JobSession):
             self._enters = self._fenced = False
             self._mine.begin(given, self._goal, first=self.resumes)
         else:
-            self._mine.catch_up(self._goal)
+            self._mine.catch_up(self._goal, exactly=True)
         self.version = self._mine.version
         self._mine.resume()
 

@@ -238,7 +238,7 @@ class JobSession(Session):
             return
         header, asked, me = message.header, self._asked, self.link.incarnation
         if header["kind"] == "barrier_passed":
-            self._passed = Barrier(header["number"], header["version"], tuple(header["workers"]), True)
+            self._passed = Barrier(header["number"], header["version"], tuple(header["workers"]), True, header["past"])
             self._barriers = self._passed.number + 1
             self._tell(BarrierPassed(*self._passed[:3]))
             return
@@ -339,17 +339,32 @@ class JobSession(Session):
     def barrier(self) -> Barrier:
         """Hand in what this worker has, wait for the others, and take the newest parameters."""
         self.pull()
-        if self._barriers is None and not self.restarted:
-            self._barriers = 0
+        if self._barriers is None:
+            self._barriers = self._first_barrier()
         while not self._ask(BarrierAsked(self._barriers)).over:
             pass
         self.refreshed()
         self._siblings.refresh_others(self)
-        return self._passed._replace(version=self.version, shared=self.shares_model)
+        same = self.shares_model and self.version == self._passed.version
+        return self._passed._replace(version=self.version, shared=same)
+
+    def _first_barrier(self) -> int | None:
+        """Return the number of the first barrier of this process's script; None: the next one of the job.
+
+        A restarted script that counts with `offbeat.steps` goes on where the job is; one that passes over the epochs that are over comes
+        to their barriers again, which have been passed.
+        """
+        if self.restarted and (self.counts or not (self.has_sampler or self.barriers_before)):
+            return None
+        return self.barriers_before if self.restarted else 0
+
+    @property
+    def barriers(self) -> int:
+        return self._barriers or 0
 
     @property
     def shares_model(self) -> bool:
-        """Return whether all workers have the same model after a barrier."""
+        """Return whether workers that have the same version have the same model."""
         return True
 
     def refreshed(self) -> None:
